@@ -1,0 +1,1 @@
+"""What comes from outside: listing and fetching sources, decompressing and reading records."""

@@ -1,0 +1,325 @@
+"""Decompress what corpora come in, block by block, refusing what is damaged.
+
+First step of reading a file: extract writes these blocks to disk, `corpus.readers` splits them into
+records. Memory is bounded by the block and the codec's window, never by the file or by what a hostile
+file claims to expand to. Nothing damaged passes as a short file: the usual stream readers end quietly
+on a truncated zstd frame and ignore what follows the last bzip2 or gzip stream.
+"""
+
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Protocol, Self, cast
+
+from tokenmill.errors import InputError
+
+COMPRESSIONS = ("zst", "gz", "bz2", "xz")
+DATA_SUFFIXES = (
+    *(f"{base}{end}" for base in (".jsonl", ".json", ".ndjson") for end in ("", ".zst", ".gz", ".bz2", ".xz")),
+    ".parquet",
+)
+
+_FEED = 64 << 10  # compressed bytes given to a decoder at a time
+_XZ_MEMORY = 512 << 20
+_MAGIC = {"gz": b"\x1f\x8b", "bz2": b"BZh", "xz": b"\xfd7zXZ\0"}
+
+_ZSTD_MAGIC = 0xFD2FB528
+_ZSTD_SKIPPABLE = 0x184D2A50  # the low four bits are free
+_ZSTD_BLOCK = 128 << 10  # no block regenerates more
+_ZSTD_WINDOW = 128 << 20  # the decoder allocates this much; `zstd -d` has the same limit
+_ZSTD_RLE = 1  # block type: one byte, repeated
+
+
+def strip_compression(name: str) -> tuple[str, str | None]:
+    """Split `a.jsonl.zst` into `a.jsonl` and `zst`; without a known suffix the codec is None."""
+    stem, _, suffix = name.rpartition(".")
+    codec = suffix.lower()
+    return (stem, codec) if stem and codec in COMPRESSIONS else (name, None)
+
+
+def is_data_file(name: str) -> bool:
+    """Tell by its name whether a file holds records that `corpus.readers` can read."""
+    return name.lower().endswith(DATA_SUFFIXES)
+
+
+class DecompressedReader:
+    """Iterate over the decompressed blocks of one file.
+
+    A block is never empty and holds a half to one and a half times `chunk` bytes, the last one less; the codec
+    follows the file's suffix. `compressed_read` counts the file's bytes behind the blocks handed out so
+    far. A file of 0 bytes has no blocks, whatever its suffix.
+
+    Raises InputError, naming the file and the offset in it, where the data are damaged, cut short or
+    followed by something else.
+    """
+
+    def __init__(self, path: Path, *, display: str | None = None, chunk: int = 1 << 20) -> None:
+        self.display = display or str(path)
+        self.codec = strip_compression(path.name)[1]
+        self.compressed_read = 0
+        self._chunk = chunk
+        self._file: IO[bytes] = path.open("rb", buffering=0)
+        self._blocks = self._gather()
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self
+
+    def __next__(self) -> bytes:
+        return next(self._blocks)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; no block follows."""
+        self._blocks.close()
+        self._file.close()
+
+    def _gather(self) -> Generator[bytes, None, None]:
+        """Join the small pieces that small frames come out in."""
+        pieces: list[bytes] = []
+        size = 0
+        for piece in self._decode():
+            pieces.append(piece)
+            size += len(piece)
+            if size >= self._chunk // 2:
+                yield pieces[0] if len(pieces) == 1 else b"".join(pieces)
+                pieces, size = [], 0
+        if size:
+            yield b"".join(pieces)
+        self._file.close()
+
+    def _decode(self) -> Iterator[bytes]:
+        match self.codec:
+            case None:
+                return self._plain()
+            case "zst":
+                return self._zstd()
+            case "gz":
+                import zlib
+
+                return self._streams(_GzipMember, (zlib.error,))
+            case "bz2":
+                import bz2
+
+                return self._streams(bz2.BZ2Decompressor, (OSError, ValueError))
+            case _:
+                import lzma
+
+                return self._streams(
+                    lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY), (lzma.LZMAError,)
+                )
+
+    def _plain(self) -> Iterator[bytes]:
+        while block := self._read(self._chunk):
+            yield block
+
+    def _streams(self, new: Callable[[], "_Decoder"], damages: tuple[type[Exception], ...]) -> Iterator[bytes]:
+        """Decode gzip members or bzip2 or xz streams one after the other, zero bytes between them allowed."""
+        decoder: _Decoder | None = None
+        streams = 0
+        left = b""
+        while data := left or self._read(_FEED):
+            left = b""
+            if decoder is None:
+                if streams:
+                    data = data.lstrip(b"\0")
+                    if not data:
+                        continue
+                magic = _MAGIC[self.codec or ""][: len(data)]
+                if not data.startswith(magic):
+                    raise self._foreign(self.compressed_read - len(data))
+                decoder = new()
+            start = self.compressed_read - len(data)
+            while True:
+                try:
+                    piece = decoder.decompress(data, self._chunk)
+                except damages as error:
+                    raise self._damaged(start, str(error)) from error
+                if piece:
+                    yield piece
+                if decoder.eof:
+                    left, decoder = decoder.unused_data, None
+                    streams += 1
+                    break
+                if not piece and decoder.needs_input:
+                    break
+                data = b""
+        if decoder is not None:
+            raise self._truncated()
+
+    def _zstd(self) -> Iterator[bytes]:
+        import zstandard
+
+        source = _ZstdFrames(self)
+        stream = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW).stream_reader(
+            cast(IO[bytes], source), read_size=_FEED, read_across_frames=True
+        )
+        while True:
+            try:
+                piece = stream.read(self._chunk)
+            except zstandard.ZstdError as error:
+                raise self._damaged(self.compressed_read, str(error)) from error
+            if not piece:
+                return
+            yield piece
+
+    def _read(self, size: int) -> bytes:
+        data = self._file.read(size)
+        self.compressed_read += len(data)
+        return data
+
+    def _damaged(self, offset: int, why: str) -> InputError:
+        return InputError(f"{self.display}: damaged {self.codec} data near byte {offset:,}: {why}. {_REMEDY}")
+
+    def _truncated(self) -> InputError:
+        size = self._file.seek(0, 2)
+        return InputError(
+            f"{self.display}: the {self.codec} data are cut short: the file ends at byte {size:,} in the "
+            f"middle of a frame. {_REMEDY}"
+        )
+
+    def _foreign(self, offset: int) -> InputError:
+        if offset == 0:
+            return InputError(f"{self.display}: not {self.codec} data, although its name says so. {_REMEDY}")
+        return InputError(
+            f"{self.display}: something other than {self.codec} data follows at byte {offset:,}. {_REMEDY}"
+        )
+
+
+_REMEDY = "Delete the file and fetch it again: `tokenmill download` replaces a copy that is damaged or gone."
+
+
+def open_decompressed(path: Path, *, display: str | None = None, chunk: int = 1 << 20) -> DecompressedReader:
+    """Open a plain or compressed file for reading in blocks; see DecompressedReader."""
+    return DecompressedReader(path, display=display, chunk=chunk)
+
+
+class _Decoder(Protocol):
+    """What bz2 and lzma offer for one stream, and `_GzipMember` with them."""
+
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def needs_input(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    def decompress(self, data: bytes, max_length: int, /) -> bytes: ...
+
+
+class _GzipMember:
+    """Decode one gzip member, checking its CRC and length."""
+
+    def __init__(self) -> None:
+        import zlib
+
+        self._stream = zlib.decompressobj(wbits=31)  # 15 for the window, 16 for gzip's header and trailer
+
+    @property
+    def eof(self) -> bool:
+        return self._stream.eof
+
+    @property
+    def needs_input(self) -> bool:
+        return not self._stream.unconsumed_tail
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._stream.unused_data
+
+    def decompress(self, data: bytes, max_length: int, /) -> bytes:
+        return self._stream.decompress(self._stream.unconsumed_tail + data, max_length)
+
+
+class _ZstdFrames:
+    """Hand a file's bytes to the zstd decoder, walking the frames and blocks in them.
+
+    The decoder takes a truncated frame for one that waits for more and ends quietly; the walk knows at the
+    end of the file whether a frame is open. Frame format: RFC 8878, section 3.1.
+    """
+
+    def __init__(self, reader: DecompressedReader) -> None:
+        self._reader = reader
+        self._offset = 0  # of the next byte to be walked
+        self._field = b""  # as much as has been read of the field that the walk waits for
+        self._inside = False  # a frame
+        self._walk = self._frames()
+        self._want = next(self._walk)
+
+    def read(self, size: int) -> bytes:
+        """Give the file's next bytes once they are walked."""
+        data = self._reader._read(size)
+        if not data and self._inside:
+            raise self._reader._truncated()
+        if not data and self._field:
+            raise self._reader._foreign(self._offset - len(self._field))
+        at = 0
+        while at < len(data):
+            step = min(abs(self._want) - len(self._field), len(data) - at)
+            if self._want > 0:
+                self._field += data[at : at + step]
+                complete = len(self._field) == self._want
+            else:
+                self._want += step
+                complete = self._want == 0
+            at += step
+            self._offset += step
+            if complete:
+                field, self._field = self._field, b""
+                self._want = self._walk.send(field)
+        return data
+
+    def _frames(self) -> Generator[int, bytes, None]:
+        """Yield how many bytes are needed next, to be sent; a negative number of bytes is passed over."""
+        while True:
+            self._inside = False
+            magic = _uint((yield 4))
+            begin = self._offset - 4
+            self._inside = True
+            if magic & ~0xF == _ZSTD_SKIPPABLE:
+                if size := _uint((yield 4)):
+                    yield -size
+                continue
+            if magic != _ZSTD_MAGIC:
+                raise self._reader._foreign(begin)
+            # Descriptor: dictionary id's size (2 bits), checksum (1), reserved (2), single segment (1),
+            # content size's size (2). Then window (absent from a single segment), dictionary, content size.
+            descriptor = _uint((yield 1))
+            single = descriptor >> 5 & 1
+            scale = 0 if single else _uint((yield 1))
+            dictionary = (0, 1, 2, 4)[descriptor & 3]
+            if dictionary and (number := _uint((yield dictionary))):
+                raise InputError(
+                    f"{self._reader.display}: the zstd frame at byte {begin:,} needs dictionary {number}. "
+                    "Compress the file again without a dictionary."
+                )
+            content = (single, 2, 4, 8)[descriptor >> 6]
+            window = _uint((yield content)) if content else 0
+            if not single:
+                window = (8 + (scale & 7)) << (7 + (scale >> 3))
+            if window > _ZSTD_WINDOW:
+                raise InputError(
+                    f"{self._reader.display}: the zstd frame at byte {begin:,} needs a window of "
+                    f"{window >> 20:,} MB, more than the 128 MB that are taken. Compress the file again "
+                    "without --long (zstd -d --long=31 -c OLD | zstd -o NEW)."
+                )
+            last = 0
+            while not last:
+                # Block header: last block (1 bit), type (2 bits), size (21 bits).
+                block = _uint((yield 3))
+                last, kind, size = block & 1, block >> 1 & 3, block >> 3
+                if size > _ZSTD_BLOCK:
+                    raise self._reader._damaged(self._offset - 3, "impossible block size")
+                if size := 1 if kind == _ZSTD_RLE else size:
+                    yield -size
+            if descriptor & 4:
+                yield -4
+
+
+def _uint(field: bytes) -> int:
+    return int.from_bytes(field, "little")

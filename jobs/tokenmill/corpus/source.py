@@ -1,0 +1,83 @@
+"""Where a corpus comes from: a listing with pinned content, and bytes from an offset.
+
+First step of all: `stages.download` plans from the listing and fetches through `read`. Everything that
+arrives here is hostile until checked: names, sizes, hashes, redirects.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+from urllib.parse import urlsplit
+
+from tokenmill.errors import RequestError
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file of a listing. `size` None: the server does not say; of the hashes at most one is known.
+
+    `git_sha1` is git's blob hash, SHA-1 over "blob <size>\\0" and the content; `version` is whatever
+    else changes with the content (ETag, modification time).
+    """
+
+    path: str
+    size: int | None
+    sha256: str | None = None
+    git_sha1: str | None = None
+    version: str | None = None
+
+
+@dataclass(frozen=True)
+class Listing:
+    """All files of a source at one revision; the revision of a Hub repository is a commit."""
+
+    uri: str
+    revision: str | None
+    files: list[RemoteFile]
+
+
+class Retry(Exception):
+    """A fetch ended early in a way that another try may cure.
+
+    `after` is how long the server asked to wait, in seconds; `refused` marks answers that are final
+    when they repeat (401, 403, 404); `restart` says that the bytes fetched so far are not to be kept.
+    """
+
+    def __init__(
+        self, reason: str, *, after: float | None = None, refused: bool = False, restart: bool = False
+    ) -> None:
+        """See the class."""
+        super().__init__(reason)
+        self.after = after
+        self.refused = refused
+        self.restart = restart
+
+
+class Source(Protocol):
+    """A place to fetch from; one object serves all threads of a worker."""
+
+    def list(self, revision: str | None) -> Listing:
+        """List the files, pinned; raises RequestError when there is nothing there or no permission."""
+
+    def read(self, file: RemoteFile, revision: str | None, offset: int) -> Iterator[bytes]:
+        """Yield a file's bytes from `offset`; raises Retry when they end early or do not come."""
+
+
+def open_source(uri: str, *, stall_seconds: float, endpoint: str | None = None) -> Source:
+    """Return the source that a URI names: hf:// https:// http:// s3:// gs:// az:// file:// or a path."""
+    scheme = urlsplit(uri).scheme if "://" in uri else "file"
+    if scheme == "hf":
+        from tokenmill.corpus.hub import HubSource
+
+        return HubSource(uri, stall_seconds=stall_seconds, endpoint=endpoint)
+    if scheme in ("http", "https"):
+        from tokenmill.corpus.web import WebSource
+
+        return WebSource(uri, stall_seconds=stall_seconds)
+    if scheme in ("file", "s3", "gs", "az", "abfs"):
+        from tokenmill.corpus.bucket import BucketSource
+
+        return BucketSource(uri)
+    raise RequestError(
+        f"{uri!r} is no source tokenmill knows; give hf://datasets/ORG/NAME, https://, s3://, gs://, az:// or a path"
+    )

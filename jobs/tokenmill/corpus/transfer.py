@@ -1,0 +1,144 @@
+"""HTTP transfers that survive what servers do: redirects, rate limits, cut connections, expired links.
+
+Used by the Hub and web sources. The library clients do not resume across processes and accept a wrong
+byte of the right length; so the transfer is ours, on `requests`, and the stage checks the hash.
+"""
+
+import random
+import re
+import threading
+import time
+from collections.abc import Iterator
+from email.utils import parsedate_to_datetime
+from urllib.parse import urljoin, urlsplit
+
+import requests
+import urllib3
+
+from tokenmill import __version__
+from tokenmill.corpus.source import Retry
+
+CHUNK = 1 << 20
+CONNECT_SECONDS = 15.0
+MAX_REDIRECTS = 6
+REFUSALS = (401, 403, 404, 410)
+
+_RATE_LIMIT = re.compile(r"(?:^|;)\s*(r|t)\s*=\s*(\d+)")
+
+
+def told_to_wait(headers: "requests.structures.CaseInsensitiveDict[str]") -> float | None:
+    """Return how many seconds a refusing server asks to wait, None when it does not say.
+
+    `RateLimit: "resolvers";r=0;t=55` (IETF draft-ietf-httpapi-ratelimit-headers; the Hub's form) comes
+    first, then `Retry-After` in seconds or as an HTTP date (RFC 9110, 10.2.3).
+    """
+    limit = dict(_RATE_LIMIT.findall(headers.get("RateLimit", "")))
+    if limit.get("r") == "0" and "t" in limit:
+        return float(limit["t"])
+    after = headers.get("Retry-After", "").strip()
+    if after.isdigit():
+        return float(after)
+    try:
+        return max(0.0, parsedate_to_datetime(after).timestamp() - time.time())
+    except (ValueError, TypeError):
+        return None
+
+
+class Gate:
+    """One door for all threads of a worker: when the server says wait, all of them do."""
+
+    def __init__(self) -> None:
+        """Open."""
+        self._lock = threading.Lock()
+        self._opens = 0.0
+
+    def close_for(self, seconds: float) -> None:
+        """Let nobody through for so many seconds."""
+        with self._lock:
+            self._opens = max(self._opens, time.monotonic() + seconds)
+
+    def closed_for(self) -> float:
+        """Return for how many seconds from now the door stays closed, with jitter so that not all rush in."""
+        left = self._opens - time.monotonic()
+        return left + random.uniform(0.0, 0.5) if left > 0 else 0.0
+
+
+class Transfer:
+    """Fetches byte ranges; keeps the connections of each thread, and the gate of the server it asks."""
+
+    def __init__(self, stall_seconds: float) -> None:
+        """Give up on a connection that sends nothing for `stall_seconds`."""
+        self.gate = Gate()
+        self._timeout = (min(CONNECT_SECONDS, stall_seconds), stall_seconds)
+        self._local = threading.local()
+
+    def session(self) -> requests.Session:
+        """Return this thread's session."""
+        if not hasattr(self._local, "session"):
+            self._local.session = requests.Session()
+            self._local.session.headers["User-Agent"] = f"tokenmill/{__version__}"
+        session: requests.Session = self._local.session
+        return session
+
+    def locate(self, url: str, headers: dict[str, str], offset: int) -> requests.Response:
+        """Follow redirects to the response that carries the body, from `offset`.
+
+        Authorization goes to the first origin alone. Raises Retry for every answer that is no body.
+        """
+        closed = self.gate.closed_for()
+        if closed:
+            raise Retry("waiting as the server asked", after=closed)
+        origin = urlsplit(url)[:2]
+        for _ in range(MAX_REDIRECTS):
+            sent = {"Accept-Encoding": "identity"}
+            if urlsplit(url)[:2] == origin:
+                sent.update(headers)
+            if offset:
+                sent["Range"] = f"bytes={offset}-"
+            try:
+                response = self.session().get(
+                    url, headers=sent, stream=True, allow_redirects=False, timeout=self._timeout
+                )
+            except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
+                raise Retry(f"no answer from {urlsplit(url).netloc}: {_reason(error)}") from error
+            if response.is_redirect:
+                url = urljoin(url, response.headers["Location"])
+                response.close()
+                continue
+            if response.status_code in (200, 206):
+                return response
+            self._refuse(response)
+        raise Retry("too many redirects", refused=True)
+
+    def _refuse(self, response: requests.Response) -> None:
+        status, where = response.status_code, urlsplit(response.url).netloc
+        detail = response.headers.get("X-Error-Message") or response.reason
+        after = told_to_wait(response.headers)
+        response.close()
+        if status == 429 and after is not None:
+            self.gate.close_for(after)
+        if status == 416:
+            raise Retry(f"{where} has nothing at this offset", restart=True)
+        raise Retry(f"{where} answered {status} {detail}", after=after, refused=status in REFUSALS)
+
+    def body(self, response: requests.Response, offset: int, size: int | None) -> Iterator[bytes]:
+        """Yield the body from `offset`; raises Retry when it ends before `size`, or is another range."""
+        with response:
+            if offset and response.status_code == 200:
+                raise Retry("the server ignores ranges", restart=True)
+            if response.status_code == 206:
+                given = response.headers.get("Content-Range", "")
+                if not given.startswith(f"bytes {offset}-"):
+                    raise Retry(f"asked from byte {offset}, got {given!r}", restart=True)
+            try:
+                yield from response.raw.stream(CHUNK, decode_content=False)
+            except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
+                raise Retry(f"the connection broke: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """Word a transport error in one line, without the URL, which may be signed."""
+    inner: BaseException = error
+    while inner.__cause__ or inner.__context__:
+        inner = inner.__cause__ or inner.__context__ or inner
+    return f"{type(inner).__name__}: {re.sub(r'https?://[^ )]*', '<url>', str(inner))[:200]}"

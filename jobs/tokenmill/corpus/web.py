@@ -1,0 +1,47 @@
+"""One file at an http:// or https:// address as a source; its name is the last part of the path."""
+
+from collections.abc import Iterator
+from urllib.parse import unquote, urlsplit, urlunsplit
+
+import requests
+
+from tokenmill.corpus.source import Listing, RemoteFile, Retry
+from tokenmill.corpus.transfer import Transfer
+from tokenmill.errors import RequestError, TransientError
+
+
+class WebSource:
+    """A single address. A query string is sent but never recorded: it may be a signature."""
+
+    def __init__(self, uri: str, *, stall_seconds: float) -> None:
+        """Take the address; nothing is asked yet."""
+        parts = urlsplit(uri)
+        self._url = uri
+        self._said = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+        self._name = unquote(parts.path.rpartition("/")[2])
+        self._transfer = Transfer(stall_seconds)
+        if not self._name:
+            raise RequestError(f"{self._said} names no file; give the address of one file")
+
+    def list(self, revision: str | None) -> Listing:
+        """Ask for size and ETag by opening the file and closing it at once."""
+        if revision:
+            raise RequestError(f"--revision: {self._said} has no revisions")
+        try:
+            with self._transfer.locate(self._url, {}, 0) as response:
+                length, tag = response.headers.get("Content-Length"), response.headers.get("ETag")
+        except Retry as error:
+            kind = RequestError if error.refused else TransientError
+            raise kind(f"{self._said}: {error}") from error
+        size = int(length) if length and length.isdigit() else None
+        return Listing(self._said, None, [RemoteFile(self._name, size, version=tag)])
+
+    def read(self, file: RemoteFile, revision: str | None, offset: int) -> Iterator[bytes]:
+        """Yield the bytes from `offset`; a file that changed since it was planned is refused."""
+        response: requests.Response = self._transfer.locate(self._url, {}, offset)
+        if file.version and response.headers.get("ETag", file.version) != file.version:
+            response.close()
+            raise RequestError(f"{self._said} changed since it was planned; run again with --replace")
+        return self._transfer.body(response, offset, file.size)
+
+

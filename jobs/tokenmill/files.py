@@ -1,0 +1,241 @@
+"""Files that survive a crash: atomic writes, one-winner publication, hashing while writing, safe names.
+
+Everything tokenmill leaves on a disk passes through here, so that a killed process never leaves
+something a later one could take for data.
+"""
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from tokenmill.errors import RequestError, TransientError
+
+COPY_CHUNK = 8 << 20
+"""Bytes moved per system call where a file is copied or hashed: large enough to amortise the call."""
+
+NAME_BYTES = 200
+"""Longest file name we make, in bytes: ext4, XFS and Lustre allow 255, and suffixes are added to ours."""
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9._=+@,~-]")
+
+
+def canonical_json(value: Any) -> bytes:
+    """Encode a value to the one form that is hashed: sorted keys, no spaces, ASCII."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def content_id(value: Any) -> str:
+    """Hash a JSON value to 32 hex digits (SHA-256, truncated)."""
+    return hashlib.sha256(canonical_json(value)).hexdigest()[:32]
+
+
+def readable_json(value: Any) -> bytes:
+    """Encode a record for a person to read: one item a line, keys in the order given, ASCII."""
+    return (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()
+
+
+def read_json(path: Path) -> Any | None:
+    """Read a JSON file; None when it is missing, cut short or no JSON, which a crash can leave."""
+    try:
+        data = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+
+
+def fsync_directory(path: Path) -> None:
+    """Make renames in a directory durable; file systems that cannot (FUSE) have nothing to sync."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(fd)
+
+
+def write_temporary(path: Path, data: bytes) -> Path:
+    """Write and sync `data` beside `path` under a name no other attempt uses; the caller publishes it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.parent / f".{path.name[:100]}.{os.getpid()}.{secrets.token_hex(4)}.tmp"
+    try:
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    return temporary
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Replace a small file so that a reader sees the old content or the new, also after a power cut."""
+    temporary = write_temporary(path, data)
+    temporary.replace(path)
+    fsync_directory(path.parent)
+
+
+def publish_once(path: Path, data: bytes) -> bool:
+    """Create a file whole unless it exists; return whether this call created it (the first writer wins)."""
+    temporary = write_temporary(path, data)
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        # blobfuse and some SMB mounts have no hard links: exclusive creation is the best there is, and
+        # a reader takes a half-written file for absent.
+        if error.errno not in (errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP):
+            raise
+        try:
+            with path.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        except FileExistsError:
+            return False
+    finally:
+        temporary.unlink(missing_ok=True)
+    fsync_directory(path.parent)
+    return True
+
+
+def hash_file(path: Path, length: int | None = None) -> str:
+    """Return the xxh3-128 hex digest of a file, or of its first `length` bytes."""
+    digest = xxhash.xxh3_128()
+    update_hash(digest, path, length)
+    return str(digest.hexdigest())
+
+
+def update_hash(digest: Any, path: Path, length: int | None = None) -> int:
+    """Feed a file, or its first `length` bytes, to a hash object; return the bytes fed."""
+    done = 0
+    buffer = memoryview(bytearray(COPY_CHUNK))
+    with path.open("rb", buffering=0) as file:
+        while length is None or done < length:
+            want = COPY_CHUNK if length is None else min(COPY_CHUNK, length - done)
+            got = file.readinto(buffer[:want])
+            if not got:
+                break
+            digest.update(buffer[:got])
+            done += got
+    return done
+
+
+def safe_name(name: str) -> str:
+    """Turn any text into one file name: portable characters kept, others as %XX of their UTF-8 bytes.
+
+    The mapping is injective ('%' itself is escaped); a name over NAME_BYTES, empty or starting with a
+    dot is marked with a hash of the original, so two different texts never share a result.
+    """
+    escaped = _UNSAFE.sub(
+        lambda m: "".join(f"%{b:02X}" for b in m.group().encode("utf-8", "surrogatepass")), name
+    )
+    if len(escaped) <= NAME_BYTES and escaped and not escaped.startswith("."):
+        return escaped
+    mark = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+    head, tail = escaped.lstrip(".")[:120], escaped[-40:] if len(escaped) > NAME_BYTES else ""
+    return f"{head}%{mark}{tail}"
+
+
+def inside(root: Path, relative: str) -> Path:
+    """Join a recorded relative path to its root; a path that would leave the root is refused."""
+    parts = relative.split("/")
+    if (
+        not relative
+        or relative.startswith("/")
+        or "\0" in relative
+        or any(p in ("", ".", "..") for p in parts)
+    ):
+        raise RequestError(
+            f"the path {relative!r} would leave the directory {root}; the record naming it is damaged"
+        )
+    return root.joinpath(*parts)
+
+
+def settle_seconds(path: Path) -> float:
+    """Return how long this mount may show stale directory entries, in seconds.
+
+    A client of a network file system may answer "no such file" from its cache: blobfuse for up to 120 s
+    with the mount options Azure's guides give, NFS for acdirmax (60 s). Local file systems and Lustre
+    are coherent.
+    """
+    configured = os.environ.get("TOKENMILL_SETTLE_SECONDS")
+    if configured:
+        return float(configured)
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+    except OSError:
+        return 0.0
+    target, best, kind = str(path.resolve()), "", ""
+    for line in mounts:
+        fields, _, rest = line.partition(" - ")
+        point = fields.split(" ")[4].replace("\\040", " ")
+        if (target == point or target.startswith(point.rstrip("/") + "/")) and len(point) >= len(best):
+            best, kind = point, rest.split(" ")[0]
+    if kind.startswith("fuse"):
+        return 125.0
+    return 65.0 if kind.startswith("nfs") else 0.0
+
+
+def patiently(look: Any, path: Path) -> Any:
+    """Repeat a look until it finds something or the mount's caches must have expired; return the last."""
+    deadline = time.monotonic() + settle_seconds(path)
+    while True:
+        found = look()
+        left = deadline - time.monotonic()
+        if found or left <= 0:
+            return found
+        with contextlib.suppress(OSError):  # reading the directory makes NFS revalidate it
+            os.listdir(path)
+        time.sleep(min(5.0, left))
+
+
+@contextlib.contextmanager
+def explained(output: Path) -> Iterator[None]:
+    """Turn the operating system's refusals into messages that say what to do.
+
+    A full or read-only file system and a forbidden directory are the machine's state, which a retry
+    does not change (exit 2); an input/output error or a stale handle may pass (exit 1).
+    """
+    try:
+        yield
+    except OSError as error:
+        where = error.filename or output
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise RequestError(
+                f"no space left writing {where}; free space on {output} (or raise the quota) and run the "
+                "same command again: finished units are kept"
+            ) from error
+        if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+            raise RequestError(
+                f"cannot use {where}: {error.strerror}; give a path this user may write (uid {os.getuid()}), "
+                "or mount the volume read-write"
+            ) from error
+        if error.errno in (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP):
+            raise RequestError(f"cannot use {where}: {error.strerror}; choose another path") from error
+        if error.errno in (
+            errno.EIO,
+            errno.ESTALE,
+            errno.ENODEV,
+            errno.ETIMEDOUT,
+            errno.EREMOTEIO,
+            errno.EMFILE,
+        ):
+            raise TransientError(f"{where}: {error.strerror}; run the same command again") from error
+        raise

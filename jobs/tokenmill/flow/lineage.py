@@ -1,0 +1,212 @@
+"""What a stage reads: the files of a finished stage, or plain files somebody brought.
+
+Given a dataset's root, the furthest finished stage made from it is taken, and said; one that was
+started and is not finished is refused. Files that no record of ours names are listed as they lie.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tokenmill.errors import RequestError
+from tokenmill.files import content_id, inside, patiently, read_json, settle_seconds
+from tokenmill.flow.progress import size
+from tokenmill.flow.provenance import Part, whole
+from tokenmill.flow.record import STAGES, Manifest, Plan, StageRecord, complete
+
+SEARCH_DEPTH = 2
+"""How far below a dataset's root the outputs of its stages are looked for."""
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A file a stage may read: `identity` changes when its content does, `parts` say where it came from."""
+
+    path: str
+    bytes: int
+    identity: str
+    parts: list[Part] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """What a stage reads: `upstream` goes into its plan and names the content, `notes` are to be said."""
+
+    root: Path
+    files: list[DataFile]
+    upstream: dict[str, Any]
+    source: dict[str, Any]
+    notes: list[str]
+
+
+def find_records(root: Path, depth: int = SEARCH_DEPTH) -> Iterator[StageRecord]:
+    """Yield the stages begun in `root` and in directories below it."""
+    own = root / ".tokenmill"
+    if own.is_dir():
+        for stage in STAGES:
+            record = StageRecord(root, stage)
+            if record.plan_path.exists() or record.directory.is_dir():
+                yield record
+    if depth and root.is_dir():
+        for child in sorted(root.iterdir()):
+            if not child.name.startswith(".") and child.is_dir():
+                yield from find_records(child, depth - 1)
+
+
+def upstream_of(
+    path: Path,
+    stage: str,
+    *,
+    only: str | None = None,
+    usable: Sequence[str] | None = None,
+    output: Path | None = None,
+) -> Dataset:
+    """Return what `stage` reads when it is given `path`.
+
+    `only` is the stage the user chose with --from. `usable` restricts by file suffix when the files
+    are plain. Raises RequestError when there is nothing, when the stage to read is unfinished, or when
+    two finished stages are equally far.
+    """
+    if not path.exists() and not patiently(path.exists, path.parent):
+        raise RequestError(f"{path} does not exist; give the output directory of an earlier stage, or a file")
+    if path.is_file():
+        return _plain(path.parent, [path], usable)
+    before = STAGES[: STAGES.index(stage)]
+    if only is not None and only not in before:
+        raise RequestError(f"--from {only}: {stage} reads one of {', '.join(before)}")
+    records = [r for r in find_records(path) if r.stage in before and (only is None or r.stage == only)]
+    if not records:
+        if only is not None:
+            raise RequestError(f"no {only} was made in {path}; see tokenmill status {path}")
+        skip = [output] if output is not None else []
+        return _plain(path, _walk(path, skip), usable)
+    return _furthest(path, records, stage, usable)
+
+
+def _furthest(path: Path, records: list[StageRecord], stage: str, usable: Sequence[str] | None) -> Dataset:
+    looked = [(record, *_look(record)) for record in records]
+    current = {manifest.hash for _, _, manifest in looked if manifest}
+    present = {record.stage for record in records}
+    candidates, notes = [], []
+    for record, plan, manifest in looked:
+        above = plan.upstream if plan else {}
+        if above.get("stage") in present and above.get("manifest") not in current:
+            notes.append(
+                f"{record.stage} in {record.output} was made from an older {above['stage']}; not taken"
+            )
+        else:
+            candidates.append((record, plan, manifest))
+    rank = max(STAGES.index(record.stage) for record, _, _ in candidates)
+    best = [found for found in candidates if STAGES.index(found[0].stage) == rank]
+    if len(best) > 1:
+        names = "\n".join(f"  {record.output}" for record, _, _ in best)
+        raise RequestError(f"more than one {best[0][0].stage} lies in {path}; name the one to read:\n{names}")
+    record, plan, manifest = best[0]
+    if plan is None or manifest is None:
+        raise RequestError(_unfinished(record, plan, stage))
+    lost = complete(record, plan, write=False).missing
+    if lost:
+        raise RequestError(
+            f"{record.stage} in {record.output} was finished, but files of {len(lost)} of its {len(plan.units)} units "
+            f"are missing or have another size now, first: {lost[0].id}; run tokenmill {record.stage} again: it makes "
+            "only those"
+        )
+    return _dataset(record, manifest, usable, notes)
+
+
+def _look(record: StageRecord) -> tuple[Plan | None, Manifest | None]:
+    """Return a stage's plan and manifest, completing the manifest where only that was left to do.
+
+    "Not finished" is concluded only once the mount's caches must have told the truth. A recorded
+    manifest stands though its files may be gone: they may be deleted to save space once the next
+    stage is made.
+    """
+
+    def look() -> tuple[Plan | None, Manifest | None]:
+        plan = record.read_plan()
+        if plan is None:
+            return None, None
+        value = read_json(record.manifest_path)
+        if isinstance(value, dict) and value.get("plan") == plan.id:
+            value.pop("hash")
+            return plan, Manifest(value)
+        return plan, complete(record, plan, write=os.access(record.directory, os.W_OK)).manifest
+
+    found = look()
+    if found[1] is None and settle_seconds(record.output) > 0:
+        return patiently(lambda: (again := look())[1] and again, record.directory) or look()
+    return found
+
+
+def _unfinished(record: StageRecord, plan: Plan | None, stage: str) -> str:
+    where = f"{record.stage} in {record.output}"
+    if plan is None:
+        return f"{where} was started and has no plan yet: {stage} has nothing to read; wait for it, or run it again"
+    found = complete(record, plan, write=False)
+    done = found.plan.weight - sum(unit.weight for unit in found.missing)
+    text = (
+        f"{where} is not finished: {found.done} of {len(found.plan.units)} units, "
+        f"{size(done)} of {size(found.plan.weight)}; first missing: {found.missing[0].id}. "
+    )
+    failures = [failure for failure in record.failures() if failure["unit"] in {u.id for u in found.missing}]
+    if failures:
+        text += f"Its last failure: {failures[0]['unit']}: {failures[0]['message']}. "
+    return (
+        text
+        + f"Finish it first (tokenmill {record.stage}, the same command again), or choose another with --from"
+    )
+
+
+def _dataset(record: StageRecord, manifest: Manifest, usable: Sequence[str] | None, notes: list[str]) -> Dataset:
+    files = [
+        DataFile(entry["path"], entry["bytes"], entry["xxh3_128"], entry["parts"])
+        for entry in manifest.files
+        if entry.get("role") is None
+    ]
+    for file in files:
+        inside(record.output, file.path)
+    files, left_out = _usable(record.output, files, usable)
+    said = f"reading {len(files)} files of {record.stage} in {record.output}"
+    upstream = {"stage": record.stage, "manifest": manifest.hash}
+    return Dataset(record.output, files, upstream, manifest.content["source"], [*notes, said, *left_out])
+
+
+def _usable(root: Path, files: list[DataFile], usable: Sequence[str] | None) -> tuple[list[DataFile], list[str]]:
+    """Leave out files that are no data, such as a README, and say so; refuse when nothing is left."""
+    if usable is None:
+        return files, []
+    wanted = [file for file in files if file.path.lower().endswith(tuple(usable))]
+    ignored = [file.path for file in files if not file.path.lower().endswith(tuple(usable))]
+    if not wanted:
+        seen = f"; it has {len(ignored)} other files, such as {ignored[0]!r}" if ignored else ""
+        raise RequestError(f"no data files in {root}{seen}; wanted names ending in {' '.join(usable)}")
+    return wanted, [f"left out {len(ignored)} files that are no data, such as {ignored[0]!r}"] if ignored else []
+
+
+def _walk(root: Path, skip: Sequence[Path]) -> list[Path]:
+    found = []
+    for child in sorted(root.iterdir()):
+        if child.name.startswith("."):
+            continue
+        if child.is_dir():
+            if not any(child.resolve() == other.resolve() for other in skip):
+                found.extend(_walk(child, skip))
+        elif child.is_file():
+            found.append(child)
+    return found
+
+
+def _plain(root: Path, paths: list[Path], usable: Sequence[str] | None) -> Dataset:
+    """List files that no stage of ours made; their identity is size and modification time."""
+    files = []
+    for path in paths:
+        name, stat = path.relative_to(root).as_posix(), path.stat()
+        files.append(DataFile(name, stat.st_size, f"{stat.st_size}@{stat.st_mtime_ns}", whole(name)))
+    files, left_out = _usable(root, files, usable)
+    listing = content_id([[file.path, file.identity] for file in files])
+    # No absolute path: the same files give the same plan wherever they lie.
+    upstream = {"stage": None, "listing": listing}
+    notes = [f"reading {len(files)} files in {root}", *left_out]
+    return Dataset(root, files, upstream, {"uri": f"file:{root.name}"}, notes)

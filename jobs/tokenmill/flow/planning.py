@@ -1,0 +1,176 @@
+"""How any number of workers come to one plan: the first writer wins, and the others read it.
+
+Planning may list a repository or resolve a tokenizer, so one worker does it under a lease while the
+others wait; any of them takes over when the planner dies. With `--replace` the new plan goes to disk
+first, which shuts the old plan's workers out, and what the old receipts name is removed after that,
+still under the lease.
+"""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from tokenmill.errors import RequestError, Stopped
+from tokenmill.files import inside, publish_once, read_json, readable_json, write_atomic
+from tokenmill.flow.attempt import Liveness, leftovers, owner_record, read_owner
+from tokenmill.flow.record import Plan, StageRecord
+
+LEASE_SECONDS = 60.0
+"""A planner on another machine whose lease file did not change for this long is dead."""
+
+
+def agree(
+    record: StageRecord,
+    request: dict[str, Any],
+    make: Callable[[], Plan],
+    *,
+    replace: bool,
+    should_stop: Callable[[], bool],
+) -> Plan:
+    """Return the one plan for this request, making it when this worker is the first to get there.
+
+    Raise RequestError when the output holds a plan made for another request and `replace` is false; the
+    message spells out the difference.
+    """
+    watched: tuple[str, float, float] | None = None
+    while True:
+        if should_stop():
+            raise Stopped("stopped while waiting for another worker's plan")
+        plan = record.read_plan()
+        settled = plan is not None and not _replaced(record).exists()
+        if plan is not None and settled:
+            if plan.request == request:
+                return plan
+            if not replace:
+                raise RequestError(_difference(record, plan.request, request))
+        with _lease(record) as held:
+            if held:
+                _plan_under_lease(record, request, make)
+                continue
+        watched = _watch(record, watched)
+        time.sleep(0.2)
+
+
+def _plan_under_lease(record: StageRecord, request: dict[str, Any], make: Callable[[], Plan]) -> None:
+    if _replaced(record).exists():
+        _clear(record)
+    old = record.read_plan()
+    if old is not None and old.request == request:
+        return
+    new = make()
+    if old is None:
+        publish_once(record.plan_path, new.to_bytes())
+        return
+    if old.id == new.id:  # another wording of the same work: what is done stays done
+        write_atomic(record.plan_path, new.to_bytes())
+        return
+    write_atomic(_replaced(record), old.to_bytes())
+    write_atomic(record.plan_path, new.to_bytes())
+    _clear(record)
+
+
+def _replaced(record: StageRecord) -> Path:
+    return record.directory / "replaced.json"
+
+
+def _clear(record: StageRecord) -> None:
+    """Remove what the replaced plan's receipts name, but keep units that the new plan has unchanged."""
+    new = record.read_plan()
+    value = read_json(_replaced(record))
+    old = Plan.from_json(value) if value else None
+    if new is not None and old is not None and old.id != new.id:
+        record.manifest_path.unlink(missing_ok=True)
+        wanted = {new.unit_key(unit): unit for unit in new.units}
+        for unit in old.units:
+            receipt = record.read_receipt(old, unit)
+            path = record.receipt_path(unit.id)
+            same = wanted.get(old.unit_key(unit))
+            if receipt is not None and same is not None:
+                kept = {**receipt, "plan": new.id, "unit": same.id}
+                write_atomic(record.receipt_path(same.id), readable_json(kept))
+                if same.id != unit.id:
+                    path.unlink()
+                continue
+            torn = read_json(path)
+            if isinstance(torn, dict) and torn.get("plan") == old.id:
+                for output in torn["outputs"]:
+                    inside(record.output, output["path"]).unlink(missing_ok=True)
+                path.unlink()
+        for failure in (record.directory / "failures").glob("*.json"):
+            failure.unlink(missing_ok=True)
+        for found in leftovers(record).values():
+            for leftover in found:
+                if leftover.liveness is Liveness.DEAD and leftover.plan != new.id:
+                    leftover.remove()
+    _replaced(record).unlink()
+
+
+def _difference(record: StageRecord, old: dict[str, Any], new: dict[str, Any]) -> str:
+    lines = [
+        f"  {name.replace('_', ' ')}: {json.dumps(old.get(name))} -> {json.dumps(new.get(name))}"
+        for name in sorted({*old, *new})
+        if old.get(name) != new.get(name)
+    ]
+    return (
+        f"{record.output} already holds a {record.stage} made with other parameters (was -> asked):\n"
+        + "\n".join(lines)
+        + "\nrun with the old parameters to continue it, choose another output directory, or add --replace: "
+        "it removes what the old run made there and the new one does not, and keeps what is the same in both"
+    )
+
+
+@contextmanager
+def _lease(record: StageRecord) -> Iterator[bool]:
+    """Hold the planning lease, if nobody else does."""
+    path = record.directory / "planning.json"
+    held = publish_once(path, owner_record())
+    if not held:
+        yield False
+        return
+    done = threading.Event()
+
+    def beat() -> None:
+        while not done.wait(5.0):
+            with suppress(OSError):
+                path.touch()
+
+    threading.Thread(target=beat, daemon=True).start()
+    try:
+        yield True
+    finally:
+        done.set()
+        path.unlink(missing_ok=True)
+
+
+def _watch(record: StageRecord, before: tuple[str, float, float] | None) -> tuple[str, float, float] | None:
+    """Break the lease of a planner that is dead: certainly, or because its file has not changed for long.
+
+    Returns (identity, modification time, when this process first saw that time), its argument next time.
+    """
+    path = record.directory / "planning.json"
+    owner = read_owner(path)
+    try:
+        changed = path.stat().st_mtime
+    except FileNotFoundError:
+        return None
+    now = time.monotonic()
+    seen = (repr(owner), changed, now)
+    if before is not None and before[:2] == seen[:2]:
+        seen = before
+    dead = owner is not None and owner.liveness() is Liveness.DEAD
+    unchanged = now - seen[2] > LEASE_SECONDS and (owner is None or owner.liveness() is not Liveness.ALIVE)
+    if dead or unchanged:
+        # Renamed to a name of its own first, so that of several waiters only one breaks this lease.
+        broken = path.with_name(f".planning.{time.time_ns()}.broken")
+        with suppress(FileNotFoundError):
+            path.rename(broken)
+            if read_owner(broken) == owner:
+                broken.unlink()
+            else:  # somebody else broke it and a live planner holds it now: give it back
+                broken.rename(path)
+        return None
+    return seen

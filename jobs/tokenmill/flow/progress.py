@@ -1,0 +1,141 @@
+"""How far a run is, for whoever watches: a bar on a terminal, a line an interval in a log, JSON for machines.
+
+Progress goes to standard error; standard output is for results.
+"""
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+LOG_SECONDS = 30.0
+"""Interval of the lines in a pod's log."""
+
+
+def size(count: float) -> str:
+    """Word a number of bytes for a person, in decimal units as storage is sold."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if abs(count) < 1000 or unit == "TB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.2f} {unit}"
+        count /= 1000
+    raise AssertionError
+
+
+def duration(seconds: float) -> str:
+    """Word a number of seconds for a person."""
+    whole = int(seconds)
+    if whole < 60:
+        return f"{seconds:.1f} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+class Reporter:
+    """Where messages and progress go: `json_lines` for machines, else words; both on standard error."""
+
+    def __init__(self, *, json_lines: bool = False, quiet: bool = False) -> None:
+        """Choose the form once, for all stages of a command."""
+        self.json_lines = json_lines
+        self.quiet = quiet
+        self._lock = threading.Lock()
+
+    def say(self, text: str, **event: Any) -> None:
+        """Report something that a person reads once; `event` is its machine form."""
+        if self.quiet:
+            return
+        self._write(text, {"event": "message", "text": text, **event})
+
+    def warn(self, text: str) -> None:
+        """Report something that a person should look at; never silenced."""
+        self._write(f"warning: {text}", {"event": "warning", "text": text})
+
+    def _write(self, text: str, event: dict[str, Any]) -> None:
+        line = json.dumps(event) if self.json_lines else text
+        with self._lock:
+            sys.stderr.write(line + "\n")
+            sys.stderr.flush()
+
+    def progress(self, stage: str, total: int, units: int, read: Callable[[], tuple[int, int]]) -> "Progress":
+        """Show `read()` -> (bytes, units) done of `total` and `units` until the context ends."""
+        return Progress(self, stage, total, units, read)
+
+
+class Progress:
+    """A thread that looks at counters at intervals and shows them."""
+
+    def __init__(
+        self, reporter: Reporter, stage: str, total: int, units: int, read: Callable[[], tuple[int, int]]
+    ) -> None:
+        """See Reporter.progress."""
+        self._reporter = reporter
+        self._stage, self._total, self._units, self._read = stage, total, units, read
+        self._done = threading.Event()
+        self._started = time.monotonic()
+        self._first = read()[0]
+        self._bar: Any = None
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> "Progress":
+        """Begin to show."""
+        if self._reporter.quiet:
+            return self
+        terminal = sys.stderr.isatty() and not self._reporter.json_lines
+        self._thread = threading.Thread(target=self._show_bar if terminal else self._show_lines, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop showing."""
+        self._done.set()
+        if self._thread:
+            self._thread.join()
+
+    def _show_bar(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+        bar = Progress(
+            TextColumn("{task.description:<12}"),
+            BarColumn(),
+            TextColumn("{task.fields[units]}"),
+            TransferSpeedColumn(),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        with bar:
+            task = bar.add_task(self._stage, total=self._total, completed=self._first, units="")
+            while True:
+                finished = self._done.wait(0.2)
+                done, units = self._read()
+                bar.update(task, completed=done, units=f"{units}/{self._units}")
+                if finished:
+                    return
+
+    def _show_lines(self) -> None:
+        while not self._done.wait(LOG_SECONDS):
+            done, units = self._read()
+            seconds = time.monotonic() - self._started
+            rate = (done - self._first) / seconds
+            left = (self._total - done) / rate if rate > 0 else None
+            text = (
+                f"{self._stage}: {units}/{self._units} units, {size(done)} of {size(self._total)}, "
+                f"{size(rate)}/s, {'about ' + duration(left) + ' left' if left is not None else 'waiting'}"
+            )
+            event = {
+                "event": "progress",
+                "stage": self._stage,
+                "units_done": units,
+                "units": self._units,
+                "bytes_done": done,
+                "bytes": self._total,
+                "bytes_per_second": round(rate),
+                "seconds_left": None if left is None else round(left),
+            }
+            self._reporter._write(text, event)

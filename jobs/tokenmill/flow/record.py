@@ -1,0 +1,272 @@
+"""Plans, receipts and manifests: the three records of a stage, and where they lie.
+
+A plan is written once by whichever worker is first; a receipt is written last, after the files it
+names; a manifest is a pure function of the plan and its receipts, without times and hosts, so that
+the same content has the same hash on any machine.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tokenmill.errors import RequestError
+from tokenmill.files import content_id, hash_file, inside, read_json, readable_json, write_atomic
+
+FORMAT = 1
+"""Version of the three records' layout."""
+
+STAGES = ("download", "extract", "concatenate", "preprocess")
+"""The stages in the order data flows through them."""
+
+Counts = dict[str, int]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One piece of work that is committed whole: `spec` says from what and to what, `weight` in bytes."""
+
+    id: str
+    weight: int
+    spec: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a stage will make.
+
+    `request` is what was asked (compared when somebody asks again), `basis` the parameters that decide
+    a unit's bytes, `details` what planning resolved (a commit, a tokenizer), `source` where the text
+    comes from in the end, `upstream` the stage and manifest hash read, `require` the count that must
+    not be zero at the end.
+    """
+
+    stage: str
+    request: dict[str, Any]
+    units: list[Unit]
+    basis: dict[str, Any] = field(default_factory=dict)
+    details: dict[str, Any] = field(default_factory=dict)
+    source: dict[str, Any] = field(default_factory=dict)
+    upstream: dict[str, Any] = field(default_factory=dict)
+    require: str | None = None
+
+    def content(self) -> dict[str, Any]:
+        """Return the plan as JSON, without its id."""
+        return {
+            "format": FORMAT,
+            "stage": self.stage,
+            "request": self.request,
+            "basis": self.basis,
+            "details": self.details,
+            "source": self.source,
+            "upstream": self.upstream,
+            "require": self.require,
+            "units": [{"id": u.id, "weight": u.weight, "spec": u.spec} for u in self.units],
+        }
+
+    @cached_property
+    def id(self) -> str:
+        """The plan id: hash of everything in it."""
+        return content_id(self.content())
+
+    @cached_property
+    def weight(self) -> int:
+        """Sum of the units' weights, in bytes."""
+        return sum(unit.weight for unit in self.units)
+
+    def unit_key(self, unit: Unit) -> str:
+        """Hash what decides a unit's bytes, so that a replaced plan can keep what did not change."""
+        return content_id({"stage": self.stage, "basis": self.basis, "spec": unit.spec})
+
+    def to_bytes(self) -> bytes:
+        """Encode for plan.json: one unit a line, so that a person can read a plan of any size."""
+        head = {"id": self.id, **self.content()}
+        units = head.pop("units")
+        lines = ",\n".join(json.dumps(unit) for unit in units)
+        return (json.dumps(head, indent=1)[:-2] + ',\n "units": [\n' + lines + "\n ]\n}\n").encode()
+
+    @classmethod
+    def from_json(cls, value: Any) -> "Plan | None":
+        """Read a plan back; None when it is incomplete."""
+        if not isinstance(value, dict) or "id" not in value or "units" not in value:
+            return None
+        if value.get("format") != FORMAT:
+            raise RequestError(
+                f"the plan has format {value.get('format')}, this version of tokenmill writes {FORMAT}; "
+                "use the version that began it, or another output directory"
+            )
+        names = ("stage", "request", "basis", "details", "source", "upstream", "require")
+        plan = cls(units=[Unit(**unit) for unit in value["units"]], **{name: value[name] for name in names})
+        plan.__dict__["id"] = value[
+            "id"
+        ]  # as written: hashing 59,166 units again would cost each worker a second
+        return plan
+
+
+@dataclass(frozen=True)
+class StageRecord:
+    """The records of one stage in one output directory."""
+
+    output: Path
+    stage: str
+
+    @property
+    def directory(self) -> Path:
+        """`<output>/.tokenmill/<stage>`."""
+        return self.output / ".tokenmill" / self.stage
+
+    @property
+    def plan_path(self) -> Path:
+        """Where the plan lies."""
+        return self.directory / "plan.json"
+
+    @property
+    def manifest_path(self) -> Path:
+        """Where the manifest lies once all is done."""
+        return self.directory / "manifest.json"
+
+    @property
+    def work(self) -> Path:
+        """Directory of the attempts' own directories."""
+        return self.directory / "work"
+
+    def receipt_path(self, unit_id: str) -> Path:
+        """Where a unit's receipt lies."""
+        return self.directory / "receipts" / f"{unit_id}.json"
+
+    def failure_path(self, unit_id: str) -> Path:
+        """Where the reason of a unit's last failure lies."""
+        return self.directory / "failures" / f"{unit_id}.json"
+
+    def read_plan(self) -> Plan | None:
+        """Return the plan, or None when there is none yet."""
+        import orjson
+
+        try:
+            return Plan.from_json(orjson.loads(self.plan_path.read_bytes()))
+        except (FileNotFoundError, NotADirectoryError, orjson.JSONDecodeError):
+            return None
+
+    def plan_id(self) -> str | None:
+        """Return the id of the plan on disk now, reading only its first lines; None when there is none."""
+        try:
+            with self.plan_path.open("rb") as file:
+                head = file.read(80)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        _, _, rest = head.partition(b'"id": "')
+        return rest.partition(b'"')[0].decode() or None
+
+    def read_receipt(self, plan: Plan, unit: Unit, *, verify_hashes: bool = False) -> dict[str, Any] | None:
+        """Return a unit's receipt when it counts: this plan's, and its files there with the sizes it names."""
+        receipt = read_json(self.receipt_path(unit.id))
+        if not isinstance(receipt, dict) or receipt.get("plan") != plan.id or receipt.get("unit") != unit.id:
+            return None
+        return receipt if self._holds(receipt, verify_hashes) else None
+
+    def _holds(self, receipt: dict[str, Any], verify_hashes: bool) -> bool:
+        for output in receipt["outputs"]:
+            path = inside(self.output, output["path"])
+            try:
+                if path.stat().st_size != output["bytes"]:
+                    return False
+            except (FileNotFoundError, NotADirectoryError):
+                return False
+            if verify_hashes and hash_file(path) != output["xxh3_128"]:
+                return False
+        return True
+
+    def receipts(self, plan: Plan) -> Iterator[tuple[Unit, dict[str, Any] | None]]:
+        """Yield every unit of the plan with its receipt, or None where it has none that counts."""
+        for unit in plan.units:
+            yield unit, self.read_receipt(plan, unit)
+
+    def failures(self) -> list[dict[str, Any]]:
+        """Return why units failed last, for those that have not succeeded since."""
+        directory = self.directory / "failures"
+        if not directory.is_dir():
+            return []
+        found = (read_json(path) for path in sorted(directory.glob("*.json")))
+        return [failure for failure in found if isinstance(failure, dict)]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A finished stage: its files and counts, and what they came from."""
+
+    content: dict[str, Any]
+
+    @cached_property
+    def hash(self) -> str:
+        """Hash of the content, times and hosts being no part of it."""
+        return content_id(self.content)
+
+    @property
+    def files(self) -> list[dict[str, Any]]:
+        """The files: path relative to the output, bytes, xxh3_128, and what the stage says of each."""
+        return list(self.content["files"])
+
+    @property
+    def counts(self) -> Counts:
+        """The stage's counts, summed over its units."""
+        return dict(self.content["counts"])
+
+
+def make_manifest(plan: Plan, receipts: list[dict[str, Any]]) -> Manifest:
+    """Combine a plan with the receipts of all its units, in the plan's order."""
+    counts: Counts = {}
+    files: list[dict[str, Any]] = []
+    for receipt in receipts:
+        files.extend(receipt["outputs"])
+        for name, count in receipt["counts"].items():
+            counts[name] = counts.get(name, 0) + count
+    return Manifest(
+        {
+            "format": FORMAT,
+            "stage": plan.stage,
+            "plan": plan.id,
+            "upstream": plan.upstream,
+            "source": plan.source,
+            "details": plan.details,
+            "counts": counts,
+            "files": files,
+        }
+    )
+
+
+@dataclass(frozen=True)
+class Completion:
+    """How far a stage is: the manifest when it is whole, else the units without a receipt."""
+
+    plan: Plan
+    manifest: Manifest | None
+    missing: list[Unit]
+    done: int
+
+
+def complete(record: StageRecord, plan: Plan, *, write: bool = True) -> Completion:
+    """Look at every receipt, and write the manifest when all count; any later reader may do this.
+
+    With `write` false the manifest is only computed: a reader with a read-only mount can go on.
+    """
+    found: list[dict[str, Any]] = []
+    missing: list[Unit] = []
+    for unit, receipt in record.receipts(plan):
+        if receipt is None:
+            missing.append(unit)
+        else:
+            found.append(receipt)
+    if missing:
+        return Completion(plan, None, missing, len(found))
+    manifest = make_manifest(plan, found)
+    if plan.require and not manifest.counts.get(plan.require):
+        raise RequestError(
+            f"{plan.stage} of {len(plan.units)} units gave no {plan.require}: {record.output} is no dataset to go on "
+            f"with; check the input and the options ({json.dumps(manifest.counts)})"
+        )
+    data = readable_json({"hash": manifest.hash, **manifest.content})
+    if write and (not record.manifest_path.exists() or record.manifest_path.read_bytes() != data):
+        write_atomic(record.manifest_path, data)
+    return Completion(plan, manifest, [], len(found))

@@ -1,0 +1,383 @@
+"""The loop that runs a worker's share of a plan, in this process, in threads or in child processes.
+
+What it promises: a unit with a receipt is not done again; one bad input does not stop the others; a
+full disk stops everything at once; SIGTERM stops at the next batch and exits 143 unless the share is
+complete; a killed child is noticed; the exit code says whether a retry can help.
+"""
+
+import contextlib
+import errno
+import importlib
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from tokenmill.errors import RequestError, Stopped, Superseded, TokenmillError, TransientError
+from tokenmill.files import explained, readable_json, write_atomic
+from tokenmill.flow.attempt import Leftover, leftovers, sweep
+from tokenmill.flow.partition import share
+from tokenmill.flow.planning import agree
+from tokenmill.flow.progress import Reporter, size
+from tokenmill.flow.record import Completion, Counts, Plan, StageRecord, Unit, complete
+from tokenmill.flow.workspace import Workspace
+
+
+class WorkerDied(TransientError):
+    """A child process ended without a word."""
+
+
+class Stage(Protocol):
+    """What a stage module gives: how to do one unit, and how its units may run."""
+
+    RESUMABLE: bool
+    """Whether a later attempt at a unit can go on with what a dead one left."""
+    THREADS: bool
+    """Whether units wait for a network rather than compute, so that threads serve them best."""
+
+    def do(self, unit: Unit, workspace: Workspace) -> Counts:
+        """Do one unit through the workspace; return its counts, `in` = `out` + `rejected` among them."""
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """Which worker of how many this is, and how many units it does at a time."""
+
+    worker: int = 0
+    workers: int = 1
+    processes: int = 1
+
+
+@dataclass
+class Job:
+    """A stage on an output directory: what it reads, with settings that do not change the bytes."""
+
+    module: str
+    output: Path
+    input_root: Path
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def record(self) -> StageRecord:
+        """The records of this stage in its output."""
+        return StageRecord(self.output, self.module.rpartition(".")[2])
+
+    def load(self) -> Stage:
+        """Import the stage."""
+        return importlib.import_module(self.module)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a run did: its plan, the completion it ended with, and the seconds it took."""
+
+    plan: Plan
+    completion: Completion
+    seconds: float
+    done_now: int
+    done_before: int
+
+
+_STOP = threading.Event()
+
+
+@contextlib.contextmanager
+def stopping_on_signals() -> Iterator[None]:
+    """Set the stop flag on SIGTERM and Ctrl-C instead of dying; a second Ctrl-C kills as usual."""
+
+    def stop(number: int, _frame: Any) -> None:
+        _STOP.set()
+        signal.signal(number, signal.SIG_DFL)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def run(
+    job: Job,
+    request: dict[str, Any],
+    make: Callable[[], Plan],
+    distribution: Distribution,
+    reporter: Reporter,
+    *,
+    replace: bool = False,
+    verify_hashes: bool = False,
+) -> Summary:
+    """Agree on a plan, do this worker's share of it, and complete the manifest when all is there.
+
+    Raises RequestError when an input is bad (after everything else is done), TransientError when a
+    retry can help, Stopped when asked to stop with work left.
+    """
+    started = time.monotonic()
+    record = job.record
+    with stopping_on_signals(), explained(job.output):
+        record.directory.mkdir(parents=True, exist_ok=True)
+        plan = agree(record, request, make, replace=replace, should_stop=_STOP.is_set)
+        mine = share(plan.units, distribution.worker, distribution.workers)
+        done = {u.id for u in mine if record.read_receipt(plan, u, verify_hashes=verify_hashes) is not None}
+        todo = [unit for unit in mine if unit.id not in done]
+        if todo:
+            record.manifest_path.unlink(missing_ok=True)
+        _announce(reporter, plan, distribution, mine, done)
+        _execute(job, plan, mine, todo, distribution, reporter)
+        completion = complete(record, plan)
+        if completion.missing:
+            record.manifest_path.unlink(missing_ok=True)
+        if todo or completion.manifest:
+            sweep(record, {u.id for u in plan.units} if completion.manifest else {u.id for u in mine})
+    return Summary(plan, completion, time.monotonic() - started, len(todo), len(done))
+
+
+def _announce(reporter: Reporter, plan: Plan, spread: Distribution, mine: list[Unit], done: set[str]) -> None:
+    of = f" (worker {spread.worker} of {spread.workers})" if spread.workers > 1 else ""
+    reporter.say(
+        f"{plan.stage}{of}: {len(mine)} of {len(plan.units)} units, {size(sum(u.weight for u in mine))}"
+        + (f"; {len(done)} done before" if done else ""),
+        stage=plan.stage,
+        plan=plan.id,
+        units=len(mine),
+        done_before=len(done),
+    )
+
+
+def _execute(
+    job: Job, plan: Plan, mine: list[Unit], todo: list[Unit], spread: Distribution, reporter: Reporter
+) -> None:
+    failures: list[tuple[Unit, TokenmillError]] = []
+    left = leftovers(job.record) if todo else {}
+    total, before = sum(u.weight for u in mine), sum(u.weight for u in mine) - sum(u.weight for u in todo)
+    counter = _Counter()
+    finished = len(mine) - len(todo)
+
+    def read() -> tuple[int, int]:
+        return before + counter.value, finished
+
+    with _executor(job, plan, spread, counter) as pool, reporter.progress(plan.stage, total, len(mine), read):
+        waiting = iter(todo)
+        running: dict[Future[None], Unit] = {}
+        while not _STOP.is_set():
+            while len(running) < pool.width and (unit := next(waiting, None)) is not None:
+                running[pool.submit(unit, left.get(unit.id, []))] = unit
+            if not running:
+                break
+            ready, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
+            fatal = False
+            for future in ready:
+                unit = running.pop(future)
+                problem = _problem(future, unit)
+                if problem is None:
+                    finished += 1
+                    continue
+                if isinstance(problem, Stopped):
+                    continue
+                _record_failure(job.record, plan, unit, problem)
+                reporter.warn(f"{plan.stage} of {unit.id} failed: {problem}")
+                failures.append((unit, problem))
+                fatal = fatal or _hopeless(problem)
+            if fatal:
+                break
+        pool.stop()
+        for future, unit in running.items():
+            problem = _problem(future, unit)
+            finished += problem is None
+            if problem is not None and not isinstance(problem, Stopped):
+                failures.append((unit, problem))
+    _conclude(plan, failures, len(mine) - finished)
+
+
+def _conclude(plan: Plan, failures: list[tuple[Unit, TokenmillError]], left: int) -> None:
+    """Raise what the exit code must say; return when this worker's share is complete."""
+    if _STOP.is_set() and left:
+        raise Stopped(
+            f"{plan.stage} stopped with {left} of this worker's units left; run the same command again to go on"
+        )
+    if not failures:
+        return
+    if len(failures) == 1:
+        raise failures[0][1]
+    text = "\n".join(f"  {unit.id}: {problem}" for unit, problem in failures[:20])
+    more = f"\n  and {len(failures) - 20} more: see tokenmill status" if len(failures) > 20 else ""
+    # One failure that a retry may cure makes the retry worth while; the permanent ones then fail it again.
+    kind = RequestError if all(problem.exit_code == 2 for _, problem in failures) else TransientError
+    raise kind(f"{len(failures)} of {len(plan.units)} units of {plan.stage} failed:\n{text}{more}")
+
+
+def _problem(future: Future[None], unit: Unit) -> TokenmillError | None:
+    """Return why a unit failed, None when it did not; a bug goes up with its traceback."""
+    from concurrent.futures.process import BrokenProcessPool
+
+    try:
+        future.result()
+    except TokenmillError as error:
+        return error
+    except BrokenProcessPool:
+        return WorkerDied(
+            f"a worker process died while doing {unit.id} or a unit beside it: killed from outside, or out of memory "
+            "(then give more memory or fewer --processes); run the same command again"
+        )
+    return None
+
+
+def _hopeless(problem: TokenmillError) -> bool:
+    """Tell whether the next unit must meet the same fate: the machine is at fault, not the unit's input."""
+    return (
+        isinstance(problem, Superseded)
+        or isinstance(problem.__cause__, OSError)
+        or "died while" in str(problem)
+    )
+
+
+def _record_failure(record: StageRecord, plan: Plan, unit: Unit, problem: TokenmillError) -> None:
+    failure = {
+        "plan": plan.id,
+        "unit": unit.id,
+        "message": str(problem),
+        "exit_code": problem.exit_code,
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "host": socket.gethostname(),
+    }
+    with contextlib.suppress(OSError):  # on a full disk the message on the log must do
+        write_atomic(record.failure_path(unit.id), readable_json(failure))
+
+
+def do_unit(
+    job: Job,
+    plan: Plan,
+    unit: Unit,
+    found: list[Leftover],
+    should_stop: Callable[[], bool],
+    advance: Callable[[int], None],
+) -> None:
+    """Do one unit and commit it."""
+    stage = job.load()
+    with explained(job.output):
+        workspace = Workspace(
+            job.record,
+            plan,
+            unit,
+            input_root=job.input_root,
+            settings=job.settings,
+            should_stop=should_stop,
+            advance=advance,
+            found=found,
+            resumable=stage.RESUMABLE,
+        )
+        with workspace:
+            workspace.checkpoint()
+            workspace.commit(stage.do(unit, workspace))
+
+
+class _Counter:
+    """Bytes of input done, added to from threads; child processes add to a shared one instead."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._value = 0
+        self.shared: Any = None
+
+    @property
+    def value(self) -> int:
+        return int(self.shared.value) if self.shared is not None else self._value
+
+    def add(self, count: int) -> None:
+        with self._lock:
+            self._value += count
+
+
+class _Pool:
+    """Runs units somewhere: `width` at a time, and told to stop by an event that all of them see."""
+
+    def __init__(self, width: int, submit: Callable[..., Future[None]], stop: Callable[[], None]) -> None:
+        self.width = width
+        self.submit = submit
+        self.stop = stop
+
+
+@contextlib.contextmanager
+def _executor(job: Job, plan: Plan, spread: Distribution, counter: _Counter) -> Iterator[_Pool]:
+    width = spread.processes
+    if job.load().THREADS:
+        halt = threading.Event()
+
+        def stopped() -> bool:
+            return halt.is_set() or _STOP.is_set()
+
+        with ThreadPoolExecutor(width) as threads:
+            yield _Pool(
+                width,
+                lambda unit, found: threads.submit(do_unit, job, plan, unit, found, stopped, counter.add),
+                halt.set,
+            )
+        return
+    if width == 1:
+        yield _Pool(1, lambda unit, found: _now(job, plan, unit, found, counter), lambda: None)
+        return
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor
+
+    context = multiprocessing.get_context("spawn")
+    counter.shared = context.Value("q", 0)
+    told = context.Event()
+    pool: Executor = ProcessPoolExecutor(
+        width, mp_context=context, initializer=_start_child, initargs=(job, plan.id, told, counter.shared)
+    )
+    with pool:
+        yield _Pool(width, lambda unit, found: pool.submit(_in_child, unit, found), told.set)
+
+
+def _now(job: Job, plan: Plan, unit: Unit, found: list[Leftover], counter: _Counter) -> Future[None]:
+    """Do a unit at once in this process, so that one process means one process."""
+    future: Future[None] = Future()
+    try:
+        do_unit(job, plan, unit, found, _STOP.is_set, counter.add)
+    except BaseException as error:
+        future.set_exception(error)
+    else:
+        future.set_result(None)
+    return future
+
+
+_CHILD: dict[str, Any] = {}
+
+
+def _start_child(job: Job, plan_id: str, told: Any, shared: Any) -> None:
+    """Prepare a child process: it reads the plan itself, leaves signals to its parent, and dies with it."""
+    import multiprocessing
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+
+    def follow() -> None:
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
+    plan = job.record.read_plan()
+    if plan is None or plan.id != plan_id:
+        raise Superseded(f"{job.record.plan_path} was replaced by another run while this one started")
+
+    def advance(count: int) -> None:
+        with shared.get_lock():
+            shared.value += count
+
+    _CHILD.update(job=job, plan=plan, should_stop=told.is_set, advance=advance)
+
+
+def _in_child(unit: Unit, found: list[Leftover]) -> None:
+    do_unit(_CHILD["job"], _CHILD["plan"], unit, found, _CHILD["should_stop"], _CHILD["advance"])

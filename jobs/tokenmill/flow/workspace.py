@@ -1,0 +1,301 @@
+"""What a unit of work writes through: hashed files under temporary names, and the commit protocol.
+
+    attempt's own directory -> write and hash -> fsync -> rename into place -> fsync directories -> receipt
+
+The plan id on disk is compared before the renames and again before the receipt, since after an
+upgrade the pods of the old plan live on for their grace period. A file without a receipt that names
+it with its size is no data, so a rename that is not atomic (blob storage) does no harm either.
+"""
+
+import errno
+import os
+import shutil
+import socket
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import xxhash
+
+from tokenmill.errors import Stopped, Superseded, TokenmillError
+from tokenmill.files import COPY_CHUNK, fsync_directory, inside, readable_json, update_hash, write_atomic
+from tokenmill.flow.attempt import (
+    HEARTBEAT_SECONDS,
+    OWNER,
+    Leftover,
+    Liveness,
+    new_attempt_directory,
+)
+from tokenmill.flow.record import Counts, Plan, StageRecord, Unit
+
+_NO_KERNEL_COPY = (errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM)
+
+
+class OutputFile:
+    """A file being written under a temporary name; its bytes and xxh3-128 are known when it closes."""
+
+    def __init__(self, path: Path, final: str, keep: int = 0) -> None:
+        """Open `path` for what will become `final`, going on after its first `keep` bytes (re-hashed)."""
+        self.path = path
+        self.final = final
+        self.bytes = keep
+        self.about: dict[str, Any] = {}
+        self._digest = xxhash.xxh3_128()
+        if keep:
+            os.truncate(path, keep)
+            if update_hash(self._digest, path, keep) != keep:
+                raise TokenmillError(f"{path} is shorter than its journal says; remove it and run again")
+        # Not "ab": the kernel refuses copy_file_range into a file opened for appending.
+        self._file: IO[bytes] = path.open("r+b" if keep else "wb", buffering=0)
+        self._file.seek(keep)
+        self._kernel_copy = hasattr(os, "copy_file_range")
+
+    def write(self, data: Any) -> None:
+        """Append a bytes-like object."""
+        view = memoryview(data).cast("B")
+        self._digest.update(view)
+        self.bytes += len(view)
+        while len(view):
+            view = view[self._file.write(view) :]
+
+    def copy_from(self, source: IO[bytes], offset: int, length: int, data: memoryview) -> None:
+        """Append `length` bytes of an open file from `offset`, in the kernel where it can; `data` are those bytes.
+
+        The caller has read them to count records, so hashing them costs no second read. The kernel's
+        copy shares blocks where the file system can and spares a copy through user space elsewhere.
+        """
+        self._digest.update(data)
+        done = 0
+        while self._kernel_copy and done < length:
+            try:
+                moved = os.copy_file_range(source.fileno(), self._file.fileno(), length - done, offset + done)
+            except OSError as error:
+                if error.errno not in _NO_KERNEL_COPY:
+                    raise
+                self._kernel_copy = False
+                break
+            if moved == 0:
+                break
+            done += moved
+        rest = data[done:]
+        while len(rest):
+            rest = rest[self._file.write(rest) :]
+        self.bytes += length
+
+    def restart(self) -> None:
+        """Forget what was written: the next byte is the file's first."""
+        self._file.truncate(0)
+        self._file.seek(0)
+        self._digest = xxhash.xxh3_128()
+        self.bytes = 0
+
+    def sync(self) -> None:
+        """Make what is written so far durable (a journal is about to say it is there)."""
+        os.fdatasync(self._file.fileno())
+
+    def describe(self, **about: Any) -> None:
+        """Say more of this file in the receipt and the manifest."""
+        self.about.update(about)
+
+    def close(self) -> None:
+        """Make the file durable."""
+        if not self._file.closed:
+            os.fsync(self._file.fileno())
+            self._file.close()
+
+    def abandon(self) -> None:
+        """Close without making durable."""
+        self._file.close()
+
+    def entry(self) -> dict[str, Any]:
+        """Return what the receipt says of this file."""
+        return {"path": self.final, "bytes": self.bytes, "xxh3_128": self._digest.hexdigest(), **self.about}
+
+
+class Workspace:
+    """One attempt at one unit: where it reads, writes, reports progress and is told to stop."""
+
+    def __init__(
+        self,
+        record: StageRecord,
+        plan: Plan,
+        unit: Unit,
+        *,
+        input_root: Path,
+        settings: dict[str, Any],
+        should_stop: Callable[[], bool],
+        advance: Callable[[int], None],
+        found: list[Leftover],
+        resumable: bool,
+    ) -> None:
+        """Begin the attempt; leftovers of dead attempts at the unit are taken over or removed."""
+        self.plan = plan
+        self.unit = unit
+        self.input_root = input_root
+        self.settings = settings
+        self.inputs: list[dict[str, Any]] = []
+        self._record = record
+        self._should_stop = should_stop
+        self._advance = advance
+        self._outputs: list[OutputFile] = []
+        self._started = datetime.now(UTC)
+        self._beat = time.monotonic()
+        self._advanced = 0
+        self._resumable = resumable
+        self.directory = self._begin(found)
+
+    def _begin(self, found: list[Leftover]) -> Path:
+        mine = [left for left in found if left.plan == self.plan.id]
+        for left in found:
+            if left not in mine and left.liveness is Liveness.DEAD:
+                left.remove()
+        directory = new_attempt_directory(self._record, self.unit.id, self.plan.id)
+        for left in sorted(mine, key=lambda left: left.beat, reverse=True):
+            if self._resumable and left.liveness is not Liveness.ALIVE and not self._taken(directory):
+                self._take(left, directory)
+            if left.liveness is Liveness.DEAD:
+                left.remove()
+        return directory
+
+    @staticmethod
+    def _taken(directory: Path) -> bool:
+        return any(path.name != OWNER for path in directory.iterdir())
+
+    @staticmethod
+    def _take(left: Leftover, directory: Path) -> None:
+        """Take over a dead attempt's files; of one that may live only a copy, so that it can go on unharmed."""
+        try:
+            for path in sorted(left.path.iterdir()):
+                if path.name == OWNER:
+                    continue
+                if left.liveness is Liveness.DEAD:
+                    path.rename(directory / path.name)
+                else:
+                    shutil.copyfile(path, directory / path.name)
+        except FileNotFoundError:  # another worker was quicker: what was taken so far is checked by the stage
+            return
+
+    def path(self, name: str) -> Path:
+        """Return where a file of this attempt lies, such as a journal or a spill."""
+        return self.directory / name
+
+    def open(self, final: str, *, temporary: str | None = None, keep: int = 0) -> OutputFile:
+        """Open the file that will be `final` (relative to the output) once the unit commits."""
+        inside(self._record.output, final)
+        output = OutputFile(self.directory / (temporary or f"out-{len(self._outputs)}"), final, keep)
+        self._outputs.append(output)
+        return output
+
+    def drop(self, output: OutputFile) -> None:
+        """Take back an output: it will not be part of the dataset."""
+        output.abandon()
+        self._outputs.remove(output)
+        output.path.unlink()
+
+    def checkpoint(self, advanced: int = 0) -> None:
+        """Report bytes of input done, give the heartbeat, and stop here when asked to; call it every batch."""
+        if advanced:
+            self._advanced += advanced
+            self._advance(advanced)
+        now = time.monotonic()
+        if now - self._beat > HEARTBEAT_SECONDS:
+            self._beat = now
+            try:
+                os.utime(self.directory / OWNER)
+            except FileNotFoundError:
+                self._superseded()
+        if self._should_stop():
+            raise Stopped(
+                f"stopped while doing {self.unit.id}; what is journaled is kept, run the same command again"
+            )
+
+    def fence(self) -> None:
+        """Refuse to go on when the plan on disk is no longer the one this worker began with."""
+        current = self._record.plan_id()
+        if current != self.plan.id:
+            raise Superseded(
+                f"{self._record.plan_path} is now plan {current}, not {self.plan.id}: another run replaced it; "
+                f"unit {self.unit.id} is not committed"
+            )
+
+    def _superseded(self) -> None:
+        """Another worker removed this attempt's directory: fine when the unit has its receipt, a fault else."""
+        self.fence()
+        if self._record.read_receipt(self.plan, self.unit) is None:
+            raise TokenmillError(f"the work directory {self.directory} vanished; run the same command again")
+
+    def commit(self, counts: Counts) -> None:
+        """Put the files in place and write the receipt; an earlier receipt of another attempt stands."""
+        if counts["in"] != counts["out"] + counts.get("rejected", 0):
+            raise TokenmillError(
+                f"unit {self.unit.id} does not reconcile: {counts['in']} in, {counts['out']} out, "
+                f"{counts.get('rejected', 0)} rejected; nothing of it is kept. This is a bug in tokenmill"
+            )
+        for output in self._outputs:
+            output.close()
+        self.fence()
+        if self._record.read_receipt(self.plan, self.unit) is None:
+            self._publish(counts)
+        self._record.failure_path(self.unit.id).unlink(missing_ok=True)
+        shutil.rmtree(self.directory, ignore_errors=True)
+        # What checkpoints did not report (a part done by an earlier attempt) counts as done now.
+        self._advance(self.unit.weight - self._advanced)
+
+    def _publish(self, counts: Counts) -> None:
+        directories = set()
+        try:
+            for output in self._outputs:
+                final = inside(self._record.output, output.final)
+                final.parent.mkdir(parents=True, exist_ok=True)
+                output.path.replace(final)
+                directories.add(final.parent)
+        except FileNotFoundError:
+            self._superseded()
+            return
+        for directory in sorted(directories):
+            fsync_directory(directory)
+        self.fence()
+        receipt = {
+            "plan": self.plan.id,
+            "unit": self.unit.id,
+            "counts": counts,
+            "outputs": [output.entry() for output in self._outputs],
+            "inputs": self.inputs,
+            "weight": self.unit.weight,
+            "started": self._started.isoformat(timespec="milliseconds"),
+            "finished": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "host": socket.gethostname(),
+        }
+        write_atomic(self._record.receipt_path(self.unit.id), readable_json(receipt))
+
+    def __enter__(self) -> "Workspace":
+        """Enter the attempt."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close the files; after a failure keep the directory only where a later attempt can resume it."""
+        for output in self._outputs:
+            output.abandon()
+        if error is None or not self.directory.exists():
+            return
+        self._advance(-self._advanced)
+        if isinstance(error, Superseded) or not self._resumable:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def copy_chunks(source: IO[bytes], buffer: memoryview) -> Any:
+    """Yield (offset, bytes read) for a whole file read into `buffer` from its start."""
+    offset = 0
+    while got := source.readinto(buffer):  # type: ignore[attr-defined]
+        yield offset, got
+        offset += got
+
+
+def copy_buffer() -> memoryview:
+    """Return a buffer for `copy_chunks`."""
+    return memoryview(bytearray(COPY_CHUNK))

@@ -1,0 +1,73 @@
+"""extract: .zst .gz .bz2 .xz -> .jsonl, one unit per file; files that are not compressed are copied.
+
+Stands between download and concatenate, and can be left out: preprocess reads compressed files itself.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tokenmill.errors import RequestError
+from tokenmill.files import safe_name
+from tokenmill.flow.lineage import Dataset
+from tokenmill.flow.provenance import narrow
+from tokenmill.flow.record import Counts, Plan, Unit
+from tokenmill.flow.workspace import Workspace
+
+RESUMABLE = False
+THREADS = False
+
+
+def prepare(dataset: Dataset, output: Path) -> tuple[dict[str, Any], Callable[[], Plan]]:
+    """Plan one unit per file of the dataset; Parquet is refused, since preprocess reads it as it is."""
+    request = {"input": dataset.upstream}
+
+    def make() -> Plan:
+        from tokenmill.corpus.compression import strip_compression
+        from tokenmill.stages.naming import distinct, refuse_foreign
+
+        sources, names = [], []
+        for file in dataset.files:
+            if file.path.lower().endswith(".parquet"):
+                raise RequestError(
+                    f"{file.path} is Parquet, which extract does not turn into JSONL; tokenmill preprocess reads it "
+                    "directly, without extract and concatenate"
+                )
+            stem = strip_compression(file.path)[0]
+            sources.append(file.path)
+            names.append(stem if stem.lower().endswith((".jsonl", ".json", ".ndjson")) else f"{stem}.jsonl")
+        units = [
+            Unit(
+                id=safe_name(name),
+                weight=file.bytes,
+                spec={"input": file.path, "identity": file.identity, "output": name, "parts": file.parts},
+            )
+            for file, name in zip(dataset.files, distinct(sources, names), strict=True)
+        ]
+        refuse_foreign(output, (unit.spec["output"] for unit in units))
+        return Plan(
+            "extract", request, units, source=dataset.source, upstream=dataset.upstream, require="out"
+        )
+
+    return request, make
+
+
+def do(unit: Unit, workspace: Workspace) -> Counts:
+    """Decompress one file, counting its records on the way."""
+    from tokenmill.corpus.compression import open_decompressed
+    from tokenmill.corpus.records import RecordCounter
+
+    path = workspace.input_root / unit.spec["input"]
+    counter = RecordCounter()
+    output = workspace.open(unit.spec["output"])
+    read = 0
+    with open_decompressed(path, display=str(path), chunk=4 << 20) as blocks:
+        for block in blocks:
+            counter.update(block)
+            output.write(block)
+            workspace.checkpoint(blocks.compressed_read - read)
+            read = blocks.compressed_read
+    records = counter.finish()
+    output.describe(records=records, parts=narrow(unit.spec["parts"], records))
+    workspace.inputs = [{"path": unit.spec["input"], "first": 0, "count": records}]
+    return {"in": records, "out": records, "rejected": 0, "blank": counter.blank}

@@ -1,0 +1,74 @@
+"""`python -m tokenmill.testhub DIR`: serve DIR/datasets/ORG/NAME/** and DIR/models/ORG/NAME/**."""
+
+import argparse
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+
+from tokenmill.errors import RequestError, TokenmillError
+from tokenmill.testhub.faults import FaultPlan
+from tokenmill.testhub.server import Hub
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command line."""
+    made = argparse.ArgumentParser(prog="python -m tokenmill.testhub", description="Serve a directory as a Hub.")
+    made.add_argument("dir", type=Path, help="holds datasets/ORG/NAME/... and models/ORG/NAME/...")
+    made.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    made.add_argument("--port", type=int, default=0, help="port of the Hub; 0 takes a free one")
+    made.add_argument("--cdn-port", type=int, default=0, help="port of the CDN; 0 takes a free one")
+    made.add_argument("--public-host", help="the name clients reach it by, where it is not --host")
+    made.add_argument("--token", help="refuse requests without this token")
+    made.add_argument("--faults", type=Path, metavar="FILE", help="JSON list of faults")
+    return made
+
+
+def fill(hub: Hub, root: Path) -> None:
+    """Add every repository of a directory; raise RequestError where there is none."""
+    found = False
+    for folder, add in (("datasets", hub.add_dataset), ("models", hub.add_model)):
+        for repo in sorted(path for path in (root / folder).glob("*/*") if path.is_dir()):
+            files = {path.relative_to(repo).as_posix(): path for path in repo.rglob("*") if path.is_file()}
+            add(repo.relative_to(root / folder).as_posix(), files)
+            found = True
+    if not found:
+        raise RequestError(f"{root}: nothing to serve; put files under {root}/datasets/ORG/NAME/")
+
+
+def stop(_signal: int, _frame: FrameType | None) -> None:
+    """Leave the wait for a signal."""
+    raise KeyboardInterrupt
+
+
+def main() -> int:
+    """Serve until SIGTERM or Ctrl-C, after a line that can be put before a command."""
+    arguments = parser().parse_args()
+    hub = Hub(
+        host=arguments.host,
+        port=arguments.port,
+        cdn_port=arguments.cdn_port,
+        public_host=arguments.public_host,
+        token=arguments.token,
+    )
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        if arguments.faults:
+            hub.faults = FaultPlan.from_json(arguments.faults)
+        fill(hub, arguments.dir)
+        with hub:
+            print(f"HF_ENDPOINT={hub.endpoint}", flush=True)
+            while True:
+                signal.pause()
+    except TokenmillError as error:
+        print(f"testhub: {error}", file=sys.stderr)
+        return error.exit_code
+    except OSError as error:
+        print(f"testhub: {arguments.host}:{arguments.port}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,434 @@
+"""The Hub's HTTP protocol, as much as huggingface_hub needs to list and download.
+
+    GET       /api/datasets/ID[/revision/REV]      the repository and the commit REV stands for
+    GET       /api/datasets/ID/tree/REV[/FOLDER]   entries, in pages linked by Link: rel="next"
+    POST      /api/datasets/ID/paths-info/REV      the entries of the named paths
+    HEAD GET  /datasets/ID/resolve/REV/PATH        a file, or 302 to the CDN for one in LFS
+    HEAD GET  (CDN) /lfs/KEY?Expires&Signature     an LFS file, without authorization
+
+and the same for models, with `models` under /api and nothing before ID in resolve. Errors are told by
+X-Error-Code. Source: huggingface_hub 2.4 (hf_api.py, file_download.py, utils/_http.py), and answers of
+huggingface.co.
+"""
+
+import contextlib
+import gzip
+import json
+import math
+import re
+import socket
+import struct
+import time
+from dataclasses import dataclass, field
+from email.message import Message
+from email.utils import formatdate
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, quote, unquote_to_bytes
+
+from tokenmill.testhub.faults import BODY_KINDS, STATUS_KINDS, Fault
+from tokenmill.testhub.repository import DATE, Commit, Content, File, Repository, RepoType
+
+if TYPE_CHECKING:
+    from tokenmill.testhub.server import Door
+
+CHUNK = 1 << 20
+API = re.compile(
+    r"/api/(?P<type>dataset|model)s/(?P<id>[^/]+(?:/[^/]+)??)"
+    r"(?:/(?P<verb>revision|tree|paths-info)/(?P<rest>.+))?"
+)
+RESOLVE = re.compile(r"/(?:(?P<type>dataset)s/)?(?P<id>[^/]+(?:/[^/]+)?)/resolve/(?P<rest>.+)")
+
+
+@dataclass
+class Request:
+    """Record one request and what it was answered.
+
+    `kind` is api, tree, resolve or cdn, `file` a path in a repository ("" unless resolve or cdn), `time`
+    the monotonic clock at arrival, `bytes_sent` the body handed to the network, `retry_after` the
+    seconds the client was told to wait.
+    """
+
+    method: str
+    path: str
+    headers: Message
+    kind: str = "api"
+    file: str = ""
+    time: float = field(default_factory=time.monotonic)
+    status: int = 0
+    bytes_sent: int = 0
+    fault: str | None = None
+    retry_after: float | None = None
+
+
+@dataclass(frozen=True)
+class Body:
+    """Hold what is sent: content[start:start + length]."""
+
+    content: Content
+    start: int
+    length: int
+
+    @classmethod
+    def of(cls, content: bytes) -> "Body":
+        """Return all of the bytes as a body."""
+        return cls(content, 0, len(content))
+
+
+class Refusal(Exception):
+    """An answer that is an error, as the Hub words it."""
+
+    def __init__(self, status: int, message: str = "", code: str = "", headers: dict[str, str] | None = None) -> None:
+        super().__init__(message or HTTPStatus(status).phrase)
+        self.status = status
+        self.headers = {"X-Error-Message": str(self)} | (headers or {})
+        if code:
+            self.headers["X-Error-Code"] = code
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answer the requests of one connection."""
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    server: "Door"
+    seen: Request
+
+    def handle(self) -> None:
+        """Serve until either side closes; a client that goes away is no error."""
+        with contextlib.suppress(ConnectionError):
+            super().handle()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing: requests are recorded."""
+
+    def do_GET(self) -> None:
+        """Answer any request: fault, authorization, rate limit, then what was asked for."""
+        self.seen = Request(self.command, self.path, self.headers)
+        self.posted = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        try:
+            try:
+                self.respond()
+            except Refusal as refusal:
+                self.send_json({"error": str(refusal)}, refusal.status, refusal.headers)
+        except ConnectionError:
+            self.close_connection = True
+
+    do_HEAD = do_POST = do_GET
+
+    def respond(self) -> None:
+        """Find out what is asked, record it, and answer; raise Refusal for an error."""
+        hub = self.server.hub
+        path, _, query = self.path.partition("?")
+        arguments = {name: values[-1] for name, values in parse_qs(query).items()}
+        if self.server.cdn:
+            file = hub.links.get(path.rpartition("/")[2])
+            self.arrive("cdn", file.path if file else "")
+            if not file or not hub.signed(file, self.path):
+                raise Refusal(403, "Request has expired")
+            self.send_file(file, {"ETag": f'"{file.sha256}"'})
+            return
+        match = API.fullmatch(path) or RESOLVE.fullmatch(path)
+        if not match:
+            self.arrive("api")
+            raise Refusal(404, "Not found")
+        verb = "resolve" if match.re is RESOLVE else match["verb"] or "revision"
+        repo_type: RepoType = "model" if (match["type"] or "model") == "model" else "dataset"
+        repo_id, rest = decode(match["id"]), match["rest"] or "main"
+        _, name, _ = split_revision(hub.find(repo_type, repo_id), rest)
+        kind = {"resolve": "resolve", "tree": "tree"}.get(verb, "api")
+        self.arrive(kind, name if kind == "resolve" else "")
+        # Looked up again: the hook may have moved the branch.
+        repo = hub.find(repo_type, repo_id)
+        revision, name, commit = split_revision(repo, rest)
+        remaining = hub.admit() if kind == "resolve" else None
+        if remaining and not remaining[0]:
+            raise Refusal(429, "You have reached your rate limit", headers=self.wait_headers("ratelimit", remaining[1]))
+        self.authorize(repo, files=verb == "resolve")
+        if repo is None:
+            raise Refusal(404, "Repository not found", "RepoNotFound")
+        if commit is None:
+            raise Refusal(404, "Invalid rev id", "RevisionNotFound")
+        if verb == "resolve":
+            self.resolve(commit, name)
+        elif verb == "tree":
+            self.tree(commit, name, path, arguments)
+        elif verb == "paths-info":
+            self.paths_info(commit)
+        else:
+            self.info(repo, revision, commit, arguments)
+
+    def arrive(self, kind: str, file: str = "") -> None:
+        """Record the request, call the hook, and let a fault that replaces the answer strike."""
+        hub = self.server.hub
+        self.seen.kind, self.seen.file = kind, file
+        hub.record(self.seen)
+        fault = hub.faults.take(kind, file, STATUS_KINDS)
+        if not fault:
+            return
+        self.seen.fault = fault.kind
+        if fault.kind == "drop":
+            self.reset()
+        code = {"api": "RepoNotFound", "tree": "RevisionNotFound", "resolve": "EntryNotFound"}.get(kind, "")
+        raise Refusal(
+            int(fault.kind),
+            code=code if fault.kind == "404" else "",
+            headers=self.wait_headers(fault.retry, fault.seconds),
+        )
+
+    def wait_headers(self, form: str | None, seconds: float) -> dict[str, str]:
+        """Return the headers that tell a client to wait, whole seconds upwards, and record it."""
+        whole = math.ceil(seconds)
+        if form == "ratelimit":
+            self.seen.retry_after = whole
+            limit, window = self.server.hub.rate_limit or (5000, 300)
+            return {
+                "RateLimit": f'"resolvers";r=0;t={whole}',
+                "RateLimit-Policy": f'"fixed window";"resolvers";q={limit};w={math.ceil(window)}',
+            }
+        if form == "seconds":
+            self.seen.retry_after = whole
+            return {"Retry-After": str(whole)}
+        if form == "date":
+            until = math.ceil(time.time() + seconds)
+            self.seen.retry_after = until - time.time()
+            return {"Retry-After": formatdate(until, usegmt=True)}
+        return {}
+
+    def authorize(self, repo: Repository | None, *, files: bool) -> None:
+        """Refuse who may not see the repository; a missing one looks like a private one to a stranger."""
+        token = self.server.hub.token
+        given = self.headers.get("Authorization", "")
+        if given and token and given != f"Bearer {token}":
+            raise Refusal(401, "Invalid credentials in Authorization header")
+        if not given and (token or repo is None):
+            raise Refusal(401, "Invalid username or password.", "RepoNotFound")
+        if repo and repo.gated and files:
+            raise Refusal(403 if given else 401, "Access to this repository is restricted.", "GatedRepo")
+
+    def info(self, repo: Repository, revision: str, commit: Commit, arguments: dict[str, str]) -> None:
+        """Answer with the repository and its commit."""
+        hub = self.server.hub
+        blobs = arguments.get("blobs", "").lower() in ("1", "true")
+        answer = {
+            "_id": commit.sha[:24],
+            "id": repo.id,
+            "author": repo.id.rpartition("/")[0],
+            "sha": commit.sha,
+            "private": bool(hub.token),
+            "gated": "manual" if repo.gated else False,
+            "disabled": False,
+            "createdAt": DATE,
+            "lastModified": DATE,
+            "downloads": 0,
+            "likes": 0,
+            "tags": [],
+            "siblings": [sibling(file, blobs=blobs) for file in commit.files.values()],
+        }
+        if revision in repo.branches and hub.faults.take("api", "", ("move_branch",)):
+            self.seen.fault = "move_branch"
+            hub.move(repo, revision)
+        self.send_json(answer)
+
+    def tree(self, commit: Commit, folder: str, path: str, arguments: dict[str, str]) -> None:
+        """Answer with one page of a listing and the link to the next, whose cursor is an index."""
+        hub = self.server.hub
+        entries = commit.listing(folder, arguments.get("recursive", "").lower() in ("1", "true"))
+        if folder and not entries:
+            raise Refusal(404, "The folder does not exist", "EntryNotFound")
+        start = int(arguments.get("cursor", 0))
+        stop = start + min(hub.page_size, int(arguments.get("limit", hub.page_size)))
+        headers = {}
+        if stop < len(entries):
+            more = "&".join(f"{n}={quote(v)}" for n, v in (arguments | {"cursor": str(stop)}).items())
+            headers["Link"] = f'<{hub.endpoint}{path}?{more}>; rel="next"'
+        page = entries[start:stop]
+        if arguments.get("expand", "").lower() in ("1", "true"):
+            last = {"id": commit.sha, "title": "Upload", "date": DATE}
+            page = [entry | {"lastCommit": last} for entry in page]
+        self.send_json(page, headers=headers)
+
+    def paths_info(self, commit: Commit) -> None:
+        """Answer with the entries of the paths in the posted form or JSON; unknown ones are left out."""
+        if self.headers.get_content_type() == "application/json":
+            wanted = json.loads(self.posted)["paths"]
+        else:
+            wanted = parse_qs(self.posted.decode()).get("paths", [])
+        self.send_json([entry for entry in commit.entries if entry["path"] in set(wanted)])
+
+    def resolve(self, commit: Commit, name: str) -> None:
+        """Answer with a file, or with its signed link where it is stored in LFS."""
+        file = commit.files.get(name)
+        headers = {"X-Repo-Commit": commit.sha}
+        if file is None:
+            raise Refusal(404, "Entry not found", "EntryNotFound", headers)
+        if file.sha256 is None:
+            self.send_file(file, headers | {"ETag": f'"{file.oid}"'})
+            return
+        link = self.server.hub.link(file)
+        headers |= {"X-Linked-Size": str(file.size), "X-Linked-ETag": f'"{file.sha256}"', "Location": link}
+        text = f"Found. Redirecting to {link}".encode()
+        self.send(302, headers | {"Content-Type": "text/plain; charset=utf-8"}, Body.of(text))
+
+    def send_file(self, file: File, headers: dict[str, str]) -> None:
+        """Send a file or the range of it that is asked for."""
+        start, stop, status = 0, file.size, 200
+        span = self.headers.get("Range")
+        if span and self.headers.get("If-Range", headers["ETag"]) == headers["ETag"]:
+            asked = parse_range(span, file.size)
+            if asked:
+                (start, stop), status = asked, 206
+        takes_gzip = "gzip" in self.headers.get("Accept-Encoding", "")
+        kinds = BODY_KINDS - ({"gzip"} if not takes_gzip else set()) - ({"ignore_range"} if not span else set())
+        fault = self.body_fault(stop - start, kinds)
+        headers = headers | {"Accept-Ranges": "bytes", "Content-Type": "application/octet-stream"}
+        body = Body(file.content, start, stop - start)
+        if fault and fault.kind in ("ignore_range", "gzip"):
+            body, status = Body(file.content, 0, file.size), 200
+        if status == 206:
+            headers["Content-Range"] = f"bytes {start}-{stop - 1}/{file.size}"
+        if fault and fault.kind == "gzip":
+            whole = file.content if isinstance(file.content, bytes) else file.content.read_bytes()
+            headers["Content-Encoding"] = "gzip"
+            body = Body.of(gzip.compress(whole, 1))
+        self.send(status, headers, body, fault)
+
+    def send_json(self, answer: Any, status: int = 200, headers: dict[str, str] | None = None) -> None:
+        """Send a JSON document."""
+        body = json.dumps(answer).encode()
+        fault = self.body_fault(len(body), BODY_KINDS - {"gzip", "ignore_range"}) if status == 200 else None
+        self.send(status, {"Content-Type": "application/json"} | (headers or {}), Body.of(body), fault)
+
+    def body_fault(self, length: int, kinds: frozenset[str]) -> Fault | None:
+        """Return the fault that strikes a body of this length, if it is one that is sent."""
+        if not length or self.command == "HEAD":
+            return None
+        fault = self.server.hub.faults.take(self.seen.kind, self.seen.file, kinds)
+        if fault:
+            self.seen.fault = fault.kind
+        return fault
+
+    def send(self, status: int, headers: dict[str, str], body: Body, fault: Fault | None = None) -> None:
+        """Send headers and body, damaged as the fault says."""
+        self.seen.status = status
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        if fault and (fault.kind == "gzip" or (fault.kind == "short" and fault.declared == "none")):
+            self.send_header("Connection", "close")
+        else:
+            short = fault and fault.kind == "short"
+            self.send_header("Content-Length", str(fault.offset(body.length) if fault and short else body.length))
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        if fault and fault.kind == "slow":
+            step = max(1, int(fault.rate / 20))
+            for done in range(0, body.length, step):
+                self.copy(body, done, min(done + step, body.length))
+                self.server.hub.sleep(step / fault.rate)
+        elif fault and fault.kind not in ("gzip", "ignore_range"):
+            at = fault.offset(body.length)
+            self.copy(body, 0, at)
+            self.strike(body, at, fault)
+        else:
+            self.copy(body, 0, body.length)
+
+    def strike(self, body: Body, at: int, fault: Fault) -> None:
+        """Let the fault happen at its place, and send what is to follow."""
+        if fault.kind == "reset":
+            self.reset()
+        elif fault.kind == "flip":
+            self.copy(Body.of(bytes([byte_at(body.content, body.start + at) ^ 1])), 0, 1)
+            self.copy(body, at + 1, body.length)
+        elif fault.kind == "stall":
+            self.server.hub.sleep(fault.seconds)
+            if fault.then == "continue":
+                self.copy(body, at, body.length)
+        if fault.kind == "cut" or fault.then == "close":
+            self.close_connection = True
+
+    def copy(self, body: Body, begin: int, end: int) -> None:
+        """Hand body[begin:end] to the network, by sendfile where it is a file."""
+        begin, end = body.start + begin, body.start + end
+        if isinstance(body.content, bytes):
+            for offset in range(begin, end, CHUNK):
+                part = memoryview(body.content)[offset : min(offset + CHUNK, end)]
+                self.seen.bytes_sent += len(part)
+                self.connection.sendall(part)
+            return
+        with body.content.open("rb") as file:
+            for offset in range(begin, end, CHUNK):
+                count = min(CHUNK, end - offset)
+                self.seen.bytes_sent += count
+                if self.connection.sendfile(file, offset, count) != count:
+                    raise ConnectionAbortedError(f"{body.content} has become shorter")
+
+    def reset(self) -> None:
+        """Close the connection by a TCP reset; raise ConnectionAbortedError to leave the handler."""
+        # Lingering for 0 s discards what is unsent and resets; rfile holds the socket open until closed.
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.rfile.close()
+        self.connection.close()
+        raise ConnectionAbortedError
+
+
+def sibling(file: File, *, blobs: bool) -> dict[str, Any]:
+    """Describe a file as repository information does."""
+    told: dict[str, Any] = {"rfilename": file.path}
+    if blobs:
+        told |= {"size": file.size, "blobId": file.oid}
+        if file.sha256:
+            told["lfs"] = {"sha256": file.sha256, "size": file.size, "pointerSize": file.pointer_size}
+    return told
+
+
+def byte_at(content: Content, offset: int) -> int:
+    """Return one byte of the content."""
+    if isinstance(content, bytes):
+        return content[offset]
+    with content.open("rb") as file:
+        file.seek(offset)
+        return file.read(1)[0]
+
+
+def decode(quoted: str) -> str:
+    """Return the name a percent-encoded string stands for; raise Refusal where it is not UTF-8."""
+    try:
+        return unquote_to_bytes(quoted).decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError as error:
+        raise Refusal(400, "The path is not UTF-8") from error
+
+
+def split_revision(repo: Repository | None, rest: str) -> tuple[str, str, Commit | None]:
+    """Split REV/PATH into revision, path and commit.
+
+    A revision's slashes are percent-encoded by huggingface_hub but may also stand plain, as in
+    refs/convert/parquet; the shortest revision that exists is taken.
+    """
+    parts = rest.split("/")
+    for count in range(1, len(parts) + 1):
+        revision = decode("/".join(parts[:count]))
+        commit = repo.find(revision) if repo else None
+        if commit:
+            return revision, decode("/".join(parts[count:])), commit
+    return decode(parts[0]), decode("/".join(parts[1:])), None
+
+
+def parse_range(header: str, size: int) -> tuple[int, int] | None:
+    """Return the (start, stop) of a single byte range, None for a header to ignore (RFC 9110, 14.2).
+
+    Raise Refusal (416) where no byte of the file is in it.
+    """
+    match = re.fullmatch(r"bytes=(\d*)-(\d*)", header.replace(" ", ""))
+    if not match or match[0] == "bytes=-":
+        return None
+    first, last = match.groups()
+    start = int(first) if first else max(0, size - int(last))
+    stop = min(size, int(last) + 1) if first and last else size
+    if first and last and int(last) < int(first):
+        return None
+    if start >= stop:
+        raise Refusal(416, "Range not satisfiable", headers={"Content-Range": f"bytes */{size}"})
+    return start, stop

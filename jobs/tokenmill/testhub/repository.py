@@ -1,0 +1,132 @@
+"""What the test Hub serves: repositories, their commits and files, all in memory.
+
+A requested path is only ever looked up here, never in the file system, so that any string can be a
+name: `../../x`, `/etc/passwd`, control characters, names that differ only in case.
+"""
+
+import hashlib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+RepoType = Literal["dataset", "model"]
+Content = bytes | Path
+
+LFS_SIZE = 1 << 20
+LFS_SUFFIXES = (".zst", ".gz", ".bz2", ".xz", ".parquet", ".bin")
+DATE = "2024-01-01T00:00:00.000Z"
+
+
+def encode(name: str) -> bytes:
+    """Return a name's bytes; lone surrogates pass, since a hostile listing may hold them."""
+    return name.encode("utf-8", "surrogatepass")
+
+
+@dataclass(frozen=True)
+class File:
+    """Hold one version of one file and the hashes the Hub tells of it.
+
+    `oid` is git's blob id: sha1 over "blob SIZE NUL CONTENT", where the content of an LFS file is its
+    pointer. `sha256` is set for LFS files only.
+    """
+
+    path: str
+    content: Content
+    size: int
+    oid: str
+    pointer_size: int = 0
+    sha256: str | None = None
+
+    @classmethod
+    def of(cls, path: str, content: Content, *, lfs: bool | None = None) -> "File":
+        """Hash a file; without `lfs`, its size and suffix decide whether it is stored in LFS."""
+        size = len(content) if isinstance(content, bytes) else content.stat().st_size
+        if lfs is None:
+            lfs = size >= LFS_SIZE or path.endswith(LFS_SUFFIXES)
+        if not lfs:
+            return cls(path, content, size, digest("sha1", content, b"blob %d\0" % size))
+        sha256 = digest("sha256", content)
+        # https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md
+        pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:%s\nsize %d\n" % (
+            sha256.encode(),
+            size,
+        )
+        oid = digest("sha1", pointer, b"blob %d\0" % len(pointer))
+        return cls(path, content, size, oid, len(pointer), sha256)
+
+    @property
+    def entry(self) -> dict[str, Any]:
+        """Describe the file as an entry of a tree listing."""
+        entry: dict[str, Any] = {"type": "file", "oid": self.oid, "size": self.size, "path": self.path}
+        if self.sha256:
+            entry["lfs"] = {"oid": self.sha256, "size": self.size, "pointerSize": self.pointer_size}
+        return entry
+
+
+def digest(algorithm: str, content: Content, prefix: bytes = b"") -> str:
+    """Return the hexadecimal digest of prefix and content."""
+    hashed = hashlib.new(algorithm, prefix, usedforsecurity=False)
+    if isinstance(content, bytes):
+        hashed.update(content)
+        return hashed.hexdigest()
+    with content.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashed).hexdigest()
+
+
+@dataclass
+class Commit:
+    """Hold an immutable set of files under a name that is a hash of them."""
+
+    sha: str
+    files: dict[str, File]
+
+    @cached_property
+    def entries(self) -> list[dict[str, Any]]:
+        """List every directory and file, by path, as the Hub's recursive listing does."""
+        directories: dict[str, dict[str, Any]] = {}
+        for path in self.files:
+            parent = path.rpartition("/")[0]
+            while parent and parent not in directories:
+                oid = digest("sha1", encode(parent))
+                directories[parent] = {"type": "directory", "oid": oid, "size": 0, "path": parent}
+                parent = parent.rpartition("/")[0]
+        found = [*directories.values(), *(file.entry for file in self.files.values())]
+        return sorted(found, key=lambda entry: str(entry["path"]))
+
+    def listing(self, folder: str, recursive: bool) -> list[dict[str, Any]]:
+        """List what is in a folder, or in it and below; "" is the root."""
+        if recursive and not folder:
+            return self.entries
+        prefix = f"{folder}/" if folder else ""
+        inside = [entry for entry in self.entries if entry["path"].startswith(prefix)]
+        return inside if recursive else [e for e in inside if "/" not in e["path"][len(prefix) :]]
+
+
+@dataclass
+class Repository:
+    """Hold a dataset's or model's branches and every commit they ever pointed to."""
+
+    type: RepoType
+    id: str
+    gated: bool = False
+    branches: dict[str, str] = field(default_factory=dict)
+    commits: dict[str, Commit] = field(default_factory=dict)
+
+    def commit(self, files: Mapping[str, Content], branch: str, lfs: bool | Collection[str] | None = None) -> Commit:
+        """Store the files as a commit and move the branch to it; the same files give the same commit."""
+        made = {}
+        for path, content in files.items():
+            stored = lfs if lfs is None or isinstance(lfs, bool) else path in lfs
+            made[path] = File.of(path, content, lfs=stored)
+        hashed = hashlib.sha1(f"{self.type} {self.id}\0".encode(), usedforsecurity=False)
+        for path in sorted(made):
+            hashed.update(encode(path) + b"\0" + made[path].oid.encode())
+        commit = self.commits.setdefault(hashed.hexdigest(), Commit(hashed.hexdigest(), made))
+        self.branches[branch] = commit.sha
+        return commit
+
+    def find(self, revision: str) -> Commit | None:
+        """Return what a branch or a commit's name stands for."""
+        return self.commits.get(self.branches.get(revision, revision))

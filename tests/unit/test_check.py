@@ -1,0 +1,185 @@
+"""check_pair notices each kind of damage, names the place, and is silent about a sound pair."""
+
+import io
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xxhash
+
+from tokenmill.tokens import check
+from tokenmill.tokens.check import check_pair
+from tokenmill.tokens.indexed import IndexedWriter, assemble
+
+EOD = 0
+VOCABULARY = 1000
+LENGTHS = [3, 0, 5, 1, 4, 0, 2]  # tokens of each document before EOD
+SEQUENCES = 5
+POINTERS = 34 + 4 * SEQUENCES
+DOCUMENTS = POINTERS + 8 * SEQUENCES
+
+
+def write_pair(prefix: Path, lengths: list[int], eod: int | None = EOD, seed: int = 1, dtype: Any = np.uint16) -> None:
+    ids = np.random.default_rng(seed).integers(1, VOCABULARY, sum(lengths)).astype(np.uint32)
+    with Path(f"{prefix}.bin").open("wb") as file:
+        writer = IndexedWriter(file, prefix.parent, prefix.name, dtype)
+        writer.add(*assemble(ids, np.cumsum([0, *lengths]), None, eod, dtype))
+    index = io.BytesIO()
+    writer.write_index(index)
+    writer.discard()
+    Path(f"{prefix}.idx").write_bytes(index.getvalue())
+
+
+def receipt(prefix: Path) -> dict[str, Any]:
+    data = {key: Path(f"{prefix}.{key}").read_bytes() for key in ("bin", "idx")}
+    return {f"{key}_bytes": len(value) for key, value in data.items()} | {
+        f"{key}_xxh3": xxhash.xxh3_128(value).hexdigest() for key, value in data.items()
+    }
+
+
+def put(path: Path, at: int, layout: str, *values: int) -> None:
+    """Overwrite part of a file in place."""
+    data = bytearray(path.read_bytes())
+    struct.pack_into(layout, data, at, *values)
+    path.write_bytes(data)
+
+
+def found(prefix: Path, **options: Any) -> str:
+    options = {"vocab_size": VOCABULARY, "eod": EOD} | options
+    return "\n".join(str(problem) for problem in check_pair(prefix, **options))
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Path:
+    write_pair(tmp_path / "p", LENGTHS)
+    return tmp_path / "p"
+
+
+@pytest.fixture(params=["one block", "many blocks"])
+def _blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let files be smaller and larger than what is in memory at once."""
+    if request.param == "many blocks":
+        monkeypatch.setattr(check, "BLOCK", 8)
+        monkeypatch.setattr(check, "CHUNK", 2)
+
+
+@pytest.mark.usefixtures("_blocks")
+@pytest.mark.parametrize("lengths", [LENGTHS, [1], [0, 0], []])
+@pytest.mark.parametrize("eod", [EOD, None])
+def test_a_sound_pair_has_no_problems(tmp_path: Path, lengths: list[int], eod: int | None) -> None:
+    write_pair(tmp_path / "p", lengths, eod)
+    expected = receipt(tmp_path / "p")
+    assert check_pair(tmp_path / "p", vocab_size=VOCABULARY, eod=eod, expected=expected) == []
+    assert check_pair(tmp_path / "p") == []
+
+
+@pytest.mark.usefixtures("_blocks")
+def test_megatrons_own_pair_has_no_problems() -> None:
+    prefix = Path(__file__).parents[1] / "conformance/small-tiny_text_document"
+    assert check_pair(prefix, vocab_size=4096, eod=0) == []
+
+
+@pytest.mark.usefixtures("_blocks")
+@pytest.mark.parametrize(
+    ("at", "layout", "value", "messages"),
+    [
+        (0, "<B", 0x4E, ["begins with"]),
+        (9, "<Q", 2, ["version 2"]),
+        (17, "<B", 77, ["dtype code 77"]),
+        (17, "<B", 4, ["int32 (code 4), but 1,000 vocabulary entries go with uint16 (code 8)", "pointer"]),
+        (18, "<Q", 6, ["6 sequences and 8 document indices make"]),
+        (26, "<Q", 2**60, ["bytes; 5 sequences"]),
+        (34 + 4, "<i", 0, ["sequence 1 has the length 0", "pointer of sequence 2"]),
+        (34 + 4, "<i", -6, ["sequence 1 has the length -6"]),
+        (34 + 16, "<i", 4, ["40 bytes, where p.idx ends at 42"]),
+        (POINTERS, "<q", 2, ["pointer of sequence 0 is 2, where the lengths before it make 0"]),
+        (POINTERS + 16, "<q", 6, ["pointers decrease at sequence 2", "pointer of sequence 2 is 6"]),
+        (POINTERS + 24, "<q", 26, ["pointer of sequence 3 is 26, where the lengths before it make 24"]),
+        (DOCUMENTS, "<q", 1, ["start at 1 instead of 0"]),
+        (DOCUMENTS + 24, "<q", 0, ["document indices decrease at document 2"]),
+        (DOCUMENTS + 56, "<q", 6, ["end at 6, not at the number of sequences, 5"]),
+    ],
+)
+def test_a_wrong_field_of_the_index(pair: Path, at: int, layout: str, value: int, messages: list[str]) -> None:
+    put(Path(f"{pair}.idx"), at, layout, value)
+    for full in (True, False):
+        for message in messages:
+            assert message in found(pair, full=full)
+
+
+def test_a_flipped_byte_is_found_by_its_hash(pair: Path) -> None:
+    expected = receipt(pair)
+    data = Path(f"{pair}.bin").read_bytes()
+    put(Path(f"{pair}.bin"), 2, "<B", data[2] ^ 1)
+    assert found(pair) == ""
+    assert found(pair, expected=expected, full=False) == ""
+    assert "p.bin: its content changed after it was written" in found(pair, expected=expected)
+
+
+def test_a_truncated_bin(pair: Path) -> None:
+    expected = receipt(pair)
+    for size in (39, 38, 0):
+        with Path(f"{pair}.bin").open("r+b") as file:
+            file.truncate(size)
+        assert f"p.bin: {size} bytes, where p.idx ends at 40" in found(pair)
+        assert f"p.bin: {size} bytes, its receipt says 40" in found(pair, expected=expected, full=False)
+
+
+def test_a_truncated_index(pair: Path) -> None:
+    expected = receipt(pair)
+    Path(f"{pair}.idx").write_bytes(Path(f"{pair}.idx").read_bytes()[:-8])
+    assert "bytes; 5 sequences and 8 document indices make" in found(pair)
+    assert "its receipt says" in found(pair, expected=expected)
+
+
+@pytest.mark.parametrize("suffix", [".bin", ".idx"])
+def test_a_missing_file(pair: Path, suffix: str) -> None:
+    Path(f"{pair}{suffix}").unlink()
+    assert f"p{suffix}: missing" in found(pair)
+
+
+@pytest.mark.usefixtures("_blocks")
+@pytest.mark.parametrize(
+    ("dtype", "layout", "value", "vocabulary"), [(np.uint16, "<H", 1000, 1000), (np.int32, "<i", -2, 70_000)]
+)
+def test_ids_outside_the_vocabulary(tmp_path: Path, dtype: Any, layout: str, value: int, vocabulary: int) -> None:
+    write_pair(tmp_path / "p", LENGTHS, dtype=dtype)
+    # Documents 0 and 2 have 4 and 6 tokens with EOD: tokens 6 and 12 of the file are 2/2 and 4/0.
+    for token in (6, 12):
+        put(tmp_path / "p.bin", token * np.dtype(dtype).itemsize, layout, value)
+    message = found(tmp_path / "p", vocab_size=vocabulary)
+    assert f"token 2 of document 2 has the id {value}, outside 0..{vocabulary - 1}; 2 ids in all" in message
+    assert found(tmp_path / "p", vocab_size=vocabulary, full=False) == ""
+
+
+def test_negative_ids_without_a_vocabulary(tmp_path: Path) -> None:
+    write_pair(tmp_path / "p", LENGTHS, dtype=np.int32)
+    put(tmp_path / "p.bin", 0, "<i", -1)
+    assert "token 0 of document 0 has the id -1" in found(tmp_path / "p", vocab_size=None)
+
+
+@pytest.mark.usefixtures("_blocks")
+def test_documents_without_eod(pair: Path) -> None:
+    for token in (11, 16):  # the last tokens of documents 3 and 4
+        put(Path(f"{pair}.bin"), token * 2, "<H", 7)
+    assert "document 3 ends with token id 7 instead of EOD 0, as do 2 documents in all" in found(pair)
+    assert found(pair, eod=None) == ""
+
+
+@pytest.mark.parametrize("other", [[4, 0, 4, 1, 4, 0, 2], [1, 0, 2]])
+def test_an_index_of_another_bin(tmp_path: Path, pair: Path, other: list[int]) -> None:
+    """The first has the same sizes: only the content can tell."""
+    expected = receipt(pair)
+    write_pair(tmp_path / "q", other, seed=2)
+    (tmp_path / "q.idx").rename(f"{pair}.idx")
+    assert found(pair) != ""
+    assert "p.idx" in found(pair, eod=None, expected=expected)
+
+
+@pytest.mark.parametrize("name", ["p.q.0", "p_text_document"])
+def test_a_prefix_may_have_dots(tmp_path: Path, name: str, pair: Path) -> None:
+    for suffix in (".bin", ".idx"):
+        Path(f"{pair}{suffix}").rename(f"{tmp_path / name}{suffix}")
+    assert found(tmp_path / name) == ""

@@ -1,0 +1,224 @@
+"""The indexed dataset against what Megatron-LM wrote, and its limits."""
+
+import hashlib
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenmill.errors import InputError, RequestError
+from tokenmill.tokens import indexed
+from tokenmill.tokens.indexed import IndexedReader, IndexedWriter, assemble, dtype_for
+
+CONFORMANCE = Path(__file__).parents[1] / "conformance"
+PAIR = CONFORMANCE / "small-tiny_text_document"
+TINY = [
+    vector
+    for vector in json.loads((CONFORMANCE / "vectors.json").read_text())["vectors"]
+    if vector["tokenizer"] == "tiny"
+]
+
+
+def write_pair(prefix: Path, documents: list[list[list[int]]], dtype: Any = np.int32, eod: int | None = 0) -> None:
+    """Write documents, each a list of sentences, through assemble and the writer, in one batch."""
+    sentences = [sentence for document in documents for sentence in document]
+    ids = np.array([token for sentence in sentences for token in sentence], dtype=np.uint32)
+    offsets = np.cumsum([0, *map(len, sentences)])
+    counts = np.array([len(document) for document in documents], dtype=np.int64)
+    with Path(f"{prefix}.bin").open("wb") as bin_file:
+        writer = IndexedWriter(bin_file, prefix.parent, prefix.name, dtype)
+        writer.add(*assemble(ids, offsets, counts, eod, dtype))
+    with Path(f"{prefix}.idx").open("wb") as idx_file:
+        writer.write_index(idx_file)
+    writer.discard()
+
+
+@pytest.fixture(scope="module")
+def encode() -> Callable[[list[str]], list[list[int]]]:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(CONFORMANCE / "tokenizers/tiny/tokenizer.json"))
+    return lambda texts: [encoding.ids for encoding in tokenizer.encode_batch(texts)]
+
+
+@pytest.mark.parametrize("vector", TINY, ids=lambda vector: vector["name"])
+def test_bytes_equal_megatron(
+    tmp_path: Path, vector: dict[str, Any], encode: Callable[[list[str]], list[list[int]]]
+) -> None:
+    eod = encode(["<|endoftext|>"])[0][0] if vector.get("eod", True) else None
+    lines = (CONFORMANCE / "inputs" / f"{vector['input']}.jsonl").read_bytes().split(b"\n")
+    records = [json.loads(line) for line in lines if line.strip()]
+    for key, output in vector["outputs"].items():
+        bin_file, idx_file = io.BytesIO(), io.BytesIO()
+        writer = IndexedWriter(bin_file, tmp_path, key, dtype_for(4096))
+        for start in range(0, len(records), 97):
+            texts = [record[key] for record in records[start : start + 97]]
+            lists = [text if isinstance(text, list) else [text] for text in texts]
+            counts = None if all(len(item) == 1 for item in lists) else np.array([*map(len, lists)])
+            encoded = encode([sentence for item in lists for sentence in item])
+            ids = np.array([token for sentence in encoded for token in sentence], dtype=np.uint32)
+            offsets = np.cumsum([0, *map(len, encoded)]).astype(np.uint64)
+            writer.add(*assemble(ids, offsets, counts, eod, writer.dtype))
+        writer.write_index(idx_file)
+        writer.discard()
+        assert hashlib.sha256(bin_file.getvalue()).hexdigest() == output["bin_sha256"]
+        assert hashlib.sha256(idx_file.getvalue()).hexdigest() == output["idx_sha256"]
+        assert (writer.sequences, writer.documents) == (output["sequences"], output["documents"])
+    assert not list(tmp_path.iterdir())
+
+
+def test_reads_megatrons_pair_and_writes_the_same(tmp_path: Path) -> None:
+    reader = IndexedReader(PAIR)
+    assert (reader.dtype.name, reader.sequences, reader.documents) == ("uint16", 12, 12)
+    assert sum(len(reader.document(i)) for i in range(12)) == 12530 // 2
+    assert all(reader.sequence(i)[-1] == 0 for i in range(12))
+    write_pair(tmp_path / "copy", [[reader.document(i).tolist()] for i in range(12)], np.uint16, eod=None)
+    for suffix in (".bin", ".idx"):
+        assert Path(f"{tmp_path / 'copy'}{suffix}").read_bytes() == Path(f"{PAIR}{suffix}").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("eod", "documents", "expected"),
+    [
+        (9, [[[1, 2]], [[3]]], [[1, 2, 9], [3, 9]]),
+        (None, [[[1, 2]], [[]], [[3]]], [[1, 2], [], [3]]),
+        (9, [[[]], [[1]], [[]]], [[], [1, 9], []]),
+        (9, [[[1], [], [2, 3]], [], [[], []], [[4], []]], [[1, 2, 3, 9], [], [], [4, 9]]),
+        (0, [], []),
+        (0, [[[]]], [[]]),
+    ],
+)
+def test_empty_text_and_eod(
+    tmp_path: Path, eod: int | None, documents: list[list[list[int]]], expected: list[list[int]]
+) -> None:
+    write_pair(tmp_path / "p", documents, eod=eod)
+    reader = IndexedReader(tmp_path / "p")
+    assert [reader.document(i).tolist() for i in range(reader.documents)] == expected
+    assert (reader.lengths > 0).all()
+
+
+def sentences_of(document: list[list[int]], eod: int | None) -> list[list[int]]:
+    """Say Megatron-LM's rule for one document in plain Python."""
+    kept = [sentence for sentence in document if sentence]
+    return kept if eod is None or not kept else [*kept[:-1], [*kept[-1], eod]]
+
+
+@given(
+    documents=st.lists(st.lists(st.lists(st.integers(0, 65535), max_size=5), max_size=4), max_size=20),
+    eod=st.none() | st.integers(0, 65535),
+    dtype=st.sampled_from([np.uint16, np.int32]),
+)
+def test_assemble_is_the_rule_applied_to_each_document(
+    documents: list[list[list[int]]], eod: int | None, dtype: Any
+) -> None:
+    sentences = [sentence for document in documents for sentence in document]
+    # Batches are slices of larger buffers: what lies around them does not matter.
+    ids = np.array([7, *(token for sentence in sentences for token in sentence), 7], dtype=np.uint32)
+    offsets = np.cumsum([1, *map(len, sentences)]).astype(np.uint64)
+    found, lengths, counts = assemble(ids, offsets, np.array([*map(len, documents)], dtype=int), eod, dtype)
+    wanted = [sentences_of(document, eod) for document in documents]
+    assert found.tolist() == [token for document in wanted for sentence in document for token in sentence]
+    assert lengths.tolist() == [len(sentence) for document in wanted for sentence in document]
+    assert counts.tolist() == [len(document) for document in wanted]
+    assert (found.dtype.name, lengths.dtype.name) == (np.dtype(dtype).name, "int32")
+
+
+@pytest.mark.parametrize(
+    ("token", "eod", "dtype"), [(65536, 0, np.uint16), (2**31, 0, np.int32), (1, 65536, np.uint16)]
+)
+def test_an_id_past_the_dtype_is_refused(token: int, eod: int, dtype: Any) -> None:
+    ids = np.array([1, token], dtype=np.uint32)
+    with pytest.raises(RequestError, match=f"token id {max(token, eod)} does not fit {np.dtype(dtype).name}"):
+        assemble(ids, np.array([0, 2]), None, eod, dtype)
+
+
+def test_dtype_changes_at_65500() -> None:
+    assert [dtype_for(size) for size in (4096, 65499, 65500, 128256)] == [np.uint16] * 2 + [np.int32] * 2
+
+
+def test_a_resumed_writer_gives_the_same_bytes(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+
+    def batch() -> tuple[Any, ...]:
+        lengths = rng.integers(0, 9, 50)
+        ids = rng.integers(0, 100_000, lengths.sum()).astype(np.uint32)
+        return assemble(ids, np.concatenate(([0], np.cumsum(lengths))), None, 5, np.int32)
+
+    first, lost, second = batch(), batch(), batch()
+    whole, whole_idx = io.BytesIO(), io.BytesIO()
+    straight = IndexedWriter(whole, tmp_path, "straight", np.int32)
+    straight.add(*first)
+    straight.add(*second)
+    straight.write_index(whole_idx)
+
+    parts, parts_idx = io.BytesIO(), io.BytesIO()
+    killed = IndexedWriter(parts, tmp_path, "killed", np.int32)
+    killed.add(*first)
+    state = json.loads(json.dumps(killed.mark()))
+    killed.add(*lost)
+    killed.close()
+    parts.truncate(state["bin_bytes"])
+    parts.seek(state["bin_bytes"])
+    resumed = IndexedWriter.resume(state, parts, tmp_path, "killed")
+    resumed.add(*second)
+    resumed.write_index(parts_idx)
+    assert (parts.getvalue(), parts_idx.getvalue()) == (whole.getvalue(), whole_idx.getvalue())
+
+    resumed.close()
+    (tmp_path / "killed.lengths").write_bytes(b"\0" * 8)
+    with pytest.raises(InputError, match=r"killed\.lengths.*8 bytes.*start the unit over"):
+        IndexedWriter.resume(state, parts, tmp_path, "killed")
+    (tmp_path / "killed.lengths").unlink()
+    with pytest.raises(InputError, match=r"killed\.lengths.*missing.*start the unit over"):
+        IndexedWriter.resume(state, parts, tmp_path, "killed")
+
+
+def test_an_index_larger_than_a_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    documents = [[[1] * (i % 7)] for i in range(100)]
+    write_pair(tmp_path / "one", documents)
+    monkeypatch.setattr(indexed, "CHUNK", 8)
+    write_pair(tmp_path / "many", documents)
+    assert (tmp_path / "one.idx").read_bytes() == (tmp_path / "many.idx").read_bytes()
+
+
+def test_a_batch_that_contradicts_itself_is_a_bug(tmp_path: Path) -> None:
+    writer = IndexedWriter(io.BytesIO(), tmp_path, "p", np.int32)
+    with pytest.raises(ValueError, match="must sum"):
+        writer.add(np.zeros(3, np.int32), np.array([2], np.int32), np.array([1]))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda data: b"MMIDIDY" + data[7:], "not an indexed dataset"),
+        (lambda data: b"", "not an indexed dataset"),
+        (lambda data: data[:20], "inside its 34-byte header"),
+        (lambda data: data[:9] + b"\x02" + data[10:], "version 2"),
+        (lambda data: data[:17] + b"\x09" + data[18:], "dtype code 9"),
+        (lambda data: data[:-1], "281 bytes; 12 sequences and 13 document indices make 282"),
+        (lambda data: data[:17] + b"\x04" + data[18:], "12,530 bytes, where"),
+    ],
+)
+def test_opening_a_damaged_index_says_what_is_wrong(
+    tmp_path: Path, change: Callable[[bytes], bytes], message: str
+) -> None:
+    (tmp_path / "p.bin").write_bytes(Path(f"{PAIR}.bin").read_bytes())
+    (tmp_path / "p.idx").write_bytes(change(Path(f"{PAIR}.idx").read_bytes()))
+    with pytest.raises(InputError, match=message):
+        IndexedReader(tmp_path / "p")
+
+
+def test_places_past_the_end_are_index_errors() -> None:
+    reader = IndexedReader(PAIR)
+    for read in (reader.document, reader.sequence):
+        for number in (-1, 12):
+            with pytest.raises(IndexError, match=f"{number} of 12"):
+                read(number)
+    with pytest.raises(InputError, match="missing"):
+        IndexedReader(CONFORMANCE / "no-such-pair")
