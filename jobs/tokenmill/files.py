@@ -143,9 +143,7 @@ def safe_name(name: str) -> str:
     The mapping is injective ('%' itself is escaped); a name over NAME_BYTES, empty or starting with a
     dot is marked with a hash of the original, so two different texts never share a result.
     """
-    escaped = _UNSAFE.sub(
-        lambda m: "".join(f"%{b:02X}" for b in m.group().encode("utf-8", "surrogatepass")), name
-    )
+    escaped = _UNSAFE.sub(lambda m: "".join(f"%{b:02X}" for b in m.group().encode("utf-8", "surrogatepass")), name)
     if len(escaped) <= NAME_BYTES and escaped and not escaped.startswith("."):
         return escaped
     mark = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:12]
@@ -156,15 +154,8 @@ def safe_name(name: str) -> str:
 def inside(root: Path, relative: str) -> Path:
     """Join a recorded relative path to its root; a path that would leave the root is refused."""
     parts = relative.split("/")
-    if (
-        not relative
-        or relative.startswith("/")
-        or "\0" in relative
-        or any(p in ("", ".", "..") for p in parts)
-    ):
-        raise RequestError(
-            f"the path {relative!r} would leave the directory {root}; the record naming it is damaged"
-        )
+    if not relative or relative.startswith("/") or "\0" in relative or any(p in ("", ".", "..") for p in parts):
+        raise RequestError(f"the path {relative!r} would leave the directory {root}; the record naming it is damaged")
     return root.joinpath(*parts)
 
 
@@ -202,7 +193,7 @@ def patiently(look: Any, path: Path) -> Any:
         if found or left <= 0:
             return found
         with contextlib.suppress(OSError):  # reading the directory makes NFS revalidate it
-            os.listdir(path)
+            list(path.iterdir())
         time.sleep(min(5.0, left))
 
 

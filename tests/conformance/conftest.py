@@ -8,13 +8,6 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
-
-
-@pytest.fixture(scope="session")
-def here() -> Path:
-    return HERE
-
 
 @pytest.fixture(scope="session")
 def preprocess() -> Callable[..., None]:

@@ -1,7 +1,7 @@
 """Open pairs with Megatron-LM's own reader; test_megatron_reader.py runs this under an environment of its own.
 
 Reads a request from standard input and writes the answer to a file, since Megatron-LM prints too; both JSON:
-{"prefixes": [...], "cases": [...], "cache": directory, "answer": file} -> {"sequences": ..., "samples": ...}.
+{"prefixes": [...], "cases": [...], "answer": file} -> {"sequences": ..., "samples": ...}.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ class Tokenizer:
     """What GPTDataset asks of a tokenizer."""
 
     eod = 0
-    pad = 1
+    pad = 0
     vocab_size = 4096
     unique_identifiers = {"class": "tiny"}  # noqa: RUF012
 
@@ -37,14 +37,13 @@ def sequences(prefix):
     }
 
 
-def samples(case, cache):
+def samples(case):
     """Build train, valid and test as pre-training does; hash the first samples of the part asked for."""
     config = GPTDatasetConfig(
         random_seed=case["seed"],
         sequence_length=case["sequence_length"],
         blend=(case["datasets"], case["weights"]),
         split=case["split"],
-        path_to_cache=cache,
         tokenizer=Tokenizer(),
         reset_position_ids=False,
         reset_attention_mask=False,
@@ -63,10 +62,9 @@ def samples(case, cache):
 
 def main():
     request = json.load(sys.stdin)
-    Path(request["cache"]).mkdir(exist_ok=True)
     answer = {
         "sequences": {prefix: sequences(prefix) for prefix in request["prefixes"]},
-        "samples": [samples(case, request["cache"]) for case in request["cases"]],
+        "samples": [samples(case) for case in request["cases"]],
     }
     Path(request["answer"]).write_text(json.dumps(answer))
 

@@ -54,7 +54,6 @@ def answer(prefixes: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) 
             }
             for case in CASES
         ],
-        "cache": str(directory / "cache"),
         "answer": str(directory / "answer.json"),
     }
     result = subprocess.run(

@@ -1,0 +1,48 @@
+"""The command line: one file a command; parse, plan, do. Errors become messages and exit codes here alone."""
+
+import json
+import sys
+
+import typer
+
+from tokenmill import __version__
+from tokenmill.errors import TokenmillError
+
+app = typer.Typer(
+    name="tokenmill",
+    help="Take a text corpus to Megatron-LM training data: exact, restartable, nothing lost.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"tokenmill {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run the command line; exit 0 done, 2 wrong request or input, 143 stopped, else worth a retry."""
+    from tokenmill.cli import commands
+
+    commands.register(app)
+    try:
+        app()
+    except TokenmillError as error:
+        if "--json" in sys.argv:
+            event = {"event": "error", "message": str(error), "exit_code": error.exit_code}
+            sys.stderr.write(json.dumps(event) + "\n")
+        else:
+            sys.stderr.write(f"error: {error}\n")
+        sys.exit(error.exit_code)

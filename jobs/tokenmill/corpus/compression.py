@@ -164,6 +164,7 @@ class DecompressedReader:
             try:
                 piece = stream.read(self._chunk)
             except zstandard.ZstdError as error:
+                source.check_end()
                 raise self._damaged(self.compressed_read, str(error)) from error
             if not piece:
                 return
@@ -254,10 +255,10 @@ class _ZstdFrames:
     def read(self, size: int) -> bytes:
         """Give the file's next bytes once they are walked."""
         data = self._reader._read(size)
-        if not data and self._inside:
-            raise self._reader._truncated()
-        if not data and self._field:
-            raise self._reader._foreign(self._offset - len(self._field))
+        if not data:
+            if self._inside:
+                raise self._reader._truncated()
+            self.check_end()
         at = 0
         while at < len(data):
             step = min(abs(self._want) - len(self._field), len(data) - at)
@@ -273,6 +274,11 @@ class _ZstdFrames:
                 field, self._field = self._field, b""
                 self._want = self._walk.send(field)
         return data
+
+    def check_end(self) -> None:
+        """Refuse bytes behind the last frame that are too few to begin another."""
+        if self._field and not self._inside:
+            raise self._reader._foreign(self._offset - len(self._field))
 
     def _frames(self) -> Generator[int, bytes, None]:
         """Yield how many bytes are needed next, to be sent; a negative number of bytes is passed over."""

@@ -120,5 +120,3 @@ def _ask(question: Callable[[], T], repository: str) -> T:
 
 def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
-
-

@@ -10,6 +10,7 @@ import this module.
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 OnBad = Literal["fail", "quarantine"]
 Text = str | list[str]
+_Line = bytes | bytearray
 
 
 @dataclass(slots=True)
@@ -96,12 +98,11 @@ def first_documents(path: Path, key: str, count: int, max_bytes: int, *, display
     return texts
 
 
-def _read_lines(
-    path: Path, keys: Sequence[str], display: str, batch_bytes: int, on_bad: OnBad
-) -> Iterator[Batch]:
+def _read_lines(path: Path, keys: Sequence[str], display: str, batch_bytes: int, on_bad: OnBad) -> Iterator[Batch]:
     batch = Batch([[] for _ in keys])
     compressed = records = lines = 0  # of the file, before this batch
     take = _take_one if len(keys) == 1 and "." not in keys[0] else _take_many
+    begin = True
     rest = bytearray()  # the line that the last block left open; growing in place, a long line costs no joins
 
     with open_decompressed(path, display=display) as blocks:
@@ -112,10 +113,11 @@ def _read_lines(
             if block and end < 0:
                 rest += block
                 continue
-            whole = _lines(block, end + 1)
-            if block or rest:
-                rest += block[: max(end, 0)]
-                whole = chain((rest.removeprefix(BOM) if lines == 0 and _is_first(batch) else rest,), whole)
+            rest += block[: max(end, 0)]
+            if begin and rest.startswith(BOM):
+                del rest[: len(BOM)]
+            begin = False
+            whole = chain((rest,) if block or rest else (), _lines(block, end + 1))
             for line, reason in take(whole, keys, batch):
                 done = len(batch.texts[0]) + len(batch.rejected)
                 number = lines + done + batch.blank + 1
@@ -130,11 +132,50 @@ def _read_lines(
                 compressed += batch.compressed
                 records += batch.records
                 lines += batch.records + batch.blank
-                if batch.bytes or batch.records or batch.blank:
+                if batch.bytes or batch.compressed or batch.records or batch.blank:
                     yield batch
                 if not block:
                     return
                 batch = Batch([[] for _ in keys])
+
+
+def _lines(block: bytes, start: int) -> Iterator[_Line]:
+    """Yield the lines that end in the block, one by one: while one is in the cache, its text is taken."""
+    find = block.find
+    while (end := find(b"\n", start)) >= 0:
+        yield block[start:end]
+        start = end + 1
+
+
+def _take_one(lines: Iterable[_Line], keys: Sequence[str], batch: Batch) -> Iterator[tuple[_Line, str]]:
+    """Put the lines' texts into the batch; yield (line, reason) for each bad record in its turn."""
+    (key,) = keys
+    loads = orjson.loads
+    append = batch.texts[0].append
+    for line in lines:
+        try:
+            text = loads(line)[key]
+        except (ValueError, KeyError, TypeError):
+            text = None
+        if type(text) is str:
+            append(text)
+        else:
+            yield from _take_many((line,), keys, batch)
+
+
+def _take_many(lines: Iterable[_Line], keys: Sequence[str], batch: Batch) -> Iterator[tuple[_Line, str]]:
+    """Do the same for several keys, for a path into nested objects, and for what is no plain text."""
+    for line in lines:
+        try:
+            values = _parse(line, keys)
+        except _BadRecord as bad:
+            yield line, str(bad)
+            continue
+        if values is None:
+            batch.blank += 1
+            continue
+        for texts, value in zip(batch.texts, values, strict=True):
+            texts.append(value)
 
 
 def _parse(line: _Line, keys: Sequence[str]) -> list[Text] | None:
@@ -257,6 +298,8 @@ def _read_parquet(path: Path, keys: Sequence[str], display: str, batch_bytes: in
                     batch.compressed = size * row // file.metadata.num_rows - read
                     read += batch.compressed
                     yield batch
+            if row == 0:
+                yield Batch([[] for _ in keys], compressed=size)
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise

@@ -43,5 +43,3 @@ class WebSource:
             response.close()
             raise RequestError(f"{self._said} changed since it was planned; run again with --replace")
         return self._transfer.body(response, offset, file.size)
-
-

@@ -37,7 +37,7 @@ def machine() -> tuple[str, str]:
     """Return (boot id, pid namespace): where both are equal, process ids can be compared."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        namespace = os.readlink("/proc/self/ns/pid")
+        namespace = str(Path("/proc/self/ns/pid").readlink())
     except OSError:  # not Linux: one namespace, and the host's name is the best identity there is
         return socket.gethostname(), ""
     return boot, namespace

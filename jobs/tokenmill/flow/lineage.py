@@ -93,9 +93,7 @@ def _furthest(path: Path, records: list[StageRecord], stage: str, usable: Sequen
     for record, plan, manifest in looked:
         above = plan.upstream if plan else {}
         if above.get("stage") in present and above.get("manifest") not in current:
-            notes.append(
-                f"{record.stage} in {record.output} was made from an older {above['stage']}; not taken"
-            )
+            notes.append(f"{record.stage} in {record.output} was made from an older {above['stage']}; not taken")
         else:
             candidates.append((record, plan, manifest))
     rank = max(STAGES.index(record.stage) for record, _, _ in candidates)
@@ -153,10 +151,7 @@ def _unfinished(record: StageRecord, plan: Plan | None, stage: str) -> str:
     failures = [failure for failure in record.failures() if failure["unit"] in {u.id for u in found.missing}]
     if failures:
         text += f"Its last failure: {failures[0]['unit']}: {failures[0]['message']}. "
-    return (
-        text
-        + f"Finish it first (tokenmill {record.stage}, the same command again), or choose another with --from"
-    )
+    return text + f"Finish it first (tokenmill {record.stage}, the same command again), or choose another with --from"
 
 
 def _dataset(record: StageRecord, manifest: Manifest, usable: Sequence[str] | None, notes: list[str]) -> Dataset:

@@ -99,9 +99,7 @@ class Plan:
             )
         names = ("stage", "request", "basis", "details", "source", "upstream", "require")
         plan = cls(units=[Unit(**unit) for unit in value["units"]], **{name: value[name] for name in names})
-        plan.__dict__["id"] = value[
-            "id"
-        ]  # as written: hashing 59,166 units again would cost each worker a second
+        plan.__dict__["id"] = value["id"]  # as written: hashing 59,166 units again would cost each worker a second
         return plan
 
 
@@ -161,10 +159,15 @@ class StageRecord:
 
     def read_receipt(self, plan: Plan, unit: Unit, *, verify_hashes: bool = False) -> dict[str, Any] | None:
         """Return a unit's receipt when it counts: this plan's, and its files there with the sizes it names."""
+        receipt = self.stored_receipt(plan, unit)
+        return receipt if receipt is not None and self._holds(receipt, verify_hashes) else None
+
+    def stored_receipt(self, plan: Plan, unit: Unit) -> dict[str, Any] | None:
+        """Return a unit's receipt of this plan, whatever became of the files it names."""
         receipt = read_json(self.receipt_path(unit.id))
         if not isinstance(receipt, dict) or receipt.get("plan") != plan.id or receipt.get("unit") != unit.id:
             return None
-        return receipt if self._holds(receipt, verify_hashes) else None
+        return receipt
 
     def _holds(self, receipt: dict[str, Any], verify_hashes: bool) -> bool:
         for output in receipt["outputs"]:
@@ -218,8 +221,10 @@ def make_manifest(plan: Plan, receipts: list[dict[str, Any]]) -> Manifest:
     """Combine a plan with the receipts of all its units, in the plan's order."""
     counts: Counts = {}
     files: list[dict[str, Any]] = []
+    empty: list[dict[str, Any]] = []
     for receipt in receipts:
         files.extend(receipt["outputs"])
+        empty.extend(receipt["empty"])
         for name, count in receipt["counts"].items():
             counts[name] = counts.get(name, 0) + count
     return Manifest(
@@ -232,6 +237,7 @@ def make_manifest(plan: Plan, receipts: list[dict[str, Any]]) -> Manifest:
             "details": plan.details,
             "counts": counts,
             "files": files,
+            "empty": empty,
         }
     )
 

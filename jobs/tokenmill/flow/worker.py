@@ -234,11 +234,9 @@ def _problem(future: Future[None], unit: Unit) -> TokenmillError | None:
 
 def _hopeless(problem: TokenmillError) -> bool:
     """Tell whether the next unit must meet the same fate: the machine is at fault, not the unit's input."""
-    return (
-        isinstance(problem, Superseded)
-        or isinstance(problem.__cause__, OSError)
-        or "died while" in str(problem)
-    )
+    cause = problem.__cause__
+    machine = isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+    return machine or isinstance(problem, (Superseded, WorkerDied))
 
 
 def _record_failure(record: StageRecord, plan: Plan, unit: Unit, problem: TokenmillError) -> None:

@@ -137,6 +137,9 @@ class Workspace:
         self.input_root = input_root
         self.settings = settings
         self.inputs: list[dict[str, Any]] = []
+        """Where each input's records begin in the output, for the receipt."""
+        self.empty: list[dict[str, Any]] = []
+        """Outputs that were left out because they hold nothing, for the receipt and the manifest."""
         self._record = record
         self._should_stop = should_stop
         self._advance = advance
@@ -208,9 +211,7 @@ class Workspace:
             except FileNotFoundError:
                 self._superseded()
         if self._should_stop():
-            raise Stopped(
-                f"stopped while doing {self.unit.id}; what is journaled is kept, run the same command again"
-            )
+            raise Stopped(f"stopped while doing {self.unit.id}; what is journaled is kept, run the same command again")
 
     def fence(self) -> None:
         """Refuse to go on when the plan on disk is no longer the one this worker began with."""
@@ -264,6 +265,7 @@ class Workspace:
             "counts": counts,
             "outputs": [output.entry() for output in self._outputs],
             "inputs": self.inputs,
+            "empty": self.empty,
             "weight": self.unit.weight,
             "started": self._started.isoformat(timespec="milliseconds"),
             "finished": datetime.now(UTC).isoformat(timespec="milliseconds"),

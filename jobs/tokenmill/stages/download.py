@@ -48,7 +48,13 @@ class Selection:
 
 
 def prepare(
-    uri: str, revision: str | None, selection: Selection, output: Path, *, endpoint: str | None, say: Callable[[str], None]
+    uri: str,
+    revision: str | None,
+    selection: Selection,
+    output: Path,
+    *,
+    endpoint: str | None,
+    say: Callable[[str], None],
 ) -> tuple[dict[str, Any], Callable[[], Plan]]:
     """Plan one unit per selected file; only the worker that makes the plan asks the source."""
     from tokenmill.files import canonical_json
@@ -178,7 +184,9 @@ def _names(files: list[RemoteFile], layout: str) -> list[str]:
         return distinct(paths, map(tree, paths))
     short = distinct(paths, (flat(path.rpartition("/")[2]) for path in paths))
     # The bare file name where that is unique in the listing, as people expect of a flat directory.
-    return short if len({path.rpartition("/")[2] for path in paths}) == len(paths) else distinct(paths, map(flat, paths))
+    return (
+        short if len({path.rpartition("/")[2] for path in paths}) == len(paths) else distinct(paths, map(flat, paths))
+    )
 
 
 def do(unit: Unit, workspace: Workspace) -> Counts:

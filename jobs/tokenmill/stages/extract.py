@@ -45,9 +45,7 @@ def prepare(dataset: Dataset, output: Path) -> tuple[dict[str, Any], Callable[[]
             for file, name in zip(dataset.files, distinct(sources, names), strict=True)
         ]
         refuse_foreign(output, (unit.spec["output"] for unit in units))
-        return Plan(
-            "extract", request, units, source=dataset.source, upstream=dataset.upstream, require="out"
-        )
+        return Plan("extract", request, units, source=dataset.source, upstream=dataset.upstream, require="out")
 
     return request, make
 

@@ -1,7 +1,8 @@
 """Check a pair as Megatron-LM will read it.
 
-Stands behind `tokenmill verify` and before training. Streams both files, so that memory does not grow with
-them; says everything that is wrong, each kind once, with its first place.
+Stands behind `tokenmill verify` and before training. Streams the `.bin` and maps the `.idx` (12 bytes a
+sequence, the kernel's to take back), so that memory does not grow with them; says everything that is wrong,
+each kind once, with its first place.
 """
 
 from bisect import bisect_right

@@ -1,0 +1,19 @@
+"""All commands and their order in the help."""
+
+import typer
+
+from tokenmill.cli.concatenate import concatenate
+from tokenmill.cli.download import download
+from tokenmill.cli.extract import extract
+from tokenmill.cli.inspect import inspect
+from tokenmill.cli.preprocess import preprocess
+from tokenmill.cli.run import run
+from tokenmill.cli.sample import sample
+from tokenmill.cli.status import status
+from tokenmill.cli.verify import verify
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the application."""
+    for command in (sample, run, download, extract, concatenate, preprocess, status, verify, inspect):
+        app.command()(command)

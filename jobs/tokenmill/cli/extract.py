@@ -1,0 +1,23 @@
+"""`tokenmill extract`: decompress."""
+
+from tokenmill.cli import options as o
+
+
+def extract(
+    input: o.Input,
+    output: o.Output = None,
+    from_stage: o.From = None,
+    worker_index: o.WorkerIndex = 0,
+    workers: o.Workers = 1,
+    processes: o.Processes = None,
+    replace: o.Replace = False,
+    verify_hashes: o.VerifyHashes = False,
+    json: o.Json = False,
+) -> None:
+    """Decompress .zst .gz .bz2 .xz to .jsonl. Optional: preprocess reads compressed files itself."""
+    from tokenmill.cli.report import how_to_run, report
+    from tokenmill.stages import launch
+
+    target = output or launch.default_output(input, "extract")
+    how = how_to_run(worker_index, workers, processes, replace, verify_hashes, json)
+    report(launch.extract(input, target, how, from_stage=from_stage), target, json)

@@ -1,0 +1,65 @@
+"""`tokenmill inspect`: a document as text, and where it came from."""
+
+import json as jsonlib
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tokenmill.cli import options as o
+
+
+def inspect(
+    path: Annotated[Path, typer.Argument(help="A dataset's directory, or the output of preprocess.")],
+    document: Annotated[
+        int | None, typer.Option("--document", min=0, help="Show this document, counted from 0 through the pairs.")
+    ] = None,
+    file: Annotated[str | None, typer.Option("--file", help="Count within this pair (its path without .bin).")] = None,
+    key: Annotated[str | None, typer.Option("--key", help="Of a dataset with several keys, this one.")] = None,
+    json: o.Json = False,
+) -> None:
+    """Show a dataset's pairs and tokenizer; with --document, a document's text and its source file and revision."""
+    from tokenmill.stages.dataset import find_dataset, find_document
+    from tokenmill.tokens.tokenizer import decode
+
+    dataset = find_dataset(path)
+    source, tokenizer = dataset.manifest.content["source"], dataset.tokenizer
+    if document is None:
+        facts: dict[str, Any] = {
+            "output": str(dataset.record.output),
+            "source": source,
+            "tokenizer": tokenizer,
+            "counts": dataset.manifest.counts,
+            "pairs": [{k: p[k] for k in ("prefix", "documents", "sequences", "tokens")} for p in dataset.pairs],
+            "empty": dataset.manifest.content["empty"],
+        }
+        lines = [
+            f"dataset {dataset.record.output}",
+            f"source: {source['uri']} at revision {source.get('revision')}",
+            f"tokenizer: {tokenizer['reference']}, {tokenizer['vocab_size']:,} entries, ids as {tokenizer['dtype']}, "
+            f"EOD {tokenizer['eod_token']!r} ({tokenizer['eod_id']})",
+            *(f"{p['prefix']}: {p['documents']:,} documents, {p['tokens']:,} tokens" for p in dataset.pairs),
+            *(f"{p['prefix']}: {p['documents']:,} documents without tokens: left out" for p in facts["empty"]),
+        ]
+    else:
+        found = find_document(dataset, document, key=key, prefix=file)
+        eod = dataset.plan.basis["eod"]
+        ids = found.ids[:-1] if found.ids and found.ids[-1] == eod else found.ids
+        text = decode(dataset.backend, ids)
+        name, record = found.source or (None, None)
+        facts = {
+            "document": found.number,
+            "pair": found.pair["prefix"],
+            "tokens": found.ids,
+            "text": text,
+            "source": {**source, "file": name, "record": record},
+        }
+        lines = [
+            f"document {found.number} of {dataset.record.output / found.pair['prefix']}: {len(found.ids):,} tokens",
+            f"from record {record} (counted from 0, blank lines not counted) of {name}",
+            f"in {source['uri']} at revision {source.get('revision')}",
+            "",
+            text,
+        ]
+    sys.stdout.write(jsonlib.dumps(facts) + "\n" if json else "\n".join(lines) + "\n")

@@ -1,0 +1,89 @@
+"""Options that several commands share, each declared once."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Input = Annotated[
+    Path, typer.Argument(metavar="INPUT", help="A dataset's directory, an earlier stage's output, or a file.")
+]
+Output = Annotated[
+    Path | None, typer.Argument(metavar="OUTPUT", help="Directory to write to; below INPUT when left out.")
+]
+WorkerIndex = Annotated[
+    int,
+    typer.Option("--worker-index", envvar="JOB_COMPLETION_INDEX", min=0, help="Which of the workers this one is."),
+]
+Workers = Annotated[
+    int, typer.Option("--workers", envvar="TOKENMILL_WORKERS", min=1, help="How many workers share the work.")
+]
+Processes = Annotated[
+    int | None, typer.Option("--processes", min=1, help="Units done at a time; as many as CPUs when left out.")
+]
+Replace = Annotated[
+    bool,
+    typer.Option("--replace", help="Remake an output that was made with other parameters, keeping what is the same."),
+]
+VerifyHashes = Annotated[
+    bool, typer.Option("--verify-hashes", help="Re-read finished files and compare hashes, not only sizes.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Progress and result as JSON lines, for machines.")]
+From = Annotated[
+    str | None, typer.Option("--from", metavar="STAGE", help="Read this stage's output instead of the furthest.")
+]
+Endpoint = Annotated[
+    str | None, typer.Option("--endpoint", envvar="HF_ENDPOINT", help="Address of the Hub, for a mirror.")
+]
+Revision = Annotated[str | None, typer.Option("--revision", help="Branch, tag or commit of the dataset on the Hub.")]
+Include = Annotated[list[str], typer.Option("--include", help="Take only files like this pattern; repeatable.")]
+Exclude = Annotated[list[str], typer.Option("--exclude", help="Leave out files like this pattern; repeatable.")]
+Split = Annotated[
+    str | None,
+    typer.Option(
+        "--split", help="train, validation or test; 'any' mixes them. Default: train where there are several."
+    ),
+]
+Sample = Annotated[int | None, typer.Option("--sample", min=1, help="Take N of the files, the same ones every time.")]
+Connections = Annotated[int, typer.Option("--connections", min=1, max=256, help="Files fetched at a time.")]
+Deadline = Annotated[float, typer.Option("--deadline", min=0, help="Seconds after which what still fails is given up.")]
+StallSeconds = Annotated[
+    float, typer.Option("--stall-seconds", min=0.1, help="Drop a connection that is silent for so long.")
+]
+TargetFiles = Annotated[int | None, typer.Option("--target-files", min=1, help="Make this many outputs.")]
+Tokenizer = Annotated[
+    str, typer.Option("--tokenizer", help="A tokenizer's directory, or its name on the Hub.", show_default=False)
+]
+TokenizerRevision = Annotated[
+    str | None, typer.Option("--tokenizer-revision", help="Branch, tag or commit of the tokenizer on the Hub.")
+]
+Keys = Annotated[
+    str, typer.Option("--keys", help="Comma-separated keys of the text in a record; a.b reaches into a nested one.")
+]
+AppendEod = Annotated[bool, typer.Option("--append-eod/--no-append-eod", help="End each document with EOD.")]
+EodToken = Annotated[
+    str | None, typer.Option("--eod-token", help="Token to use as EOD instead of the tokenizer's eos.")
+]
+SpecialTokens = Annotated[
+    bool,
+    typer.Option("--special-tokens/--no-special-tokens", help="Add BOS and the like where the tokenizer does."),
+]
+EncoderName = Annotated[
+    str, typer.Option("--encoder", help="auto, fastokens, gigatoken or hf; auto takes the first that proves exact.")
+]
+OnBadRecord = Annotated[
+    str, typer.Option("--on-bad-record", help="fail, or quarantine: keep bad records beside the output and go on.")
+]
+MaxBadRecords = Annotated[
+    int, typer.Option("--max-bad-records", min=0, help="With quarantine: how many for each output before it fails.")
+]
+Name = Annotated[str, typer.Option("--name", help="First part of the names of joined outputs.")]
+
+DAY = 86400.0
+
+
+def one_of(option: str, value: str, *allowed: str) -> str:
+    """Return a value that is one of the allowed, else end with a usage message."""
+    if value not in allowed:
+        raise typer.BadParameter(f"{value!r} is not one of {', '.join(allowed)}", param_hint=option)
+    return value

@@ -1,0 +1,50 @@
+"""`tokenmill preprocess`: text to Megatron-LM's indexed datasets."""
+
+from tokenmill.cli import options as o
+
+
+def preprocess(
+    input: o.Input,
+    output: o.Output = None,
+    tokenizer: o.Tokenizer = ...,  # type: ignore[assignment]
+    tokenizer_revision: o.TokenizerRevision = None,
+    keys: o.Keys = "text",
+    append_eod: o.AppendEod = True,
+    eod_token: o.EodToken = None,
+    special_tokens: o.SpecialTokens = True,
+    target_files: o.TargetFiles = None,
+    name: o.Name = "part",
+    encoder: o.EncoderName = "auto",
+    on_bad_record: o.OnBadRecord = "fail",
+    max_bad_records: o.MaxBadRecords = 1000,
+    from_stage: o.From = None,
+    endpoint: o.Endpoint = None,
+    worker_index: o.WorkerIndex = 0,
+    workers: o.Workers = 1,
+    processes: o.Processes = None,
+    replace: o.Replace = False,
+    verify_hashes: o.VerifyHashes = False,
+    json: o.Json = False,
+) -> None:
+    """Tokenise JSONL, compressed or not, or Parquet into .bin/.idx, byte for byte as Megatron-LM does."""
+    from tokenmill.cli.report import how_to_run, report
+    from tokenmill.stages import launch
+    from tokenmill.stages.preprocess import Recipe
+
+    target = output or launch.default_output(input, "preprocess")
+    how = how_to_run(worker_index, workers, processes, replace, verify_hashes, json)
+    recipe = Recipe(
+        tokenizer, tokenizer_revision, keys.split(","), append_eod, eod_token, special_tokens, target_files, name
+    )
+    summary = launch.preprocess(
+        input,
+        target,
+        how,
+        recipe=recipe,
+        encoder=o.one_of("--encoder", encoder, "auto", "fastokens", "gigatoken", "hf"),
+        on_bad_record=o.one_of("--on-bad-record", on_bad_record, "fail", "quarantine"),
+        max_bad_records=max_bad_records,
+        endpoint=endpoint,
+        from_stage=from_stage,
+    )
+    report(summary, target, json)

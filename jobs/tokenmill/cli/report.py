@@ -1,0 +1,119 @@
+"""What a command says when it is done: a few lines for a person, one JSON object for a machine."""
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from tokenmill.flow.progress import Reporter, duration, size
+from tokenmill.flow.worker import Summary
+from tokenmill.stages.launch import Pipeline, Run, default_output
+
+NEXT = {
+    "download": "tokenmill preprocess {path} --tokenizer NAME_OR_DIRECTORY",
+    "extract": "tokenmill preprocess {path} --tokenizer NAME_OR_DIRECTORY",
+    "concatenate": "tokenmill preprocess {path} --tokenizer NAME_OR_DIRECTORY",
+    "preprocess": "tokenmill verify {path}",
+}
+"""The usual next command after each stage."""
+
+
+def how_to_run(
+    worker: int, workers: int, processes: int | None, replace: bool, verify_hashes: bool, json_lines: bool
+) -> Run:
+    """Check the shared options and combine them."""
+    if worker >= workers:
+        raise typer.BadParameter(
+            f"{worker} is not below --workers {workers}: they are counted from 0", param_hint="--worker-index"
+        )
+    return Run(Reporter(json_lines=json_lines), worker, workers, processes, replace, verify_hashes)
+
+
+def facts(summary: Summary, output: Path) -> dict[str, Any]:
+    """Return a run's result as JSON."""
+    completion = summary.completion
+    return {
+        "event": "result",
+        "stage": summary.plan.stage,
+        "output": str(output),
+        "plan": summary.plan.id,
+        "complete": completion.manifest is not None,
+        "units": len(summary.plan.units),
+        "units_done": completion.done,
+        "units_done_now": summary.done_now,
+        "units_done_before": summary.done_before,
+        "seconds": round(summary.seconds, 3),
+        "manifest": completion.manifest.hash if completion.manifest else None,
+        "counts": completion.manifest.counts if completion.manifest else None,
+        "bytes": sum(entry["bytes"] for entry in completion.manifest.files) if completion.manifest else None,
+    }
+
+
+def report(summary: Summary, output: Path, json_lines: bool) -> None:
+    """Say what was done, where it lies and what to type next."""
+    done = facts(summary, output)
+    if json_lines:
+        sys.stdout.write(json.dumps(done) + "\n")
+        return
+    stage, manifest = summary.plan.stage, summary.completion.manifest
+    if manifest is None:
+        sys.stdout.write(
+            f"{stage}: this worker's share is done ({summary.done_now} units now, {summary.done_before} before); "
+            f"{done['units_done']} of {done['units']} units of all workers are there: tokenmill status {output}\n"
+        )
+        return
+    counts = manifest.counts
+    made = f"{len(manifest.files)} files, {size(done['bytes'])}"
+    words = {
+        "out": "records" if stage != "download" else None,
+        "tokens": "tokens",
+        "rejected": "bad records kept aside",
+    }
+    said = [f"{counts[name]:,} {word}" for name, word in words.items() if word and counts.get(name)]
+    sys.stdout.write(
+        f"{stage}: complete, {', '.join([made, *said])} in {duration(summary.seconds)}: {output}\n"
+        f"next: {NEXT[stage].format(path=output)}\n"
+    )
+
+
+def report_pipeline(pipeline: Pipeline, summaries: list[Summary], how: Run) -> None:
+    """Verify what a pipeline made, then say what each stage did, where the files lie and what to type next."""
+    from tokenmill.errors import InputError
+    from tokenmill.stages.dataset import check
+
+    started = time.monotonic()
+    data = default_output(pipeline.output, "preprocess")
+    _, wrong = check(data, full=True)
+    seconds = time.monotonic() - started
+    if wrong:
+        raise InputError(f"{len(wrong)} problems in what was just made; first: {wrong[0]}")
+    if how.reporter.json_lines:
+        for summary in summaries:
+            sys.stdout.write(json.dumps(facts(summary, pipeline.output)) + "\n")
+        return
+    rows = [("stage", "files", "documents", "tokens", "bytes", "time", "rate")]
+    for summary in summaries:
+        done = facts(summary, pipeline.output)
+        counts, weight = done["counts"] or {}, summary.plan.weight
+        documents = f"{counts.get('out', 0):,}" if summary.plan.stage != "download" else ""
+        tokens = f"{counts['tokens']:,}" if "tokens" in counts else ""
+        rate = f"{size(weight / summary.seconds)}/s" if summary.done_now else "done before"
+        files = f"{len(summary.completion.manifest.files) if summary.completion.manifest else 0:,}"
+        rows.append(
+            (summary.plan.stage, files, documents, tokens, size(done["bytes"] or 0), duration(summary.seconds), rate)
+        )
+    rows.append(("verify", "", "", "", "", duration(seconds), "all right"))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+        cells[0] = row[0].ljust(widths[0])
+        sys.stdout.write("  ".join(cells).rstrip() + "\n")
+    sys.stdout.write(
+        f"\nMegatron-LM's data, with the tokenizer beside it: {data}\n"
+        f"see a document and where it came from:  tokenmill inspect {pipeline.output} --document 3\n"
+        f"see how far each stage is:              tokenmill status {pipeline.output}\n"
+        f"check every byte again:                 tokenmill verify {pipeline.output}\n"
+    )

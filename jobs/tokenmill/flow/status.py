@@ -1,0 +1,115 @@
+"""How far every stage below a directory is, from its records alone: nothing needs to be running to ask."""
+
+import os
+import time
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from tokenmill.errors import RequestError
+from tokenmill.flow.attempt import HEARTBEAT_SECONDS, OWNER, Liveness, leftovers, read_owner
+from tokenmill.flow.lineage import find_records
+from tokenmill.flow.record import StageRecord, complete
+
+RATE_SECONDS = 300.0
+"""The rate is that of the units finished in the last so many seconds of work."""
+
+
+@dataclass(frozen=True)
+class StageStatus:
+    """One stage's state: complete, running, failed (units failed and nobody works), stopped or planning."""
+
+    stage: str
+    output: Path
+    state: str
+    units: int
+    units_done: int
+    bytes: int
+    bytes_done: int
+    bytes_per_second: float | None
+    seconds_left: float | None
+    at_work: list[str]
+    failures: list[dict[str, Any]]
+    counts: dict[str, int]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the status as JSON."""
+        return {**self.__dict__, "output": str(self.output)}
+
+
+def statuses(path: Path) -> list[StageStatus]:
+    """Return the status of each stage begun in `path` or below; RequestError when there is none."""
+    found = [_status(record) for record in find_records(path)]
+    if not found:
+        raise RequestError(f"no stage of tokenmill was begun in {path} or below it; give an output directory")
+    return found
+
+
+def _status(record: StageRecord) -> StageStatus:
+    plan = record.read_plan()
+    if plan is None:
+        return StageStatus(record.stage, record.output, "planning", 0, 0, 0, 0, None, None, [], [], {})
+    receipts, counts = [], dict[str, int]()
+    bytes_done = 0
+    for unit, receipt in record.receipts(plan):
+        if receipt is None:
+            continue
+        receipts.append(receipt)
+        bytes_done += unit.weight
+        for name, count in receipt["counts"].items():
+            counts[name] = counts.get(name, 0) + count
+    done = {receipt["unit"] for receipt in receipts}
+    failures = [f for f in record.failures() if f["unit"] not in done and f["plan"] == plan.id]
+    at_work = [
+        unit
+        for unit, found in leftovers(record).items()
+        if any(left.liveness is Liveness.ALIVE or _recent(left.path) for left in found)
+    ]
+    rate = _rate(receipts)
+    left = plan.weight - bytes_done
+    if len(done) == len(plan.units):
+        state = "complete"
+        complete(record, plan, write=os.access(record.directory, os.W_OK))
+    else:
+        state = "running" if at_work else "failed" if failures else "stopped"
+    seconds = left / rate if rate and left and at_work else None
+    return StageStatus(
+        record.stage,
+        record.output,
+        state,
+        len(plan.units),
+        len(done),
+        plan.weight,
+        bytes_done,
+        rate,
+        seconds,
+        sorted(at_work),
+        failures,
+        counts,
+    )
+
+
+def _recent(path: Path) -> bool:
+    """Tell whether an attempt on another machine gave a sign of life just now."""
+    owner = read_owner(path / OWNER)
+    if owner is None or owner.liveness() is Liveness.DEAD:
+        return False
+    try:
+        return time.time() - (path / OWNER).stat().st_mtime < 6 * HEARTBEAT_SECONDS
+    except OSError:
+        return False
+
+
+def _rate(receipts: list[dict[str, Any]]) -> float | None:
+    """Return bytes a second over the last units to finish."""
+    if not receipts:
+        return None
+    times = [
+        (datetime.fromisoformat(r["started"]), datetime.fromisoformat(r["finished"]), r["weight"]) for r in receipts
+    ]
+    last = max(finished for _, finished, _ in times)
+    lately = [(s, f, w) for s, f, w in times if (last - f).total_seconds() <= RATE_SECONDS]
+    begun = min(started for started, _, _ in lately)
+    seconds = (last - begun).total_seconds()
+    return sum(weight for _, _, weight in lately) / seconds if seconds > 0 else None

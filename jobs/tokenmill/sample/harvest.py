@@ -1,0 +1,154 @@
+"""Gather a corpus of real text from the Python that runs, laid out like a dataset on the Hub.
+
+The quick start serves it through `testhub` and takes it through the whole pipeline, so that a first run
+needs no network. Every CPython ships enough: the language reference's topics, the standard library's
+docstrings and its sources. Sources are read, never imported.
+"""
+
+import ast
+import inspect
+import json
+import platform
+import random
+import re
+import sysconfig
+import tokenize
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+from tokenmill.errors import RequestError
+
+NAME = "tokenmill/sample-corpus"
+
+_SHORTEST = 80  # characters; below it a docstring says next to nothing
+_HELD_OUT = 50  # validation and test get one document in so many each
+_NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test", "pydoc_data"}
+
+# Parsing every module would take longer than everything else together; this finds nine in ten.
+_DOCSTRING = re.compile(
+    r'^[ \t]*(?:async +def|def|class) +(\w+)[^\n]*:[ \t]*\n[ \t]+([rR]?"""(?:[^"]|"(?!""))+""")', re.MULTILINE
+)
+
+_CARD = """\
+---
+pretty_name: tokenmill sample corpus
+language: [en]
+size_categories: [1K<n<10K]
+configs:
+- config_name: default
+  data_files:
+  - {{split: train, path: "train/**"}}
+  - {{split: validation, path: "validation/**"}}
+  - {{split: test, path: "test/**"}}
+---
+# tokenmill sample corpus
+
+{documents:,} documents harvested from CPython {version}: {kinds}. The text is CPython's, under the PSF license.
+
+Each line of a shard is one record: `text`, `title`, and `meta` with `source` and `kind`.
+"""
+
+_ATTRIBUTES = "*.zst filter=lfs diff=lfs merge=lfs -text\n"
+
+
+@dataclass(frozen=True, slots=True)
+class HarvestReport:
+    """What was harvested: `text_bytes` is UTF-8 without the JSON around it, `files` the paths below the root."""
+
+    documents: int
+    text_bytes: int
+    kinds: dict[str, int]
+    files: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Document:
+    text: str
+    title: str
+    source: str
+    kind: str
+
+
+def harvest(directory: Path, *, shards: int = 8) -> HarvestReport:
+    """Write the sample corpus into `directory`: `shards` training shards in two chunks, validation and test.
+
+    The same interpreter gives the same bytes. As in SlimPajama, shards of different chunks share names.
+
+    Raises RequestError on a Python that ships no sources.
+    """
+    import zstandard
+
+    documents = list({document.text: document for document in _documents()}.values())
+    if not documents:
+        raise RequestError(
+            f"no sample corpus: this Python has no sources in {sysconfig.get_path('stdlib')}. "
+            "Use a Python with its standard library, or give a dataset of your own."
+        )
+    random.Random(0).shuffle(documents)
+    held = len(documents) // _HELD_OUT
+    parts = {
+        "validation/chunk1/example_holdout_0.jsonl.zst": documents[:held],
+        "test/chunk1/example_holdout_0.jsonl.zst": documents[held : 2 * held],
+    }
+    for n in range(shards):
+        parts[f"train/chunk{n % 2 + 1}/example_train_{n // 2}.jsonl.zst"] = documents[2 * held + n :: shards]
+
+    files = {name: zstandard.ZstdCompressor().compress(_lines(part)) for name, part in parts.items()}
+    kinds = dict(sorted(Counter(document.kind for document in documents).items()))
+    card = _CARD.format(
+        documents=len(documents),
+        version=platform.python_version(),
+        kinds=", ".join(f"{count:,} of kind {kind}" for kind, count in kinds.items()),
+    )
+    files |= {"README.md": card.encode(), ".gitattributes": _ATTRIBUTES.encode()}
+    for name, data in files.items():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_bytes(data)
+    text_bytes = sum(len(document.text.encode()) for document in documents)
+    return HarvestReport(len(documents), text_bytes, kinds, sorted(files))
+
+
+def _lines(documents: list[_Document]) -> bytes:
+    records = ({"text": d.text, "title": d.title, "meta": {"source": d.source, "kind": d.kind}} for d in documents)
+    return b"".join(json.dumps(record, ensure_ascii=False).encode() + b"\n" for record in records)
+
+
+def _documents() -> Iterator[_Document]:
+    """Yield the documents in an order that depends on the interpreter alone."""
+    release = f"cpython-{platform.python_version()}"
+    try:
+        topics = import_module("pydoc_data.topics").topics
+    except ImportError:  # left out by some distributions
+        topics = {}
+    for name, text in sorted(topics.items()):
+        yield _Document(text, name, f"{release}/pydoc_data/topics", "topic")
+    library = Path(sysconfig.get_path("stdlib"))
+    for path in sorted(library.rglob("*.py")):
+        module = path.relative_to(library)
+        if _NOT_LIBRARY.intersection(module.parts):
+            continue
+        try:
+            with tokenize.open(path) as file:
+                text = file.read()
+        except (OSError, SyntaxError, UnicodeError):
+            continue
+        source = f"{release}/{module.as_posix()}"
+        if len(text) >= _SHORTEST:
+            yield _Document(text, module.stem, source, "source")
+        for name, literal in _DOCSTRING.findall(text):
+            docstring = _docstring(literal)
+            if len(docstring) >= _SHORTEST:
+                yield _Document(docstring, name, source, "docstring")
+
+
+def _docstring(literal: str) -> str:
+    """Evaluate a string literal and unindent it; empty where it holds what is no text."""
+    try:
+        text = inspect.cleandoc(str(ast.literal_eval(literal)) if "\\" in literal else literal.lstrip("rR")[3:-3])
+        text.encode()
+    except (SyntaxError, ValueError):
+        return ""
+    return text

@@ -1,0 +1,166 @@
+"""A preprocessed dataset as a reader meets it: its pairs, its tokenizer, its documents and where they came from."""
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from tokenmill.errors import RequestError
+from tokenmill.files import hash_file, inside
+from tokenmill.flow.lineage import find_records
+from tokenmill.flow.provenance import locate
+from tokenmill.flow.record import Manifest, Plan, StageRecord, complete
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A finished preprocess stage."""
+
+    record: StageRecord
+    plan: Plan
+    manifest: Manifest
+
+    @property
+    def pairs(self) -> list[dict[str, Any]]:
+        """The manifest's entries of the .bin files with tokens: what Megatron-LM is given."""
+        return [entry for entry in self.manifest.files if entry.get("role") == "bin"]
+
+    @property
+    def tokenizer(self) -> dict[str, Any]:
+        """What the plan says of the tokenizer."""
+        about: dict[str, Any] = self.plan.details["tokenizer"]
+        return about
+
+
+@dataclass(frozen=True)
+class Document:
+    """One document: its pair and number in it, its token ids, and where its text came from."""
+
+    pair: dict[str, Any]
+    number: int
+    ids: list[int]
+    source: tuple[str, int] | None
+
+
+def find_dataset(path: Path) -> Dataset:
+    """Return the one preprocess output in `path` or below; unfinished or several is a RequestError."""
+    records = [record for record in find_records(path) if record.stage == "preprocess"]
+    if not records:
+        raise RequestError(f"no output of tokenmill preprocess lies in {path}")
+    if len(records) > 1:
+        names = "\n".join(f"  {record.output}" for record in records)
+        raise RequestError(f"more than one dataset lies in {path}; name one:\n{names}")
+    record = records[0]
+    plan = record.read_plan()
+    found = complete(record, plan, write=False) if plan else None
+    if plan is None or found is None or found.manifest is None:
+        raise RequestError(f"preprocess in {record.output} is not finished: tokenmill status {record.output}")
+    return Dataset(record, plan, found.manifest)
+
+
+def find_document(dataset: Dataset, number: int, *, key: str | None, prefix: str | None) -> Document:
+    """Return document `number`, counted through the pairs of one key, or within the pair `prefix`."""
+    from tokenmill.tokens.indexed import IndexedReader
+
+    keys = [k for k in dataset.plan.basis["keys"] if key in (None, k)]
+    if not keys:
+        raise RequestError(f"--key {key}: the dataset has {', '.join(dataset.plan.basis['keys'])}")
+    pairs = [p for p in dataset.pairs if p["prefix"] == prefix] if prefix else []
+    pairs = pairs or [p for p in dataset.pairs if not prefix and p["key"] == keys[0]]
+    if not pairs:
+        known = ", ".join(p["prefix"] for p in dataset.pairs[:5])
+        raise RequestError(f"--file {prefix}: the dataset has {known}{', ...' if len(dataset.pairs) > 5 else ''}")
+    ends = list(accumulate(pair["documents"] for pair in pairs))
+    if not 0 <= number < ends[-1]:
+        raise RequestError(f"--document {number}: there are {ends[-1]:,}, counted from 0")
+    chosen = bisect_right(ends, number)
+    pair, local = pairs[chosen], number - (ends[chosen - 1] if chosen else 0)
+    reader = IndexedReader(inside(dataset.record.output, pair["prefix"]))
+    return Document(pair, local, reader.document(local).tolist(), locate(pair["parts"], local))
+
+
+def check(path: Path, *, full: bool) -> tuple[list[str], list[str]]:
+    """Return what was checked and what is wrong, for every stage below `path`, or for one bare pair."""
+    from tokenmill.tokens.check import check_pair
+
+    records = list(find_records(path)) if path.is_dir() else []
+    if not records:
+        prefix = Path(str(path).removesuffix(".bin").removesuffix(".idx"))
+        if not Path(f"{prefix}.idx").exists() and not Path(f"{prefix}.bin").exists():
+            raise RequestError(f"{path} is neither an output of tokenmill nor a pair of .bin and .idx")
+        return [f"{prefix}: structure only, since no record says what it was made with"], [
+            str(problem) for problem in check_pair(prefix, full=full)
+        ]
+    checked, wrong = [], []
+    for record in records:
+        said, problems = _check_stage(record, full)
+        checked.append(said)
+        wrong.extend(problems)
+    return checked, wrong
+
+
+def _check_stage(record: StageRecord, full: bool) -> tuple[str, list[str]]:
+    from tokenmill.tokens.check import check_pair
+
+    plan = record.read_plan()
+    if plan is None:
+        return f"{record.stage} in {record.output}", ["it was started and has no plan yet"]
+    wrong, files, size = [], 0, 0
+    receipts = {unit.id: record.stored_receipt(plan, unit) for unit in plan.units}
+    absent = [unit for unit, receipt in receipts.items() if receipt is None]
+    if absent:
+        wrong.append(
+            f"{record.stage} in {record.output} is not finished: {len(absent)} of {len(plan.units)} units have no "
+            f"receipt, first: {absent[0]}; run tokenmill {record.stage} again"
+        )
+    for receipt in filter(None, receipts.values()):
+        entries = {entry["path"]: entry for entry in receipt["outputs"]}
+        for entry in receipt["outputs"]:
+            files, size = files + 1, size + entry["bytes"]
+            if entry.get("role") == "bin":
+                index = entries[f"{entry['prefix']}.idx"]
+                expected = {"bin_bytes": entry["bytes"], "bin_xxh3": entry["xxh3_128"]}
+                expected |= {"idx_bytes": index["bytes"], "idx_xxh3": index["xxh3_128"]}
+                problems = check_pair(
+                    inside(record.output, entry["prefix"]),
+                    vocab_size=plan.details["tokenizer"]["vocab_size"],
+                    eod=plan.basis["eod"],
+                    expected=expected,
+                    full=full,
+                )
+                wrong.extend(map(str, problems))
+            elif entry.get("role") != "idx":
+                wrong.extend(_check_file(record, entry, full))
+    if plan.stage == "preprocess":
+        wrong.extend(_check_tokenizer(record, plan))
+    if not absent and not record.manifest_path.exists():
+        wrong.append(f"{record.manifest_path} is missing; run tokenmill status {record.output}, which completes it")
+    return f"{record.stage} in {record.output}: {files} files, {size} bytes", wrong
+
+
+def _check_file(record: StageRecord, entry: dict[str, Any], full: bool) -> list[str]:
+    path = inside(record.output, entry["path"])
+    remedy = f"delete it and run tokenmill {record.stage} again: it makes only this one"
+    if not path.is_file():
+        return [f"{path}: missing; run tokenmill {record.stage} again: it makes only this one"]
+    if path.stat().st_size != entry["bytes"]:
+        return [f"{path}: {path.stat().st_size} bytes, its receipt says {entry['bytes']}; {remedy}"]
+    if full and hash_file(path) != entry["xxh3_128"]:
+        return [f"{path}: its bytes are not those its receipt names (xxh3-128 differs); {remedy}"]
+    return []
+
+
+def _check_tokenizer(record: StageRecord, plan: Plan) -> list[str]:
+    """Compare the tokenizer beside the data with what the data were made with."""
+    import hashlib
+
+    wrong = []
+    for name, sha256 in plan.details["tokenizer"]["files"].items():
+        path = record.output / "tokenizer" / name
+        if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != sha256:
+            wrong.append(
+                f"{path}: not the tokenizer these data were made with; copy the right one there, or run tokenmill "
+                "preprocess again"
+            )
+    return wrong

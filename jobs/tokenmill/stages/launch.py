@@ -1,0 +1,200 @@
+"""Run a stage from plain arguments: what the commands call, one function a stage."""
+
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tokenmill.flow.lineage import upstream_of
+from tokenmill.flow.progress import Reporter
+from tokenmill.flow.record import STAGES
+from tokenmill.flow.worker import Distribution, Job, Summary, run
+from tokenmill.stages.download import Selection
+from tokenmill.stages.preprocess import Recipe
+
+
+@dataclass(frozen=True)
+class Run:
+    """How a stage is run, whatever the stage: nothing here changes a byte of its output."""
+
+    reporter: Reporter
+    worker: int = 0
+    workers: int = 1
+    processes: int | None = None
+    replace: bool = False
+    verify_hashes: bool = False
+
+    def spread(self, processes: int | None = None) -> Distribution:
+        """Return the distribution, with this many units at a time or as many as there are CPUs."""
+        return Distribution(self.worker, self.workers, processes or self.processes or available_cpus())
+
+
+def available_cpus() -> int:
+    """Return how many CPUs this process may use: its affinity, and its container's quota (cgroup v2)."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return max(1, min(count, int(quota) // int(period)))
+    except (OSError, ValueError):  # no cgroup v2, or "max"
+        return count
+
+
+def default_output(source: Path, stage: str) -> Path:
+    """Return where a stage's output goes when no directory is named: below what it reads."""
+    names = dict(zip(STAGES, ("", "extracted", "concatenated", "preprocessed"), strict=True))
+    return (source if source.is_dir() else source.parent) / names[stage]
+
+
+def download(
+    uri: str,
+    output: Path,
+    how: Run,
+    *,
+    revision: str | None,
+    selection: Selection,
+    connections: int,
+    deadline_seconds: float,
+    stall_seconds: float,
+    endpoint: str | None,
+) -> Summary:
+    """Fetch a source's files into `output`, several at a time."""
+    from tokenmill.stages.download import prepare
+
+    request, make = prepare(uri, revision, selection, output, endpoint=endpoint, say=how.reporter.say)
+    settings = {
+        "uri": uri,
+        "endpoint": endpoint,
+        "stall_seconds": stall_seconds,
+        "give_up_at": time.monotonic() + deadline_seconds,
+    }
+    job = Job("tokenmill.stages.download", output, output, settings)
+    return _run(job, request, make, how, processes=connections)
+
+
+def extract(source: Path, output: Path, how: Run, *, from_stage: str | None = None) -> Summary:
+    """Decompress the files of `source` into `output`."""
+    from tokenmill.corpus.compression import DATA_SUFFIXES
+    from tokenmill.stages.extract import prepare
+
+    usable = (*DATA_SUFFIXES, ".zst", ".gz", ".bz2", ".xz")
+    dataset = upstream_of(source, "extract", only=from_stage, usable=usable, output=output)
+    _say(how, dataset.notes)
+    request, make = prepare(dataset, output)
+    return _run(Job("tokenmill.stages.extract", output, dataset.root), request, make, how)
+
+
+def concatenate(
+    source: Path, output: Path, how: Run, *, target_files: int, name: str, from_stage: str | None = None
+) -> Summary:
+    """Join the files of `source` into `target_files` in `output`."""
+    from tokenmill.corpus.compression import DATA_SUFFIXES
+    from tokenmill.stages.concatenate import prepare
+
+    dataset = upstream_of(source, "concatenate", only=from_stage, usable=DATA_SUFFIXES, output=output)
+    _say(how, dataset.notes)
+    request, make = prepare(dataset, output, target_files=target_files, name=name)
+    return _run(Job("tokenmill.stages.concatenate", output, dataset.root), request, make, how)
+
+
+def preprocess(
+    source: Path,
+    output: Path,
+    how: Run,
+    *,
+    recipe: Recipe,
+    encoder: str,
+    on_bad_record: str,
+    max_bad_records: int,
+    endpoint: str | None,
+    from_stage: str | None = None,
+) -> Summary:
+    """Tokenise the files of `source` into indexed datasets in `output`."""
+    from tokenmill.corpus.compression import DATA_SUFFIXES
+    from tokenmill.stages.preprocess import prepare
+
+    dataset = upstream_of(source, "preprocess", only=from_stage, usable=DATA_SUFFIXES, output=output)
+    _say(how, dataset.notes)
+    request, make = prepare(dataset, output, recipe, encoder=encoder, endpoint=endpoint, reporter=how.reporter)
+    settings = {"encoder": encoder, "on_bad_record": on_bad_record, "max_bad_records": max_bad_records}
+    return _run(Job("tokenmill.stages.preprocess", output, dataset.root, settings), request, make, how)
+
+
+def _say(how: Run, notes: list[str]) -> None:
+    for note in notes:
+        how.reporter.say(note)
+
+
+def _run(job: Job, request, make, how: Run, processes: int | None = None) -> Summary:  # type: ignore[no-untyped-def]
+    return run(
+        job,
+        request,
+        make,
+        how.spread(processes),
+        how.reporter,
+        replace=how.replace,
+        verify_hashes=how.verify_hashes,
+    )
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """All stages on one machine: where the text comes from and what is made of it."""
+
+    uri: str
+    output: Path
+    recipe: Recipe
+    revision: str | None = None
+    selection: Selection = field(default_factory=Selection)
+    extract: bool = False
+    concatenate: int | None = None
+    connections: int = 8
+    deadline_seconds: float = 86400.0
+    stall_seconds: float = 60.0
+    endpoint: str | None = None
+    encoder: str = "auto"
+    on_bad_record: str = "fail"
+    max_bad_records: int = 1000
+
+    def run(self, how: Run) -> list[Summary]:
+        """Run the stages in order, each into its place below the output; finished work is not done again.
+
+        Each stage reads the one before it by name, so that what an earlier call with other options left
+        beside them is not taken.
+        """
+        done = [
+            download(
+                self.uri,
+                self.output,
+                how,
+                revision=self.revision,
+                selection=self.selection,
+                connections=self.connections,
+                deadline_seconds=self.deadline_seconds,
+                stall_seconds=self.stall_seconds,
+                endpoint=self.endpoint,
+            )
+        ]
+        # Joining needs plain text; asking for it asks for that.
+        if self.extract or self.concatenate:
+            done.append(extract(self.output, default_output(self.output, "extract"), how, from_stage="download"))
+        if self.concatenate:
+            target = default_output(self.output, "concatenate")
+            done.append(
+                concatenate(
+                    self.output, target, how, target_files=self.concatenate, name=self.recipe.name, from_stage="extract"
+                )
+            )
+        done.append(
+            preprocess(
+                self.output,
+                default_output(self.output, "preprocess"),
+                how,
+                recipe=self.recipe,
+                encoder=self.encoder,
+                on_bad_record=self.on_bad_record,
+                max_bad_records=self.max_bad_records,
+                endpoint=self.endpoint,
+                from_stage=done[-1].plan.stage,
+            )
+        )
+        return done

@@ -1,0 +1,380 @@
+"""preprocess: JSONL, plain or compressed, or Parquet -> `<name>_<key>_document.{bin,idx}`, as Megatron-LM writes it.
+
+The last data stage. A unit is one output pair per key, made from one input file or from a run of them
+(`--target-files`). Work is journaled at input-file boundaries: a killed attempt is taken over there.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tokenmill.errors import InputError, RequestError
+from tokenmill.files import read_json, readable_json, safe_name, write_atomic
+from tokenmill.flow.lineage import DataFile, Dataset
+from tokenmill.flow.partition import groups
+from tokenmill.flow.progress import Reporter
+from tokenmill.flow.provenance import narrow
+from tokenmill.flow.record import Counts, Plan, StageRecord, Unit
+from tokenmill.flow.workspace import OutputFile, Workspace
+
+if TYPE_CHECKING:
+    from tokenmill.corpus.readers import Batch, Rejected
+    from tokenmill.tokens.encoders import Encoder
+    from tokenmill.tokens.indexed import IndexedWriter
+
+RESUMABLE = True
+THREADS = False
+
+MANY_INPUTS = 1024
+"""Up to this many inputs each gets an output of its own; Megatron-LM loads fewer than 32,767 datasets."""
+FEW_OUTPUTS = 256
+"""Outputs made of more inputs than MANY_INPUTS."""
+JOURNAL_SECONDS = 1.0
+"""The journal is written at the first file boundary after this time: syncing costs milliseconds."""
+GATE_DOCUMENTS, GATE_BYTES = 200, 1 << 20
+"""How much of the corpus's beginning the encoders are judged on, beside the adversarial list."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What decides the bytes of the output."""
+
+    tokenizer: str
+    tokenizer_revision: str | None
+    keys: Sequence[str]
+    append_eod: bool
+    eod_token: str | None
+    special_tokens: bool
+    target_files: int | None
+    name: str
+
+
+def prepare(
+    dataset: Dataset, output: Path, recipe: Recipe, *, encoder: str, endpoint: str | None, reporter: Reporter
+) -> tuple[dict[str, Any], Callable[[], Plan]]:
+    """Plan one unit per output; whoever makes the plan resolves the tokenizer and judges the encoders."""
+    from tokenmill.tokens.tokenizer import tokenizer_request
+
+    if len(set(recipe.keys)) != len(recipe.keys) or not all(recipe.keys):
+        raise RequestError(f"--keys {','.join(recipe.keys)}: name each key once")
+    request = {
+        "input": dataset.upstream,
+        "tokenizer": tokenizer_request(recipe.tokenizer, recipe.tokenizer_revision),
+        "keys": list(recipe.keys),
+        "append_eod": recipe.append_eod,
+        "eod_token": recipe.eod_token,
+        "special_tokens": recipe.special_tokens,
+        "target_files": recipe.target_files,
+        "name": recipe.name,
+    }
+
+    def make() -> Plan:
+        from tokenmill.stages.naming import refuse_foreign
+        from tokenmill.tokens.tokenizer import resolve_tokenizer
+
+        units = _units(dataset.files, recipe)
+        refuse_foreign(output, (f"{u.spec['name']}_{key}_document.bin" for u in units for key in recipe.keys))
+        texts = _first_texts(dataset, recipe.keys)
+        tokenizer = resolve_tokenizer(
+            recipe.tokenizer,
+            recipe.tokenizer_revision,
+            eod_token=recipe.eod_token,
+            need_eod=recipe.append_eod,
+            add_special_tokens=recipe.special_tokens,
+            texts=texts,
+            record=StageRecord(output, "preprocess").directory,
+            output=output,
+            encoder=encoder,
+            endpoint=endpoint,
+            reporter=reporter,
+        )
+        basis = {
+            "tokenizer": tokenizer.fingerprint,
+            "keys": list(recipe.keys),
+            "eod": tokenizer.eod_id if recipe.append_eod else None,
+            "special_tokens": recipe.special_tokens,
+            "dtype": tokenizer.dtype,
+        }
+        return Plan(
+            "preprocess",
+            request,
+            units,
+            basis=basis,
+            details={"tokenizer": tokenizer.to_json()},
+            source=dataset.source,
+            upstream=dataset.upstream,
+            require="tokens",
+        )
+
+    return request, make
+
+
+def _units(files: list[DataFile], recipe: Recipe) -> list[Unit]:
+    from tokenmill.stages.naming import distinct, flat
+
+    count = recipe.target_files or (len(files) if len(files) <= MANY_INPUTS else FEW_OUTPUTS)
+    if count > len(files):
+        raise RequestError(
+            f"--target-files {count} is more than the {len(files)} input files; give {len(files)} or fewer: one input "
+            "is never cut"
+        )
+    if recipe.target_files is None and len(files) <= MANY_INPUTS:
+        runs = [range(i, i + 1) for i in range(len(files))]
+        names = distinct([f.path for f in files], (flat(_stem(f.path)) for f in files))
+    else:
+        runs = groups([file.bytes for file in files], count)
+        names = [f"{recipe.name}-{i:05d}-of-{count:05d}" for i in range(count)]
+    return [
+        Unit(
+            id=safe_name(name),
+            weight=sum(files[i].bytes for i in run),
+            spec={
+                "name": name,
+                "inputs": [
+                    {
+                        "path": files[i].path,
+                        "bytes": files[i].bytes,
+                        "identity": files[i].identity,
+                        "parts": files[i].parts,
+                    }
+                    for i in run
+                ],
+            },
+        )
+        for name, run in zip(names, runs, strict=True)
+    ]
+
+
+def _stem(path: str) -> str:
+    from tokenmill.corpus.compression import strip_compression
+
+    stem = strip_compression(path)[0]
+    for suffix in (".jsonl", ".json", ".ndjson", ".parquet"):
+        if stem.lower().endswith(suffix) and len(stem) > len(suffix):
+            return stem[: -len(suffix)]
+    return stem
+
+
+def _first_texts(dataset: Dataset, keys: Sequence[str]) -> list[str]:
+    """Return texts from the corpus's beginning; records that all lack a key mean a wrong key, not bad records."""
+    from tokenmill.corpus.readers import read_documents
+
+    for file in dataset.files:
+        path = dataset.root / file.path
+        for batch in read_documents(path, keys, display=str(path), batch_bytes=GATE_BYTES, on_bad="quarantine"):
+            if not batch.records:
+                continue
+            if not batch.documents:
+                first = batch.rejected[0]
+                raise InputError(
+                    f"{path}: none of the first {batch.records} records can be taken; line {first.line}: {first.reason}"
+                )
+            texts = [
+                t for column in batch.texts for value in column for t in (value if isinstance(value, list) else [value])
+            ]
+            return [text[: GATE_BYTES // 4] for text in texts[:GATE_DOCUMENTS]]
+    return []
+
+
+def do(unit: Unit, workspace: Workspace) -> Counts:
+    """Tokenise one output's files in order."""
+    work = _Work(unit, workspace)
+    return work.run()
+
+
+_ENCODERS: dict[tuple[str, str], "Encoder"] = {}
+
+
+def _encoder(workspace: Workspace) -> "Encoder":
+    """Return this process's encoder, loaded once: the one the gate chose, or the one that was forced."""
+    from tokenmill.tokens.encoders import load_encoder
+
+    settings = workspace.settings
+    key = (settings["encoder"], settings["backend"])
+    if key not in _ENCODERS:
+        special = workspace.plan.basis["special_tokens"]
+        _ENCODERS[key] = load_encoder(key[0], Path(key[1]), special)
+    return _ENCODERS[key]
+
+
+@dataclass
+class _Column:
+    """One key's output: the .bin being written and the index being spilled."""
+
+    key: str
+    prefix: str
+    bin: OutputFile
+    writer: "IndexedWriter"
+
+
+class _Work:
+    """One unit's state between input files: what the journal holds."""
+
+    def __init__(self, unit: Unit, workspace: Workspace) -> None:
+        self.unit = unit
+        self.workspace = workspace
+        self.basis = workspace.plan.basis
+        self.counts: Counts = {"in": 0, "out": 0, "rejected": 0, "blank": 0}
+        self.done = 0
+        self.parts: list[dict[str, Any]] = []
+        self.rejects: OutputFile | None = None
+        self.columns: list[_Column] = []
+        self.marked = time.monotonic()
+
+    def run(self) -> Counts:
+        self._open()
+        inputs = self.unit.spec["inputs"]
+        for item in inputs[self.done :]:
+            self._file(item)
+            self.done += 1
+            if self.done < len(inputs) and time.monotonic() - self.marked > JOURNAL_SECONDS:
+                self._mark()
+        return self._finish()
+
+    def _open(self) -> None:
+        import numpy as np
+
+        from tokenmill.tokens.indexed import IndexedWriter
+
+        journal = self._journal()
+        directory = self.workspace.directory
+        for index, key in enumerate(self.basis["keys"]):
+            prefix = f"{self.unit.spec['name']}_{key}_document"
+            state = journal["columns"][index] if journal else None
+            output = self.workspace.open(
+                f"{prefix}.bin", temporary=f"bin-{index}", keep=state["bin_bytes"] if state else 0
+            )
+            writer = (
+                IndexedWriter.resume(state, output, directory, f"spill-{index}")
+                if state
+                else IndexedWriter(output, directory, f"spill-{index}", np.dtype(self.basis["dtype"]))
+            )
+            self.columns.append(_Column(key, prefix, output, writer))
+        if journal:
+            self.counts, self.done, self.parts = journal["counts"], journal["done"], journal["parts"]
+            self.workspace.inputs = journal["inputs"]
+            if journal["rejected_bytes"]:
+                self.rejects = self._open_rejects(journal["rejected_bytes"])
+            self.workspace.checkpoint(sum(item["bytes"] for item in self.unit.spec["inputs"][: self.done]))
+
+    def _journal(self) -> dict[str, Any] | None:
+        """Return a taken-over journal whose files are all there, else None and begin anew."""
+        journal = read_json(self.workspace.path("journal.json"))
+        if not isinstance(journal, dict):
+            return None
+        wanted = [("rejected", journal["rejected_bytes"])] if journal["rejected_bytes"] else []
+        for index, state in enumerate(journal["columns"]):
+            wanted.append((f"bin-{index}", state["bin_bytes"]))
+            wanted.append((f"spill-{index}.lengths", 4 * state["sequences"]))
+            wanted.append((f"spill-{index}.documents", 8 * state["documents"]))
+        for name, size in wanted:
+            path = self.workspace.path(name)
+            if not path.exists() or path.stat().st_size < size:
+                return None
+        return journal
+
+    def _mark(self) -> None:
+        """Make what is written durable, then say in the journal that it is there."""
+        for column in self.columns:
+            column.bin.sync()
+        if self.rejects:
+            self.rejects.sync()
+        journal = {
+            "done": self.done,
+            "columns": [column.writer.mark() for column in self.columns],
+            "rejected_bytes": self.rejects.bytes if self.rejects else 0,
+            "counts": self.counts,
+            "parts": self.parts,
+            "inputs": self.workspace.inputs,
+        }
+        write_atomic(self.workspace.path("journal.json"), readable_json(journal))
+        self.marked = time.monotonic()
+
+    def _file(self, item: dict[str, Any]) -> None:
+        from tokenmill.corpus.readers import read_documents
+
+        settings = self.workspace.settings
+        path = self.workspace.input_root / item["path"]
+        first, before = self.counts["out"], self.counts["in"]
+        refused: list[int] = []
+        for batch in read_documents(path, self.basis["keys"], display=str(path), on_bad=settings["on_bad_record"]):
+            self._batch(batch)
+            for rejected in batch.rejected:
+                refused.append(rejected.record)
+                self._reject(item["path"], rejected)
+            self.workspace.checkpoint(batch.compressed)
+        records = self.counts["in"] - before
+        self.parts.extend(narrow(item["parts"], records, refused))
+        self.workspace.inputs.append({"path": item["path"], "first": first, "count": self.counts["out"] - first})
+
+    def _batch(self, batch: "Batch") -> None:
+        from tokenmill.tokens.indexed import assemble
+
+        encoder = _encoder(self.workspace)
+        eod = self.basis["eod"]
+        for column, texts in zip(self.columns, batch.texts, strict=True):
+            flat, sequences = _flatten(texts)
+            ids, offsets = encoder.encode(flat)
+            column.writer.add(*assemble(ids, offsets, sequences, eod, column.writer.dtype))
+        self.counts["in"] += batch.records
+        self.counts["out"] += batch.documents
+        self.counts["rejected"] += len(batch.rejected)
+        self.counts["blank"] += batch.blank
+
+    def _reject(self, name: str, rejected: "Rejected") -> None:
+        """Keep a bad record beside the output, as it was, with where it stood and why."""
+        limit = self.workspace.settings["max_bad_records"]
+        if self.counts["rejected"] > limit:
+            raise InputError(
+                f"more than {limit} bad records for {self.unit.spec['name']}, the latest in "
+                f"{self.workspace.input_root / name}, line {rejected.line}: {rejected.reason}; mend the input, or "
+                "raise --max-bad-records"
+            )
+        if self.rejects is None:
+            self.rejects = self._open_rejects(0)
+        import base64
+        import json
+
+        try:
+            raw = {"record": rejected.raw.decode()}
+        except UnicodeDecodeError:
+            raw = {"record_base64": base64.b64encode(rejected.raw).decode()}
+        line = {"file": name, "line": rejected.line, "reason": rejected.reason, **raw}
+        self.rejects.write(json.dumps(line).encode() + b"\n")
+
+    def _open_rejects(self, keep: int) -> OutputFile:
+        output = self.workspace.open(f"rejected/{self.unit.spec['name']}.jsonl", temporary="rejected", keep=keep)
+        output.describe(role="rejected")
+        return output
+
+    def _finish(self) -> Counts:
+        """Write the indices; a pair without tokens is recorded as empty, since Megatron-LM cannot map it."""
+        tokens = sequences = 0
+        for column in self.columns:
+            writer = column.writer
+            about = {"key": column.key, "prefix": column.prefix, "documents": writer.documents}
+            if writer.tokens == 0:
+                self.workspace.drop(column.bin)
+                self.workspace.empty.append(about)
+            else:
+                about |= {"sequences": writer.sequences, "tokens": writer.tokens}
+                column.bin.describe(role="bin", **about, parts=self.parts)
+                index = self.workspace.open(f"{column.prefix}.idx")
+                index.describe(role="idx", key=column.key, prefix=column.prefix)
+                writer.write_index(index)
+            tokens += writer.tokens
+            sequences += writer.sequences
+            writer.discard()
+        return {**self.counts, "tokens": tokens, "sequences": sequences}
+
+
+def _flatten(texts: list[Any]) -> tuple[list[str], Any]:
+    """Return the texts as one list, and how many belong to each document (None: one each)."""
+    if not any(isinstance(text, list) for text in texts):
+        return texts, None
+    import numpy as np
+
+    flat = [t for text in texts for t in (text if isinstance(text, list) else (text,))]
+    return flat, np.array([len(text) if isinstance(text, list) else 1 for text in texts])

@@ -1,0 +1,207 @@
+"""Encoders: texts in, flat arrays of token ids out, by three libraries of equal answers and unequal speed.
+
+`tokens.gate` decides at plan time which of them agrees with Hugging Face; preprocess workers then load that
+one alone, from the backend JSON that `tokens.resolve` wrote, never from the tokenizer's own file: the two
+differ on some models.
+"""
+
+import itertools
+import json
+import os
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill.errors import RequestError, TokenmillError
+
+Ids = npt.NDArray[np.uint32]
+Offsets = npt.NDArray[np.int64]
+
+PACKAGES = {"fastokens": "fastokens", "gigatoken": "gigatoken", "hf": "tokenizers"}
+"""Encoders by name, fastest first, with the distribution each comes from."""
+
+
+class EncoderUnavailable(RequestError):
+    """An encoder is not installed, or refuses the tokenizer."""
+
+
+class Encoder(Protocol):
+    """What turns texts into token ids; of one process, not shared by threads."""
+
+    name: str
+    version: str
+
+    def encode(self, texts: list[str]) -> tuple[Ids, Offsets]:
+        """Encode texts: all ids on end, and len(texts)+1 offsets; text i has ids[offsets[i]:offsets[i+1]].
+
+        A text with a lone surrogate raises, whatever the library (it has no UTF-8).
+        """
+
+
+def load_encoder(name: str, backend: Path, add_special_tokens: bool, guard: str = "") -> Encoder:
+    """Load an encoder from an AutoTokenizer's backend JSON.
+
+    `add_special_tokens` adds what the tokenizer's post-processor adds (BOS for Llama 3). `guard` is what
+    the gate's verdict says: a text holding one of these characters goes to Hugging Face instead, since the
+    encoder is known to differ there. Raises EncoderUnavailable.
+    """
+    kinds: dict[str, type[_Fastokens] | type[_Gigatoken] | type[_HuggingFace]] = {
+        "fastokens": _Fastokens,
+        "gigatoken": _Gigatoken,
+        "hf": _HuggingFace,
+    }
+    if name not in kinds:
+        raise RequestError(f"no encoder {name!r}; there are {', '.join(kinds)}")
+    try:
+        encoder = kinds[name](backend, add_special_tokens)
+    except (TokenmillError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a Rust panic is no Exception
+        raise EncoderUnavailable(f"the encoder {name} is not available: {_said(error)}") from error
+    return _Guarded(encoder, guard, backend, add_special_tokens) if guard else encoder
+
+
+def encoder_version(name: str) -> str:
+    """Return the installed version of an encoder's package, "none" without it."""
+    try:
+        return version(PACKAGES[name])
+    except PackageNotFoundError:
+        return "none"
+
+
+class _Fastokens:
+    """https://github.com/crusoecloud/fastokens, made for building corpora."""
+
+    name = "fastokens"
+
+    def __init__(self, backend: Path, add_special_tokens: bool) -> None:
+        # Undocumented: without it, a thread spins on every other CPU. Read at import.
+        os.environ["FASTOKENS_BPE_THREADS"] = "1"
+        import fastokens
+
+        self.version = encoder_version(self.name)
+        self._add = add_special_tokens
+        self._tokenizer = fastokens.Tokenizer.from_file(str(backend))
+
+    def encode(self, texts: list[str]) -> tuple[Ids, Offsets]:
+        ids, offsets = self._tokenizer.encode_batch_flat(texts, add_special_tokens=self._add)
+        return np.frombuffer(ids, "<u4"), np.frombuffer(offsets, "<i8")
+
+
+class _Gigatoken:
+    """The package gigatoken; it adds no special tokens, so the template's are put round each text here."""
+
+    name = "gigatoken"
+
+    def __init__(self, backend: Path, add_special_tokens: bool) -> None:
+        import gigatoken
+
+        data = backend.read_text()
+        self.version = encoder_version(self.name)
+        self._before, self._after = template(json.loads(data)["post_processor"]) if add_special_tokens else ([], [])
+        self._tokenizer = gigatoken.Tokenizer.from_json(data)
+
+    def encode(self, texts: list[str]) -> tuple[Ids, Offsets]:
+        layout = self._tokenizer.encode_batch(texts, parallel=False).layout
+        offsets: Offsets = np.asarray(layout.offsets.data, np.int64)
+        ids: Ids = np.asarray(layout.content.data, np.uint32)[offsets[0] : offsets[-1]]
+        offsets = offsets - offsets[0]
+        extra = len(self._before) + len(self._after)
+        if not extra:
+            return ids, offsets
+        wrapped = offsets + extra * np.arange(len(offsets))
+        out = np.empty(wrapped[-1], np.uint32)
+        text = np.ones(len(out), bool)
+        places = [(wrapped[:-1] + i, token) for i, token in enumerate(self._before)]
+        places += [(wrapped[1:] - i, token) for i, token in enumerate(reversed(self._after), 1)]
+        for where, token in places:
+            out[where] = token
+            text[where] = False
+        out[text] = ids
+        return out, wrapped
+
+
+class _HuggingFace:
+    """Hugging Face tokenizers: the reference, and what is left when no faster encoder agrees with it."""
+
+    name = "hf"
+
+    def __init__(self, backend: Path, add_special_tokens: bool) -> None:
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"
+        from tokenizers import Tokenizer
+
+        self.version = encoder_version(self.name)
+        self._add = add_special_tokens
+        self._tokenizer = Tokenizer.from_file(str(backend))
+
+    def encode(self, texts: list[str]) -> tuple[Ids, Offsets]:
+        return flatten(self._tokenizer.encode_batch_fast(texts, add_special_tokens=self._add))
+
+
+class _Guarded:
+    """Leaves texts with a guarded character to Hugging Face, which is loaded when the first one comes."""
+
+    def __init__(self, encoder: Encoder, guard: str, backend: Path, add_special_tokens: bool) -> None:
+        self.name, self.version = encoder.name, encoder.version
+        self._encoder = encoder
+        self._guard = guard
+        self._load = backend, add_special_tokens
+        self._exact: Encoder | None = None
+
+    def encode(self, texts: list[str]) -> tuple[Ids, Offsets]:
+        # `in` is immediate where the text's widest character is narrower than the one looked for.
+        guarded = [i for i, text in enumerate(texts) if any(c in text for c in self._guard)]
+        if not guarded:
+            return self._encoder.encode(texts)
+        self._exact = self._exact or _HuggingFace(*self._load)
+        rest = list(texts)
+        for i in guarded:
+            rest[i] = ""
+        ids, offsets = self._encoder.encode(rest)
+        exact, exact_offsets = self._exact.encode([texts[i] for i in guarded])
+        pieces = np.split(ids, offsets[1:-1])
+        for i, piece in zip(guarded, np.split(exact, exact_offsets[1:-1]), strict=True):
+            pieces[i] = piece
+        return np.concatenate(pieces), np.cumsum([0, *map(len, pieces)], dtype=np.int64)
+
+
+def flatten(encodings: list[Any]) -> tuple[Ids, Offsets]:
+    """Lay the ids of Hugging Face encodings on end."""
+    offsets = np.cumsum([0, *map(len, encodings)], dtype=np.int64)
+    ids = np.fromiter(itertools.chain.from_iterable(e.ids for e in encodings), np.uint32, int(offsets[-1]))
+    return ids, offsets
+
+
+def template(post_processor: Any) -> tuple[list[int], list[int]]:
+    """Return the ids that a post-processor puts before and after a single text.
+
+    Taken: none, ByteLevel (moves offsets only), a template of special tokens round one `$A`, and sequences
+    of these. Others, such as Bert's, raise EncoderUnavailable. The format is that of Hugging Face
+    tokenizers (processors/template.rs).
+    """
+    before: list[int] = []
+    after: list[int] = []
+    kind = (post_processor or {}).get("type", "ByteLevel")
+    if kind == "Sequence":
+        for part in post_processor["processors"]:
+            inner = template(part)
+            before, after = inner[0] + before, after + inner[1]
+    elif kind == "TemplateProcessing":
+        target, sequences = before, 0
+        for piece in post_processor["single"]:
+            if "Sequence" in piece:
+                target, sequences = after, sequences + 1
+            else:
+                target += post_processor["special_tokens"][piece["SpecialToken"]["id"]]["ids"]
+        if sequences != 1:
+            raise EncoderUnavailable(f"its template for a single text holds {sequences} texts")
+    elif kind != "ByteLevel":
+        raise EncoderUnavailable(f"it cannot add special tokens as the post-processor {kind} does")
+    return before, after
+
+
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

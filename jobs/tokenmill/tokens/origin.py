@@ -1,0 +1,197 @@
+"""Where a tokenizer's files come from: a directory, or a repository on the Hub pinned to a commit.
+
+First step of a resolution: only files with known names are read, none of them code or a pickle, and what
+they hold is hostile until `tokens.resolve` has loaded it in a process of its own.
+"""
+
+import hashlib
+import os
+import random
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+from tokenmill.errors import RequestError, TransientError
+
+VOCABULARY_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model")
+FILES = frozenset(
+    (
+        *VOCABULARY_FILES,
+        "merges.txt",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
+        "chat_template.jinja",
+        "config.json",
+        "generation_config.json",
+    )
+)
+MAX_BYTES = 128 << 20
+"""Largest tokenizer file taken; the largest in use (Gemma, 262,144 entries) has 33 MB."""
+
+PATIENCE_SECONDS = 300.0
+"""How long a Hub that is down or limits us is asked again."""
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?", re.ASCII)
+
+T = TypeVar("T")
+
+
+def local_directory(reference: str, revision: str | None) -> Path | None:
+    """Return the directory that a reference names, None for a Hub name; an existing directory wins."""
+    path = Path(reference)
+    if path.is_dir():
+        if revision:
+            raise RequestError(
+                f"the tokenizer {reference} is a directory, which has no revision {revision}; leave the revision "
+                "out, or name a repository on the Hub"
+            )
+        return path
+    if path.is_file():
+        raise RequestError(f"the tokenizer {reference} is a file; give the directory it lies in")
+    if not _HUB_NAME.fullmatch(reference) or ".." in reference:
+        raise RequestError(
+            f"no tokenizer directory {reference!r}; give an existing directory with a tokenizer.json, or a name on "
+            "the Hub (org/name)"
+        )
+    return None
+
+
+def read_directory(directory: Path) -> dict[str, bytes]:
+    """Read the known files of a directory, by name."""
+    found = {}
+    try:
+        for name in sorted(FILES):
+            path = directory / name
+            if path.is_file():
+                _check_size(name, path.stat().st_size, str(directory))
+                found[name] = path.read_bytes()
+    except OSError as error:
+        raise RequestError(f"cannot read the tokenizer file {error.filename}: {error.strerror}") from error
+    _check_complete(found, str(directory))
+    return found
+
+
+def fetch(name: str, revision: str | None, endpoint: str | None) -> tuple[str, dict[str, bytes]]:
+    """Fetch the known files of a Hub repository; return the commit and the files, by name.
+
+    Sizes and hashes come with the listing, and every file is checked against them: huggingface_hub's own
+    download does not. The access token, if any, is huggingface_hub's (HF_TOKEN).
+    """
+    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
+    from huggingface_hub import HfApi, get_token
+    from huggingface_hub.hf_api import RepoFile
+
+    from tokenmill.corpus.transfer import Transfer
+
+    base = (endpoint or os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
+    api = HfApi(endpoint=base, library_name="tokenmill")
+    wanted = revision or "main"
+    commit = _ask(lambda: api.repo_info(name, revision=wanted).sha, name, wanted, base)
+    if not commit:
+        raise TransientError(f"the Hub gave no commit for the tokenizer {name} at {wanted}; run the same again")
+    tree = _ask(lambda: list(api.list_repo_tree(name, revision=commit)), name, wanted, base)
+    entries = [entry for entry in tree if isinstance(entry, RepoFile) and entry.path in FILES]
+    _check_complete({entry.path: b"" for entry in entries}, f"{name} at {wanted}")
+
+    transfer, token = Transfer(60.0), get_token()
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+
+    def download(entry: RepoFile) -> bytes:
+        url = f"{base}/{name}/resolve/{commit}/{quote(entry.path)}"
+        data = bytearray()
+        for chunk in transfer.body(transfer.locate(url, headers, 0), 0, entry.size):
+            data += chunk
+            if len(data) > entry.size:
+                break
+        if entry.lfs:
+            whole = hashlib.sha256(data).hexdigest() == entry.lfs.sha256
+        else:  # git's blob id: https://git-scm.com/book/en/v2/Git-Internals-Git-Objects
+            blob = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False)
+            whole = blob.hexdigest() == entry.blob_id
+        if not whole:
+            raise _Damaged(f"{entry.path} arrived with other content than the listing promises")
+        return bytes(data)
+
+    files = {}
+    for entry in sorted(entries, key=lambda entry: entry.path):
+        _check_size(entry.path, entry.size, name)
+        files[entry.path] = _ask(lambda entry=entry: download(entry), name, wanted, base)  # type: ignore[misc]
+    return commit, files
+
+
+class _Damaged(Exception):
+    """A transfer ended with the wrong bytes."""
+
+
+def _check_size(name: str, size: int, where: str) -> None:
+    if size > MAX_BYTES:
+        raise RequestError(
+            f"{name} of the tokenizer {where} has {size:,} bytes, more than the {MAX_BYTES:,} a tokenizer file may "
+            "have; check that it is a tokenizer"
+        )
+
+
+def _check_complete(files: dict[str, bytes], where: str) -> None:
+    if not any(name in files for name in VOCABULARY_FILES):
+        raise RequestError(
+            f"{where} holds no tokenizer: none of {', '.join(VOCABULARY_FILES)}; give what a tokenizer's "
+            "save_pretrained() wrote"
+        )
+
+
+def _ask(question: Callable[[], T], name: str, revision: str, endpoint: str) -> T:
+    """Ask the Hub, again while it is down or limits us; its refusals become messages."""
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HTTPError,
+        OfflineModeIsEnabled,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    from tokenmill.corpus.source import Retry
+    from tokenmill.corpus.transfer import told_to_wait
+
+    deadline, attempt = time.monotonic() + PATIENCE_SECONDS, 0
+    while True:
+        attempt += 1
+        try:
+            return question()
+        except OfflineModeIsEnabled as error:
+            raise RequestError(
+                f"the tokenizer {name} is on the Hub and HF_HUB_OFFLINE forbids asking it; unset it, or give a directory"
+            ) from error
+        except GatedRepoError as error:
+            raise RequestError(
+                f"the tokenizer {name} is gated: accept its terms on its page with the account whose token you use, "
+                "and set HF_TOKEN"
+            ) from error
+        except RevisionNotFoundError as error:
+            raise RequestError(f"the tokenizer {name} has no revision {revision}; look at its branches and tags") from error
+        except RepositoryNotFoundError as error:
+            raise RequestError(
+                f"the tokenizer {name} is neither a directory here nor a repository the Hub shows to this account: "
+                "check the name, or set HF_TOKEN"
+            ) from error
+        except (HTTPError, OSError, ValueError, Retry, _Damaged) as error:
+            response: Any = getattr(error, "response", None)
+            refused = isinstance(error, HfHubHTTPError) and response is not None and response.status_code in (400, 401, 403)
+            said = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+            if refused or (isinstance(error, Retry) and error.refused):
+                raise RequestError(
+                    f"the Hub refused the tokenizer {name}: {said}; check that HF_TOKEN may read it"
+                ) from error
+            told = error.after if isinstance(error, Retry) else told_to_wait(response.headers) if response else None
+            pause = min(30.0, 2**attempt) * random.uniform(0.5, 1) if told is None else told + random.uniform(0, 1)
+            unreachable = response is None and not isinstance(error, Retry | _Damaged)
+            if time.monotonic() + pause > deadline or (unreachable and attempt == 3) or attempt == 8:
+                raise TransientError(
+                    f"could not get the tokenizer {name} from {endpoint}: {said}; run the same again, or, without a "
+                    "network, give a directory that holds the tokenizer's files"
+                ) from error
+            time.sleep(pause)

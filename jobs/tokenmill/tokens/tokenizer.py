@@ -1,0 +1,233 @@
+"""A tokenizer as a plan records it: its files copied, its ids' meaning settled, its encoder chosen.
+
+`tokenmill preprocess` resolves once, at plan time, and leaves beside the data
+
+    tokenizer/      the tokenizer's files as they came; training loads these, offline
+    backend.json    the backend of the AutoTokenizer made from them; workers load their encoder from it
+    resolved.json   ResolvedTokenizer
+    verdict.json    tokens.gate.Verdict: the encoder, and why not another
+
+Nothing here imports transformers: that, and whatever a tokenizer from outside may do to it, stays in a
+child process (`tokens.resolve`).
+"""
+
+import hashlib
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from tokenmill.errors import RequestError
+from tokenmill.files import readable_json, write_atomic
+from tokenmill.tokens.gate import CANDIDATES, Verdict, environment, judge
+from tokenmill.tokens.origin import fetch, local_directory, read_directory
+
+TIMEOUT_SECONDS = 600.0
+"""How long loading a tokenizer may take; the largest in use take seconds."""
+
+TEXT_CHARACTERS = 1_000_000
+"""Characters of the corpus's first documents that the gate compares, at 3 MB/s of the reference."""
+
+CHAT_TOKENS = frozenset(
+    (
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<|eot|>",
+        "<|im_end|>",
+        "<|im_sep|>",
+        "<end_of_turn>",
+        "<turn|>",
+        "<|end_of_turn|>",
+        "<|END_OF_TURN_TOKEN|>",
+        "<|end|>",
+        "<|return|>",
+        "<|call|>",
+        "<|user|>",
+        "<|end_of_role|>",
+        "<|role_end|>",
+    )
+)
+"""Tokens that end a turn of a conversation; instruction-tuned tokenizers name one of them as eos."""
+
+
+@dataclass(frozen=True)
+class ResolvedTokenizer:
+    """What a plan records of a tokenizer.
+
+    `reference` is a Hub name or a directory's base name, `revision` a commit; `files` maps names to
+    SHA-256, `fingerprint` is the SHA-256 of backend.json. `vocab_size` is len(AutoTokenizer), from which
+    Megatron-LM takes the dtype; ids may still lie above it, so `max_token_id` is kept. `added` holds the
+    tokens put into every text by default (BOS). `eod_candidates` are the vocabulary's usual end-of-text
+    tokens, for messages.
+    """
+
+    reference: str
+    revision: str | None
+    files: dict[str, str]
+    fingerprint: str
+    vocab_size: int
+    max_token_id: int
+    dtype: Literal["uint16", "int32"]
+    eod_id: int
+    eod_token: str
+    eos_token: str | None
+    eos_is_chat: bool
+    bos_token: str | None
+    add_special_tokens: bool
+    added: tuple[str, ...]
+    eod_candidates: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what from_json takes."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> "ResolvedTokenizer":
+        """Rebuild what was written as JSON."""
+        tuples = {name: tuple(value[name]) for name in ("added", "eod_candidates")}
+        return cls(**{**value, **tuples})
+
+
+def tokenizer_request(reference: str, revision: str | None) -> dict[str, Any]:
+    """Identify what is asked for, without network or transformers: files by hash, or a Hub name.
+
+    A directory is the same request wherever it lies. Raises RequestError for a directory that does not
+    exist or holds no tokenizer.
+    """
+    directory = local_directory(reference, revision)
+    if directory is None:
+        return {"name": reference, "revision": revision}
+    return {"files": _hashes(read_directory(directory))}
+
+
+def resolve_tokenizer(
+    reference: str,
+    revision: str | None,
+    *,
+    eod_token: str | None,
+    add_special_tokens: bool,
+    texts: Sequence[str],
+    destination: Path,
+    scratch: Path,
+    encoder: str = "auto",
+    endpoint: str | None = None,
+) -> tuple[ResolvedTokenizer, Verdict]:
+    """Fetch a tokenizer, settle its EOD and dtype, choose an encoder; write all of it to `destination`.
+
+    `reference` is a directory or a Hub name (`revision`: branch, tag or commit; `endpoint` before
+    HF_ENDPOINT), `texts` the corpus's first documents for the gate, `scratch` a directory for what passes
+    between processes. Raises RequestError where the tokenizer cannot be used, TransientError where the Hub
+    cannot be reached.
+    """
+    if encoder not in ("auto", *CANDIDATES):
+        raise RequestError(f"no encoder {encoder!r}; give one of auto, {', '.join(CANDIDATES)}")
+    directory = local_directory(reference, revision)
+    if directory is None:
+        commit, files = fetch(reference, revision, endpoint)
+    else:
+        reference = directory.resolve().name
+        commit, files = None, read_directory(directory)
+
+    scratch.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=scratch, prefix="tokenizer-") as temporary:
+        work = Path(temporary)
+        (work / "tokenizer").mkdir()
+        for name, data in files.items():
+            (work / "tokenizer" / name).write_bytes(data)
+        request = {
+            "reference": reference,
+            "eod_token": eod_token,
+            "add_special_tokens": add_special_tokens,
+            "texts": _first(texts),
+        }
+        settled = _settle(work, request)
+        backend = (work / "backend.json").read_bytes()
+        resolved = ResolvedTokenizer.from_json(
+            {
+                "reference": reference,
+                "revision": commit,
+                "files": _hashes(files),
+                "fingerprint": hashlib.sha256(backend).hexdigest(),
+                "add_special_tokens": add_special_tokens,
+                **settled,
+            }
+        )
+        verdict = judge(work, encoder)
+    for name, data in files.items():
+        write_atomic(destination / "tokenizer" / name, data)
+    write_atomic(destination / "backend.json", backend)
+    write_atomic(destination / "resolved.json", readable_json(resolved.to_json()))
+    write_atomic(destination / "verdict.json", readable_json(verdict.to_json()))
+    return resolved, verdict
+
+
+def eod_warning(tokenizer: ResolvedTokenizer) -> str | None:
+    """Word the warning that the EOD ends a chat turn rather than a document, None where it does not."""
+    if tokenizer.eod_token not in CHAT_TOKENS:
+        return None
+    better = [token for token in tokenizer.eod_candidates if token != tokenizer.eod_token]
+    remedy = f"--eod-token '{better[0]}'" if better else "--eod-token and a token that ends documents"
+    return (
+        f"documents end with {tokenizer.eod_token} ({tokenizer.eod_id}), the eos token of {tokenizer.reference}, which "
+        f"ends a turn of a conversation; for base training give {remedy}"
+    )
+
+
+def decode(backend: Path, ids: Iterable[int]) -> str:
+    """Return the text of token ids, special tokens spelled out."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(backend))
+    return str(tokenizer.decode([int(i) for i in ids], skip_special_tokens=False))
+
+
+def _hashes(files: dict[str, bytes]) -> dict[str, str]:
+    return {name: hashlib.sha256(data).hexdigest() for name, data in sorted(files.items())}
+
+
+def _first(texts: Sequence[str]) -> list[str]:
+    """Take texts from the front up to TEXT_CHARACTERS; those that have no UTF-8 are no tokenizer's matter."""
+    taken, left = [], TEXT_CHARACTERS
+    for text in texts:
+        if left <= 0:
+            break
+        part = text[:left]
+        try:
+            part.encode()
+        except UnicodeEncodeError:
+            continue
+        taken.append(part)
+        left -= len(part) + 100  # so that empty texts come to an end, too
+    return taken
+
+
+def _settle(work: Path, request: dict[str, Any]) -> dict[str, Any]:
+    """Have the child load the tokenizer in `work`; return the fields of ResolvedTokenizer it finds."""
+    (work / "request.json").write_text(json.dumps(request))
+    environ = environment() | {"HF_HOME": str(work / "home")}
+    command = [sys.executable, "-P", "-m", "tokenmill.tokens.resolve", str(work)]
+    name = request["reference"]
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=TIMEOUT_SECONDS, check=False, env=environ
+        )
+    except subprocess.TimeoutExpired as error:
+        raise RequestError(
+            f"the tokenizer {name} did not load within {TIMEOUT_SECONDS:g} s; check that its files are a tokenizer's"
+        ) from error
+    if done.returncode:
+        last = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["nothing said"]
+        raise RequestError(
+            f"the process loading the tokenizer {name} ended with exit code {done.returncode}: {last[0][:300]}; check "
+            "the tokenizer's files, and that there is 1 GB of memory"
+        )
+    outcome: dict[str, Any] = json.loads((work / "outcome.json").read_bytes())
+    if "error" in outcome:
+        raise RequestError(outcome["error"])
+    settled: dict[str, Any] = outcome["settled"]
+    return settled
+

@@ -1,0 +1,261 @@
+"""Decompression: every frame of a file, bounded memory, and no damage that passes as a short file."""
+
+import bz2
+import gzip
+import lzma
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tokenmill.corpus.compression import is_data_file, open_decompressed, strip_compression
+from tokenmill.corpus.records import RecordCounter
+from tokenmill.errors import InputError
+
+
+def _zst(data: bytes) -> bytes:
+    return zstandard.ZstdCompressor(write_checksum=True).compress(data)
+
+
+CODECS: dict[str, Callable[[bytes], bytes]] = {
+    "zst": _zst,
+    "gz": lambda data: gzip.compress(data, mtime=0),
+    "bz2": bz2.compress,
+    "xz": lambda data: lzma.compress(data, preset=0),
+}
+every_codec = pytest.mark.parametrize("codec", CODECS)
+SKIPPABLE = b"\x5a\x2a\x4d\x18\x05\0\0\0hello"
+
+
+def _text(size: int, seed: int = 0) -> bytes:
+    words = [f"word{i:x}" for i in range(3000)]
+    pick = random.Random(seed)
+    return (" ".join(pick.choices(words, k=size // 8 + 8)).encode() + b"\n")[:size]
+
+
+def _write(tmp_path: Path, name: str, data: bytes) -> Path:
+    path = tmp_path / name
+    path.write_bytes(data)
+    return path
+
+
+def _read(path: Path) -> bytes:
+    return b"".join(open_decompressed(path))
+
+
+@every_codec
+def test_whole_file_and_progress(tmp_path: Path, codec: str) -> None:
+    data = _text(1_500_000)
+    path = _write(tmp_path, f"a.jsonl.{codec}", CODECS[codec](data))
+    reader = open_decompressed(path)
+    blocks = list(reader)
+    assert b"".join(blocks) == data
+    assert all(0 < len(block) <= 4 << 20 for block in blocks)
+    assert reader.compressed_read == path.stat().st_size
+
+
+def test_plain(tmp_path: Path) -> None:
+    data = _text(2_100_000)
+    assert _read(_write(tmp_path, "a.jsonl", data)) == data
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", *(f"a.jsonl.{codec}" for codec in CODECS)])
+def test_empty_file_has_no_data(tmp_path: Path, name: str) -> None:
+    assert list(open_decompressed(_write(tmp_path, name, b""))) == []
+
+
+@every_codec
+def test_many_frames_are_one_file(tmp_path: Path, codec: str) -> None:
+    parts = [_text(size, size) for size in (10, 0, 200_000, 1, 70_000, 0)] + [b"last\n"] * 500
+    path = _write(tmp_path, f"a.{codec}", b"".join(map(CODECS[codec], parts)))
+    assert _read(path) == b"".join(parts)
+
+
+def test_zstd_skippable_frames_anywhere(tmp_path: Path) -> None:
+    empty = b"\x50\x2a\x4d\x18\0\0\0\0"
+    path = _write(tmp_path, "a.zst", empty + SKIPPABLE + _zst(b"one ") + SKIPPABLE + _zst(b"two") + SKIPPABLE + empty)
+    assert _read(path) == b"one two"
+
+
+@pytest.mark.parametrize("codec", ["gz", "bz2", "xz"])
+def test_zero_padding_after_a_stream(tmp_path: Path, codec: str) -> None:
+    one, two = CODECS[codec](b"one "), CODECS[codec](b"two")
+    assert _read(_write(tmp_path, f"a.{codec}", one + bytes(8) + two + bytes(100_000))) == b"one two"
+
+
+@every_codec
+def test_every_truncation_is_noticed(tmp_path: Path, codec: str) -> None:
+    """A cut at any byte that is not the end of a frame."""
+    frames = [CODECS[codec](_text(size)) for size in (30, 150)]
+    whole = b"".join(frames)
+    path = tmp_path / f"a.{codec}"
+    for cut in range(1, len(whole)):
+        if cut == len(frames[0]):
+            continue
+        path.write_bytes(whole[:cut])
+        with pytest.raises(InputError, match=rf"{path}.*tokenmill download"):
+            _read(path)
+
+
+@every_codec
+def test_truncation_of_a_large_file(tmp_path: Path, codec: str) -> None:
+    data = CODECS[codec](_text(1_200_000))
+    path = _write(tmp_path, f"a.{codec}", data[: len(data) * 2 // 3])
+    with pytest.raises(InputError, match=f"cut short: the file ends at byte {len(data) * 2 // 3:,}"):
+        _read(path)
+
+
+@every_codec
+def test_flipped_bits_never_pass_for_other_data(tmp_path: Path, codec: str) -> None:
+    data = _text(60_000)
+    whole = CODECS[codec](data)
+    pick = random.Random(5)
+    path = tmp_path / f"a.{codec}"
+    noticed = 0
+    for _ in range(60):
+        flipped = bytearray(whole)
+        flipped[pick.randrange(len(whole))] ^= 1 << pick.randrange(8)
+        path.write_bytes(flipped)
+        try:
+            assert _read(path) == data  # some header bits, gzip's time for one, mean nothing
+        except InputError as error:
+            noticed += 1
+            assert str(path) in str(error)
+    assert noticed > 50
+
+
+@every_codec
+@pytest.mark.parametrize("garbage", [b"x", b"trailing garbage", b"\0garbage", bytes(3) + b"PK\x03\x04"])
+def test_trailing_garbage_is_refused(tmp_path: Path, codec: str, garbage: bytes) -> None:
+    whole = CODECS[codec](b"text\n")
+    padding = 0 if codec == "zst" else len(garbage) - len(garbage.lstrip(b"\0"))
+    with pytest.raises(InputError, match=f"other than {codec} data follows at byte {len(whole) + padding}"):
+        _read(_write(tmp_path, f"a.{codec}", whole + garbage))
+
+
+@every_codec
+def test_a_suffix_that_lies(tmp_path: Path, codec: str) -> None:
+    path = _write(tmp_path, f"a.jsonl.{codec}", b'{"text": "plain after all"}\n')
+    with pytest.raises(InputError, match=f"not {codec} data, although its name says so"):
+        _read(path)
+
+
+def test_error_names_the_display_name(tmp_path: Path) -> None:
+    path = _write(tmp_path, "attempt-17.zst", b"no")
+    with pytest.raises(InputError, match=r"^train/chunk1/a\.zst: "):
+        list(open_decompressed(path, display="train/chunk1/a.zst"))
+
+
+def test_zstd_window_beyond_128_mb_is_said(tmp_path: Path) -> None:
+    parameters = zstandard.ZstdCompressionParameters(window_log=28, enable_ldm=True)
+    stream = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    path = _write(tmp_path, "a.zst", stream.compress(_text(1000)) + stream.flush())
+    with pytest.raises(InputError, match=r"window of 256 MB, more than the 128 MB"):
+        _read(path)
+
+
+def test_zstd_window_of_128_mb_is_taken(tmp_path: Path) -> None:
+    parameters = zstandard.ZstdCompressionParameters(window_log=27, enable_ldm=True)
+    stream = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    data = _text(1000)
+    assert _read(_write(tmp_path, "a.zst", stream.compress(data) + stream.flush())) == data
+
+
+def test_zstd_dictionary_is_said(tmp_path: Path) -> None:
+    samples = [_text(2000, seed) for seed in range(50)]
+    trained = zstandard.train_dictionary(8192, samples)
+    frame = zstandard.ZstdCompressor(dict_data=trained).compress(samples[0])
+    with pytest.raises(InputError, match=f"needs dictionary {trained.dict_id()}"):
+        _read(_write(tmp_path, "a.zst", frame))
+
+
+@every_codec
+def test_a_bomb_comes_in_bounded_blocks(tmp_path: Path, codec: str) -> None:
+    """32 MB of zero bytes in a few KB: no block holds more than a few megabytes."""
+    path = _write(tmp_path, f"a.{codec}", CODECS[codec](bytes(32 << 20)))
+    sizes = [len(block) for block in open_decompressed(path)]
+    assert sum(sizes) == 32 << 20
+    assert max(sizes) <= 4 << 20
+
+
+@settings(max_examples=60, deadline=None)
+@given(parts=st.lists(st.binary(max_size=2000), max_size=6), chunk=st.integers(1, 5000))
+def test_blocks_of_any_size_join_to_the_data(
+    tmp_path_factory: pytest.TempPathFactory, parts: list[bytes], chunk: int
+) -> None:
+    path = tmp_path_factory.mktemp("any") / "a.zst"
+    path.write_bytes(b"".join(map(_zst, parts)))
+    assert b"".join(open_decompressed(path, chunk=chunk)) == b"".join(parts)
+
+
+def test_names() -> None:
+    assert strip_compression("a.jsonl.zst") == ("a.jsonl", "zst")
+    assert strip_compression("a.jsonl.GZ") == ("a.jsonl", "gz")
+    assert strip_compression("a.jsonl") == ("a.jsonl", None)
+    assert strip_compression(".zst") == (".zst", None)
+    good = ["a.jsonl", "a.json", "a.ndjson.gz", "a.jsonl.zst", "A.JSONL.XZ", "a.json.bz2", "a.parquet"]
+    assert all(map(is_data_file, good))
+    assert not any(map(is_data_file, ["README.md", ".gitattributes", "a.zst", "a.txt.gz", "a.parquet.gz"]))
+
+
+def _count_like_a_loop(data: bytes) -> tuple[int, int]:
+    lines = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+    if not lines[-1]:
+        lines.pop()
+    records = sum(bool(line.strip()) for line in lines)
+    return records, len(lines) - records
+
+
+PIECES = [
+    b"\n",
+    b"\n\n",
+    b" ",
+    b"\r\n",
+    b"\t",
+    b"\v\f",
+    b"\xef\xbb\xbf",
+    b"\xef",
+    b"x",
+    b"{}",
+    b"\0",
+    b"\x1f",
+    b"x" * 900,
+]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    pieces=st.lists(st.sampled_from(PIECES), max_size=30),
+    repeat=st.sampled_from([1, 40]),
+    size=st.integers(1, 400),
+)
+def test_records_are_counted_as_a_loop_would(pieces: list[bytes], repeat: int, size: int) -> None:
+    data = b"".join(pieces) * repeat
+    counter = RecordCounter()
+    for at in range(0, len(data), size):
+        counter.update(memoryview(data)[at : at + size])
+    records, blank = _count_like_a_loop(data)
+    assert counter.finish() == counter.records == records
+    assert counter.blank == blank
+    assert counter.ends_with_newline == (data.removeprefix(b"\xef\xbb\xbf")[-1:] in (b"", b"\n"))
+
+
+@pytest.mark.parametrize(
+    ("data", "records"),
+    [
+        (b"", 0),
+        (b"\xef\xbb\xbf", 0),
+        (b"\xef\xbb\xbf\n", 0),
+        (b"\xef\xbb\xbfx", 1),
+        (b"a\nb", 2),
+        (b"a\r\n\r\nb\r\n", 2),
+    ],
+)
+def test_records_of_small_files(data: bytes, records: int) -> None:
+    counter = RecordCounter()
+    counter.update(data)
+    assert counter.finish() == records

@@ -1,0 +1,110 @@
+"""The sample: real text, the same bytes each time, and a tokenizer that every encoder takes."""
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from tokenmill.corpus.readers import read_documents
+from tokenmill.sample.harvest import HarvestReport, harvest
+from tokenmill.sample.train_tokenizer import EOS, TOKENIZER, VOCABULARY
+
+TEXTS = [
+    "",
+    " ",
+    "Hello, world! It's the 3rd of May.",
+    "def f(x):\n    return x ** 2  # 平方\n",
+    "ža č 😀👩‍👩‍👧 \u200b\ufeff\0\x1b",
+    f"before{EOS}after",
+    "\n\n \t  many   spaces\r\n" * 20,
+]
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, HarvestReport]:
+    directory = tmp_path_factory.mktemp("sample")
+    return directory, harvest(directory)
+
+
+def _files(directory: Path) -> dict[str, bytes]:
+    return {p.relative_to(directory).as_posix(): p.read_bytes() for p in directory.rglob("*") if p.is_file()}
+
+
+def test_the_harvest_is_large_enough_and_all_of_it_is_read(sample: tuple[Path, HarvestReport]) -> None:
+    directory, report = sample
+    texts: list[object] = []
+    for path in sorted(directory.rglob("*.zst")):
+        for batch in read_documents(path, ["text", "title"], display=path.name, on_bad="fail"):
+            texts += batch.texts[0]
+    assert len(texts) == len(set(map(str, texts))) == report.documents > 2000
+    assert sum(len(str(text).encode()) for text in texts) == report.text_bytes > 10_000_000
+    assert sum(report.kinds.values()) == report.documents
+
+
+def test_the_harvest_is_laid_out_like_a_dataset(sample: tuple[Path, HarvestReport]) -> None:
+    directory, report = sample
+    assert report.files == sorted(_files(directory))
+    train = {file for file in report.files if file.startswith("train/chunk")}
+    assert len(train) == 8
+    assert len({Path(file).name for file in train}) == 4  # the same names in both chunks
+    assert {file.split("/")[0] for file in report.files} - {"train"} == {
+        "validation",
+        "test",
+        "README.md",
+        ".gitattributes",
+    }
+    line = zstandard.ZstdDecompressor().decompress((directory / min(train)).read_bytes()).split(b"\n")[0]
+    record = json.loads(line)
+    assert set(record) == {"text", "title", "meta"}
+    assert set(record["meta"]) == {"source", "kind"}
+
+
+def test_another_process_harvests_the_same_bytes(sample: tuple[Path, HarvestReport], tmp_path: Path) -> None:
+    code = "import sys, pathlib, tokenmill.sample.harvest as h; h.harvest(pathlib.Path(sys.argv[1]))"
+    environment = os.environ | {"PYTHONHASHSEED": "7", "LC_ALL": "C", "PYTHONUTF8": "0"}
+    subprocess.run([sys.executable, "-c", code, tmp_path], check=True, env=environment)
+    assert _files(tmp_path) == _files(sample[0])
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_any_number_of_shards(tmp_path: Path, shards: int) -> None:
+    report = harvest(tmp_path, shards=shards)
+    assert sum(file.startswith("train/") for file in report.files) == shards
+
+
+def test_the_shipped_tokenizer_gives_equal_tokens_in_every_encoder(
+    sample: tuple[Path, HarvestReport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FASTOKENS_BPE_THREADS", "1")
+    import fastokens
+    import gigatoken
+    import numpy as np
+    from transformers import AutoTokenizer
+
+    shard = sample[0] / "validation/chunk1/example_holdout_0.jsonl.zst"
+    held_out = next(read_documents(shard, ["text"], display="", on_bad="fail")).texts[0]
+    texts = [*TEXTS, *map(str, held_out)]
+    reference = AutoTokenizer.from_pretrained(TOKENIZER)
+    assert len(reference) == VOCABULARY
+    assert (reference.eos_token, reference.eos_token_id) == (EOS, 0)
+    want = [reference.encode(text) for text in texts]
+    assert [reference.decode(ids) for ids in want[:5]] == TEXTS[:5]
+
+    file = str(TOKENIZER / "tokenizer.json")
+    data, offsets = fastokens.Tokenizer.from_file(file).encode_batch_flat(texts)
+    ids = np.frombuffer(data, np.uint32).tolist()
+    ends = np.frombuffer(offsets, np.uint64).tolist()
+    assert [ids[start:end] for start, end in itertools.pairwise(ends)] == want
+    assert gigatoken.Tokenizer(file).encode_batch(texts, parallel=False).to_list() == want
+
+    text_bytes = sum(len(text.encode()) for text in texts)
+    assert text_bytes / sum(map(len, want)) > 3  # it compresses text that it was not trained on
+
+
+def test_the_shipped_tokenizer_is_small() -> None:
+    assert sum(file.stat().st_size for file in TOKENIZER.iterdir()) < 700_000
