@@ -132,6 +132,7 @@ class Workspace:
         resumable: bool,
     ) -> None:
         """Begin the attempt; leftovers of dead attempts at the unit are taken over or removed."""
+        self.record = record
         self.plan = plan
         self.unit = unit
         self.input_root = input_root
@@ -140,7 +141,6 @@ class Workspace:
         """Where each input's records begin in the output, for the receipt."""
         self.empty: list[dict[str, Any]] = []
         """Outputs that were left out because they hold nothing, for the receipt and the manifest."""
-        self._record = record
         self._should_stop = should_stop
         self._advance = advance
         self._outputs: list[OutputFile] = []
@@ -155,7 +155,7 @@ class Workspace:
         for left in found:
             if left not in mine and left.liveness is Liveness.DEAD:
                 left.remove()
-        directory = new_attempt_directory(self._record, self.unit.id, self.plan.id)
+        directory = new_attempt_directory(self.record, self.unit.id, self.plan.id)
         for left in sorted(mine, key=lambda left: left.beat, reverse=True):
             if self._resumable and left.liveness is not Liveness.ALIVE and not self._taken(directory):
                 self._take(left, directory)
@@ -187,7 +187,7 @@ class Workspace:
 
     def open(self, final: str, *, temporary: str | None = None, keep: int = 0) -> OutputFile:
         """Open the file that will be `final` (relative to the output) once the unit commits."""
-        inside(self._record.output, final)
+        inside(self.record.output, final)
         output = OutputFile(self.directory / (temporary or f"out-{len(self._outputs)}"), final, keep)
         self._outputs.append(output)
         return output
@@ -215,17 +215,17 @@ class Workspace:
 
     def fence(self) -> None:
         """Refuse to go on when the plan on disk is no longer the one this worker began with."""
-        current = self._record.plan_id()
+        current = self.record.plan_id()
         if current != self.plan.id:
             raise Superseded(
-                f"{self._record.plan_path} is now plan {current}, not {self.plan.id}: another run replaced it; "
+                f"{self.record.plan_path} is now plan {current}, not {self.plan.id}: another run replaced it; "
                 f"unit {self.unit.id} is not committed"
             )
 
     def _superseded(self) -> None:
         """Another worker removed this attempt's directory: fine when the unit has its receipt, a fault else."""
         self.fence()
-        if self._record.read_receipt(self.plan, self.unit) is None:
+        if self.record.read_receipt(self.plan, self.unit) is None:
             raise TokenmillError(f"the work directory {self.directory} vanished; run the same command again")
 
     def commit(self, counts: Counts) -> None:
@@ -238,9 +238,9 @@ class Workspace:
         for output in self._outputs:
             output.close()
         self.fence()
-        if self._record.read_receipt(self.plan, self.unit) is None:
+        if self.record.read_receipt(self.plan, self.unit) is None:
             self._publish(counts)
-        self._record.failure_path(self.unit.id).unlink(missing_ok=True)
+        self.record.failure_path(self.unit.id).unlink(missing_ok=True)
         shutil.rmtree(self.directory, ignore_errors=True)
         # What checkpoints did not report (a part done by an earlier attempt) counts as done now.
         self._advance(self.unit.weight - self._advanced)
@@ -249,7 +249,7 @@ class Workspace:
         directories = set()
         try:
             for output in self._outputs:
-                final = inside(self._record.output, output.final)
+                final = inside(self.record.output, output.final)
                 final.parent.mkdir(parents=True, exist_ok=True)
                 output.path.replace(final)
                 directories.add(final.parent)
@@ -271,7 +271,7 @@ class Workspace:
             "finished": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "host": socket.gethostname(),
         }
-        write_atomic(self._record.receipt_path(self.unit.id), readable_json(receipt))
+        write_atomic(self.record.receipt_path(self.unit.id), readable_json(receipt))
 
     def __enter__(self) -> "Workspace":
         """Enter the attempt."""

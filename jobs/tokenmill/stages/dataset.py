@@ -27,6 +27,13 @@ class Dataset:
         return [entry for entry in self.manifest.files if entry.get("role") == "bin"]
 
     @property
+    def backend(self) -> Path:
+        """The tokenizer's backend JSON, which turns ids back into text."""
+        from tokenmill.stages.preprocess import Bench
+
+        return Bench(self.record).directory(self.plan.basis["tokenizer"]) / "backend.json"
+
+    @property
     def tokenizer(self) -> dict[str, Any]:
         """What the plan says of the tokenizer."""
         about: dict[str, Any] = self.plan.details["tokenizer"]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenmill.errors import InputError, RequestError
+from tokenmill.errors import InputError, RequestError, TransientError
 from tokenmill.files import read_json, readable_json, safe_name, write_atomic
 from tokenmill.flow.lineage import DataFile, Dataset
 from tokenmill.flow.partition import groups
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tokenmill.corpus.readers import Batch, Rejected
     from tokenmill.tokens.encoders import Encoder
     from tokenmill.tokens.indexed import IndexedWriter
+    from tokenmill.tokens.tokenizer import ResolvedTokenizer
 
 RESUMABLE = True
 THREADS = False
@@ -70,26 +71,18 @@ def prepare(
         "name": recipe.name,
     }
 
+    bench = Bench(StageRecord(output, "preprocess"))
+    plan = bench.record.read_plan()
+    if plan is not None and plan.request == request and not bench.ready(plan, encoder):
+        bench.resolve(dataset, recipe, encoder, endpoint, reporter)
+
     def make() -> Plan:
         from tokenmill.stages.naming import refuse_foreign
-        from tokenmill.tokens.tokenizer import resolve_tokenizer
 
         units = _units(dataset.files, recipe)
         refuse_foreign(output, (f"{u.spec['name']}_{key}_document.bin" for u in units for key in recipe.keys))
-        texts = _first_texts(dataset, recipe.keys)
-        tokenizer = resolve_tokenizer(
-            recipe.tokenizer,
-            recipe.tokenizer_revision,
-            eod_token=recipe.eod_token,
-            need_eod=recipe.append_eod,
-            add_special_tokens=recipe.special_tokens,
-            texts=texts,
-            record=StageRecord(output, "preprocess").directory,
-            output=output,
-            encoder=encoder,
-            endpoint=endpoint,
-            reporter=reporter,
-        )
+        _check_keys(dataset, recipe.keys)
+        tokenizer = bench.resolve(dataset, recipe, encoder, endpoint, reporter)
         basis = {
             "tokenizer": tokenizer.fingerprint,
             "keys": list(recipe.keys),
@@ -157,25 +150,101 @@ def _stem(path: str) -> str:
     return stem
 
 
-def _first_texts(dataset: Dataset, keys: Sequence[str]) -> list[str]:
-    """Return texts from the corpus's beginning; records that all lack a key mean a wrong key, not bad records."""
+def _check_keys(dataset: Dataset, keys: Sequence[str]) -> None:
+    """Refuse keys that none of the first records has: a wrong key, not bad records."""
     from tokenmill.corpus.readers import read_documents
 
     for file in dataset.files:
         path = dataset.root / file.path
         for batch in read_documents(path, keys, display=str(path), batch_bytes=GATE_BYTES, on_bad="quarantine"):
-            if not batch.records:
-                continue
-            if not batch.documents:
+            if batch.documents:
+                return
+            if batch.rejected:
                 first = batch.rejected[0]
                 raise InputError(
                     f"{path}: none of the first {batch.records} records can be taken; line {first.line}: {first.reason}"
                 )
-            texts = [
-                t for column in batch.texts for value in column for t in (value if isinstance(value, list) else [value])
-            ]
-            return [text[: GATE_BYTES // 4] for text in texts[:GATE_DOCUMENTS]]
-    return []
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where a stage's workers find their encoder: beside the records, one directory per tokenizer.
+
+    A directory is named for the backend's fingerprint, so that workers of a replaced plan and of its
+    successor never meet in one.
+    """
+
+    record: StageRecord
+
+    def directory(self, fingerprint: str) -> Path:
+        """Return the directory of a tokenizer: its backend.json, and a verdict for each way of choosing."""
+        return self.record.directory / "encoders" / fingerprint[:16]
+
+    def verdict_path(self, fingerprint: str, special_tokens: bool, encoder: str) -> Path:
+        """Return where the gate's verdict lies."""
+        return self.directory(fingerprint) / f"verdict-{encoder}{'' if special_tokens else '-no-special'}.json"
+
+    def ready(self, plan: Plan, encoder: str) -> bool:
+        """Tell whether workers of a plan can load the encoder as it was judged, with the versions installed here."""
+        from tokenmill.tokens.encoders import encoder_version
+
+        fingerprint, special = plan.basis["tokenizer"], plan.basis["special_tokens"]
+        verdict = read_json(self.verdict_path(fingerprint, special, encoder))
+        backend = self.directory(fingerprint) / "backend.json"
+        return bool(verdict) and backend.exists() and encoder_version(verdict["encoder"]) == verdict["version"]
+
+    def resolve(
+        self, dataset: Dataset, recipe: Recipe, encoder: str, endpoint: str | None, reporter: Reporter
+    ) -> "ResolvedTokenizer":
+        """Resolve the tokenizer, judge the encoders on it and the corpus's beginning, and keep both for the workers."""
+        import tempfile
+
+        from tokenmill.corpus.readers import first_documents
+        from tokenmill.tokens.gate import fallback_warning
+        from tokenmill.tokens.tokenizer import eod_warning, resolve_tokenizer
+
+        texts: list[str] = []
+        for file in dataset.files[:8]:
+            texts += first_documents(dataset.root / file.path, recipe.keys[0], GATE_DOCUMENTS // 8, GATE_BYTES // 8)
+        with tempfile.TemporaryDirectory(prefix="tokenmill-") as scratch:
+            made = Path(scratch) / "made"
+            tokenizer, verdict = resolve_tokenizer(
+                recipe.tokenizer,
+                recipe.tokenizer_revision,
+                eod_token=recipe.eod_token,
+                need_eod=recipe.append_eod,
+                add_special_tokens=recipe.special_tokens,
+                texts=texts,
+                destination=made,
+                scratch=Path(scratch),
+                encoder=encoder,
+                endpoint=endpoint,
+            )
+            directory = self.directory(tokenizer.fingerprint)
+            write_atomic(directory / "backend.json", (made / "backend.json").read_bytes())
+            path = self.verdict_path(tokenizer.fingerprint, recipe.special_tokens, encoder)
+            write_atomic(path, (made / "verdict.json").read_bytes())
+            self._place(made / "tokenizer", tokenizer.files)
+        for warning in (fallback_warning(verdict), eod_warning(tokenizer) if recipe.append_eod else None):
+            if warning:
+                reporter.warn(warning)
+        reporter.say(f"tokenizer {tokenizer.reference}: {verdict.encoder} agrees on {verdict.checked:,} texts; taken")
+        return tokenizer
+
+    def _place(self, made: Path, files: dict[str, str]) -> None:
+        """Copy the tokenizer beside the data, as training will load it; a stranger's files are not overwritten."""
+        old = self.record.read_plan()
+        ours = old.details["tokenizer"]["files"] if old else {}
+        target = self.record.output / "tokenizer"
+        for name in files:
+            data, path = (made / name).read_bytes(), target / name
+            if name not in ours and path.exists() and path.read_bytes() != data:
+                raise RequestError(
+                    f"{path} exists, and no record says that tokenmill made it; move it away, or choose another output"
+                )
+            write_atomic(path, data)
+        for name in set(ours) - set(files):
+            (target / name).unlink(missing_ok=True)
 
 
 def do(unit: Unit, workspace: Workspace) -> Counts:
@@ -188,14 +257,20 @@ _ENCODERS: dict[tuple[str, str], "Encoder"] = {}
 
 
 def _encoder(workspace: Workspace) -> "Encoder":
-    """Return this process's encoder, loaded once: the one the gate chose, or the one that was forced."""
+    """Return this process's encoder, loaded once: the one the gate chose for the plan's tokenizer."""
     from tokenmill.tokens.encoders import load_encoder
 
-    settings = workspace.settings
-    key = (settings["encoder"], settings["backend"])
+    basis, wanted = workspace.plan.basis, workspace.settings["encoder"]
+    key = (basis["tokenizer"], wanted)
     if key not in _ENCODERS:
-        special = workspace.plan.basis["special_tokens"]
-        _ENCODERS[key] = load_encoder(key[0], Path(key[1]), special)
+        bench = Bench(workspace.record)
+        verdict = read_json(bench.verdict_path(basis["tokenizer"], basis["special_tokens"], wanted))
+        if not verdict:
+            raise TransientError(
+                f"no verdict for --encoder {wanted} in {bench.record.directory}; run the command again"
+            )
+        backend = bench.directory(basis["tokenizer"]) / "backend.json"
+        _ENCODERS[key] = load_encoder(verdict["encoder"], backend, basis["special_tokens"], verdict["guard"])
     return _ENCODERS[key]
 
 

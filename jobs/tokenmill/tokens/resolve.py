@@ -42,7 +42,9 @@ def settle(work: Path) -> dict[str, Any]:
 
     vocabulary: dict[str, int] = backend.get_vocab(with_added_tokens=True)
     candidates = [token for token in EOD_TOKENS if token in vocabulary]
-    eod_token, eod_id = _eod(request["eod_token"], tokenizer, vocabulary, candidates, name)
+    eod_token, eod_id = None, None
+    if request["need_eod"] or request["eod_token"] or tokenizer.eos_token:
+        eod_token, eod_id = _eod(request["eod_token"], tokenizer, vocabulary, candidates, name)
 
     texts = [*adversarial_texts(_added_tokens(backend)), *_woven_texts(backend, sorted(vocabulary.values()))]
     _check_call(tokenizer, backend, [t for t in texts if len(t) < 200][:400], add, name)

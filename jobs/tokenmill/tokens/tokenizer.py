@@ -60,7 +60,8 @@ class ResolvedTokenizer:
 
     `reference` is a Hub name or a directory's base name, `revision` a commit; `files` maps names to
     SHA-256, `fingerprint` is the SHA-256 of backend.json. `vocab_size` is len(AutoTokenizer), from which
-    Megatron-LM takes the dtype; ids may still lie above it, so `max_token_id` is kept. `added` holds the
+    Megatron-LM takes the dtype; ids may still lie above it, so `max_token_id` is kept. The EOD is None where none was asked
+    for and the tokenizer names no eos. `added` holds the
     tokens put into every text by default (BOS). `eod_candidates` are the vocabulary's usual end-of-text
     tokens, for messages.
     """
@@ -72,8 +73,8 @@ class ResolvedTokenizer:
     vocab_size: int
     max_token_id: int
     dtype: Literal["uint16", "int32"]
-    eod_id: int
-    eod_token: str
+    eod_id: int | None
+    eod_token: str | None
     eos_token: str | None
     eos_is_chat: bool
     bos_token: str | None
@@ -113,6 +114,7 @@ def resolve_tokenizer(
     texts: Sequence[str],
     destination: Path,
     scratch: Path,
+    need_eod: bool = True,
     encoder: str = "auto",
     endpoint: str | None = None,
 ) -> tuple[ResolvedTokenizer, Verdict]:
@@ -141,6 +143,7 @@ def resolve_tokenizer(
         request = {
             "reference": reference,
             "eod_token": eod_token,
+            "need_eod": need_eod,
             "add_special_tokens": add_special_tokens,
             "texts": _first(texts),
         }

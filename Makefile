@@ -1,0 +1,69 @@
+# Everything sets itself up in .venv on a machine that has Python >= 3.11 and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+OUT ?= out
+MEGATRON_VENV := .venv-megatron
+NPM_TOKENIZERS := .cache/npm-tokenizers
+NPM_TOKENIZERS_VERSION := 3.7.2
+
+.DEFAULT_GOAL := help
+.PHONY: help run test lint format conformance bench locks clean
+
+help: ## Say what there is to make
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(VENV)/.installed: locks/runtime.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "tokenmill needs Python >= 3.11; name one with: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 2; }
+	@$(PYTHON) -m venv $(VENV) || \
+	  { echo "this Python cannot make virtual environments; on Debian: apt install python3-venv"; exit 2; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r locks/runtime.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed locks/dev.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r locks/dev.txt
+	@touch $@
+
+$(VENV)/.installed-bench: $(VENV)/.installed locks/bench.txt
+	$(PYTHON) -m venv .venv-bench
+	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r locks/bench.txt
+	@touch $@
+
+run: $(VENV)/.installed ## Take a sample corpus from a Hub to .bin/.idx, in OUT=out
+	$(BIN)/tokenmill sample $(OUT)
+
+test: lint ## Check the code and run all fast tests
+	$(BIN)/python -m pytest -m "not conformance"
+
+lint: $(VENV)/.installed-dev ## Check style and types
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: $(VENV)/.installed-dev ## Put the code into its form
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+$(MEGATRON_VENV)/.installed: locks/megatron.txt
+	$(PYTHON) -m venv $(MEGATRON_VENV)
+	$(MEGATRON_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r locks/megatron.txt
+	@touch $@
+
+$(NPM_TOKENIZERS)/%: tools/fetch_tokenizer.py
+	$(PYTHON) tools/fetch_tokenizer.py $* $(NPM_TOKENIZERS_VERSION) $@
+
+conformance: $(VENV)/.installed-dev $(MEGATRON_VENV)/.installed $(NPM_TOKENIZERS)/llama3_1 $(NPM_TOKENIZERS)/qwen3 ## Compare with Megatron-LM (5 GB to install)
+	TOKENMILL_NPM_TOKENIZERS=$(abspath $(NPM_TOKENIZERS)) \
+	TOKENMILL_MEGATRON_PYTHON=$(abspath $(MEGATRON_VENV)/bin/python) \
+	  $(BIN)/python -m pytest -m conformance
+
+bench: $(VENV)/.installed-dev $(VENV)/.installed-bench $(NPM_TOKENIZERS)/llama3_1 ## Measure against what people use instead
+	$(BIN)/python -m tests.bench --tokenizer $(NPM_TOKENIZERS)/llama3_1 --alternatives .venv-bench/bin/python
+
+locks: $(VENV)/.installed ## Pin the dependencies anew, with hashes
+	$(BIN)/python tools/lock.py
+
+clean: ## Remove what make made, the sample's output included
+	rm -rf $(VENV) $(MEGATRON_VENV) .venv-bench .cache out build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

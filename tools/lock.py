@@ -1,0 +1,36 @@
+"""Pin every dependency with hashes, for Python 3.11 to 3.14 on Linux and macOS: `make locks`.
+
+uv resolves; pip installs. No index's address goes into a lock.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+LOCKS = Path("locks")
+BUILD = ["hatchling", "editables"]
+"""Installed beside the runtime dependencies, so that installing this project itself needs no network."""
+
+
+def lock(name: str, sources: list[str], requirements: str, *options: str) -> None:
+    """Resolve `sources` and the requirement lines into locks/<name>.txt."""
+    uv = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--universal", "--python-version", "3.11"]
+    form = ["--generate-hashes", "--no-emit-index-url", "--no-header", "--no-annotate", "--upgrade"]
+    subprocess.run(
+        [*uv, *form, *sources, "-", *options, "-o", str(LOCKS / f"{name}.txt")],
+        input=requirements.encode(),
+        check=True,
+    )
+
+
+def main() -> None:
+    """Write all locks; the development lock agrees with the runtime lock."""
+    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "uv"], check=True)
+    lock("runtime", ["pyproject.toml"], "\n".join(BUILD))
+    lock("dev", [], "", "--group", "dev", "--constraint", str(LOCKS / "runtime.txt"))
+    lock("bench", [], "", "--group", "bench")
+    lock("megatron", [], "", "--group", "megatron")
+
+
+if __name__ == "__main__":
+    main()
