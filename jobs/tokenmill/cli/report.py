@@ -46,6 +46,7 @@ def facts(summary: Summary, output: Path) -> dict[str, Any]:
         "units_done_now": summary.done_now,
         "units_done_before": summary.done_before,
         "seconds": round(summary.seconds, 3),
+        "planning_seconds": round(summary.planning_seconds, 3),
         "manifest": completion.manifest.hash if completion.manifest else None,
         "counts": completion.manifest.counts if completion.manifest else None,
         "bytes": sum(entry["bytes"] for entry in completion.manifest.files) if completion.manifest else None,
@@ -94,18 +95,18 @@ def report_pipeline(pipeline: Pipeline, summaries: list[Summary], how: Run) -> N
         for summary in summaries:
             sys.stdout.write(json.dumps(facts(summary, pipeline.output)) + "\n")
         return
-    rows = [("stage", "files", "documents", "tokens", "bytes", "time", "rate")]
+    rows = [("stage", "files", "documents", "tokens", "bytes", "planning", "work", "rate")]
     for summary in summaries:
         done = facts(summary, pipeline.output)
         counts, weight = done["counts"] or {}, summary.plan.weight
         documents = f"{counts.get('out', 0):,}" if summary.plan.stage != "download" else ""
         tokens = f"{counts['tokens']:,}" if "tokens" in counts else ""
-        rate = f"{size(weight / summary.seconds)}/s" if summary.done_now else "done before"
+        planning, work = summary.planning_seconds, summary.seconds - summary.planning_seconds
+        rate = f"{size(weight / work)}/s" if summary.done_now else "done before"
         files = f"{len(summary.completion.manifest.files) if summary.completion.manifest else 0:,}"
-        rows.append(
-            (summary.plan.stage, files, documents, tokens, size(done["bytes"] or 0), duration(summary.seconds), rate)
-        )
-    rows.append(("verify", "", "", "", "", duration(seconds), "all right"))
+        made = size(done["bytes"] or 0)
+        rows.append((summary.plan.stage, files, documents, tokens, made, duration(planning), duration(work), rate))
+    rows.append(("verify", "", "", "", "", "", duration(seconds), "all right"))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]

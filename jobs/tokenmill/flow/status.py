@@ -10,7 +10,7 @@ from typing import Any
 from tokenmill.errors import RequestError
 from tokenmill.flow.attempt import HEARTBEAT_SECONDS, OWNER, Liveness, leftovers, read_owner
 from tokenmill.flow.lineage import find_records
-from tokenmill.flow.record import StageRecord, complete
+from tokenmill.flow.record import STAGES, StageRecord, complete
 
 RATE_SECONDS = 300.0
 """The rate is that of the units finished in the last so many seconds of work."""
@@ -40,7 +40,8 @@ class StageStatus:
 
 def statuses(path: Path) -> list[StageStatus]:
     """Return the status of each stage begun in `path` or below; RequestError when there is none."""
-    found = [_status(record) for record in find_records(path)]
+    records = sorted(find_records(path), key=lambda record: (STAGES.index(record.stage), record.output))
+    found = [_status(record) for record in records]
     if not found:
         raise RequestError(f"no stage of tokenmill was begun in {path} or below it; give an output directory")
     return found

@@ -76,11 +76,12 @@ class Job:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a run did: its plan, the completion it ended with, and the seconds it took."""
+    """What a run did: its plan, the completion it ended with, the seconds it took, and those planning took."""
 
     plan: Plan
     completion: Completion
     seconds: float
+    planning_seconds: float
     done_now: int
     done_before: int
 
@@ -127,6 +128,7 @@ def run(
     with stopping_on_signals(), explained(job.output):
         record.directory.mkdir(parents=True, exist_ok=True)
         plan = agree(record, request, make, replace=replace, should_stop=_STOP.is_set)
+        planned = time.monotonic()
         mine = share(plan.units, distribution.worker, distribution.workers)
         done = {u.id for u in mine if record.read_receipt(plan, u, verify_hashes=verify_hashes) is not None}
         todo = [unit for unit in mine if unit.id not in done]
@@ -139,7 +141,7 @@ def run(
             record.manifest_path.unlink(missing_ok=True)
         if todo or completion.manifest:
             sweep(record, {u.id for u in plan.units} if completion.manifest else {u.id for u in mine})
-    return Summary(plan, completion, time.monotonic() - started, len(todo), len(done))
+    return Summary(plan, completion, time.monotonic() - started, planned - started, len(todo), len(done))
 
 
 def _announce(reporter: Reporter, plan: Plan, spread: Distribution, mine: list[Unit], done: set[str]) -> None:
