@@ -29,7 +29,7 @@ def preprocess(
     """Tokenise JSONL, compressed or not, or Parquet into .bin/.idx, byte for byte as Megatron-LM does."""
     from tokenmill.cli.report import how_to_run, report
     from tokenmill.stages import launch
-    from tokenmill.stages.preprocess import Recipe
+    from tokenmill.stages.encoder import Recipe
 
     target = output or launch.default_output(input, "preprocess")
     how = how_to_run(worker_index, workers, processes, replace, verify_hashes, json)

@@ -18,8 +18,8 @@ def sample(
 
     from tokenmill.cli.report import how_to_run, report_pipeline
     from tokenmill.sample.harvest import harvest
+    from tokenmill.stages.encoder import Recipe
     from tokenmill.stages.launch import Pipeline
-    from tokenmill.stages.preprocess import Recipe
     from tokenmill.testhub import Hub
 
     how = how_to_run(0, 1, processes, False, False, json)

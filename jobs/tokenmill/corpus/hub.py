@@ -79,7 +79,7 @@ class HubSource:
 
 def _ask(question: Callable[[], T], repository: str) -> T:
     """Ask the Hub, again while it is down or limits us; its refusals become messages."""
-    from huggingface_hub.errors import (
+    from huggingface_hub.errors import (  # type: ignore[attr-defined]
         EntryNotFoundError,
         GatedRepoError,
         HfHubHTTPError,

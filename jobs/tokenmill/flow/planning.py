@@ -62,6 +62,7 @@ def _plan_under_lease(record: StageRecord, request: dict[str, Any], make: Callab
     if old is not None and old.request == request:
         return
     new = make()
+    _refuse_foreign(record, old, new)
     if old is None:
         publish_once(record.plan_path, new.to_bytes())
         return
@@ -71,6 +72,19 @@ def _plan_under_lease(record: StageRecord, request: dict[str, Any], make: Callab
     write_atomic(_replaced(record), old.to_bytes())
     write_atomic(record.plan_path, new.to_bytes())
     _clear(record)
+
+
+def _refuse_foreign(record: StageRecord, old: Plan | None, new: Plan) -> None:
+    """Refuse to overwrite files that no plan of this stage names: they are somebody's own."""
+    ours = {name for unit in old.units for name in unit.outputs} if old else set()
+    present = {path.name for path in record.output.iterdir()}
+    for unit in new.units:
+        for name in unit.outputs:
+            if name.split("/")[0] in present and name not in ours and inside(record.output, name).exists():
+                raise RequestError(
+                    f"{record.output / name} exists, and no record says that tokenmill made it; move it away or choose "
+                    "another output directory"
+                )
 
 
 def _replaced(record: StageRecord) -> Path:
@@ -95,11 +109,10 @@ def _clear(record: StageRecord) -> None:
                 if same.id != unit.id:
                     path.unlink()
                 continue
-            torn = read_json(path)
-            if isinstance(torn, dict) and torn.get("plan") == old.id:
-                for output in torn["outputs"]:
-                    inside(record.output, output["path"]).unlink(missing_ok=True)
-                path.unlink()
+            # Without a receipt too: an attempt may have been killed between its renames and its receipt.
+            for name in unit.outputs:
+                inside(record.output, name).unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
         for failure in (record.directory / "failures").glob("*.json"):
             failure.unlink(missing_ok=True)
         for found in leftovers(record).values():

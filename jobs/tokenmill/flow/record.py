@@ -7,7 +7,7 @@ the same content has the same hash on any machine.
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,11 +26,16 @@ Counts = dict[str, int]
 
 @dataclass(frozen=True)
 class Unit:
-    """One piece of work that is committed whole: `spec` says from what and to what, `weight` in bytes."""
+    """One piece of work that is committed whole.
+
+    `spec` says from what and how, `outputs` which files it may make (relative to the output directory),
+    `weight` is its input in bytes.
+    """
 
     id: str
     weight: int
     spec: dict[str, Any]
+    outputs: list[str]
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,7 @@ class Plan:
             "source": self.source,
             "upstream": self.upstream,
             "require": self.require,
-            "units": [{"id": u.id, "weight": u.weight, "spec": u.spec} for u in self.units],
+            "units": [asdict(unit) for unit in self.units],
         }
 
     @cached_property
@@ -78,7 +83,7 @@ class Plan:
 
     def unit_key(self, unit: Unit) -> str:
         """Hash what decides a unit's bytes, so that a replaced plan can keep what did not change."""
-        return content_id({"stage": self.stage, "basis": self.basis, "spec": unit.spec})
+        return content_id({"stage": self.stage, "basis": self.basis, "spec": unit.spec, "outputs": unit.outputs})
 
     def to_bytes(self) -> bytes:
         """Encode for plan.json: one unit a line, so that a person can read a plan of any size."""
@@ -98,7 +103,10 @@ class Plan:
                 "use the version that began it, or another output directory"
             )
         names = ("stage", "request", "basis", "details", "source", "upstream", "require")
-        plan = cls(units=[Unit(**unit) for unit in value["units"]], **{name: value[name] for name in names})
+        try:
+            plan = cls(units=[Unit(**unit) for unit in value["units"]], **{name: value[name] for name in names})
+        except (KeyError, TypeError) as error:
+            raise RequestError(f"a plan on disk is damaged ({error}); choose another output directory") from error
         plan.__dict__["id"] = value["id"]  # as written: hashing 59,166 units again would cost each worker a second
         return plan
 

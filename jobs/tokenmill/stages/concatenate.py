@@ -6,7 +6,6 @@ file is left out, since in the middle of a file it would be a broken record.
 """
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import RequestError
@@ -20,15 +19,12 @@ RESUMABLE = False
 THREADS = False
 
 
-def prepare(
-    dataset: Dataset, output: Path, *, target_files: int, name: str
-) -> tuple[dict[str, Any], Callable[[], Plan]]:
+def prepare(dataset: Dataset, *, target_files: int, name: str) -> tuple[dict[str, Any], Callable[[], Plan]]:
     """Plan one unit per output: a run of neighbouring files, in the order of their names."""
     request = {"input": dataset.upstream, "target_files": target_files, "name": name}
 
     def make() -> Plan:
         from tokenmill.corpus.compression import strip_compression
-        from tokenmill.stages.naming import refuse_foreign
 
         files = dataset.files
         for file in files:
@@ -50,8 +46,7 @@ def prepare(
             ]
             final = f"{name}-{index:05d}-of-{target_files:05d}.jsonl"
             weight = sum(files[i].bytes for i in run)
-            units.append(Unit(final, weight, {"inputs": inputs, "output": final}))
-        refuse_foreign(output, (unit.spec["output"] for unit in units))
+            units.append(Unit(final, weight, {"inputs": inputs}, [final]))
         return Plan("concatenate", request, units, source=dataset.source, upstream=dataset.upstream, require="out")
 
     return request, make
@@ -59,7 +54,7 @@ def prepare(
 
 def do(unit: Unit, workspace: Workspace) -> Counts:
     """Join one run of files, counting records and keeping where each file's begin."""
-    output = workspace.open(unit.spec["output"])
+    output = workspace.open(unit.outputs[0])
     parts: list[dict[str, Any]] = []
     records = blank = 0
     for item in unit.spec["inputs"]:

@@ -29,9 +29,9 @@ class Dataset:
     @property
     def backend(self) -> Path:
         """The tokenizer's backend JSON, which turns ids back into text."""
-        from tokenmill.stages.preprocess import Bench
+        from tokenmill.stages.encoder import Encoders
 
-        return Bench(self.record).directory(self.plan.basis["tokenizer"]) / "backend.json"
+        return Encoders(self.record).backend(self.plan.basis["tokenizer"])
 
     @property
     def tokenizer(self) -> dict[str, Any]:

@@ -11,7 +11,6 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from tokenmill.corpus.source import Listing, RemoteFile, Retry, open_source
@@ -51,14 +50,11 @@ def prepare(
     uri: str,
     revision: str | None,
     selection: Selection,
-    output: Path,
     *,
     endpoint: str | None,
     say: Callable[[str], None],
 ) -> tuple[dict[str, Any], Callable[[], Plan]]:
     """Plan one unit per selected file; only the worker that makes the plan asks the source."""
-    from tokenmill.files import canonical_json
-
     request = {
         "source": _without_secrets(uri),
         "revision": revision,
@@ -68,17 +64,13 @@ def prepare(
         "sample": selection.sample,
         "layout": selection.layout,
     }
-    canonical_json(request)
 
     def make() -> Plan:
-        from tokenmill.stages.naming import refuse_foreign
-
         listing = open_source(uri, stall_seconds=60.0, endpoint=endpoint).list(revision)
         files, notes = select(listing, selection)
         for note in notes:
             say(note)
         units = [_unit(file, name) for file, name in zip(files, _names(files, selection.layout), strict=True)]
-        refuse_foreign(output, (unit.spec["output"] for unit in units))
         source = {"uri": listing.uri, "revision": listing.revision}
         return Plan("download", request, units, details={"notes": notes}, source=source)
 
@@ -92,11 +84,11 @@ def _without_secrets(uri: str) -> str:
 
 
 def _unit(file: RemoteFile, name: str) -> Unit:
-    spec = {"source": file.path, "output": name, "bytes": file.size}
+    spec = {"source": file.path, "bytes": file.size}
     for key in ("sha256", "git_sha1", "version"):
         if getattr(file, key) is not None:
             spec[key] = getattr(file, key)
-    return Unit(safe_name(name), file.size or 0, spec)
+    return Unit(safe_name(name), file.size or 0, spec, [name])
 
 
 def select(listing: Listing, selection: Selection) -> tuple[list[RemoteFile], list[str]]:
@@ -257,7 +249,7 @@ class _Fetch:
         keep = path.stat().st_size if hashed and path.exists() else 0
         if self.file.size is not None and keep > self.file.size:
             keep = 0
-        output = self.workspace.open(self.workspace.unit.spec["output"], temporary="data", keep=keep)
+        output = self.workspace.open(self.workspace.unit.outputs[0], temporary="data", keep=keep)
         self._digest = self._new_digest()
         if keep:
             update_hash(self._digest, path, keep)

@@ -4,7 +4,6 @@ Stands between download and concatenate, and can be left out: preprocess reads c
 """
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import RequestError
@@ -18,13 +17,13 @@ RESUMABLE = False
 THREADS = False
 
 
-def prepare(dataset: Dataset, output: Path) -> tuple[dict[str, Any], Callable[[], Plan]]:
+def prepare(dataset: Dataset) -> tuple[dict[str, Any], Callable[[], Plan]]:
     """Plan one unit per file of the dataset; Parquet is refused, since preprocess reads it as it is."""
     request = {"input": dataset.upstream}
 
     def make() -> Plan:
         from tokenmill.corpus.compression import strip_compression
-        from tokenmill.stages.naming import distinct, refuse_foreign
+        from tokenmill.stages.naming import distinct
 
         sources, names = [], []
         for file in dataset.files:
@@ -40,11 +39,11 @@ def prepare(dataset: Dataset, output: Path) -> tuple[dict[str, Any], Callable[[]
             Unit(
                 id=safe_name(name),
                 weight=file.bytes,
-                spec={"input": file.path, "identity": file.identity, "output": name, "parts": file.parts},
+                spec={"input": file.path, "identity": file.identity, "parts": file.parts},
+                outputs=[name],
             )
             for file, name in zip(dataset.files, distinct(sources, names), strict=True)
         ]
-        refuse_foreign(output, (unit.spec["output"] for unit in units))
         return Plan("extract", request, units, source=dataset.source, upstream=dataset.upstream, require="out")
 
     return request, make
@@ -57,7 +56,7 @@ def do(unit: Unit, workspace: Workspace) -> Counts:
 
     path = workspace.input_root / unit.spec["input"]
     counter = RecordCounter()
-    output = workspace.open(unit.spec["output"])
+    output = workspace.open(unit.outputs[0])
     read = 0
     with open_decompressed(path, display=str(path), chunk=4 << 20) as blocks:
         for block in blocks:

@@ -10,7 +10,7 @@ from tokenmill.flow.progress import Reporter
 from tokenmill.flow.record import STAGES
 from tokenmill.flow.worker import Distribution, Job, Summary, run
 from tokenmill.stages.download import Selection
-from tokenmill.stages.preprocess import Recipe
+from tokenmill.stages.encoder import Recipe
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def download(
     """Fetch a source's files into `output`, several at a time."""
     from tokenmill.stages.download import prepare
 
-    request, make = prepare(uri, revision, selection, output, endpoint=endpoint, say=how.reporter.say)
+    request, make = prepare(uri, revision, selection, endpoint=endpoint, say=how.reporter.say)
     settings = {
         "uri": uri,
         "endpoint": endpoint,
@@ -79,7 +79,7 @@ def extract(source: Path, output: Path, how: Run, *, from_stage: str | None = No
     usable = (*DATA_SUFFIXES, ".zst", ".gz", ".bz2", ".xz")
     dataset = upstream_of(source, "extract", only=from_stage, usable=usable, output=output)
     _say(how, dataset.notes)
-    request, make = prepare(dataset, output)
+    request, make = prepare(dataset)
     return _run(Job("tokenmill.stages.extract", output, dataset.root), request, make, how)
 
 
@@ -92,7 +92,7 @@ def concatenate(
 
     dataset = upstream_of(source, "concatenate", only=from_stage, usable=DATA_SUFFIXES, output=output)
     _say(how, dataset.notes)
-    request, make = prepare(dataset, output, target_files=target_files, name=name)
+    request, make = prepare(dataset, target_files=target_files, name=name)
     return _run(Job("tokenmill.stages.concatenate", output, dataset.root), request, make, how)
 
 

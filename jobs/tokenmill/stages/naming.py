@@ -4,9 +4,7 @@ import hashlib
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
-from tokenmill.errors import RequestError
 from tokenmill.files import safe_name
 
 
@@ -39,16 +37,3 @@ def distinct(sources: Sequence[str], names: Iterable[str]) -> list[str]:
         stem, dot, suffixes = tail.partition(".")
         result.append(f"{head}{slash}{stem}-{mark}{dot}{suffixes}")
     return result
-
-
-def refuse_foreign(output: Path, names: Iterable[str]) -> None:
-    """Refuse to overwrite files that were there before the stage was planned: no record says they are ours."""
-    if not output.is_dir():
-        return
-    present = {path.name for path in output.iterdir()}
-    for name in names:
-        if name.split("/")[0] in present and (output / name).exists():
-            raise RequestError(
-                f"{output / name} exists, and no record says that tokenmill made it; move it away or choose another "
-                "output directory"
-            )

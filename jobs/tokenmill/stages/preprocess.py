@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenmill.errors import InputError, RequestError, TransientError
+from tokenmill.errors import InputError, RequestError
 from tokenmill.files import read_json, readable_json, safe_name, write_atomic
 from tokenmill.flow.lineage import DataFile, Dataset
 from tokenmill.flow.partition import groups
@@ -18,12 +18,11 @@ from tokenmill.flow.progress import Reporter
 from tokenmill.flow.provenance import narrow
 from tokenmill.flow.record import Counts, Plan, StageRecord, Unit
 from tokenmill.flow.workspace import OutputFile, Workspace
+from tokenmill.stages.encoder import Encoders, Recipe
 
 if TYPE_CHECKING:
     from tokenmill.corpus.readers import Batch, Rejected
-    from tokenmill.tokens.encoders import Encoder
     from tokenmill.tokens.indexed import IndexedWriter
-    from tokenmill.tokens.tokenizer import ResolvedTokenizer
 
 RESUMABLE = True
 THREADS = False
@@ -34,22 +33,8 @@ FEW_OUTPUTS = 256
 """Outputs made of more inputs than MANY_INPUTS."""
 JOURNAL_SECONDS = 1.0
 """The journal is written at the first file boundary after this time: syncing costs milliseconds."""
-GATE_DOCUMENTS, GATE_BYTES = 200, 1 << 20
-"""How much of the corpus's beginning the encoders are judged on, beside the adversarial list."""
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """What decides the bytes of the output."""
-
-    tokenizer: str
-    tokenizer_revision: str | None
-    keys: Sequence[str]
-    append_eod: bool
-    eod_token: str | None
-    special_tokens: bool
-    target_files: int | None
-    name: str
+LOOK_BYTES = 1 << 20
+"""How much of the first records is looked at for the keys."""
 
 
 def prepare(
@@ -60,7 +45,7 @@ def prepare(
 
     if len(set(recipe.keys)) != len(recipe.keys) or not all(recipe.keys):
         raise RequestError(f"--keys {','.join(recipe.keys)}: name each key once")
-    request = {
+    request: dict[str, Any] = {
         "input": dataset.upstream,
         "tokenizer": tokenizer_request(recipe.tokenizer, recipe.tokenizer_revision),
         "keys": list(recipe.keys),
@@ -71,18 +56,15 @@ def prepare(
         "name": recipe.name,
     }
 
-    bench = Bench(StageRecord(output, "preprocess"))
-    plan = bench.record.read_plan()
-    if plan is not None and plan.request == request and not bench.ready(plan, encoder):
-        bench.resolve(dataset, recipe, encoder, endpoint, reporter)
+    encoders = Encoders(StageRecord(output, "preprocess"))
+    plan = encoders.record.read_plan()
+    if plan is not None and plan.request == request and not encoders.ready(plan, encoder):
+        encoders.resolve(dataset, recipe, request["tokenizer"], encoder, endpoint, reporter)
 
     def make() -> Plan:
-        from tokenmill.stages.naming import refuse_foreign
-
         units = _units(dataset.files, recipe)
-        refuse_foreign(output, (f"{u.spec['name']}_{key}_document.bin" for u in units for key in recipe.keys))
         _check_keys(dataset, recipe.keys)
-        tokenizer = bench.resolve(dataset, recipe, encoder, endpoint, reporter)
+        tokenizer = encoders.resolve(dataset, recipe, request["tokenizer"], encoder, endpoint, reporter)
         basis = {
             "tokenizer": tokenizer.fingerprint,
             "keys": list(recipe.keys),
@@ -135,6 +117,10 @@ def _units(files: list[DataFile], recipe: Recipe) -> list[Unit]:
                     for i in run
                 ],
             },
+            outputs=[
+                *(f"{name}_{key}_document.{kind}" for key in recipe.keys for kind in ("bin", "idx")),
+                f"rejected/{name}.jsonl",
+            ],
         )
         for name, run in zip(names, runs, strict=True)
     ]
@@ -156,7 +142,7 @@ def _check_keys(dataset: Dataset, keys: Sequence[str]) -> None:
 
     for file in dataset.files:
         path = dataset.root / file.path
-        for batch in read_documents(path, keys, display=str(path), batch_bytes=GATE_BYTES, on_bad="quarantine"):
+        for batch in read_documents(path, keys, display=str(path), batch_bytes=LOOK_BYTES, on_bad="quarantine"):
             if batch.documents:
                 return
             if batch.rejected:
@@ -166,112 +152,10 @@ def _check_keys(dataset: Dataset, keys: Sequence[str]) -> None:
                 )
 
 
-@dataclass(frozen=True)
-class Bench:
-    """Where a stage's workers find their encoder: beside the records, one directory per tokenizer.
-
-    A directory is named for the backend's fingerprint, so that workers of a replaced plan and of its
-    successor never meet in one.
-    """
-
-    record: StageRecord
-
-    def directory(self, fingerprint: str) -> Path:
-        """Return the directory of a tokenizer: its backend.json, and a verdict for each way of choosing."""
-        return self.record.directory / "encoders" / fingerprint[:16]
-
-    def verdict_path(self, fingerprint: str, special_tokens: bool, encoder: str) -> Path:
-        """Return where the gate's verdict lies."""
-        return self.directory(fingerprint) / f"verdict-{encoder}{'' if special_tokens else '-no-special'}.json"
-
-    def ready(self, plan: Plan, encoder: str) -> bool:
-        """Tell whether workers of a plan can load the encoder as it was judged, with the versions installed here."""
-        from tokenmill.tokens.encoders import encoder_version
-
-        fingerprint, special = plan.basis["tokenizer"], plan.basis["special_tokens"]
-        verdict = read_json(self.verdict_path(fingerprint, special, encoder))
-        backend = self.directory(fingerprint) / "backend.json"
-        return bool(verdict) and backend.exists() and encoder_version(verdict["encoder"]) == verdict["version"]
-
-    def resolve(
-        self, dataset: Dataset, recipe: Recipe, encoder: str, endpoint: str | None, reporter: Reporter
-    ) -> "ResolvedTokenizer":
-        """Resolve the tokenizer, judge the encoders on it and the corpus's beginning, and keep both for the workers."""
-        import tempfile
-
-        from tokenmill.corpus.readers import first_documents
-        from tokenmill.tokens.gate import fallback_warning
-        from tokenmill.tokens.tokenizer import eod_warning, resolve_tokenizer
-
-        texts: list[str] = []
-        for file in dataset.files[:8]:
-            texts += first_documents(dataset.root / file.path, recipe.keys[0], GATE_DOCUMENTS // 8, GATE_BYTES // 8)
-        with tempfile.TemporaryDirectory(prefix="tokenmill-") as scratch:
-            made = Path(scratch) / "made"
-            tokenizer, verdict = resolve_tokenizer(
-                recipe.tokenizer,
-                recipe.tokenizer_revision,
-                eod_token=recipe.eod_token,
-                need_eod=recipe.append_eod,
-                add_special_tokens=recipe.special_tokens,
-                texts=texts,
-                destination=made,
-                scratch=Path(scratch),
-                encoder=encoder,
-                endpoint=endpoint,
-            )
-            directory = self.directory(tokenizer.fingerprint)
-            write_atomic(directory / "backend.json", (made / "backend.json").read_bytes())
-            path = self.verdict_path(tokenizer.fingerprint, recipe.special_tokens, encoder)
-            write_atomic(path, (made / "verdict.json").read_bytes())
-            self._place(made / "tokenizer", tokenizer.files)
-        for warning in (fallback_warning(verdict), eod_warning(tokenizer) if recipe.append_eod else None):
-            if warning:
-                reporter.warn(warning)
-        reporter.say(f"tokenizer {tokenizer.reference}: {verdict.encoder} agrees on {verdict.checked:,} texts; taken")
-        return tokenizer
-
-    def _place(self, made: Path, files: dict[str, str]) -> None:
-        """Copy the tokenizer beside the data, as training will load it; a stranger's files are not overwritten."""
-        old = self.record.read_plan()
-        ours = old.details["tokenizer"]["files"] if old else {}
-        target = self.record.output / "tokenizer"
-        for name in files:
-            data, path = (made / name).read_bytes(), target / name
-            if name not in ours and path.exists() and path.read_bytes() != data:
-                raise RequestError(
-                    f"{path} exists, and no record says that tokenmill made it; move it away, or choose another output"
-                )
-            write_atomic(path, data)
-        for name in set(ours) - set(files):
-            (target / name).unlink(missing_ok=True)
-
-
 def do(unit: Unit, workspace: Workspace) -> Counts:
     """Tokenise one output's files in order."""
     work = _Work(unit, workspace)
     return work.run()
-
-
-_ENCODERS: dict[tuple[str, str], "Encoder"] = {}
-
-
-def _encoder(workspace: Workspace) -> "Encoder":
-    """Return this process's encoder, loaded once: the one the gate chose for the plan's tokenizer."""
-    from tokenmill.tokens.encoders import load_encoder
-
-    basis, wanted = workspace.plan.basis, workspace.settings["encoder"]
-    key = (basis["tokenizer"], wanted)
-    if key not in _ENCODERS:
-        bench = Bench(workspace.record)
-        verdict = read_json(bench.verdict_path(basis["tokenizer"], basis["special_tokens"], wanted))
-        if not verdict:
-            raise TransientError(
-                f"no verdict for --encoder {wanted} in {bench.record.directory}; run the command again"
-            )
-        backend = bench.directory(basis["tokenizer"]) / "backend.json"
-        _ENCODERS[key] = load_encoder(verdict["encoder"], backend, basis["special_tokens"], verdict["guard"])
-    return _ENCODERS[key]
 
 
 @dataclass
@@ -387,7 +271,10 @@ class _Work:
     def _batch(self, batch: "Batch") -> None:
         from tokenmill.tokens.indexed import assemble
 
-        encoder = _encoder(self.workspace)
+        basis = self.basis
+        encoder = Encoders(self.workspace.record).load(
+            basis["tokenizer"], basis["special_tokens"], self.workspace.settings["encoder"]
+        )
         eod = self.basis["eod"]
         for column, texts in zip(self.columns, batch.texts, strict=True):
             flat, sequences = _flatten(texts)

@@ -97,11 +97,15 @@ def judge(directory: Path, encoder: str = "auto", *, timeout: float = TIMEOUT_SE
             return Verdict(name, answer["version"], answer["checked"], answer["guard"], tuple(rejected))
         found = answer["rejected"]
         rejected.append(
-            Rejection(name, answer["version"], **{**found, "expected": tuple(found["expected"]), "got": tuple(found["got"])})
+            Rejection(
+                name, answer["version"], **{**found, "expected": tuple(found["expected"]), "got": tuple(found["got"])}
+            )
         )
     why = "; ".join(map(str, rejected))
     if encoder == "auto":
-        raise RequestError(f"no encoder agrees with this tokenizer's own ids: {why}; use another tokenizer, or report it")
+        raise RequestError(
+            f"no encoder agrees with this tokenizer's own ids: {why}; use another tokenizer, or report it"
+        )
     raise RequestError(f"--encoder {encoder} cannot be used with this tokenizer: {why}; leave it to --encoder auto")
 
 
@@ -291,7 +295,9 @@ def adversarial_texts(added_tokens: Sequence[str]) -> list[str]:
     texts += [chr(c) for c in range(256)]
     texts += [f"{a}{chr(c)}{a}" for c in range(256) for a in ("a", " ")]
     texts += [c * RUN_LENGTH for c in " \0a\n"]
-    texts += [c * (RUN_LENGTH // 5) for c in ("\t", "1", "-", "\r\n", " a", "\u00e9", ACCENT, "\u4e00", "\U0001f468\u200d")]
+    texts += [
+        c * (RUN_LENGTH // 5) for c in ("\t", "1", "-", "\r\n", " a", "\u00e9", ACCENT, "\u4e00", "\U0001f468\u200d")
+    ]
     for token in added_tokens[:256]:
         texts += [token, f"a{token}b {token} {token}{token}\n{token}  x", token[:-1], token.upper()]
     texts += [" ".join(added_tokens[:4096]), "".join(added_tokens[:4096])]
@@ -310,7 +316,9 @@ def code_point_probes(decompose: Callable[[str], str]) -> list[str]:
     """
     uniform = (range(0x3400, 0x4DC0), range(0x4E00, 0xA000), range(0xAC00, 0xD7A4), range(0xE000, 0xF900))
     points = [
-        c for c in range(0x20000) if not 0xD800 <= c < 0xE000 and (c % 16 == 0 or not any(c in block for block in uniform))
+        c
+        for c in range(0x20000)
+        if not 0xD800 <= c < 0xE000 and (c % 16 == 0 or not any(c in block for block in uniform))
     ]
     points += [*range(0x20000, 0x40000, 64), *range(0x40000, 0x110000, 1024)]
     probes = []

@@ -172,7 +172,9 @@ def _ask(question: Callable[[], T], name: str, revision: str, endpoint: str) -> 
                 "and set HF_TOKEN"
             ) from error
         except RevisionNotFoundError as error:
-            raise RequestError(f"the tokenizer {name} has no revision {revision}; look at its branches and tags") from error
+            raise RequestError(
+                f"the tokenizer {name} has no revision {revision}; look at its branches and tags"
+            ) from error
         except RepositoryNotFoundError as error:
             raise RequestError(
                 f"the tokenizer {name} is neither a directory here nor a repository the Hub shows to this account: "
@@ -180,7 +182,9 @@ def _ask(question: Callable[[], T], name: str, revision: str, endpoint: str) -> 
             ) from error
         except (HTTPError, OSError, ValueError, Retry, _Damaged) as error:
             response: Any = getattr(error, "response", None)
-            refused = isinstance(error, HfHubHTTPError) and response is not None and response.status_code in (400, 401, 403)
+            refused = (
+                isinstance(error, HfHubHTTPError) and response is not None and response.status_code in (400, 401, 403)
+            )
             said = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
             if refused or (isinstance(error, Retry) and error.refused):
                 raise RequestError(

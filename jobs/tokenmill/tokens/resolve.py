@@ -128,9 +128,7 @@ def _eod(
     here = f"in its vocabulary: {', '.join(candidates)}" if candidates else "its vocabulary has none of the usual ones"
     token = asked or tokenizer.eos_token
     if not token:
-        raise RequestError(
-            f"the tokenizer {name} names no eos token; give --eod-token ({here}), or --no-append-eod"
-        )
+        raise RequestError(f"the tokenizer {name} names no eos token; give --eod-token ({here}), or --no-append-eod")
     if token not in vocabulary:
         close = difflib.get_close_matches(token, _added_tokens(tokenizer.backend_tokenizer), n=3, cutoff=0.5)
         near = f"; close to it: {', '.join(close)}" if close else ""
@@ -159,7 +157,7 @@ def _check_call(tokenizer: Any, backend: Any, texts: list[str], add_special_toke
     ):
         if ids != encoding.ids:
             raise RequestError(
-                f"the tokenizer {name} gives other ids than its own backend on {ascii(text)} ({ids[:8]}, {encoding.ids[:8]}); "
+                f"the tokenizer {name} gives other ids than its own backend on {text!a} ({ids[:8]}, {encoding.ids[:8]}); "
                 f"its class {type(tokenizer).__name__} is not supported"
             )
 

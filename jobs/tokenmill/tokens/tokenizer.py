@@ -233,4 +233,3 @@ def _settle(work: Path, request: dict[str, Any]) -> dict[str, Any]:
         raise RequestError(outcome["error"])
     settled: dict[str, Any] = outcome["settled"]
     return settled
-

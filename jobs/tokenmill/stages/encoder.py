@@ -1,0 +1,204 @@
+"""The tokenizer and encoder of a preprocess stage: resolved and judged by its planner, loaded by its workers.
+
+    <output>/tokenizer/                                       the tokenizer's files; training loads these, offline
+    <output>/.tokenmill/preprocess/encoders/<fingerprint>/    backend.json, a verdict for each way of choosing an
+                                                              encoder, and what was settled, so that a plan with
+                                                              other parameters need not resolve it again
+
+A directory is named for the backend's fingerprint, so that workers of a replaced plan and of its
+successor never meet in one.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tokenmill.errors import RequestError, TransientError
+from tokenmill.files import content_id, read_json, readable_json, write_atomic
+from tokenmill.flow.lineage import Dataset
+from tokenmill.flow.progress import Reporter
+from tokenmill.flow.record import Plan, StageRecord
+
+if TYPE_CHECKING:
+    from tokenmill.tokens.encoders import Encoder
+    from tokenmill.tokens.gate import Verdict
+    from tokenmill.tokens.tokenizer import ResolvedTokenizer
+
+GATE_FILES, GATE_DOCUMENTS, GATE_BYTES = 8, 25, 128 << 10
+"""On how much of the corpus the encoders are judged beside the adversarial list: documents and bytes of each file."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What decides the bytes of the output."""
+
+    tokenizer: str
+    tokenizer_revision: str | None
+    keys: Sequence[str]
+    append_eod: bool
+    eod_token: str | None
+    special_tokens: bool
+    target_files: int | None
+    name: str
+
+
+_LOADED: dict[tuple[str, bool, str], "Encoder"] = {}
+
+
+@dataclass(frozen=True)
+class Encoders:
+    """The encoders of one preprocess stage."""
+
+    record: StageRecord
+
+    def directory(self, fingerprint: str) -> Path:
+        """Return the directory of a tokenizer."""
+        return self.record.directory / "encoders" / fingerprint[:16]
+
+    def backend(self, fingerprint: str) -> Path:
+        """Return the backend JSON of a tokenizer."""
+        return self.directory(fingerprint) / "backend.json"
+
+    def ready(self, plan: Plan, encoder: str) -> bool:
+        """Tell whether workers of a plan can load the encoder as it was judged, with the versions installed here."""
+        return self._verdict(plan.basis["tokenizer"], plan.basis["special_tokens"], encoder) is not None
+
+    def load(self, fingerprint: str, special_tokens: bool, encoder: str) -> "Encoder":
+        """Return this process's encoder, loaded once: the one the gate chose."""
+        from tokenmill.tokens.encoders import load_encoder
+
+        key = (fingerprint, special_tokens, encoder)
+        if key not in _LOADED:
+            verdict = self._verdict(*key)
+            if verdict is None:
+                raise TransientError(
+                    f"no verdict on encoders for --encoder {encoder} in {self.directory(fingerprint)} that holds for "
+                    "the versions installed here; run the same command again"
+                )
+            _LOADED[key] = load_encoder(verdict.encoder, self.backend(fingerprint), special_tokens, verdict.guard)
+        return _LOADED[key]
+
+    def _verdict(self, fingerprint: str, special_tokens: bool, encoder: str) -> "Verdict | None":
+        from tokenmill.tokens.encoders import encoder_version
+        from tokenmill.tokens.gate import Verdict
+
+        value = read_json(self._verdict_path(fingerprint, special_tokens, encoder))
+        if not value or not self.backend(fingerprint).exists():
+            return None
+        verdict = Verdict.from_json(value)
+        return verdict if encoder_version(verdict.encoder) == verdict.version else None
+
+    def _verdict_path(self, fingerprint: str, special_tokens: bool, encoder: str) -> Path:
+        return self.directory(fingerprint) / f"verdict-{encoder}{'' if special_tokens else '-no-special'}.json"
+
+    def resolve(
+        self,
+        dataset: Dataset,
+        recipe: Recipe,
+        asked: dict[str, Any],
+        encoder: str,
+        endpoint: str | None,
+        reporter: Reporter,
+    ) -> "ResolvedTokenizer":
+        """Resolve the tokenizer and judge the encoders on it, unless that was done here before for the same request."""
+        from tokenmill.tokens.gate import fallback_warning
+        from tokenmill.tokens.tokenizer import eod_warning
+
+        question = {
+            "tokenizer": asked,
+            "eod_token": recipe.eod_token,
+            "need_eod": recipe.append_eod,
+            "special_tokens": recipe.special_tokens,
+            "encoder": encoder,
+            "versions": _versions(),
+        }
+        name = f"settled-{content_id(question)[:16]}.json"
+        found = self._remembered(name, recipe.special_tokens, encoder)
+        tokenizer, verdict = found or self._resolve(dataset, recipe, name, encoder, endpoint)
+        for warning in (fallback_warning(verdict), eod_warning(tokenizer) if recipe.append_eod else None):
+            if warning:
+                reporter.warn(warning)
+        reporter.say(f"tokenizer {tokenizer.reference}: {verdict.encoder} agrees on {verdict.checked:,} texts; taken")
+        return tokenizer
+
+    def _remembered(self, name: str, special_tokens: bool, encoder: str) -> "tuple[ResolvedTokenizer, Verdict] | None":
+        from tokenmill.tokens.tokenizer import ResolvedTokenizer
+
+        for path in sorted((self.record.directory / "encoders").glob(f"*/{name}")):
+            value = read_json(path)
+            if not value:
+                continue
+            tokenizer = ResolvedTokenizer.from_json(value)
+            verdict = self._verdict(tokenizer.fingerprint, special_tokens, encoder)
+            if verdict is not None and _lies_there(self.record.output / "tokenizer", tokenizer.files):
+                return tokenizer, verdict
+        return None
+
+    def _resolve(
+        self, dataset: Dataset, recipe: Recipe, name: str, encoder: str, endpoint: str | None
+    ) -> "tuple[ResolvedTokenizer, Verdict]":
+        import tempfile
+
+        from tokenmill.tokens.tokenizer import resolve_tokenizer
+
+        with tempfile.TemporaryDirectory(prefix="tokenmill-") as scratch:
+            made = Path(scratch) / "made"
+            tokenizer, verdict = resolve_tokenizer(
+                recipe.tokenizer,
+                recipe.tokenizer_revision,
+                eod_token=recipe.eod_token,
+                need_eod=recipe.append_eod,
+                add_special_tokens=recipe.special_tokens,
+                texts=_first_texts(dataset, recipe.keys),
+                destination=made,
+                scratch=Path(scratch),
+                encoder=encoder,
+                endpoint=endpoint,
+            )
+            self._place(made / "tokenizer", tokenizer.files)
+            write_atomic(self.backend(tokenizer.fingerprint), (made / "backend.json").read_bytes())
+        path = self._verdict_path(tokenizer.fingerprint, recipe.special_tokens, encoder)
+        write_atomic(path, readable_json(verdict.to_json()))
+        write_atomic(self.directory(tokenizer.fingerprint) / name, readable_json(tokenizer.to_json()))
+        return tokenizer, verdict
+
+    def _place(self, made: Path, files: dict[str, str]) -> None:
+        """Copy the tokenizer beside the data; a stranger's files are not overwritten."""
+        old = self.record.read_plan()
+        ours = old.details["tokenizer"]["files"] if old else {}
+        target = self.record.output / "tokenizer"
+        for name in files:
+            data, path = (made / name).read_bytes(), target / name
+            if name not in ours and path.exists() and path.read_bytes() != data:
+                raise RequestError(
+                    f"{path} exists, and no record says that tokenmill made it; move it away, or choose another output"
+                )
+            write_atomic(path, data)
+        for name in set(ours) - set(files):
+            (target / name).unlink(missing_ok=True)
+
+
+def _first_texts(dataset: Dataset, keys: Sequence[str]) -> list[str]:
+    from tokenmill.corpus.readers import first_documents
+
+    texts: list[str] = []
+    for file in dataset.files[:GATE_FILES]:
+        for key in keys:
+            texts += first_documents(dataset.root / file.path, key, GATE_DOCUMENTS, GATE_BYTES)
+    return texts
+
+
+def _lies_there(directory: Path, files: dict[str, str]) -> bool:
+    """Tell whether files lie in a directory with the SHA-256 each is to have."""
+    paths = {directory / name: sha256 for name, sha256 in files.items()}
+    return all(p.is_file() and hashlib.sha256(p.read_bytes()).hexdigest() == sha256 for p, sha256 in paths.items())
+
+
+def _versions() -> dict[str, str]:
+    """Return the versions that a resolution depends on."""
+    from importlib.metadata import version
+
+    names = ("fastokens", "gigatoken", "tokenizers", "tokenmill", "transformers")
+    return {name: version(name) for name in names}

@@ -1,0 +1,81 @@
+"""Run the real command line in processes of its own, away from this machine's tokens and job indices."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tokenmill.testhub import Hub
+
+HIDDEN = ("HF_", "HUGGING_FACE", "JOB_COMPLETION", "TOKENMILL_")
+
+# The same program, only with less patience where a server does not say how long to wait.
+IMPATIENT = (
+    "import tokenmill.stages.download as d; d.BACKOFF_SECONDS = (0.05, 0.2); from tokenmill.cli import main; main()"
+)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended; exit code -9 also stands for one that had to be killed because it hung."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def result(self) -> Any:
+        """The one JSON object on standard output."""
+        return json.loads(self.out)
+
+
+@cache
+def _home() -> str:
+    return tempfile.mkdtemp(prefix="hf-home-")
+
+
+def start(*arguments: Any, hub: Hub | None = None, patient: bool = False, **environment: str) -> subprocess.Popen[str]:
+    """Start a command."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(HIDDEN)}
+    clean |= {"HF_HOME": _home(), "NO_PROXY": "*"} | environment
+    if hub:
+        clean["HF_ENDPOINT"] = hub.endpoint
+    how = ["-m", "tokenmill"] if patient else ["-c", IMPATIENT]
+    return subprocess.Popen(
+        [sys.executable, *how, *map(str, arguments)],
+        env=clean,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def finish(process: subprocess.Popen[str], timeout: float = 60) -> Ended:
+    """Wait for a command; one that does not come to an end is killed, and the test sees -9."""
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()
+    return Ended(process.returncode, out, err)
+
+
+def tokenmill(
+    *arguments: Any, hub: Hub | None = None, patient: bool = False, timeout: float = 60, **environment: str
+) -> Ended:
+    """Run a command to its end."""
+    return finish(start(*arguments, hub=hub, patient=patient, **environment), timeout)
+
+
+def data_of(output: Path) -> dict[str, bytes]:
+    """Return the files of an output by name, without tokenmill's own records."""
+    return {
+        path.relative_to(output).as_posix(): path.read_bytes()
+        for path in sorted(output.rglob("*"))
+        if path.is_file() and ".tokenmill" not in path.relative_to(output).parts
+    }

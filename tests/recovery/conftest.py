@@ -1,0 +1,66 @@
+"""The forge, the corpus and the test Hub of the recovery tests."""
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from recovery.support import Forge
+from tokenmill.testhub import Hub
+
+REPOSITORY = "org/corpus"
+TOKENIZER = Path(__file__).parent.parent / "conformance" / "tokenizers" / "tiny"
+
+_WORDS = "the of a in to and is was for on as with by he that at from his it an are were which this be".split()
+
+
+def text(seed: int, documents: int, words: int = 60) -> bytes:
+    """Return JSONL of so many documents, the same for a seed."""
+    dice = random.Random(seed)
+    lines = [
+        json.dumps({"text": " ".join(dice.choices(_WORDS, k=dice.randint(1, 2 * words))), "n": i})
+        for i in range(documents)
+    ]
+    return "\n".join(lines).encode() + b"\n" * (seed % 2)  # every second file ends without a newline
+
+
+@pytest.fixture(scope="session")
+def forge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forge]:
+    """Fork runs of the command line."""
+    forge = Forge(tmp_path_factory.mktemp("logs"))
+    yield forge
+    forge.stop()
+
+
+@pytest.fixture(scope="session")
+def shards() -> dict[str, bytes]:
+    """Ten compressed files of a corpus, of different sizes."""
+    pack = zstandard.ZstdCompressor(level=1).compress
+    return {f"train/{i:02d}.jsonl.zst": pack(text(i, 60 + 90 * (i % 4))) for i in range(10)}
+
+
+@pytest.fixture(scope="session")
+def hub(shards: dict[str, bytes]) -> Iterator[Hub]:
+    """Serve the corpus; nothing goes wrong on it."""
+    with Hub() as hub:
+        hub.add_dataset(REPOSITORY, shards)
+        yield hub
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory: pytest.TempPathFactory, hub: Hub, forge: Forge) -> Path:
+    """Return a finished download, to be read by the stages after it and never changed."""
+    output = tmp_path_factory.mktemp("corpus") / "corpus"
+    forge.done(["download", f"hf://datasets/{REPOSITORY}", output, "--endpoint", hub.endpoint])
+    return output
+
+
+@pytest.fixture(scope="session")
+def extracted(tmp_path_factory: pytest.TempPathFactory, corpus: Path, forge: Forge) -> Path:
+    """Return a finished extract, to be read and never changed."""
+    output = tmp_path_factory.mktemp("extracted") / "extracted"
+    forge.done(["extract", corpus, output, "--processes", "1"])
+    return output

@@ -1,0 +1,152 @@
+"""A process that has imported tokenmill and forks real runs of its command line: cheap ones, to be killed.
+
+Reads one JSON object a line from standard input and answers each with one:
+
+    {"argv": [...], "log": PATH, "at": {...} or absent}  -> {"pid": N}; the child leads a process group of its own
+    {"wait": PID, "seconds": S}                          -> {"exit": code, minus the signal's number when it was
+                                                             killed by one, "stopped", or null after S seconds}
+
+`at` sends the child a signal just before one of its own file system operations, which are seen by an
+audit hook (sys.addaudithook): {"signal": N, "count": k} at the k-th below {"below": PATH}; with
+{"match": REGEX} only those count whose "event path [path]" it finds.  The signal is a real one, and the
+operation does not happen before it. `opened` names a file to which the paths of all files opened below
+`watch` are appended.
+
+Standard library alone at the top: a child that tokenmill spawns imports this file as its main module.
+"""
+
+import json
+import os
+import random
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+SEEN = {"open", "os.rename", "os.link", "os.mkdir", "os.remove", "os.rmdir", "os.truncate", "os.utime"}
+
+
+def arm(at: dict[str, Any]) -> None:
+    """Install the hook that sends the signal."""
+    below, wanted, left = at["below"], re.compile(at.get("match", "")), at["count"]
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal left
+        if event not in SEEN or left <= 0:
+            return
+        paths = [os.fspath(a) for a in arguments[:2] if isinstance(a, str | os.PathLike)]
+        if not paths or not any(str(path).startswith(below) for path in paths):
+            return
+        if not wanted.search(" ".join([event, *map(str, paths)])):
+            return
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), at["signal"])
+            if at["signal"] == signal.SIGKILL:
+                time.sleep(60)  # a signal to another thread than the one it ends up in may take a moment
+
+    sys.addaudithook(hook)
+
+
+def watch(below: str, log: str) -> None:
+    """Append the path of every file opened below a directory to a log."""
+    fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" and isinstance(arguments[0], str | os.PathLike):
+            path = str(os.fspath(arguments[0]))
+            if path.startswith(below):
+                os.write(fd, f"{path}\n".encode())
+
+    sys.addaudithook(hook)
+
+
+def run(order: dict[str, Any]) -> None:
+    """Become `tokenmill ARGV`; does not return."""
+    os.setsid()
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    random.seed()
+    sys.argv = ["tokenmill", *order["argv"]]
+    if order.get("at"):
+        arm(order["at"])
+    if order.get("opened"):
+        watch(order["watch"], order["opened"])
+    from tokenmill.cli import main
+
+    main()
+
+
+def wait(pid: int, seconds: float) -> int | str | None:
+    """Return how a child ended, or that it is stopped."""
+    deadline = time.monotonic() + seconds
+    while True:
+        found, status = os.waitpid(pid, os.WNOHANG | os.WUNTRACED)
+        if found:
+            return "stopped" if os.WIFSTOPPED(status) else os.waitstatus_to_exitcode(status)
+        if time.monotonic() > deadline:
+            return None
+        time.sleep(0.002)
+
+
+def serve() -> None:
+    """Answer until standard input ends."""
+    for line in sys.stdin:
+        order = json.loads(line)
+        if "wait" in order:
+            answer: dict[str, Any] = {"exit": wait(order["wait"], order["seconds"])}
+        else:
+            pid = os.fork()
+            if pid == 0:
+                return run(order)
+            answer = {"pid": pid}
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+
+
+def warm() -> None:
+    """Import what the stages import, so that a run begins with its work."""
+    import gc
+
+    import huggingface_hub.errors
+    import huggingface_hub.hf_api
+    import numpy
+    import orjson
+    import requests
+    import typer
+    import typer.testing
+    import zstandard
+
+    import tokenmill.cli.commands
+    import tokenmill.cli.report
+    import tokenmill.corpus.compression
+    import tokenmill.corpus.readers
+    import tokenmill.corpus.hub
+    import tokenmill.stages.concatenate
+    import tokenmill.stages.download
+    import tokenmill.stages.extract
+    import tokenmill.stages.launch
+    import tokenmill.stages.preprocess
+    import tokenmill.stages.naming
+    import tokenmill.tokens.encoders
+    import tokenmill.tokens.indexed
+    import tokenmill.tokens.tokenizer  # noqa: F401
+
+    small = typer.Typer()
+
+    @small.command()
+    def command(path: Path, number: int = 1) -> None:
+        """Make typer import what it needs to parse a command."""
+
+    assert typer.testing.CliRunner().invoke(small, ["x", "--number", "2"]).exit_code == 0
+    gc.collect()
+    gc.freeze()
+
+
+if __name__ == "__main__":
+    warm()
+    serve()

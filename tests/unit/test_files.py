@@ -1,0 +1,186 @@
+"""Names, paths, hashed JSON and atomic files: what the rest relies on when it meets hostile input or a crash."""
+
+import errno
+import json
+import os
+import re
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import xxhash
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tokenmill.errors import RequestError, TransientError
+from tokenmill.files import (
+    NAME_BYTES,
+    canonical_json,
+    content_id,
+    explained,
+    hash_file,
+    inside,
+    publish_once,
+    read_json,
+    readable_json,
+    safe_name,
+    write_atomic,
+)
+
+ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=400)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | ANY_TEXT,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(ANY_TEXT)
+@example("")
+@example(".")
+@example("..")
+@example("../../x")
+@example("/etc/passwd")
+@example("a\0b")
+@example(".tokenmill")
+@example("x" * 300)
+@example("\u00e9" * 300)
+@example("." * 300)
+@example("con\n\r\x1b[2J")
+def test_a_safe_name_is_one_portable_visible_file_name(name: str) -> None:
+    made = safe_name(name)
+    assert re.fullmatch(r"[A-Za-z0-9_=+@,~%-][A-Za-z0-9._=+@,~%-]*", made)
+    assert len(made) <= NAME_BYTES
+    assert safe_name(name) == made
+
+
+@given(st.lists(ANY_TEXT, unique=True, max_size=30))
+@example(["a b", "a%20b", "a%2520b", "A b"])
+@example([".a", "a", "..a"])
+def test_two_names_never_become_one(names: list[str]) -> None:
+    assert len({safe_name(name) for name in names}) == len(names)
+
+
+@pytest.mark.parametrize("number", range(20))
+def test_no_name_can_be_made_to_look_like_a_marked_one(number: int) -> None:
+    hidden = f".hidden{number}"
+    made = safe_name(hidden)
+    forged = re.sub("%([0-9A-F]{2})", lambda match: chr(int(match[1], 16)), made)
+    assert safe_name(forged) != made
+
+
+def test_portable_names_stay_as_they_are() -> None:
+    for name in ("a.jsonl.zst", "train-00000-of-00072.parquet", "x_y=1+2@3,4~5"):
+        assert safe_name(name) == name
+
+
+@given(ANY_TEXT)
+def test_a_recorded_path_stays_inside_or_is_refused(relative: str) -> None:
+    root = Path("/data/output")
+    try:
+        path = inside(root, relative)
+    except RequestError:
+        return
+    assert os.path.normpath(path) == str(path) != str(root)
+    assert str(path).startswith("/data/output/")
+
+
+@pytest.mark.parametrize("relative", ["", ".", "..", "../x", "a/../../x", "/etc/passwd", "a//b", "a/", "a\0b"])
+def test_a_path_that_leaves_is_refused(relative: str) -> None:
+    with pytest.raises(RequestError, match="would leave"):
+        inside(Path("/data"), relative)
+
+
+@given(JSON)
+def test_the_hashed_form_of_a_value_is_unique_to_it(value: Any) -> None:
+    data = canonical_json(value)
+    assert json.loads(data) == value
+    assert data.isascii()
+    assert canonical_json(json.loads(readable_json(value))) == data
+
+
+@given(st.dictionaries(st.text(max_size=8), JSON, max_size=6), st.randoms())
+def test_an_id_does_not_depend_on_the_order_of_keys(value: dict[str, Any], random: Any) -> None:
+    keys = list(value)
+    random.shuffle(keys)
+    assert content_id({key: value[key] for key in keys}) == content_id(value)
+    assert content_id({"wrapped": value}) != content_id(value)
+
+
+def test_nan_has_no_hashed_form() -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        canonical_json({"x": float("nan")})
+
+
+@pytest.mark.parametrize("content", [b"", b'{"a": 1', b"\xff\xfe", b"null\0", b"[" * 100_000])
+def test_torn_json_reads_as_nothing(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "record.json"
+    path.write_bytes(content)
+    assert read_json(path) is None
+    assert read_json(tmp_path / "missing.json") is None
+    assert read_json(path / "below-a-file.json") is None
+
+
+def test_of_many_writers_one_publishes(tmp_path: Path) -> None:
+    path, won = tmp_path / "deep" / "plan.json", []
+    ready = threading.Barrier(8)
+
+    def publish(number: int) -> None:
+        ready.wait()
+        if publish_once(path, b"%d" % number * 1000):
+            won.append(number)
+
+    threads = [threading.Thread(target=publish, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(won) == 1
+    assert path.read_bytes() == b"%d" % won[0] * 1000
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_replaced_file_is_the_old_or_the_new_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / ("n" * 200 + ".json")
+    write_atomic(path, b"old")
+    write_atomic(path, b"new")
+    assert path.read_bytes() == b"new"
+    (tmp_path / "directory").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        write_atomic(tmp_path / "directory", b"x")
+    assert {child.name for child in tmp_path.iterdir()} == {path.name, "directory"}
+
+
+@given(st.binary(max_size=5000), st.integers(0, 6000))
+def test_a_files_hash_is_that_of_its_bytes(tmp_path_factory: pytest.TempPathFactory, data: bytes, length: int) -> None:
+    path = tmp_path_factory.getbasetemp() / "hashed"
+    path.write_bytes(data)
+    assert hash_file(path) == xxhash.xxh3_128(data).hexdigest()
+    assert hash_file(path, length) == xxhash.xxh3_128(data[:length]).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "remedy"),
+    [
+        (errno.ENOSPC, RequestError, "free space"),
+        (errno.EDQUOT, RequestError, "quota"),
+        (errno.EROFS, RequestError, "read-write"),
+        (errno.EACCES, RequestError, "may write"),
+        (errno.ENAMETOOLONG, RequestError, "another path"),
+        (errno.ENOTDIR, RequestError, "another path"),
+        (errno.EIO, TransientError, "again"),
+        (errno.ESTALE, TransientError, "again"),
+    ],
+)
+def test_the_systems_refusals_say_what_to_do(number: int, kind: type[Exception], remedy: str) -> None:
+    with pytest.raises(kind, match=remedy) as caught, explained(Path("/data/out")):
+        raise OSError(number, os.strerror(number), "/data/out/file")
+    assert type(caught.value) is kind
+    assert "/data/out/file" in str(caught.value)
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+def test_other_errors_keep_their_traceback() -> None:
+    with pytest.raises(OSError, match="Invalid"), explained(Path("/data")):
+        raise OSError(errno.EINVAL, "Invalid argument")

@@ -1,0 +1,58 @@
+"""Provenance against a naive model: a list with the (source, record) of every record of a file."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenmill.flow.provenance import Part, locate, narrow, whole
+
+Model = list[tuple[str, int]]
+PARTS = st.lists(
+    st.fixed_dictionaries({"source": st.sampled_from("ab/c"), "first": st.integers(0, 50), "count": st.integers(0, 6)}),
+    max_size=6,
+)
+
+
+def model(parts: list[Part]) -> Model:
+    return [(part["source"], part["first"] + index) for part in parts for index in range(part["count"])]
+
+
+@given(PARTS)
+def test_a_record_is_found_where_the_parts_put_it(parts: list[Part]) -> None:
+    records = model(parts)
+    assert [locate(parts, ordinal) for ordinal in range(len(records))] == records
+    assert locate(parts, len(records)) is None
+
+
+@given(PARTS, st.data())
+def test_what_is_rejected_is_taken_out_and_nothing_else_moves(parts: list[Part], data: st.DataObject) -> None:
+    records = model(parts)
+    for _ in range(3):  # each stage narrows what the one before it left
+        rejected = data.draw(st.sets(st.integers(0, max(0, len(records) - 1))) if records else st.just(set()))
+        parts = narrow(parts, len(records), data.draw(st.permutations(sorted(rejected))))
+        records = [record for ordinal, record in enumerate(records) if ordinal not in rejected]
+        assert model(parts) == records
+        assert all(part["count"] > 0 for part in parts)
+
+
+@given(st.integers(0, 20), st.data())
+def test_a_source_of_unknown_length_is_cut_to_what_it_held(records: int, data: st.DataObject) -> None:
+    rejected = data.draw(st.sets(st.integers(0, records - 1)) if records else st.just(set()))
+    assert locate(whole("s"), records) == ("s", records)
+    kept = narrow(whole("s"), records, sorted(rejected))
+    assert model(kept) == [("s", index) for index in range(records) if index not in rejected]
+
+
+@given(PARTS, PARTS)
+def test_joined_files_keep_their_records_one_after_the_other(one: list[Part], other: list[Part]) -> None:
+    joined = [*narrow(one, len(model(one))), *narrow(other, len(model(other)))]
+    assert model(joined) == model(one) + model(other)
+
+
+@given(PARTS, st.integers(1, 5))
+def test_another_number_of_records_than_the_parts_have_is_refused(parts: list[Part], more: int) -> None:
+    with pytest.raises(ValueError, match="records"):
+        narrow(parts, len(model(parts)) + more)
+    if model(parts):
+        with pytest.raises(ValueError, match="records"):
+            narrow(parts, len(model(parts)) - 1)
