@@ -150,7 +150,7 @@ def planned(forge: Forge, corpus: Path, tmp_path_factory: pytest.TempPathFactory
 
 def preprocess(source: Path, output: Path) -> list[Any]:
     """Return the command."""
-    return ["preprocess", source, output, "--tokenizer", TOKENIZER, "--target-files", 6]
+    return ["preprocess", source, output, "--tokenizer", TOKENIZER, "--target-files", 6, "--processes", 1]
 
 
 def test_preprocess(forge: Forge, corpus: Path, planned: Path, tmp_path: Path) -> None:

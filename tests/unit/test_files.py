@@ -62,12 +62,11 @@ def test_two_names_never_become_one(names: list[str]) -> None:
     assert len({safe_name(name) for name in names}) == len(names)
 
 
-@pytest.mark.parametrize("number", range(20))
-def test_no_name_can_be_made_to_look_like_a_marked_one(number: int) -> None:
-    hidden = f".hidden{number}"
-    made = safe_name(hidden)
-    forged = re.sub("%([0-9A-F]{2})", lambda match: chr(int(match[1], 16)), made)
-    assert safe_name(forged) != made
+def test_no_name_can_be_made_to_look_like_a_marked_one() -> None:
+    for hidden in (f".hidden{number}" for number in range(50)):
+        made = safe_name(hidden)
+        forged = re.sub("%([0-9A-F]{2})", lambda match: chr(int(match[1], 16)), made)
+        assert safe_name(forged) != made
 
 
 def test_portable_names_stay_as_they_are() -> None:

@@ -282,12 +282,12 @@ class _Work:
             column.writer.add(*assemble(ids, offsets, sequences, eod, column.writer.dtype))
         self.counts["in"] += batch.records
         self.counts["out"] += batch.documents
-        self.counts["rejected"] += len(batch.rejected)
         self.counts["blank"] += batch.blank
 
     def _reject(self, name: str, rejected: "Rejected") -> None:
         """Keep a bad record beside the output, as it was, with where it stood and why."""
         limit = self.workspace.settings["max_bad_records"]
+        self.counts["rejected"] += 1
         if self.counts["rejected"] > limit:
             raise InputError(
                 f"more than {limit} bad records for {self.unit.spec['name']}, the latest in "

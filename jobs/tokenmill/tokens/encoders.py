@@ -8,6 +8,7 @@ differ on some models.
 import itertools
 import json
 import os
+from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Protocol
@@ -147,13 +148,15 @@ class _Guarded:
     def __init__(self, encoder: Encoder, guard: str, backend: Path, add_special_tokens: bool) -> None:
         self.name, self.version = encoder.name, encoder.version
         self._encoder = encoder
-        self._guard = guard
+        self._guarded = np.zeros(0x110000, bool)
+        for span in guard.split(","):
+            first, _, last = span.partition("-")
+            self._guarded[int(first, 16) : int(last or first, 16) + 1] = True
         self._load = backend, add_special_tokens
         self._exact: Encoder | None = None
 
     def encode(self, texts: list[str]) -> tuple[Ids, Offsets]:
-        # `in` is immediate where the text's widest character is narrower than the one looked for.
-        guarded = [i for i, text in enumerate(texts) if any(c in text for c in self._guard)]
+        guarded = [i for i, text in enumerate(texts) if not text.isascii() and self._holds_guarded(text)]
         if not guarded:
             return self._encoder.encode(texts)
         self._exact = self._exact or _HuggingFace(*self._load)
@@ -166,6 +169,21 @@ class _Guarded:
         for i, piece in zip(guarded, np.split(exact, exact_offsets[1:-1]), strict=True):
             pieces[i] = piece
         return np.concatenate(pieces), np.cumsum([0, *map(len, pieces)], dtype=np.int64)
+
+    def _holds_guarded(self, text: str) -> bool:
+        points = np.frombuffer(text.encode("utf-32-le"), "<u4")
+        return bool(self._guarded[points].any())
+
+
+def spell_guard(characters: Iterable[str]) -> str:
+    """Write a set of characters as load_encoder takes it: hexadecimal code points and ranges, by commas."""
+    spans: list[list[int]] = []
+    for point in sorted(map(ord, characters)):
+        if spans and spans[-1][1] == point - 1:
+            spans[-1][1] = point
+        else:
+            spans.append([point, point])
+    return ",".join(f"{first:x}" if first == last else f"{first:x}-{last:x}" for first, last in spans)
 
 
 def flatten(encodings: list[Any]) -> tuple[Ids, Offsets]:

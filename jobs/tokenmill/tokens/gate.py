@@ -27,8 +27,9 @@ CANDIDATES = ("fastokens", "gigatoken", "hf")
 TIMEOUT_SECONDS = 300.0
 """How long a candidate may take: the slowest needs seconds, on a machine with nothing else to do."""
 
-MAX_GUARD = 64
-"""Most characters an encoder may be guarded from; one that differs on more is rejected."""
+MAX_GUARD = 16_384
+"""Most characters an encoder may be guarded from; one that differs on more is rejected. A library of a later
+Unicode version than Hugging Face's differs on what that version added: 4,657 for gigatoken and Llama 3."""
 
 RUN_LENGTH = 100_000
 CHUNK = 64
@@ -55,7 +56,7 @@ class Rejection:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Which encoder is taken, after how many texts; `guard` holds the characters to leave to Hugging Face."""
+    """Which encoder is taken, after how many texts; `guard` is for load_encoder: what to leave to Hugging Face."""
 
     encoder: str
     version: str
@@ -149,21 +150,26 @@ def environment() -> dict[str, str]:
 
 
 def prepare(
-    directory: Path, texts: Sequence[str], probes: Sequence[str], add_special_tokens: bool, encode: Callable[..., Any]
+    directory: Path, texts: Sequence[str], normalizes: bool, add_special_tokens: bool, encode: Callable[..., Any]
 ) -> "Ids":
     """Write what candidates are asked, and the ids that `encode` (texts -> Hugging Face encodings) gives.
 
-    Returns these ids. `probes` are joined by CHUNK to one text; where a candidate differs on one, it is
-    asked for its probes singly, to learn which characters it must be guarded from.
+    Returns these ids. To the texts come a sample of all code points; `normalizes` says whether the tokenizer
+    has a normalizer, which makes more of them matter.
     """
     import numpy as np
 
     from tokenmill.tokens.encoders import flatten
 
-    chunks = [probes[i : i + CHUNK] for i in range(0, len(probes), CHUNK)]
+    chunks = _joined(code_point_probes(normalizes))
     ids, offsets = flatten(encode([*texts, *map("".join, chunks)]))
     np.savez(directory / "reference.npz", ids=ids, offsets=offsets)
-    question = {"texts": texts, "chunks": chunks, "add_special_tokens": add_special_tokens}
+    question = {
+        "texts": texts,
+        "chunks": chunks,
+        "normalizes": normalizes,
+        "add_special_tokens": add_special_tokens,
+    }
     (directory / "question.json").write_text(json.dumps(question))
     return ids
 
@@ -172,7 +178,7 @@ def answer(name: str, directory: Path) -> dict[str, Any]:
     """Compare an encoder with the reference in a directory; return what `judge` reads."""
     import numpy as np
 
-    from tokenmill.tokens.encoders import EncoderUnavailable, encoder_version, load_encoder
+    from tokenmill.tokens.encoders import EncoderUnavailable, encoder_version, load_encoder, spell_guard
 
     question = json.loads((directory / "question.json").read_bytes())
     with np.load(directory / "reference.npz") as reference:
@@ -188,30 +194,39 @@ def answer(name: str, directory: Path) -> dict[str, Any]:
 
     wrong = _differing(encoder, texts, ids, offsets)
     if any(i >= len(plain) for i in wrong):
-        suspects = [probe for i in wrong if i >= len(plain) for probe in chunks[i - len(plain)]]
         exact = load_encoder("hf", backend, add)
-        apart = _differing(encoder, suspects, *exact.encode(suspects))
-        guard = "".join(sorted({c for i in apart for c in suspects[i] if not c.isascii() and c != ACCENT}))
+        guard = _guard(encoder, exact, question["normalizes"])
         if 0 < len(guard) <= MAX_GUARD:
-            encoder = load_encoder(name, backend, add, guard)
-            found["guard"] = guard
+            found["guard"] = spell_guard(guard)
+            encoder = load_encoder(name, backend, add, found["guard"])
             # Chunks lose their guarded probes: else Hugging Face would answer for the other ones, too.
-            texts = [*plain, *("".join(p for p in chunk if not set(p) & set(guard)) for chunk in chunks)]
-            for i in wrong:
-                if i >= len(plain):
-                    ids, offsets = _replace(ids, offsets, i, exact.encode([texts[i]])[0])
-            wrong = _differing(encoder, [*texts], ids, offsets)
+            texts = [*plain, *("".join(p for p in chunk if not guard.intersection(p)) for chunk in chunks)]
+            ids, offsets = exact.encode(texts)
+            wrong = _differing(encoder, texts, ids, offsets)
     if not wrong and name != "hf":  # once more, in small batches and with warm caches
         for i in range(0, len(texts), CHUNK):
-            part = slice(i, i + CHUNK)
             again = offsets[i : i + CHUNK + 1]
-            wrong += [i + j for j in _differing(encoder, texts[part], ids[again[0] : again[-1]], again - again[0])]
+            batch = texts[i : i + CHUNK], ids[again[0] : again[-1]], again - again[0]
+            wrong += [i + j for j in _differing(encoder, *batch)]
     if not wrong:
         return found
     first = wrong[0]
     expected = ids[offsets[first] : offsets[first + 1]]
     got, _ = encoder.encode([texts[first]])
     return found | {"rejected": _difference(texts[first], expected, got, backend, add)}
+
+
+def _joined(probes: Sequence[str]) -> list[Sequence[str]]:
+    return [probes[i : i + CHUNK] for i in range(0, len(probes), CHUNK)]
+
+
+def _guard(encoder: "Encoder", exact: "Encoder", normalizes: bool) -> set[str]:
+    """Find the characters on which an encoder differs from the exact one, among all that are assigned."""
+    chunks = _joined(code_point_probes(normalizes, whole=True))
+    texts = ["".join(chunk) for chunk in chunks]
+    suspects = [probe for i in _differing(encoder, texts, *exact.encode(texts)) for probe in chunks[i]]
+    apart = _differing(encoder, suspects, *exact.encode(suspects))
+    return {c for i in apart for c in suspects[i] if not c.isascii() and c not in (ABOVE, BELOW)}
 
 
 def _differing(encoder: "Encoder", texts: list[str], ids: "Ids", offsets: "Offsets") -> list[int]:
@@ -229,15 +244,6 @@ def _differing(encoder: "Encoder", texts: list[str], ids: "Ids", offsets: "Offse
             ids[offsets[i] : offsets[i + 1]],
         )
     ]
-
-
-def _replace(ids: "Ids", offsets: "Offsets", i: int, new: "Ids") -> tuple["Ids", "Offsets"]:
-    """Put other ids in the place of text i's."""
-    import numpy as np
-
-    pieces = np.split(ids, offsets[1:-1])
-    pieces[i] = new
-    return np.concatenate(pieces), np.cumsum([0, *map(len, pieces)], dtype=np.int64)
 
 
 def _difference(text: str, expected: "Ids", got: "Ids", backend: Path, add_special_tokens: bool) -> dict[str, Any]:
@@ -258,7 +264,8 @@ def _difference(text: str, expected: "Ids", got: "Ids", backend: Path, add_speci
     }
 
 
-ACCENT = "\u0301"
+ABOVE, BELOW = "\u0301", "\u0323"
+"""Accents of two combining classes: canonical order puts the one below first."""
 
 ODD_TEXTS = (
     "",
@@ -272,12 +279,12 @@ ODD_TEXTS = (
     "\u0301\u0301 a\u0301 \u0301a e\u0323\u0301 e\u0301\u0323 \u00e9 e\u0301 \u1e69 s\u0323\u0307 s\u0307\u0323",
     "\ufb01 \u212b \u2126 \u210c \u2460 \uff21\uff11 \uff76\uff9e \u00b2 \u2122 \u01c4 \u1e9b\u0323 \ufdfa \u3392 \u33a7",
     "\uac00 \u1100\u1161 \u1100\u1161\u11a8 \uac01 \u0344 \u0374 \u037e \u0958 \u2adc \ufb1d \U0001d15e \U0002f800",
-    "a\u0301\u089a\u0301 a\u089a\u0301 q\u0307\u0323 \u0f71\u0f72\u0f74 \u05b0\u05bc\u05e9\u05bc\u05c1",
+    "q\u0307\u0323 \u0f71\u0f72\u0f74 \u05b0\u05bc\u05e9\u05bc\u05c1",
     "\U0001f468\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466 \U0001f44d\U0001f3fd \U0001f1e9\U0001f1ea\U0001f1eb "
     "\u2764\ufe0f\u200d\U0001f525 1\ufe0f\u20e3 \U0001f3f4\U000e0067\U000e0062\U000e007f \U0001fae8\U0001fac8",
     "\u041f\u0440\u0438\u0432\u0435\u0442\u4f60\u597dworld\u3053\u3093\u306b\u3061\u306f\u0645\u0631\u062d\u0628\u0627"
     "\u0928\u092e\u0938\u094d\u0924\u0947\u05e9\u05dc\u05d5\u05dd\u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35\uc548\ub155",
-    "\u0130stanbul I\u0131i\u0307 \u00df\u1e9e \u03a3\u03c3\u03c2 \u01c5 \u10d0\u1c90 \ua7ce\ua7d2",
+    "\u0130stanbul I\u0131i\u0307 \u00df\u1e9e \u03a3\u03c3\u03c2 \u01c5 \u10d0\u1c90",
     "def f(x):\n    return {'a': [x**2 for _ in range(10)]}  # \u00e7a\n\tif x != -1e10 and !y || z<<=3; //\\\\n",
     "https://example.org/a?b=c&d=%20#e user@example.org C:\\path\\file.txt __init__ snake_case camelCase HTTPServer2",
     "\u2581\u2581a \u2581 \u0120\u010a \u0100\u0143 <0x00> <0xFF> [UNK] <unk> <s> </s> <pad> <mask> ##ing @@",
@@ -296,7 +303,7 @@ def adversarial_texts(added_tokens: Sequence[str]) -> list[str]:
     texts += [f"{a}{chr(c)}{a}" for c in range(256) for a in ("a", " ")]
     texts += [c * RUN_LENGTH for c in " \0a\n"]
     texts += [
-        c * (RUN_LENGTH // 5) for c in ("\t", "1", "-", "\r\n", " a", "\u00e9", ACCENT, "\u4e00", "\U0001f468\u200d")
+        c * (RUN_LENGTH // 5) for c in ("\t", "1", "-", "\r\n", " a", "\u00e9", ABOVE, "\u4e00", "\U0001f468\u200d")
     ]
     for token in added_tokens[:256]:
         texts += [token, f"a{token}b {token} {token}{token}\n{token}  x", token[:-1], token.upper()]
@@ -307,31 +314,27 @@ def adversarial_texts(added_tokens: Sequence[str]) -> list[str]:
     return texts
 
 
-def code_point_probes(decompose: Callable[[str], str]) -> list[str]:
+def code_point_probes(normalizes: bool, *, whole: bool = False) -> list[str]:
     """List a short text for each of 90,000 code points, whether Python's Unicode version knows it or not.
 
-    Planes 0 and 1 whole, but uniform blocks (CJK, Hangul, private use) and further planes by samples. In a
-    probe the code point follows a space (pre-tokenizers match ` ?\\p{L}+`), itself and an accent (NFC
-    composes and reorders), and comes decomposed as `decompose` (the reference's own NFD) says.
+    In a probe the code point follows a space and itself and comes before `'a`, which pre-tokenizers join to
+    punctuation, to letters or to neither; where the tokenizer `normalizes`, it also stands between accents
+    (a combining class reorders them) and comes decomposed, as far as Hugging Face's Unicode version says.
+    Planes 0 and 1, but uniform blocks (CJK, Hangul, private use) and planes 2 and 3 by samples unless
+    `whole`; the planes after that, mostly unassigned or private, always by samples.
     """
     uniform = (range(0x3400, 0x4DC0), range(0x4E00, 0xA000), range(0xAC00, 0xD7A4), range(0xE000, 0xF900))
-    points = [
-        c
-        for c in range(0x20000)
-        if not 0xD800 <= c < 0xE000 and (c % 16 == 0 or not any(c in block for block in uniform))
-    ]
-    points += [*range(0x20000, 0x40000, 64), *range(0x40000, 0x110000, 1024)]
-    probes = []
-    for point in points:
-        c = chr(point)
-        probes.append(f" {c}{c}1")
-        if c.isascii():
-            continue
-        parts = decompose(c)
-        if parts != c:
-            probes.append(f"{parts} ")
-        elif decompose(f"{ACCENT}{c}") != f"{ACCENT}{c}":  # a combining class that goes before the accent's
-            probes.append(f"a{ACCENT}{c} ")
+    step = 1 if whole else 16
+    low = (c for c in range(0x20000) if not 0xD800 <= c < 0xE000)
+    points = [c for c in low if c % step == 0 or not any(c in block for block in uniform)]
+    points += [*range(0x20000, 0x40000, step * step // 4 or 1), *range(0x40000, 0x110000, 1024)]
+    probes = [f" {chr(c)}{chr(c)}'a" for c in points]
+    if normalizes:
+        from tokenizers import normalizers
+
+        decomposed = normalizers.NFD().normalize_str("\n".join(map(chr, points[11:]))).split("\n")
+        for c, parts in zip(map(chr, points[11:]), decomposed, strict=True):
+            probes.append(f" a{ABOVE}{c}{BELOW}" if parts == c else f" a{ABOVE}{c}{BELOW} {parts}")
     return probes
 
 

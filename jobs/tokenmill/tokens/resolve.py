@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import RequestError
-from tokenmill.tokens.gate import adversarial_texts, code_point_probes, prepare
+from tokenmill.tokens.gate import adversarial_texts, prepare
 from tokenmill.tokens.tokenizer import CHAT_TOKENS
 
 EOD_TOKENS = (
@@ -41,20 +41,21 @@ def settle(work: Path) -> dict[str, Any]:
     (work / "backend.json").write_text(backend.to_str())
 
     vocabulary: dict[str, int] = backend.get_vocab(with_added_tokens=True)
-    candidates = [token for token in EOD_TOKENS if token in vocabulary]
+    special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+    # Vocabularies trained on HTML hold "</s>" as a plain token.
+    candidates = [t for t in EOD_TOKENS if t in special] or [t for t in EOD_TOKENS if t in vocabulary]
     eod_token, eod_id = None, None
     if request["need_eod"] or request["eod_token"] or tokenizer.eos_token:
         eod_token, eod_id = _eod(request["eod_token"], tokenizer, vocabulary, candidates, name)
 
     texts = [*adversarial_texts(_added_tokens(backend)), *_woven_texts(backend, sorted(vocabulary.values()))]
     _check_call(tokenizer, backend, [t for t in texts if len(t) < 200][:400], add, name)
-    from tokenizers import normalizers
 
     def encode(asked: list[str]) -> list[Any]:
         encodings: list[Any] = backend.encode_batch_fast(asked, add_special_tokens=add)
         return encodings
 
-    ids = prepare(work, [*texts, *request["texts"]], code_point_probes(normalizers.NFD().normalize_str), add, encode)
+    ids = prepare(work, [*texts, *request["texts"]], backend.normalizer is not None, add, encode)
 
     highest = max(*vocabulary.values(), int(ids.max(initial=0)))
     dtype = "uint16" if len(tokenizer) < 65_500 else "int32"

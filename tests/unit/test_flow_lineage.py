@@ -1,0 +1,258 @@
+"""What a stage reads when it is given a directory: real stages, run in this process on small files."""
+
+import gzip
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tokenmill.corpus.compression import DATA_SUFFIXES
+from tokenmill.errors import RequestError
+from tokenmill.flow.lineage import Dataset, upstream_of
+from tokenmill.flow.progress import Reporter
+from tokenmill.flow.record import StageRecord
+from tokenmill.flow.worker import Summary
+from tokenmill.stages import launch
+from tokenmill.stages.download import Selection
+
+FILES = 4
+
+
+def how(worker: int = 0, workers: int = 1, *, replace: bool = False) -> launch.Run:
+    return launch.Run(Reporter(quiet=True), worker, workers, processes=1, replace=replace)
+
+
+def fill(source: Path, files: int = FILES, text: str = "document") -> Path:
+    source.mkdir(parents=True, exist_ok=True)
+    for index in range(files):
+        lines = "".join(json.dumps({"text": f"{text} {index} {line}"}) + "\n" for line in range(index + 1))
+        (source / f"{index}.jsonl.gz").write_bytes(gzip.compress(lines.encode(), mtime=0))
+    return source
+
+
+def download(source: Path, output: Path, run: launch.Run | None = None, *, sample: int | None = None) -> Summary:
+    return launch.download(
+        str(source),
+        output,
+        run or how(),
+        revision=None,
+        selection=Selection(sample=sample),
+        connections=4,
+        deadline_seconds=30,
+        stall_seconds=5,
+        endpoint=None,
+    )
+
+
+def extract(root: Path, run: launch.Run | None = None) -> Summary:
+    return launch.extract(root, root / "extracted", run or how())
+
+
+def concatenate(root: Path, output: Path | None = None, *, files: int = 2, run: launch.Run | None = None) -> Summary:
+    return launch.concatenate(root, output or root / "concatenated", run or how(), target_files=files, name="part")
+
+
+def upstream(path: Path, **options: str) -> Dataset:
+    return upstream_of(path, "preprocess", usable=DATA_SUFFIXES, only=options.get("only"))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A dataset's root with a finished download."""
+    download(fill(tmp_path / "source"), tmp_path / "corpus")
+    return tmp_path / "corpus"
+
+
+def stage_and_place(dataset: Dataset) -> tuple[str | None, Path]:
+    return dataset.upstream["stage"], dataset.root
+
+
+def test_the_furthest_finished_stage_is_taken_and_said(root: Path) -> None:
+    assert stage_and_place(upstream(root)) == ("download", root)
+    extract(root)
+    assert stage_and_place(upstream(root)) == ("extract", root / "extracted")
+    summary = concatenate(root)
+    taken = upstream(root)
+    assert stage_and_place(taken) == ("concatenate", root / "concatenated")
+    assert taken.notes == [f"reading 2 files of concatenate in {root / 'concatenated'}"]
+    assert summary.completion.manifest is not None
+    assert taken.upstream["manifest"] == summary.completion.manifest.hash
+    # The stage itself and what comes after it are no input of it.
+    assert stage_and_place(upstream_of(root, "concatenate")) == ("extract", root / "extracted")
+    assert stage_and_place(upstream_of(root, "extract")) == ("download", root)
+    # A stage's own directory is as good as the root.
+    assert stage_and_place(upstream(root / "extracted")) == ("extract", root / "extracted")
+
+
+def test_from_chooses_an_earlier_stage(root: Path) -> None:
+    extract(root)
+    assert stage_and_place(upstream(root, only="download")) == ("download", root)
+    with pytest.raises(RequestError, match=r"--from verify: preprocess reads one of download, extract, concatenate"):
+        upstream(root, only="verify")
+    with pytest.raises(RequestError, match=r"no concatenate was made in .*tokenmill status"):
+        upstream(root, only="concatenate")
+
+
+def test_the_source_stays_known_through_all_stages(root: Path, tmp_path: Path) -> None:
+    extract(root)
+    concatenate(root)
+    dataset = upstream(root)
+    assert dataset.source == {"uri": "file:source", "revision": None}
+    parts = [part for file in dataset.files for part in file.parts]
+    assert parts == [{"source": f"{index}.jsonl.gz", "first": 0, "count": index + 1} for index in range(FILES)]
+
+
+def test_an_unfinished_stage_is_refused_with_how_far_it_is(root: Path) -> None:
+    launch.extract(root, root / "extracted", how(0, 2))
+    receipts = len(list((root / "extracted/.tokenmill/extract/receipts").iterdir()))
+    assert 0 < receipts < FILES
+    with pytest.raises(RequestError, match=rf"extract in .* is not finished: {receipts} of {FILES} units") as caught:
+        upstream(root)
+    assert "first missing: " in str(caught.value) and "--from" in str(caught.value)
+    assert stage_and_place(upstream(root, only="download")) == ("download", root)
+    launch.extract(root, root / "extracted", how(1, 2))
+    assert stage_and_place(upstream(root)) == ("extract", root / "extracted")
+
+
+def test_a_stage_without_a_plan_yet_is_refused(root: Path) -> None:
+    StageRecord(root / "extracted", "extract").directory.mkdir(parents=True)
+    with pytest.raises(RequestError, match="has no plan yet"):
+        upstream(root)
+
+
+def test_two_outputs_of_one_stage_are_ambiguous(root: Path) -> None:
+    extract(root)
+    concatenate(root)
+    concatenate(root, root / "other", files=3)
+    with pytest.raises(RequestError, match="more than one concatenate") as caught:
+        upstream(root)
+    assert str(root / "other") in str(caught.value) and str(root / "concatenated") in str(caught.value)
+    assert stage_and_place(upstream(root / "other")) == ("concatenate", root / "other")
+
+
+def test_what_was_made_from_a_replaced_download_is_not_taken(root: Path, tmp_path: Path) -> None:
+    extract(root)
+    concatenate(root)
+    shutil.rmtree(tmp_path / "source")
+    download(fill(tmp_path / "source", files=2, text="new"), root, how(replace=True), sample=2)
+    taken = upstream(root)
+    assert stage_and_place(taken) == ("download", root)
+    assert any("extract" in note and "older download; not taken" in note for note in taken.notes)
+
+
+def test_an_upstream_made_again_with_the_same_content_invalidates_nothing(root: Path, tmp_path: Path) -> None:
+    extract(root)
+    before = StageRecord(root / "extracted", "extract").read_plan()
+    for path in (root / ".tokenmill/download/receipts").iterdir():
+        path.unlink()
+    (root / ".tokenmill/download/manifest.json").unlink()
+    download(tmp_path / "source", root)
+    again = extract(root)
+    assert before is not None and again.plan.id == before.id and again.done_now == 0
+
+
+def test_intermediate_data_may_be_deleted_once_the_next_stage_is_made(root: Path) -> None:
+    extract(root)
+    concatenate(root)
+    for name in os.listdir(root / "extracted"):
+        if name.endswith(".jsonl"):
+            (root / "extracted" / name).unlink()
+    assert stage_and_place(upstream(root)) == ("concatenate", root / "concatenated")
+    with pytest.raises(RequestError, match=r"files of 4 of its 4 units are missing .*tokenmill extract again"):
+        upstream(root, only="extract")
+
+
+def test_a_truncated_file_of_the_stage_to_read_is_noticed(root: Path) -> None:
+    extract(root)
+    path = root / "extracted" / "3.jsonl"
+    path.write_bytes(path.read_bytes()[:-5])
+    with pytest.raises(RequestError, match=r"another size now, first: 3\.jsonl"):
+        upstream(root)
+
+
+def test_a_later_reader_completes_a_missing_manifest(root: Path) -> None:
+    manifest = root / ".tokenmill/download/manifest.json"
+    content = manifest.read_bytes()
+    for left in (None, content[: len(content) // 2]):
+        if left is None:
+            manifest.unlink()
+        else:
+            manifest.write_bytes(left)
+        assert stage_and_place(upstream(root)) == ("download", root)
+        assert manifest.read_bytes() == content
+
+
+def test_a_plain_directory_is_read_as_it_lies_but_not_what_it_is_written_to(tmp_path: Path) -> None:
+    root = tmp_path / "plain"
+    for name in ("b.jsonl", "sub/a.jsonl", "README.md", ".hidden.jsonl", "out/old.jsonl"):
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text('{"text": "x"}\n')
+    dataset = upstream_of(root, "preprocess", usable=DATA_SUFFIXES, output=root / "out")
+    assert [file.path for file in dataset.files] == ["b.jsonl", "sub/a.jsonl"]
+    assert dataset.upstream["stage"] is None
+    assert any("README.md" in note for note in dataset.notes)
+    moved = root.rename(tmp_path / "elsewhere" if (tmp_path / "elsewhere").mkdir() else tmp_path / "elsewhere" / "x")
+    assert upstream_of(moved, "preprocess", usable=DATA_SUFFIXES, output=moved / "out").upstream == dataset.upstream
+    (moved / "b.jsonl").write_text('{"text": "another"}\n')
+    assert upstream_of(moved, "preprocess", usable=DATA_SUFFIXES, output=moved / "out").upstream != dataset.upstream
+
+
+def test_a_single_file_is_read_alone(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("{}\n")
+    (tmp_path / "b.jsonl").write_text("{}\n")
+    dataset = upstream(tmp_path / "b.jsonl")
+    assert (dataset.root, [file.path for file in dataset.files]) == (tmp_path, ["b.jsonl"])
+
+
+def test_nothing_to_read_says_what_was_seen_and_wanted(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="does not exist"):
+        upstream(tmp_path / "nowhere")
+    with pytest.raises(RequestError, match=r"no data files in .*\.jsonl"):
+        upstream(tmp_path)
+    (tmp_path / "notes.txt").write_text("x")
+    with pytest.raises(RequestError, match=r"1 other files, such as 'notes\.txt'"):
+        upstream(tmp_path)
+    with pytest.raises(RequestError, match="no data files"):
+        upstream(tmp_path / "notes.txt")
+
+
+READ_ONLY = 'mount --bind "$1" "$1" && mount -o remount,bind,ro "$1" && shift && exec "$@"'
+
+
+def private_mounts() -> bool:
+    tools = shutil.which("unshare") and shutil.which("mount")
+    return bool(tools) and subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.skipif(not private_mounts(), reason="needs the right to mount")
+def test_a_read_only_input_is_read_and_its_status_shown(root: Path, tmp_path: Path) -> None:
+    (root / ".tokenmill/download/manifest.json").unlink()
+    work = root / ".tokenmill/download/work/0.jsonl.gz~1-0"
+    work.mkdir(parents=True)
+    before = sorted(path for path in root.rglob("*"))
+    for arguments in (["status", root], ["extract", root, tmp_path / "out", "--processes", "1"]):
+        command = [sys.executable, "-m", "tokenmill", *map(str, arguments)]
+        done = subprocess.run(
+            ["unshare", "-m", "sh", "-c", READ_ONLY, "sh", str(root), *command],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert "complete" in done.stdout
+    assert sorted(path for path in root.rglob("*")) == before
+    assert len(list((tmp_path / "out").glob("*.jsonl"))) == FILES
+
+
+def test_the_same_content_has_the_same_manifest_wherever_and_however_it_was_made(root: Path, tmp_path: Path) -> None:
+    extract(root)
+    there = tmp_path / "there" / "corpus"
+    for worker in (2, 0, 1):
+        download(tmp_path / "source", there, how(worker, 3))
+    for worker in (1, 0):
+        launch.extract(there, there / "extracted", how(worker, 2))
+    assert upstream(there).upstream == upstream(root).upstream

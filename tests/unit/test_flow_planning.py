@@ -1,0 +1,167 @@
+"""Agreement on a plan, other parameters, --replace: real stages, run in this process on small files."""
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from tokenmill.errors import InputError, RequestError
+from tokenmill.flow.planning import agree
+from tokenmill.flow.progress import Reporter
+from tokenmill.flow.record import Plan, StageRecord, Unit
+from tokenmill.stages import launch
+
+
+def how(worker: int = 0, workers: int = 1, *, replace: bool = False, verify_hashes: bool = False) -> launch.Run:
+    return launch.Run(Reporter(quiet=True), worker, workers, 1, replace, verify_hashes)
+
+
+def tree(output: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(output.glob("*.jsonl"))}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    for index in range(6):
+        (tmp_path / "source").mkdir(exist_ok=True)
+        (tmp_path / "source" / f"{index}.jsonl").write_text(json.dumps({"text": f"document {index}"}) + "\n")
+    return tmp_path / "source"
+
+
+def join(source: Path, output: Path, files: int, run: launch.Run) -> bool:
+    """Concatenate; return whether the whole is there."""
+    summary = launch.concatenate(source, output, run, target_files=files, name="part")
+    return summary.completion.manifest is not None
+
+
+def test_of_many_planners_one_plans(tmp_path: Path) -> None:
+    record = StageRecord(tmp_path, "download")
+    record.directory.mkdir(parents=True)
+    made, plans = [], []
+
+    def make() -> Plan:
+        made.append(1)
+        return Plan("download", {"a": 1}, [Unit(f"{len(made)}", 1, {}, [])])
+
+    def worker() -> None:
+        plans.append(agree(record, {"a": 1}, make, replace=False, should_stop=lambda: False))
+
+    threads = [threading.Thread(target=worker) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 1
+    assert len({plan.id for plan in plans}) == 1
+    assert [path.name for path in record.directory.iterdir()] == ["plan.json"]
+
+
+def test_other_parameters_are_refused_with_the_difference(source: Path, tmp_path: Path) -> None:
+    assert join(source, tmp_path / "out", 2, how())
+    before = tree(tmp_path / "out")
+    with pytest.raises(RequestError, match="target files: 2 -> 3") as caught:
+        join(source, tmp_path / "out", 3, how())
+    assert "--replace" in str(caught.value)
+    assert tree(tmp_path / "out") == before
+    assert join(source, tmp_path / "out", 2, how())
+
+
+def test_replace_removes_what_the_old_receipts_name_and_nothing_else(source: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    assert join(source, output, 2, how())
+    (output / "mine.jsonl").write_text("precious")
+    assert join(source, output, 3, how(replace=True))
+    assert sorted(tree(output)) == ["mine.jsonl", *(f"part-{index:05d}-of-00003.jsonl" for index in range(3))]
+    fresh = tmp_path / "fresh"
+    assert join(source, fresh, 3, how())
+    assert {k: v for k, v in tree(output).items() if k != "mine.jsonl"} == tree(fresh)
+
+
+def test_replace_keeps_units_that_stay_the_same(source: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    launch.extract(source, output, how())
+    receipts = output / ".tokenmill/extract/receipts"
+    before = {path.name: json.loads(path.read_text())["finished"] for path in receipts.iterdir()}
+    (source / "5.jsonl").unlink()
+    (source / "6.jsonl").write_text('{"text": "new"}\n')
+    summary = launch.extract(source, output, how(replace=True))
+    assert summary.completion.manifest is not None
+    assert (summary.done_now, summary.done_before) == (1, 5)
+    after = {path.name: json.loads(path.read_text())["finished"] for path in receipts.iterdir()}
+    assert {name: after[name] for name in after if name in before} == {n: t for n, t in before.items() if n[0] != "5"}
+    assert sorted(tree(output)) == [f"{index}.jsonl" for index in (0, 1, 2, 3, 4, 6)]
+
+
+def test_replace_remakes_a_unit_of_the_same_name_with_other_content(source: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    launch.extract(source, output, how())
+    (source / "0.jsonl").write_text('{"text": "changed, and longer than before"}\n')
+    with pytest.raises(RequestError, match="made with other parameters"):
+        launch.extract(source, output, how())
+    assert launch.extract(source, output, how(replace=True)).completion.manifest is not None
+    assert "changed" in (output / "0.jsonl").read_text()
+
+
+def test_files_that_were_there_before_are_not_overwritten(source: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    output.mkdir()
+    (output / "part-00000-of-00002.jsonl").write_text("precious")
+    with pytest.raises(RequestError, match=r"part-00000-of-00002\.jsonl exists"):
+        join(source, output, 2, how())
+    assert tree(output) == {"part-00000-of-00002.jsonl": b"precious"}
+
+
+def test_a_plan_cut_short_is_made_again(source: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    assert join(source, output, 2, how())
+    expected, plan = tree(output), StageRecord(output, "concatenate").plan_path
+    whole = plan.read_bytes()
+    plan.write_bytes(whole[: len(whole) // 2])
+    assert join(source, output, 2, how())
+    assert tree(output) == expected
+    assert plan.read_bytes() == whole
+
+
+def test_a_lease_of_a_dead_planner_is_broken(source: Path, tmp_path: Path) -> None:
+    record = StageRecord(tmp_path / "out", "concatenate")
+    record.directory.mkdir(parents=True)
+    from tokenmill.flow.attempt import owner_record
+
+    owner = json.loads(owner_record())
+    owner["owner"]["started"] += 1  # a process that had this id before this one
+    (record.directory / "planning.json").write_text(json.dumps(owner))
+    assert join(source, tmp_path / "out", 2, how())
+    assert not (record.directory / "planning.json").exists()
+
+
+def test_workers_in_any_order_make_what_one_makes(source: Path, tmp_path: Path) -> None:
+    assert join(source, tmp_path / "one", 5, how())
+    whole = [join(source, tmp_path / "many", 5, how(worker, 3)) for worker in (2, 0, 1)]
+    assert whole == [False, False, True]
+    assert tree(tmp_path / "one") == tree(tmp_path / "many")
+    manifests = [tmp_path / name / ".tokenmill/concatenate/manifest.json" for name in ("one", "many")]
+    assert manifests[0].read_bytes() == manifests[1].read_bytes()
+
+
+def test_more_workers_than_units_leave_some_without_work(source: Path, tmp_path: Path) -> None:
+    done = [join(source, tmp_path / "out", 2, how(worker, 5)) for worker in range(5)]
+    assert done[-1]
+
+
+def test_one_bad_input_does_not_stop_the_others(source: Path, tmp_path: Path) -> None:
+    (source / "3.jsonl").rename(source / "3.jsonl.gz")
+    with pytest.raises(InputError, match=r"3\.jsonl\.gz"):
+        launch.extract(source, tmp_path / "out", how())
+    assert len(tree(tmp_path / "out")) == 5
+    failures = StageRecord(tmp_path / "out", "extract").failures()
+    assert [failure["unit"] for failure in failures] == ["3.jsonl"]
+
+
+def test_finished_files_are_read_again_on_request(source: Path, tmp_path: Path) -> None:
+    assert join(source, tmp_path / "out", 2, how())
+    expected = tree(tmp_path / "out")
+    path = tmp_path / "out" / "part-00001-of-00002.jsonl"
+    path.write_bytes(b"#" + path.read_bytes()[1:])
+    assert join(source, tmp_path / "out", 2, how(verify_hashes=True))
+    assert tree(tmp_path / "out") == expected

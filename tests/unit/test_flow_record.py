@@ -1,0 +1,192 @@
+"""Plans, receipts and manifests: what has the same id, what counts as done, and what a damaged record means."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tokenmill.errors import RequestError
+from tokenmill.files import hash_file
+from tokenmill.flow.record import Plan, StageRecord, Unit, complete, make_manifest
+
+TEXT = st.text(st.characters(exclude_categories=()), max_size=12)
+SPECS = st.dictionaries(TEXT, st.none() | st.integers(-(2**53), 2**53) | TEXT, max_size=4)
+UNITS = st.lists(
+    st.builds(Unit, id=TEXT, weight=st.integers(0, 2**50), spec=SPECS, outputs=st.lists(TEXT, max_size=3)), max_size=5
+)
+PLANS = st.builds(
+    Plan,
+    stage=st.sampled_from(["download", "extract"]),
+    request=SPECS,
+    units=UNITS,
+    basis=SPECS,
+    details=SPECS,
+    source=SPECS,
+    upstream=SPECS,
+    require=st.none() | st.just("out"),
+)
+PLAN = Plan(
+    "extract", {"input": "x"}, [Unit("a", 3, {"input": "x"}, ["a"]), Unit("b", 5, {"input": "y"}, ["b"])], require="out"
+)
+
+
+def finish(record: StageRecord, plan: Plan, unit: Unit, content: bytes = b"{}\n", **changed: Any) -> Path:
+    """Put a unit's output and its receipt where an attempt would have."""
+    output = record.output / unit.outputs[0]
+    output.write_bytes(content)
+    entry = {"path": unit.outputs[0], "bytes": len(content), "xxh3_128": hash_file(output), "parts": []}
+    receipt = {
+        "plan": plan.id,
+        "unit": unit.id,
+        "counts": {"in": 1, "out": 1, "rejected": 0},
+        "outputs": [entry],
+        "inputs": [],
+        "empty": [],
+        "weight": unit.weight,
+        "started": "2026-01-01T00:00:00.000+00:00",
+        "finished": "2026-01-01T00:00:01.000+00:00",
+        "host": "here",
+    } | changed
+    path = record.receipt_path(unit.id)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(receipt))
+    return path
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> StageRecord:
+    made = StageRecord(tmp_path, "extract")
+    made.directory.mkdir(parents=True)
+    made.plan_path.write_bytes(PLAN.to_bytes())
+    return made
+
+
+@given(PLANS)
+@settings(max_examples=50)
+def test_a_plan_on_disk_is_the_plan_that_was_written(tmp_path_factory: pytest.TempPathFactory, plan: Plan) -> None:
+    record = StageRecord(tmp_path_factory.getbasetemp() / "plans", plan.stage)
+    record.directory.mkdir(parents=True, exist_ok=True)
+    record.plan_path.write_bytes(plan.to_bytes())
+    assert record.read_plan() == plan
+    assert record.plan_id() == plan.id
+    again = record.read_plan()
+    assert again is not None and replace(again).id == plan.id
+
+
+@given(PLANS, PLANS)
+@settings(max_examples=50)
+def test_plans_have_the_same_id_only_when_they_are_the_same(one: Plan, other: Plan) -> None:
+    assert (one.id == other.id) == (one.content() == other.content())
+
+
+def test_everything_in_a_plan_is_in_its_id() -> None:
+    others = [
+        replace(PLAN, stage="concatenate"),
+        replace(PLAN, request={}),
+        replace(PLAN, basis={"eod": 1}),
+        replace(PLAN, details={"notes": []}),
+        replace(PLAN, source={"revision": "0"}),
+        replace(PLAN, upstream={"manifest": "0"}),
+        replace(PLAN, require=None),
+        replace(PLAN, units=PLAN.units[:1]),
+        replace(PLAN, units=PLAN.units[::-1]),
+    ]
+    assert len({plan.id for plan in [PLAN, *others]}) == len(others) + 1
+
+
+def test_a_units_key_holds_what_decides_its_bytes_and_nothing_else() -> None:
+    unit = PLAN.units[0]
+    key = PLAN.unit_key(unit)
+    assert (
+        replace(PLAN, request={}, details={"x": 1}, units=[]).unit_key(Unit("renamed", 99, unit.spec, unit.outputs))
+        == key
+    )
+    assert replace(PLAN, basis={"eod": 1}).unit_key(unit) != key
+    assert replace(PLAN, stage="concatenate").unit_key(unit) != key
+    assert PLAN.unit_key(replace(unit, outputs=["other"])) != key
+    assert PLAN.unit_key(replace(unit, spec={"input": "z"})) != key
+
+
+def test_a_plan_of_another_format_is_refused_and_one_cut_short_is_none(record: StageRecord) -> None:
+    data = PLAN.to_bytes()
+    for size in (0, 1, 20, len(data) // 2, len(data) - 3):
+        record.plan_path.write_bytes(data[:size])
+        assert record.read_plan() is None
+    record.plan_path.write_text(json.dumps({"id": PLAN.id, **PLAN.content(), "format": 99}))
+    with pytest.raises(RequestError, match=r"format 99, this version of tokenmill writes 1.*use the version"):
+        record.read_plan()
+
+
+def test_a_receipt_counts_only_for_its_plan_with_its_files_whole(record: StageRecord) -> None:
+    unit = PLAN.units[0]
+    assert record.read_receipt(PLAN, unit) is None
+    path = finish(record, PLAN, unit)
+    output = record.output / "a"
+    assert record.read_receipt(PLAN, unit) is not None
+    assert record.read_receipt(replace(PLAN, request={}), unit) is None
+
+    output.write_bytes(b"[]\n")  # the same size
+    assert record.read_receipt(PLAN, unit) is not None
+    assert record.read_receipt(PLAN, unit, verify_hashes=True) is None
+    output.write_bytes(b"{")
+    assert record.read_receipt(PLAN, unit) is None
+    output.unlink()
+    assert record.read_receipt(PLAN, unit) is None
+
+    whole = finish(record, PLAN, unit).read_bytes()
+    for size in (0, 1, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        assert record.read_receipt(PLAN, unit) is None
+
+
+def test_a_receipt_can_not_name_a_file_outside(record: StageRecord) -> None:
+    unit = PLAN.units[0]
+    finish(record, PLAN, unit, outputs=[{"path": "../../etc/passwd", "bytes": 1, "xxh3_128": "0"}])
+    with pytest.raises(RequestError, match="would leave"):
+        record.read_receipt(PLAN, unit)
+
+
+def test_a_manifest_comes_with_the_last_receipt_and_from_any_reader(record: StageRecord) -> None:
+    finish(record, PLAN, PLAN.units[1])
+    halfway = complete(record, PLAN)
+    assert (halfway.manifest, halfway.missing, halfway.done) == (None, [PLAN.units[0]], 1)
+    assert not record.manifest_path.exists()
+    finish(record, PLAN, PLAN.units[0])
+    read_only = complete(record, PLAN, write=False)
+    assert read_only.manifest is not None and not record.manifest_path.exists()
+    whole = complete(record, PLAN)
+    assert whole.manifest is not None
+    assert json.loads(record.manifest_path.read_bytes())["hash"] == whole.manifest.hash == read_only.manifest.hash
+    assert [entry["path"] for entry in whole.manifest.files] == ["a", "b"]
+
+
+def test_a_manifests_hash_knows_no_times_hosts_and_directories(record: StageRecord, tmp_path: Path) -> None:
+    elsewhere = StageRecord(tmp_path / "elsewhere", "extract")
+    elsewhere.output.mkdir()
+    for unit in PLAN.units:
+        finish(record, PLAN, unit)
+        finish(elsewhere, PLAN, unit, host="there", started="2027-01-01T00:00:00+00:00", finished="2027-01-02")
+    first, second = complete(record, PLAN).manifest, complete(elsewhere, PLAN).manifest
+    assert first is not None and second is not None and first.hash == second.hash
+    finish(elsewhere, PLAN, PLAN.units[0], content=b"[]\n")
+    third = complete(elsewhere, PLAN).manifest
+    assert third is not None and third.hash != first.hash
+
+
+def test_counts_are_summed_over_units() -> None:
+    receipts = [{"outputs": [], "empty": [{"path": "x"}], "counts": {"in": n, "out": n, "blank": 1}} for n in (2, 5)]
+    manifest = make_manifest(PLAN, receipts)
+    assert manifest.counts == {"in": 7, "out": 7, "blank": 2}
+    assert manifest.content["empty"] == [{"path": "x"}] * 2
+
+
+def test_a_dataset_without_records_gets_no_manifest(record: StageRecord) -> None:
+    for unit in PLAN.units:
+        finish(record, PLAN, unit, counts={"in": 0, "out": 0, "rejected": 0})
+    with pytest.raises(RequestError, match="gave no out"):
+        complete(record, PLAN)
+    assert not record.manifest_path.exists()

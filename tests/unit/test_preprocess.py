@@ -1,0 +1,266 @@
+"""What each input gets: taken, skipped and counted, kept aside, or refused with file, line and remedy."""
+
+import gzip
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zstandard
+
+from tokenmill.errors import InputError, RequestError
+from tokenmill.flow.progress import Reporter
+from tokenmill.flow.worker import Summary
+from tokenmill.stages import launch
+from tokenmill.stages.dataset import find_dataset, find_document
+from tokenmill.stages.encoder import Recipe
+from tokenmill.tokens.indexed import IndexedReader
+from tokenmill.tokens.tokenizer import decode
+
+TINY = Path(__file__).parents[1] / "conformance" / "tokenizers" / "tiny"
+EOD = 0
+
+
+def preprocess(source: Path, output: Path, **options: Any) -> Summary:
+    recipe = {
+        "tokenizer": str(TINY),
+        "tokenizer_revision": None,
+        "keys": ["text"],
+        "append_eod": True,
+        "eod_token": None,
+        "special_tokens": True,
+        "target_files": None,
+        "name": "part",
+    }
+    how = {"encoder": "auto", "on_bad_record": "fail", "max_bad_records": 1000}
+    recipe |= {k: v for k, v in options.items() if k in recipe}
+    how |= {k: v for k, v in options.items() if k in how}
+    run = launch.Run(Reporter(quiet=True), processes=1, replace=options.get("replace", False))
+    return launch.preprocess(source, output, run, recipe=Recipe(**recipe), endpoint=None, **how)
+
+
+@pytest.fixture(scope="session")
+def settled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An output whose tokenizer is resolved and judged: others begin with a copy, which saves seconds each."""
+    root = tmp_path_factory.mktemp("settled")
+    (root / "a.jsonl").write_text('{"text": "hello"}\n')
+    preprocess(root / "a.jsonl", root / "out")
+    return root / "out"
+
+
+@pytest.fixture
+def output(settled: Path, tmp_path: Path) -> Path:
+    out = tmp_path / "out"
+    shutil.copytree(settled / ".tokenmill/preprocess/encoders", out / ".tokenmill/preprocess/encoders")
+    shutil.copytree(settled / "tokenizer", out / "tokenizer")
+    return out
+
+
+def documents(output: Path, prefix: str) -> list[str]:
+    """Every document of a pair as text, its EOD checked and cut off."""
+    reader = IndexedReader(output / prefix)
+    backend = next((output / ".tokenmill/preprocess/encoders").glob("*/backend.json"))
+    texts = []
+    for number in range(reader.documents):
+        ids = reader.document(number).tolist()
+        assert not ids or ids[-1] == EOD
+        texts.append(decode(backend, ids[:-1]))
+    return texts
+
+
+def test_line_ends_marks_and_odd_values_are_taken_as_json_loads_takes_them(tmp_path: Path, output: Path) -> None:
+    lines = [
+        b'\xef\xbb\xbf{"text": "mark"}\r\n',
+        b'{"text": "nan", "x": NaN, "y": -Infinity, "z": 1e400}\n',
+        b"\n",
+        b" \t\r\n",
+        b'{"text": "nul\\u0000"}\n',
+        b'{"text": "odd", "other": "\\ud800"}\n',
+        b'{"text": "first", "text": "last"}\n',
+        b'{"text": ""}\n',
+        b'{"text": "no newline"}',
+    ]
+    (tmp_path / "a.jsonl").write_bytes(b"".join(lines))
+    summary = preprocess(tmp_path / "a.jsonl", output)
+    assert documents(output, "a_text_document") == ["mark", "nan", "nul\0", "odd", "last", "", "no newline"]
+    assert summary.completion.manifest is not None
+    counts = summary.completion.manifest.counts
+    assert (counts["in"], counts["out"], counts["rejected"], counts["blank"]) == (7, 7, 0, 2)
+
+
+def test_a_list_of_texts_is_a_sequence_each_with_eod_on_the_last(tmp_path: Path, output: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": ["one", "", "two"]}\n{"text": []}\n{"text": "three"}\n')
+    preprocess(tmp_path / "a.jsonl", output)
+    reader = IndexedReader(output / "a_text_document")
+    assert reader.document_indices.tolist() == [0, 2, 2, 3]
+    assert [reader.sequence(i).tolist()[-1] == EOD for i in range(3)] == [False, True, True]
+
+
+BAD = {
+    "broken JSON": b'{"text": "a"',
+    "raw NUL": b'{"text": "a\0b"}',
+    "invalid UTF-8": b'{"text": "\xff"}',
+    "lone surrogate": b'{"text": "\\ud800"}',
+    "missing key": b'{"txt": "a"}',
+    "null": b'{"text": null}',
+    "number": b'{"text": 5}',
+    "no object": b'["text"]',
+    "list with a number": b'{"text": ["a", 1]}',
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_bad_record_names_file_line_and_remedy(tmp_path: Path, output: Path, kind: str) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "fine"}\n\n' + BAD[kind] + b'\n{"text": "after"}\n')
+    with pytest.raises(InputError) as failure:
+        preprocess(tmp_path / "a.jsonl", output)
+    message = str(failure.value)
+    assert failure.value.exit_code == 2
+    assert str(tmp_path / "a.jsonl") in message and "line 3" in message and "--on-bad-record=quarantine" in message
+    assert not list(output.glob("*.bin")) and not list(output.glob(".tokenmill/preprocess/receipts/*"))
+
+
+def test_bad_records_are_kept_aside_and_the_finished_units_stay(tmp_path: Path, output: Path) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+    bad = list(BAD.values())
+    (source / "a.jsonl").write_text('{"text": "whole"}\n')
+    (source / "b.jsonl").write_bytes(b"\n".join([b'{"text": "0"}', *bad, b'{"text": "1"}']))
+    with pytest.raises(InputError):
+        preprocess(source, output)
+    assert (output / "a_text_document.bin").exists(), "one bad input must not stop the others"
+    summary = preprocess(source, output, on_bad_record="quarantine")
+    assert (summary.done_before, summary.done_now) == (1, 1)
+    assert documents(output, "b_text_document") == ["0", "1"]
+    kept = [json.loads(line) for line in (output / "rejected/b.jsonl").read_text().splitlines()]
+    assert [entry["line"] for entry in kept] == list(range(2, 2 + len(bad)))
+    assert {entry["file"] for entry in kept} == {"b.jsonl"}
+    assert kept[0]["record"] == bad[0].decode() and "record_base64" in kept[2]
+    assert summary.completion.manifest is not None
+    counts = summary.completion.manifest.counts
+    assert counts["in"] == counts["out"] + counts["rejected"] == 3 + len(bad)
+    # The second document of b is the record after the bad ones, and is traced to it.
+    found = find_document(find_dataset(output), 1, key=None, prefix="b_text_document")
+    assert found.source == ("b.jsonl", 1 + len(bad))
+
+
+def test_the_limit_of_bad_records_holds(tmp_path: Path, output: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n' + "{}\n" * 4)
+    with pytest.raises(InputError, match=r"more than 3 bad records.*a\.jsonl, line 5.*--max-bad-records"):
+        preprocess(tmp_path / "a.jsonl", output, on_bad_record="quarantine", max_bad_records=3)
+    preprocess(tmp_path / "a.jsonl", output, on_bad_record="quarantine", max_bad_records=4)
+
+
+@pytest.mark.parametrize("form", ["zst cut", "zst flipped", "gz cut", "gz flipped"])
+def test_damaged_compressed_input_is_refused_with_file_and_offset(tmp_path: Path, output: Path, form: str) -> None:
+    plain = "".join(json.dumps({"text": f"line {i} " * 20}) + "\n" for i in range(3000)).encode()
+    kind, damage = form.split()
+    data = bytearray(
+        zstandard.ZstdCompressor(write_checksum=True).compress(plain) if kind == "zst" else gzip.compress(plain)
+    )
+    if damage == "cut":
+        del data[-7:]
+    else:
+        data[len(data) // 2] ^= 0x10
+    path = tmp_path / f"a.jsonl.{kind}"
+    path.write_bytes(data)
+    with pytest.raises(InputError, match=r"a\.jsonl\.(zst|gz).*(offset|byte) [\d,]+"):
+        preprocess(path, output, on_bad_record="quarantine")
+    assert not list(output.glob("*.bin"))
+
+
+def test_a_corpus_without_documents_is_refused(tmp_path: Path, output: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("\n\n")
+    (tmp_path / "b.jsonl").write_text("")
+    with pytest.raises(RequestError, match="gave no tokens"):
+        preprocess(tmp_path, output)
+    assert not (output / ".tokenmill/preprocess/manifest.json").exists()
+
+
+def test_an_output_without_tokens_is_recorded_and_left_out(tmp_path: Path, output: Path) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+    (source / "a.jsonl").write_text('{"text": ""}\n{"text": ""}\n')
+    (source / "b.jsonl").write_text('{"text": "b"}\n')
+    preprocess(source, output)
+    dataset = find_dataset(output)
+    assert [pair["prefix"] for pair in dataset.pairs] == ["b_text_document"]
+    assert dataset.manifest.content["empty"] == [{"key": "text", "prefix": "a_text_document", "documents": 2}]
+    assert sorted(path.name for path in output.glob("[!.]*.*")) == ["b_text_document.bin", "b_text_document.idx"]
+
+
+def test_nothing_to_read_is_said(tmp_path: Path, output: Path) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+    (source / "README.md").write_text("hello")
+    with pytest.raises(RequestError, match=r"no data files in .*README\.md.*\.jsonl"):
+        preprocess(source, output)
+    with pytest.raises(RequestError, match="does not exist"):
+        preprocess(tmp_path / "absent", output)
+
+
+def test_a_key_that_leads_nowhere_is_refused_even_with_quarantine(tmp_path: Path, output: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a", "meta": {"text": "nested"}}\n' * 3)
+    with pytest.raises(RequestError, match=r"none of the first 3 records.*meta\.txt"):
+        preprocess(tmp_path / "a.jsonl", output, keys=["meta.txt"], on_bad_record="quarantine")
+    preprocess(tmp_path / "a.jsonl", output, keys=["meta.text"])
+    assert documents(output, "a_meta.text_document") == ["nested"] * 3
+
+
+def test_a_parquet_without_the_column_is_refused(tmp_path: Path, output: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"content": ["a", None]}), tmp_path / "a.parquet")
+    with pytest.raises(RequestError, match=r"a\.parquet.*text.*content"):
+        preprocess(tmp_path / "a.parquet", output)
+    with pytest.raises(InputError, match=r"a\.parquet.*row 2"):
+        preprocess(tmp_path / "a.parquet", output, keys=["content"])
+
+
+def test_no_eos_and_no_eod_token_is_refused(tmp_path: Path) -> None:
+    tokenizer = tmp_path / "tok"
+    shutil.copytree(TINY, tokenizer)
+    (tokenizer / "tokenizer_config.json").write_text('{"tokenizer_class": "TokenizersBackend"}')
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    with pytest.raises(RequestError, match=r"eos.*--eod-token.*<\|endoftext\|>"):
+        preprocess(tmp_path / "a.jsonl", tmp_path / "out", tokenizer=str(tokenizer))
+    preprocess(tmp_path / "a.jsonl", tmp_path / "out", tokenizer=str(tokenizer), append_eod=False)
+    assert IndexedReader(tmp_path / "out/a_text_document").document(0).tolist()[-1] != EOD
+
+
+def test_a_very_long_line_works(tmp_path: Path, output: Path) -> None:
+    text = "lorem ipsum dolor " * 600_000
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": text}) + '\n{"text": "b"}\n')
+    preprocess(tmp_path / "a.jsonl", output)
+    assert documents(output, "a_text_document") == [text, "b"]
+
+
+def test_many_inputs_into_few_outputs_keep_their_order_and_origin(tmp_path: Path, output: Path) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+    dice = np.random.default_rng(0)
+    for i in range(12):
+        lines = [json.dumps({"text": f"file {i} line {j}"}) for j in range(int(dice.integers(0, 40)))]
+        (source / f"{i:02d}.jsonl.zst").write_bytes(zstandard.compress("".join(f"{x}\n" for x in lines).encode()))
+    preprocess(source, output, target_files=3)
+    dataset = find_dataset(output)
+    assert len(dataset.pairs) == 3
+    texts = [text for pair in dataset.pairs for text in documents(output, pair["prefix"])]
+    assert texts == sorted(texts, key=lambda t: (int(t.split()[1]), int(t.split()[3])))
+    for number, text in enumerate(texts):
+        _, file, _, line = text.split()
+        found = find_document(dataset, number, key=None, prefix=None)
+        assert found.source == (f"{int(file):02d}.jsonl.zst", int(line))
+    with pytest.raises(RequestError, match="--target-files 13 is more than the 12"):
+        preprocess(source, tmp_path / "other", target_files=13)
+
+
+def test_a_strangers_file_is_not_overwritten(tmp_path: Path, output: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    (output / "a_text_document.bin").write_bytes(b"mine")
+    with pytest.raises(RequestError, match=r"a_text_document\.bin exists, and no record says"):
+        preprocess(tmp_path / "a.jsonl", output)
+    assert (output / "a_text_document.bin").read_bytes() == b"mine"
