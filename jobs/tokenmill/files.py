@@ -19,6 +19,7 @@ from typing import Any
 import xxhash
 
 from tokenmill.errors import RequestError, TransientError
+from tokenmill.machine import is_alive, machine_tag
 
 COPY_CHUNK = 8 << 20
 """Bytes moved per system call where a file is copied or hashed: large enough to amortise the call."""
@@ -26,6 +27,10 @@ COPY_CHUNK = 8 << 20
 NAME_BYTES = 200
 """Longest file name we make, in bytes: ext4, XFS and Lustre allow 255, and suffixes are added to ours."""
 
+CLOCK = ".clock-"
+"""Prefix of the files that `server_time` makes for a moment."""
+
+_TEMPORARY = re.compile(r"\.([0-9a-f]{8})-(\d+)-[0-9a-f]{8}\.tmp$")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._=+@,~-]")
 
 
@@ -68,10 +73,12 @@ def fsync_directory(path: Path) -> None:
         os.close(fd)
 
 
-def write_temporary(path: Path, data: bytes) -> Path:
-    """Write and sync `data` beside `path` under a name no other attempt uses; the caller publishes it."""
+def write_temporary(path: Path, data: bytes, directory: Path | None = None) -> Path:
+    """Write and sync `data` beside `path`, or in `directory`, under a name no other attempt uses."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.parent / f".{path.name[:100]}.{os.getpid()}.{secrets.token_hex(4)}.tmp"
+    place = directory or path.parent
+    place.mkdir(parents=True, exist_ok=True)
+    temporary = place / f".{path.name[:100]}.{machine_tag()}-{os.getpid()}-{secrets.token_hex(4)}.tmp"
     try:
         with temporary.open("xb") as file:
             file.write(data)
@@ -83,11 +90,40 @@ def write_temporary(path: Path, data: bytes) -> Path:
     return temporary
 
 
-def write_atomic(path: Path, data: bytes) -> None:
-    """Replace a small file so that a reader sees the old content or the new, also after a power cut."""
-    temporary = write_temporary(path, data)
+def write_atomic(path: Path, data: bytes, *, directory: Path | None = None) -> None:
+    """Replace a small file so that a reader sees the old content or the new, also after a power cut.
+
+    `directory` on the same file system keeps the temporary file out of sight.
+    """
+    temporary = write_temporary(path, data, directory)
     temporary.replace(path)
     fsync_directory(path.parent)
+
+
+def abandoned(path: Path) -> bool:
+    """Tell whether a file is a temporary one of ours whose writer is dead: gone, or silent for ten minutes."""
+    match = _TEMPORARY.search(path.name)
+    if not match:
+        return False
+    if match.group(1) == machine_tag():
+        return not is_alive(int(match.group(2)))
+    try:
+        return server_time(path.parent) - path.stat().st_mtime > 600
+    except OSError:
+        return False
+
+
+def server_time(directory: Path) -> float:
+    """Return the file server's time, against which its modification times are to be compared; 0 if it won't tell."""
+    probe = directory / f"{CLOCK}{os.getpid()}-{secrets.token_hex(4)}"
+    try:
+        probe.touch()
+        return probe.stat().st_mtime
+    except OSError:
+        return 0.0
+    finally:
+        with contextlib.suppress(OSError):
+            probe.unlink()
 
 
 def publish_once(path: Path, data: bytes) -> bool:
@@ -218,7 +254,9 @@ def explained(output: Path) -> Iterator[None]:
                 f"cannot use {where}: {error.strerror}; give a path this user may write (uid {os.getuid()}), "
                 "or mount the volume read-write"
             ) from error
-        if error.errno in (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP):
+        if error.errno == errno.ENOENT:
+            raise TransientError(f"{where} vanished while it was being used; run the same command again") from error
+        if error.errno in (errno.EEXIST, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP):
             raise RequestError(f"cannot use {where}: {error.strerror}; choose another path") from error
         if error.errno in (
             errno.EIO,

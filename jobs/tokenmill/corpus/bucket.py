@@ -41,8 +41,7 @@ class BucketSource:
         files = []
         for path, about in sorted(found.items()):
             name = path[len(root) + 1 :] if path != root else path.rpartition("/")[2]
-            version = about.get("ETag") or about.get("etag") or about.get("md5Hash") or about.get("mtime")
-            files.append(RemoteFile(name, about["size"], version=None if version is None else str(version)))
+            files.append(RemoteFile(name, about["size"], version=_version(about)))
         uri = self._uri if not self._uri.startswith("file://") else f"file:{Path(root).name}"
         return Listing(uri, None, files)
 
@@ -51,6 +50,8 @@ class BucketSource:
         root = self._root.rstrip("/")
         path = root if self._fs.isfile(root) else f"{root}/{file.path}"
         try:
+            if file.version and _version(self._fs.info(path)) != file.version:
+                raise RequestError(f"{path} changed since it was planned; run again with --replace")
             with self._fs.open(path, "rb", block_size=CHUNK) as stream:
                 stream.seek(offset)
                 while block := stream.read(CHUNK):
@@ -59,3 +60,9 @@ class BucketSource:
             raise Retry(f"{path} is not there", refused=True) from error
         except OSError as error:
             raise Retry(f"{type(error).__name__}: {error}") from error
+
+
+def _version(about: dict[str, Any]) -> str | None:
+    """Return what changes when a file's content does, as its store says it: a tag, a hash or a time."""
+    version = about.get("ETag") or about.get("etag") or about.get("md5Hash") or about.get("mtime")
+    return None if version is None else str(version)

@@ -11,12 +11,12 @@ import shutil
 import socket
 from dataclasses import asdict, dataclass, field
 from enum import Enum
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tokenmill.files import read_json, readable_json, write_atomic
+from tokenmill.files import CLOCK, abandoned, read_json, readable_json, server_time, write_atomic
 from tokenmill.flow.record import StageRecord
+from tokenmill.machine import is_alive, machine, start_ticks
 
 OWNER = "owner.json"
 HEARTBEAT_SECONDS = 10.0
@@ -30,30 +30,6 @@ class Liveness(Enum):
     ALIVE = "alive"
     DEAD = "dead"
     UNKNOWN = "unknown"
-
-
-@cache
-def machine() -> tuple[str, str]:
-    """Return (boot id, pid namespace): where both are equal, process ids can be compared."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        namespace = str(Path("/proc/self/ns/pid").readlink())
-    except OSError:  # not Linux: one namespace, and the host's name is the best identity there is
-        return socket.gethostname(), ""
-    return boot, namespace
-
-
-def start_ticks(pid: int) -> int | None:
-    """Return when a process of this pid namespace started, in clock ticks since boot; None if it is gone.
-
-    Field 22 of /proc/<pid>/stat (proc(5)), after the command name, which may itself hold spaces.
-    """
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    fields = text.rpartition(")")[2].split()
-    return None if fields[0] in ("Z", "X") else int(fields[19])
 
 
 @dataclass(frozen=True)
@@ -76,15 +52,7 @@ class Owner:
         """Tell whether the process lives; only its own machine and pid namespace can know."""
         if (self.boot, self.namespace) != machine():
             return Liveness.UNKNOWN
-        if Path("/proc/self/stat").exists():
-            return Liveness.ALIVE if start_ticks(self.pid) == self.started else Liveness.DEAD
-        try:
-            os.kill(self.pid, 0)
-        except ProcessLookupError:
-            return Liveness.DEAD
-        except PermissionError:
-            return Liveness.ALIVE
-        return Liveness.ALIVE
+        return Liveness.ALIVE if is_alive(self.pid, self.started) else Liveness.DEAD
 
 
 def read_owner(path: Path) -> Owner | None:
@@ -131,12 +99,12 @@ def leftovers(record: StageRecord) -> dict[str, list[Leftover]]:
     """
     found: dict[str, list[Leftover]] = {}
     try:
-        entries = sorted(record.work.iterdir())
+        entries = sorted(path for path in record.work.iterdir() if not path.name.startswith("."))
     except (FileNotFoundError, NotADirectoryError):
         return found
     if not entries:
         return found
-    now = _server_time(record)
+    now = server_time(record.work)
     for path in entries:
         unit, _, _ = path.name.rpartition("~")
         try:
@@ -156,17 +124,6 @@ def leftovers(record: StageRecord) -> dict[str, list[Leftover]]:
     return found
 
 
-def _server_time(record: StageRecord) -> float:
-    probe = record.work / f".clock-{os.getpid()}-{secrets.token_hex(4)}"
-    try:
-        probe.touch()
-        return probe.stat().st_mtime
-    except OSError:
-        return 0.0
-    finally:
-        probe.unlink(missing_ok=True)
-
-
 def sweep(record: StageRecord, finished: set[str]) -> None:
     """Remove what dead attempts left, and what any attempt left of a unit that has its receipt.
 
@@ -178,6 +135,9 @@ def sweep(record: StageRecord, finished: set[str]) -> None:
             gone = leftover.liveness is Liveness.DEAD
             if gone or (unit in finished and leftover.liveness is Liveness.UNKNOWN):
                 leftover.remove()
+    for path in record.directory.rglob(".*"):
+        if path.name.startswith(CLOCK) or abandoned(path):
+            path.unlink(missing_ok=True)
     for directory in (record.work, record.directory / "failures"):
         try:
             directory.rmdir()

@@ -7,6 +7,8 @@ still under the lease.
 """
 
 import json
+import os
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +20,7 @@ from tokenmill.errors import RequestError, Stopped
 from tokenmill.files import inside, publish_once, read_json, readable_json, write_atomic
 from tokenmill.flow.attempt import Liveness, leftovers, owner_record, read_owner
 from tokenmill.flow.record import Plan, StageRecord
+from tokenmill.machine import machine_tag
 
 LEASE_SECONDS = 60.0
 """A planner on another machine whose lease file did not change for this long is dead."""
@@ -178,7 +181,7 @@ def _watch(record: StageRecord, before: tuple[str, float, float] | None) -> tupl
     unchanged = now - seen[2] > LEASE_SECONDS and (owner is None or owner.liveness() is not Liveness.ALIVE)
     if dead or unchanged:
         # Renamed to a name of its own first, so that of several waiters only one breaks this lease.
-        broken = path.with_name(f".planning.{time.time_ns()}.broken")
+        broken = path.with_name(f".planning.{machine_tag()}-{os.getpid()}-{secrets.token_hex(4)}.tmp")
         with suppress(FileNotFoundError):
             path.rename(broken)
             if read_owner(broken) == owner:

@@ -175,7 +175,7 @@ class Encoders:
                 raise RequestError(
                     f"{path} exists, and no record says that tokenmill made it; move it away, or choose another output"
                 )
-            write_atomic(path, data)
+            write_atomic(path, data, directory=self.record.directory)
         for name in set(ours) - set(files):
             (target / name).unlink(missing_ok=True)
 
