@@ -159,8 +159,10 @@ def _announce(reporter: Reporter, plan: Plan, spread: Distribution, mine: list[U
 def _execute(
     job: Job, plan: Plan, mine: list[Unit], todo: list[Unit], spread: Distribution, reporter: Reporter
 ) -> None:
+    if not todo:
+        return
     failures: list[tuple[Unit, TokenmillError]] = []
-    left = leftovers(job.record) if todo else {}
+    left = leftovers(job.record)
     total, before = sum(u.weight for u in mine), sum(u.weight for u in mine) - sum(u.weight for u in todo)
     counter = _Counter()
     finished = len(mine) - len(todo)
@@ -168,7 +170,7 @@ def _execute(
     def read() -> tuple[int, int]:
         return before + counter.value, finished
 
-    with _executor(job, plan, spread, counter) as pool, reporter.progress(plan.stage, total, len(mine), read):
+    with _executor(job, plan, min(spread.processes, len(todo)), counter) as pool, reporter.progress(plan.stage, total, len(mine), read):
         waiting = iter(todo)
         running: dict[Future[None], Unit] = {}
         while not _STOP.is_set():
@@ -308,8 +310,7 @@ class _Pool:
 
 
 @contextlib.contextmanager
-def _executor(job: Job, plan: Plan, spread: Distribution, counter: _Counter) -> Iterator[_Pool]:
-    width = spread.processes
+def _executor(job: Job, plan: Plan, width: int, counter: _Counter) -> Iterator[_Pool]:
     if job.load().THREADS:
         halt = threading.Event()
 
@@ -323,7 +324,7 @@ def _executor(job: Job, plan: Plan, spread: Distribution, counter: _Counter) -> 
                 halt.set,
             )
         return
-    if width == 1:
+    if width <= 1:
         yield _Pool(1, lambda unit, found: _now(job, plan, unit, found, counter), lambda: None)
         return
     import multiprocessing
