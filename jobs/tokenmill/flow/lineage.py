@@ -81,21 +81,23 @@ def upstream_of(
         if only is not None:
             raise RequestError(f"no {only} was made in {path}; see tokenmill status {path}")
         skip = [output] if output is not None else []
-        return _plain(path, _walk(path, skip), usable)
+        return _plain(path, _walk(path, {other.resolve() for other in skip}), usable)
     return _furthest(path, records, stage, usable)
 
 
 def _furthest(path: Path, records: list[StageRecord], stage: str, usable: Sequence[str] | None) -> Dataset:
-    looked = [(record, *_look(record)) for record in records]
-    current = {manifest.hash for _, _, manifest in looked if manifest}
+    records = sorted(records, key=lambda record: STAGES.index(record.stage))
     present = {record.stage for record in records}
+    current: set[str] = set()  # what was made from something stale is stale: in the stages' order, this settles it
     candidates, notes = [], []
-    for record, plan, manifest in looked:
+    for record in records:
+        plan, manifest = _look(record)
         above = plan.upstream if plan else {}
         if above.get("stage") in present and above.get("manifest") not in current:
             notes.append(f"{record.stage} in {record.output} was made from an older {above['stage']}; not taken")
         else:
             candidates.append((record, plan, manifest))
+            current |= {manifest.hash} if manifest else set()
     rank = max(STAGES.index(record.stage) for record, _, _ in candidates)
     best = [found for found in candidates if STAGES.index(found[0].stage) == rank]
     if len(best) > 1:
@@ -180,14 +182,16 @@ def _usable(root: Path, files: list[DataFile], usable: Sequence[str] | None) -> 
     return wanted, [f"left out {len(ignored)} files that are no data, such as {ignored[0]!r}"] if ignored else []
 
 
-def _walk(root: Path, skip: Sequence[Path]) -> list[Path]:
-    found = []
+def _walk(root: Path, seen: set[Path]) -> list[Path]:
+    """List the files below a directory by path, hidden ones left out; `seen` directories are not entered."""
+    found: list[Path] = []
+    seen.add(root.resolve())
     for child in sorted(root.iterdir()):
         if child.name.startswith("."):
             continue
         if child.is_dir():
-            if not any(child.resolve() == other.resolve() for other in skip):
-                found.extend(_walk(child, skip))
+            if child.resolve() not in seen:  # a link may lead back up
+                found.extend(_walk(child, seen))
         elif child.is_file():
             found.append(child)
     return found

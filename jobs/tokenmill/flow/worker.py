@@ -170,7 +170,10 @@ def _execute(
     def read() -> tuple[int, int]:
         return before + counter.value, finished
 
-    with _executor(job, plan, min(spread.processes, len(todo)), counter) as pool, reporter.progress(plan.stage, total, len(mine), read):
+    with (
+        _executor(job, plan, min(spread.processes, len(todo)), counter) as pool,
+        reporter.progress(plan.stage, total, len(mine), read),
+    ):
         waiting = iter(todo)
         running: dict[Future[None], Unit] = {}
         while not _STOP.is_set():

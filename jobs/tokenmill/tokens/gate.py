@@ -33,7 +33,7 @@ Unicode version than Hugging Face's differs on what that version added: 4,657 fo
 
 RUN_LENGTH = 100_000
 CHUNK = 64
-"""Probes joined to one text: an encoder must answer for 90,000 of them."""
+"""Probes joined to one text: an encoder must answer for 60,000 of them."""
 
 
 @dataclass(frozen=True)
@@ -151,11 +151,11 @@ def environment() -> dict[str, str]:
 
 def prepare(
     directory: Path, texts: Sequence[str], normalizes: bool, add_special_tokens: bool, encode: Callable[..., Any]
-) -> "Ids":
+) -> None:
     """Write what candidates are asked, and the ids that `encode` (texts -> Hugging Face encodings) gives.
 
-    Returns these ids. To the texts come a sample of all code points; `normalizes` says whether the tokenizer
-    has a normalizer, which makes more of them matter.
+    To the texts comes a sample of all code points; `normalizes` says whether the tokenizer has a normalizer,
+    which makes more of them matter.
     """
     import numpy as np
 
@@ -171,7 +171,6 @@ def prepare(
         "add_special_tokens": add_special_tokens,
     }
     (directory / "question.json").write_text(json.dumps(question))
-    return ids
 
 
 def answer(name: str, directory: Path) -> dict[str, Any]:
@@ -200,8 +199,13 @@ def answer(name: str, directory: Path) -> dict[str, Any]:
             found["guard"] = spell_guard(guard)
             encoder = load_encoder(name, backend, add, found["guard"])
             # Chunks lose their guarded probes: else Hugging Face would answer for the other ones, too.
-            texts = [*plain, *("".join(p for p in chunk if not guard.intersection(p)) for chunk in chunks)]
-            ids, offsets = exact.encode(texts)
+            cut = [i - len(plain) for i in wrong if i >= len(plain)]
+            left = ["".join(p for p in chunks[i] if not guard.intersection(p)) for i in cut]
+            more, more_offsets = exact.encode(left)
+            end = offsets[len(plain)]
+            texts = [*plain, *left]
+            ids = np.concatenate([ids[:end], more])
+            offsets = np.concatenate([offsets[: len(plain)], more_offsets + end])
             wrong = _differing(encoder, texts, ids, offsets)
     if not wrong and name != "hf":  # once more, in small batches and with warm caches
         for i in range(0, len(texts), CHUNK):
@@ -277,7 +281,7 @@ ODD_TEXTS = (
     "I'm you're he'll they've we'd it's CAN'T 'S 'Re 'LL \u2019s \u2019ll o'clock ''s 's's \u017f'\u017f",
     "0 1 12 123 1234 12345 123456 1234567 0.5 1,000,000 1e-7 \u0661\u0662\u0663\u0664 \u00bd\u2155 \u2168 \u4e00\u4e8c",
     "\u0301\u0301 a\u0301 \u0301a e\u0323\u0301 e\u0301\u0323 \u00e9 e\u0301 \u1e69 s\u0323\u0307 s\u0307\u0323",
-    "\ufb01 \u212b \u2126 \u210c \u2460 \uff21\uff11 \uff76\uff9e \u00b2 \u2122 \u01c4 \u1e9b\u0323 \ufdfa \u3392 \u33a7",
+    "\ufb01 \u212b \u2126 \u210c \u2460 \uff21\uff11 \uff76\uff9e \u00b2 \u2122 \u01c4 \u1e9b\u0323 \ufdfa \u3392",
     "\uac00 \u1100\u1161 \u1100\u1161\u11a8 \uac01 \u0344 \u0374 \u037e \u0958 \u2adc \ufb1d \U0001d15e \U0002f800",
     "q\u0307\u0323 \u0f71\u0f72\u0f74 \u05b0\u05bc\u05e9\u05bc\u05c1",
     "\U0001f468\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466 \U0001f44d\U0001f3fd \U0001f1e9\U0001f1ea\U0001f1eb "
@@ -288,7 +292,7 @@ ODD_TEXTS = (
     "def f(x):\n    return {'a': [x**2 for _ in range(10)]}  # \u00e7a\n\tif x != -1e10 and !y || z<<=3; //\\\\n",
     "https://example.org/a?b=c&d=%20#e user@example.org C:\\path\\file.txt __init__ snake_case camelCase HTTPServer2",
     "\u2581\u2581a \u2581 \u0120\u010a \u0100\u0143 <0x00> <0xFF> [UNK] <unk> <s> </s> <pad> <mask> ##ing @@",
-    "\u202eright to left\u202c \u200eltr\u200f \u2066i\u2069 \u00ad soft\u00adhyphen zero\u200bwidth\u200cnon\u200djoiner",
+    "\u202eright to left\u202c \u200eltr\u200f \u2066i\u2069 \u00ad soft\u00adhyphen zero\u200bwidth\u200cnon\u200d",
 )
 """Texts on which tokenizers are known to disagree, by what they are made of."""
 
@@ -296,7 +300,7 @@ ODD_TEXTS = (
 def adversarial_texts(added_tokens: Sequence[str]) -> list[str]:
     """List hostile texts, with the tokenizer's added tokens spelled out in them.
 
-    The same for the same tokens, so that a verdict can be had again; about 0.6 MB.
+    The same for the same tokens, so that a verdict can be had again; about 1 MB.
     """
     texts = list(ODD_TEXTS)
     texts += [chr(c) for c in range(256)]
@@ -314,26 +318,44 @@ def adversarial_texts(added_tokens: Sequence[str]) -> list[str]:
     return texts
 
 
+SPANS = (
+    (0x0, 0x3400, 1, 1),
+    (0x3400, 0x4DC0, 16, 16),  # CJK
+    (0x4DC0, 0x4E00, 1, 1),
+    (0x4E00, 0xA000, 16, 16),  # CJK
+    (0xA000, 0xAC00, 1, 1),
+    (0xAC00, 0xD7A4, 16, 16),  # Hangul
+    (0xD7A4, 0xD800, 1, 1),
+    (0xE000, 0xF900, 16, 16),  # private use
+    (0xF900, 0x12000, 1, 1),
+    (0x12000, 0x16000, 4, 1),  # cuneiform, hieroglyphs
+    (0x16000, 0x17000, 1, 1),
+    (0x17000, 0x1C000, 4, 1),  # Tangut, kana, Nushu
+    (0x1C000, 0x20000, 1, 1),
+    (0x20000, 0x2A6D0, 64, 64),  # CJK
+    (0x2A6D0, 0x34000, 64, 1),  # CJK that Unicode versions add to
+    (0x34000, 0x40000, 64, 64),
+    (0x40000, 0x110000, 1024, 1024),  # tags, private use, unassigned
+)
+"""Code points by first, end, step, and step of the whole list: samples only of what is large and uniform."""
+
+
 def code_point_probes(normalizes: bool, *, whole: bool = False) -> list[str]:
-    """List a short text for each of 90,000 code points, whether Python's Unicode version knows it or not.
+    """List a short text for each of 60,000 code points, whether Python's Unicode version knows it or not.
 
     In a probe the code point follows a space and itself and comes before `'a`, which pre-tokenizers join to
     punctuation, to letters or to neither; where the tokenizer `normalizes`, it also stands between accents
     (a combining class reorders them) and comes decomposed, as far as Hugging Face's Unicode version says.
-    Planes 0 and 1, but uniform blocks (CJK, Hangul, private use) and planes 2 and 3 by samples unless
-    `whole`; the planes after that, mostly unassigned or private, always by samples.
+    `whole` takes every code point on which two Unicode versions may differ.
     """
-    uniform = (range(0x3400, 0x4DC0), range(0x4E00, 0xA000), range(0xAC00, 0xD7A4), range(0xE000, 0xF900))
-    step = 1 if whole else 16
-    low = (c for c in range(0x20000) if not 0xD800 <= c < 0xE000)
-    points = [c for c in low if c % step == 0 or not any(c in block for block in uniform)]
-    points += [*range(0x20000, 0x40000, step * step // 4 or 1), *range(0x40000, 0x110000, 1024)]
+    points = [c for first, end, *steps in SPANS for c in range(first, end, steps[whole])]
     probes = [f" {chr(c)}{chr(c)}'a" for c in points]
     if normalizes:
         from tokenizers import normalizers
 
-        decomposed = normalizers.NFD().normalize_str("\n".join(map(chr, points[11:]))).split("\n")
-        for c, parts in zip(map(chr, points[11:]), decomposed, strict=True):
+        marked = list(map(chr, points[0x80:]))
+        decomposed = normalizers.NFD().normalize_str("\n".join(marked)).split("\n")
+        for c, parts in zip(marked, decomposed, strict=True):
             probes.append(f" a{ABOVE}{c}{BELOW}" if parts == c else f" a{ABOVE}{c}{BELOW} {parts}")
     return probes
 

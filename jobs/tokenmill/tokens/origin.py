@@ -35,6 +35,8 @@ MAX_BYTES = 128 << 20
 PATIENCE_SECONDS = 300.0
 """How long a Hub that is down or limits us is asked again."""
 
+REFUSALS = (400, 401, 403)
+
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 
 T = TypeVar("T")
@@ -43,7 +45,7 @@ T = TypeVar("T")
 def local_directory(reference: str, revision: str | None) -> Path | None:
     """Return the directory that a reference names, None for a Hub name; an existing directory wins."""
     path = Path(reference)
-    if path.is_dir():
+    if reference and path.is_dir():
         if revision:
             raise RequestError(
                 f"the tokenizer {reference} is a directory, which has no revision {revision}; leave the revision "
@@ -145,9 +147,10 @@ def _check_complete(files: dict[str, bytes], where: str) -> None:
 
 def _ask(question: Callable[[], T], name: str, revision: str, endpoint: str) -> T:
     """Ask the Hub, again while it is down or limits us; its refusals become messages."""
-    from huggingface_hub.errors import (
+    from huggingface_hub.errors import (  # type: ignore[attr-defined]
         GatedRepoError,
         HfHubHTTPError,
+        HFValidationError,
         HTTPError,
         OfflineModeIsEnabled,
         RepositoryNotFoundError,
@@ -164,7 +167,7 @@ def _ask(question: Callable[[], T], name: str, revision: str, endpoint: str) -> 
             return question()
         except OfflineModeIsEnabled as error:
             raise RequestError(
-                f"the tokenizer {name} is on the Hub and HF_HUB_OFFLINE forbids asking it; unset it, or give a directory"
+                f"the tokenizer {name} is on the Hub, and HF_HUB_OFFLINE is set; unset it, or give a directory"
             ) from error
         except GatedRepoError as error:
             raise RequestError(
@@ -182,15 +185,15 @@ def _ask(question: Callable[[], T], name: str, revision: str, endpoint: str) -> 
             ) from error
         except (HTTPError, OSError, ValueError, Retry, _Damaged) as error:
             response: Any = getattr(error, "response", None)
-            refused = (
-                isinstance(error, HfHubHTTPError) and response is not None and response.status_code in (400, 401, 403)
-            )
+            status = getattr(response, "status_code", None)
             said = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
-            if refused or (isinstance(error, Retry) and error.refused):
+            # A signed link may have expired: what refuses a file is asked again, where to find it too.
+            refused = isinstance(error, HFValidationError) or (isinstance(error, HfHubHTTPError) and status in REFUSALS)
+            if refused or (isinstance(error, Retry) and error.refused and attempt == 3):
                 raise RequestError(
-                    f"the Hub refused the tokenizer {name}: {said}; check that HF_TOKEN may read it"
+                    f"the Hub refused the tokenizer {name}: {said}; check the name, and that HF_TOKEN may read it"
                 ) from error
-            told = error.after if isinstance(error, Retry) else told_to_wait(response.headers) if response else None
+            told = told_to_wait(response.headers) if response is not None else getattr(error, "after", None)
             pause = min(30.0, 2**attempt) * random.uniform(0.5, 1) if told is None else told + random.uniform(0, 1)
             unreachable = response is None and not isinstance(error, Retry | _Damaged)
             if time.monotonic() + pause > deadline or (unreachable and attempt == 3) or attempt == 8:

@@ -48,6 +48,15 @@ def settle(work: Path) -> dict[str, Any]:
     if request["need_eod"] or request["eod_token"] or tokenizer.eos_token:
         eod_token, eod_id = _eod(request["eod_token"], tokenizer, vocabulary, candidates, name)
 
+    added = backend.encode("", add_special_tokens=add)
+    highest = max(*vocabulary.values(), *added.ids, 0)
+    dtype = "uint16" if len(tokenizer) < 65_500 else "int32"
+    if highest > (0xFFFF if dtype == "uint16" else 0x7FFFFFFF):
+        raise RequestError(
+            f"the tokenizer {name} has {len(tokenizer):,} entries, for which Megatron-LM writes {dtype}, but ids up to "
+            f"{highest:,}, which do not fit; renumber its vocabulary without gaps"
+        )
+
     texts = [*adversarial_texts(_added_tokens(backend)), *_woven_texts(backend, sorted(vocabulary.values()))]
     _check_call(tokenizer, backend, [t for t in texts if len(t) < 200][:400], add, name)
 
@@ -55,15 +64,8 @@ def settle(work: Path) -> dict[str, Any]:
         encodings: list[Any] = backend.encode_batch_fast(asked, add_special_tokens=add)
         return encodings
 
-    ids = prepare(work, [*texts, *request["texts"]], backend.normalizer is not None, add, encode)
+    prepare(work, [*texts, *request["texts"]], backend.normalizer is not None, add, encode)
 
-    highest = max(*vocabulary.values(), int(ids.max(initial=0)))
-    dtype = "uint16" if len(tokenizer) < 65_500 else "int32"
-    if highest > (0xFFFF if dtype == "uint16" else 0x7FFFFFFF):
-        raise RequestError(
-            f"the tokenizer {name} has {len(tokenizer):,} entries, for which Megatron-LM writes {dtype}, but ids up to "
-            f"{highest:,}, which do not fit; renumber its vocabulary without gaps"
-        )
     eos = tokenizer.eos_token
     return {
         "vocab_size": len(tokenizer),
@@ -74,7 +76,7 @@ def settle(work: Path) -> dict[str, Any]:
         "eos_token": eos,
         "eos_is_chat": eos in CHAT_TOKENS,
         "bos_token": tokenizer.bos_token,
-        "added": backend.encode("", add_special_tokens=add).tokens,
+        "added": added.tokens,
         "eod_candidates": candidates,
     }
 
@@ -94,8 +96,9 @@ def _check_json(directory: Path, name: str) -> None:
         wanted = code.get("AutoTokenizer") if isinstance(code, dict) else code
         if wanted:
             raise RequestError(
-                f"the tokenizer {name} asks to run Python code of its own ({path.name}: auto_map {json.dumps(wanted)[:100]}), "
-                "which is never done here; use one with a tokenizer.json and a class of transformers, and no auto_map"
+                f"the tokenizer {name} asks to run Python code of its own ({path.name}: auto_map "
+                f"{json.dumps(wanted)[:100]}), which is never done here; use one with a tokenizer.json and a class "
+                "of transformers, and no auto_map"
             )
 
 
@@ -158,8 +161,8 @@ def _check_call(tokenizer: Any, backend: Any, texts: list[str], add_special_toke
     ):
         if ids != encoding.ids:
             raise RequestError(
-                f"the tokenizer {name} gives other ids than its own backend on {text!a} ({ids[:8]}, {encoding.ids[:8]}); "
-                f"its class {type(tokenizer).__name__} is not supported"
+                f"the tokenizer {name} gives other ids than its own backend on {text!a} ({ids[:8]}, "
+                f"{encoding.ids[:8]}); its class {type(tokenizer).__name__} is not supported"
             )
 
 

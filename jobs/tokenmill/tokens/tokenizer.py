@@ -58,12 +58,11 @@ CHAT_TOKENS = frozenset(
 class ResolvedTokenizer:
     """What a plan records of a tokenizer.
 
-    `reference` is a Hub name or a directory's base name, `revision` a commit; `files` maps names to
-    SHA-256, `fingerprint` is the SHA-256 of backend.json. `vocab_size` is len(AutoTokenizer), from which
-    Megatron-LM takes the dtype; ids may still lie above it, so `max_token_id` is kept. The EOD is None where none was asked
-    for and the tokenizer names no eos. `added` holds the
-    tokens put into every text by default (BOS). `eod_candidates` are the vocabulary's usual end-of-text
-    tokens, for messages.
+    `reference` is a Hub name or a directory's base name, `revision` a commit; `files` maps names to SHA-256,
+    `fingerprint` is the SHA-256 of backend.json. `vocab_size` is len(AutoTokenizer), from which Megatron-LM
+    takes the dtype; ids may still lie above it, so `max_token_id` is kept. The EOD is None where none was
+    needed and the tokenizer names no eos. `added` holds the tokens put into every text by default (BOS),
+    `eod_candidates` the vocabulary's usual end-of-text tokens, for messages.
     """
 
     reference: str
@@ -120,10 +119,10 @@ def resolve_tokenizer(
 ) -> tuple[ResolvedTokenizer, Verdict]:
     """Fetch a tokenizer, settle its EOD and dtype, choose an encoder; write all of it to `destination`.
 
-    `reference` is a directory or a Hub name (`revision`: branch, tag or commit; `endpoint` before
+    `reference` is a directory or a Hub name (`revision`: branch, tag or commit; `endpoint` goes before
     HF_ENDPOINT), `texts` the corpus's first documents for the gate, `scratch` a directory for what passes
-    between processes. Raises RequestError where the tokenizer cannot be used, TransientError where the Hub
-    cannot be reached.
+    between processes. Without `need_eod` a tokenizer may lack an eos token. Raises RequestError where the
+    tokenizer cannot be used, TransientError where the Hub cannot be reached.
     """
     if encoder not in ("auto", *CANDIDATES):
         raise RequestError(f"no encoder {encoder!r}; give one of auto, {', '.join(CANDIDATES)}")
