@@ -19,6 +19,8 @@ from tokenmill.flow.record import StageRecord
 from tokenmill.machine import is_alive, machine, start_ticks
 
 OWNER = "owner.json"
+LEASE = "planning.json"
+"""Held by the worker that is making the plan; its heartbeat is its modification time."""
 HEARTBEAT_SECONDS = 10.0
 STALE_SECONDS = 600.0
 """An attempt on another machine that gave no sign for this long is dead: 60 heartbeats missed."""
@@ -135,6 +137,10 @@ def sweep(record: StageRecord, finished: set[str]) -> None:
             gone = leftover.liveness is Liveness.DEAD
             if gone or (unit in finished and leftover.liveness is Liveness.UNKNOWN):
                 leftover.remove()
+    lease = record.directory / LEASE
+    planner = read_owner(lease)
+    if planner is not None and planner.liveness() is Liveness.DEAD:
+        lease.unlink(missing_ok=True)
     for path in record.directory.rglob(".*"):
         if path.name.startswith(CLOCK) or abandoned(path):
             path.unlink(missing_ok=True)

@@ -18,7 +18,7 @@ from typing import Any
 
 from tokenmill.errors import RequestError, Stopped
 from tokenmill.files import inside, publish_once, read_json, readable_json, write_atomic
-from tokenmill.flow.attempt import Liveness, leftovers, owner_record, read_owner
+from tokenmill.flow.attempt import LEASE, Liveness, leftovers, owner_record, read_owner
 from tokenmill.flow.record import Plan, StageRecord
 from tokenmill.machine import machine_tag
 
@@ -142,7 +142,7 @@ def _difference(record: StageRecord, old: dict[str, Any], new: dict[str, Any]) -
 @contextmanager
 def _lease(record: StageRecord) -> Iterator[bool]:
     """Hold the planning lease, if nobody else does."""
-    path = record.directory / "planning.json"
+    path = record.directory / LEASE
     held = publish_once(path, owner_record())
     if not held:
         yield False
@@ -167,7 +167,7 @@ def _watch(record: StageRecord, before: tuple[str, float, float] | None) -> tupl
 
     Returns (identity, modification time, when this process first saw that time), its argument next time.
     """
-    path = record.directory / "planning.json"
+    path = record.directory / LEASE
     owner = read_owner(path)
     try:
         changed = path.stat().st_mtime

@@ -343,13 +343,13 @@ SPANS = (
 def code_point_probes(normalizes: bool, *, whole: bool = False) -> list[str]:
     """List a short text for each of 60,000 code points, whether Python's Unicode version knows it or not.
 
-    In a probe the code point follows a space and itself and comes before `'a`, which pre-tokenizers join to
-    punctuation, to letters or to neither; where the tokenizer `normalizes`, it also stands between accents
+    In a probe the code point follows a space and itself and comes before `'s`, a token of its own after a
+    letter and split after punctuation; where the tokenizer `normalizes`, it also stands between accents
     (a combining class reorders them) and comes decomposed, as far as Hugging Face's Unicode version says.
     `whole` takes every code point on which two Unicode versions may differ.
     """
     points = [c for first, end, *steps in SPANS for c in range(first, end, steps[whole])]
-    probes = [f" {chr(c)}{chr(c)}'a" for c in points]
+    probes = [f" {chr(c)}{chr(c)}'s" for c in points]
     if normalizes:
         from tokenizers import normalizers
 
