@@ -96,7 +96,11 @@ def write_atomic(path: Path, data: bytes, *, directory: Path | None = None) -> N
     `directory` on the same file system keeps the temporary file out of sight.
     """
     temporary = write_temporary(path, data, directory)
-    temporary.replace(path)
+    try:
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     fsync_directory(path.parent)
 
 
@@ -184,7 +188,7 @@ def safe_name(name: str) -> str:
         return escaped
     mark = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:12]
     head, tail = escaped.lstrip(".")[:120], escaped[-40:] if len(escaped) > NAME_BYTES else ""
-    return f"{head}%{mark}{tail}"
+    return f"{head}%~{mark}{tail}"
 
 
 def inside(root: Path, relative: str) -> Path:

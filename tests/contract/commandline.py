@@ -39,16 +39,19 @@ def _home() -> str:
     return tempfile.mkdtemp(prefix="hf-home-")
 
 
+def _environment(more: dict[str, str]) -> dict[str, str]:
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(HIDDEN)}
+    return clean | {"HF_HOME": _home(), "NO_PROXY": "*"} | more
+
+
 def start(*arguments: Any, hub: Hub | None = None, patient: bool = False, **environment: str) -> subprocess.Popen[str]:
     """Start a command."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(HIDDEN)}
-    clean |= {"HF_HOME": _home(), "NO_PROXY": "*"} | environment
     if hub:
-        clean["HF_ENDPOINT"] = hub.endpoint
+        environment["HF_ENDPOINT"] = hub.endpoint
     how = ["-m", "tokenmill"] if patient else ["-c", IMPATIENT]
     return subprocess.Popen(
         [sys.executable, *how, *map(str, arguments)],
-        env=clean,
+        env=_environment(environment),
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -79,3 +82,39 @@ def data_of(output: Path) -> dict[str, bytes]:
         for path in sorted(output.rglob("*"))
         if path.is_file() and ".tokenmill" not in path.relative_to(output).parts
     }
+
+
+_MANY = """
+import contextlib, io, json, sys, traceback
+from tokenmill.cli import main
+ended = []
+for arguments in json.loads(sys.argv[1]):
+    sys.argv = ["tokenmill", *arguments]
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code or 0
+        except BaseException:
+            traceback.print_exc()
+            code = 1
+    ended.append([code, out.getvalue(), err.getvalue()])
+print(json.dumps([ended, sorted(sys.modules)]))
+"""
+
+
+def many(asked: list[list[str]], before: str = "", **environment: str) -> tuple[list[Ended], set[str]]:
+    """Run commands one after the other in a process of their own; also return the modules it then has.
+
+    To start Python costs more than most commands do.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", before + _MANY, json.dumps(asked)],
+        env=_environment(environment),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    ended, modules = json.loads(done.stdout)
+    return [Ended(*one) for one in ended], set(modules)

@@ -195,7 +195,7 @@ def test_a_plain_directory_is_read_as_it_lies_but_not_what_it_is_written_to(tmp_
     assert [file.path for file in dataset.files] == ["b.jsonl", "sub/a.jsonl"]
     assert dataset.upstream["stage"] is None
     assert any("README.md" in note for note in dataset.notes)
-    moved = root.rename(tmp_path / "elsewhere" if (tmp_path / "elsewhere").mkdir() else tmp_path / "elsewhere" / "x")
+    moved = root.rename(tmp_path / "elsewhere")
     assert upstream_of(moved, "preprocess", usable=DATA_SUFFIXES, output=moved / "out").upstream == dataset.upstream
     (moved / "b.jsonl").write_text('{"text": "another"}\n')
     assert upstream_of(moved, "preprocess", usable=DATA_SUFFIXES, output=moved / "out").upstream != dataset.upstream

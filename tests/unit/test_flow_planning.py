@@ -1,11 +1,13 @@
 """Agreement on a plan, other parameters, --replace: real stages, run in this process on small files."""
 
 import json
+import os
 import threading
 from pathlib import Path
 
 import pytest
 
+from contract.commandline import tokenmill
 from tokenmill.errors import InputError, RequestError
 from tokenmill.flow.planning import agree
 from tokenmill.flow.progress import Reporter
@@ -113,14 +115,33 @@ def test_files_that_were_there_before_are_not_overwritten(source: Path, tmp_path
 
 
 def test_a_plan_cut_short_is_made_again(source: Path, tmp_path: Path) -> None:
+    record = StageRecord(tmp_path / "out", "concatenate")
+    record.directory.mkdir(parents=True)
+    record.plan_path.write_bytes(b'{\n "id": "0123456789abcdef0123456789abcdef",\n "format": 1,\n')
+    done = tokenmill("concatenate", source, tmp_path / "out", "--target-files", 2, "--processes", 1, timeout=10)
+    assert done.code == 0, done.err
+    assert join(source, tmp_path / "out", 2, how())
+
+
+def test_a_plan_cut_short_after_the_work_ends_in_the_right_bytes_or_says_what_to_do(
+    source: Path, tmp_path: Path
+) -> None:
     output = tmp_path / "out"
     assert join(source, output, 2, how())
     expected, plan = tree(output), StageRecord(output, "concatenate").plan_path
-    whole = plan.read_bytes()
-    plan.write_bytes(whole[: len(whole) // 2])
-    assert join(source, output, 2, how())
+    plan.write_bytes(plan.read_bytes()[:300])
+    try:
+        assert join(source, output, 2, how())
+    except RequestError as error:
+        assert "another output directory" in str(error)
     assert tree(output) == expected
-    assert plan.read_bytes() == whole
+
+
+def test_a_name_that_is_no_utf8_is_a_name_like_others(source: Path, tmp_path: Path) -> None:
+    (source / "0.jsonl").rename(os.fsdecode(bytes(source) + b"/caf\xe9.jsonl"))
+    done = tokenmill("extract", source, tmp_path / "out", "--processes", 1, timeout=10)
+    assert done.code == 0, done.err
+    assert len(list((tmp_path / "out").glob("*.jsonl"))) == 6
 
 
 def test_a_lease_of_a_dead_planner_is_broken(source: Path, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tokenmill.corpus.source import Listing, RemoteFile, Retry
+from tokenmill.corpus.source import Listing, Patience, RemoteFile, Retry
 from tokenmill.errors import RequestError
 
 CHUNK = 8 << 20
@@ -27,7 +27,7 @@ class BucketSource:
                 f"{protocol}:// needs a package that is not installed: pip install 'tokenmill[{_EXTRA[protocol]}]'"
             ) from error
 
-    def list(self, revision: str | None) -> Listing:
+    def list(self, revision: str | None, patience: Patience) -> Listing:
         """List all files under the prefix, or the one file it names."""
         if revision:
             raise RequestError(f"--revision: {self._uri} has no revisions")
@@ -37,13 +37,15 @@ class BucketSource:
             found = {}
         if not found:
             raise RequestError(f"nothing at {self._uri}; check the path and, for a bucket, the credentials")
-        root = self._root.rstrip("/")
+        root, local = self._root.rstrip("/"), self._uri.startswith("file://")
         files = []
         for path, about in sorted(found.items()):
+            if local and any(part.startswith(".") for part in path[len(root) + 1 :].split("/")):
+                continue  # hidden: records of tokenmill's own among them
             name = path[len(root) + 1 :] if path != root else path.rpartition("/")[2]
             files.append(RemoteFile(name, about["size"], version=_version(about)))
         uri = self._uri if not self._uri.startswith("file://") else f"file:{Path(root).name}"
-        return Listing(uri, None, files)
+        return Listing(uri, None, files, by_name=list(found) == [root])
 
     def read(self, file: RemoteFile, revision: str | None, offset: int) -> Iterator[bytes]:
         """Yield the bytes from `offset`."""

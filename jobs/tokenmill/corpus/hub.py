@@ -5,20 +5,16 @@ halves what a download takes from the quota (59,166 files at 5,000 requests in 5
 """
 
 import os
-import random
 import re
-import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from tokenmill.corpus.source import Listing, RemoteFile
-from tokenmill.corpus.transfer import Transfer, told_to_wait
+from tokenmill.corpus.source import Listing, Patience, RemoteFile
+from tokenmill.corpus.transfer import Transfer, pause, told_to_wait
 from tokenmill.errors import RequestError, TransientError
 
 _URI = re.compile(r"hf://datasets/([\w.-]+/[\w.-]+)(?:@([^/]+))?(?:/(.+))?")
-LISTING_SECONDS = 600.0
-"""How long a Hub that is down or limits us is asked again for the listing."""
 
 T = TypeVar("T")
 
@@ -35,7 +31,7 @@ class HubSource:
         self.endpoint = (endpoint or os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
         self._transfer = Transfer(stall_seconds)
 
-    def list(self, revision: str | None) -> Listing:
+    def list(self, revision: str | None, patience: Patience) -> Listing:
         """Resolve the revision to a commit and list its files, with sizes and hashes."""
         os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
         from huggingface_hub import HfApi
@@ -45,7 +41,9 @@ class HubSource:
             raise RequestError(f"--revision {revision} contradicts the revision {self._revision} in the source")
         api = HfApi(endpoint=self.endpoint, library_name="tokenmill")
         wanted = revision or self._revision or "main"
-        commit = _ask(lambda: api.repo_info(self.repository, repo_type="dataset", revision=wanted).sha, self.repository)
+        commit = _ask(
+            lambda: api.repo_info(self.repository, repo_type="dataset", revision=wanted).sha, self.repository, patience
+        )
         if not commit:
             raise TransientError(f"the Hub gave no commit for {self.repository} at {wanted}")
         tree = _ask(
@@ -57,6 +55,7 @@ class HubSource:
                 if isinstance(item, RepoFile)
             ],
             self.repository,
+            patience,
         )
         files = [
             RemoteFile(item.path, item.size, sha256=item.lfs.sha256)
@@ -72,12 +71,13 @@ class HubSource:
 
         token = get_token()
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        url = f"{self.endpoint}/datasets/{self.repository}/resolve/{revision}/{quote(file.path, safe='/')}"
+        path = quote(file.path, safe="/", errors="surrogatepass")
+        url = f"{self.endpoint}/datasets/{self.repository}/resolve/{revision}/{path}"
         response = self._transfer.locate(url, headers, offset)
         return self._transfer.body(response, offset, file.size)
 
 
-def _ask(question: Callable[[], T], repository: str) -> T:
+def _ask(question: Callable[[], T], repository: str, patience: Patience) -> T:
     """Ask the Hub, again while it is down or limits us; its refusals become messages."""
     from huggingface_hub.errors import (  # type: ignore[attr-defined]
         EntryNotFoundError,
@@ -88,7 +88,7 @@ def _ask(question: Callable[[], T], repository: str) -> T:
         RevisionNotFoundError,
     )
 
-    deadline, attempt = time.monotonic() + LISTING_SECONDS, 0
+    attempt = 0
     while True:
         try:
             return question()
@@ -112,10 +112,7 @@ def _ask(question: Callable[[], T], repository: str) -> T:
                 raise RequestError(f"the Hub refused to list {repository}: {_first_line(error)}") from error
             attempt += 1
             told = told_to_wait(response.headers) if response is not None else None
-            pause = told + random.uniform(0, 1) if told is not None else min(30.0, 2**attempt) * random.uniform(0.5, 1)
-            if time.monotonic() + pause > deadline:
-                raise TransientError(f"the Hub did not list {repository}: {_first_line(error)}") from error
-            time.sleep(pause)
+            patience.wait(pause(attempt, told), f"the Hub did not list {repository}: {_first_line(error)}")
 
 
 def _first_line(error: Exception) -> str:

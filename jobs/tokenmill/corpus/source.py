@@ -4,12 +4,13 @@ First step of all: `stages.download` plans from the listing and fetches through 
 arrives here is hostile until checked: names, sizes, hashes, redirects.
 """
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from tokenmill.errors import RequestError
+from tokenmill.errors import RequestError, Stopped, TransientError
 
 
 @dataclass(frozen=True)
@@ -29,11 +30,12 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class Listing:
-    """All files of a source at one revision; the revision of a Hub repository is a commit."""
+    """All files of a source at one revision (of a Hub repository, a commit); `by_name`: the one file asked for."""
 
     uri: str
     revision: str | None
     files: list[RemoteFile]
+    by_name: bool = False
 
 
 class Retry(Exception):
@@ -53,10 +55,28 @@ class Retry(Exception):
         self.restart = restart
 
 
+@dataclass(frozen=True)
+class Patience:
+    """How long a source that is busy is asked again for its listing: until a time, or until told to stop."""
+
+    until: float
+    should_stop: Callable[[], bool] = lambda: False
+
+    def wait(self, seconds: float, problem: str) -> None:
+        """Wait before the next try; raises TransientError when the time is up, Stopped when asked to stop."""
+        if time.monotonic() + seconds > self.until:
+            raise TransientError(f"{problem}; the deadline of this run has come")
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            if self.should_stop():
+                raise Stopped(f"stopped while waiting for a listing: {problem}")
+            time.sleep(min(left, 0.5))
+
+
 class Source(Protocol):
     """A place to fetch from; one object serves all threads of a worker."""
 
-    def list(self, revision: str | None) -> Listing:
+    def list(self, revision: str | None, patience: Patience) -> Listing:
         """List the files, pinned; raises RequestError when there is nothing there or no permission."""
 
     def read(self, file: RemoteFile, revision: str | None, offset: int) -> Iterator[bytes]:
@@ -65,6 +85,8 @@ class Source(Protocol):
 
 def open_source(uri: str, *, stall_seconds: float, endpoint: str | None = None) -> Source:
     """Return the source that a URI names: hf:// https:// http:// s3:// gs:// az:// file:// or a path."""
+    if not uri:
+        raise RequestError("the source is empty; give hf://datasets/ORG/NAME, https://, s3://, gs://, az:// or a path")
     scheme = urlsplit(uri).scheme if "://" in uri else "file"
     if scheme == "hf":
         from tokenmill.corpus.hub import HubSource

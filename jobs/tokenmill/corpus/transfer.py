@@ -36,12 +36,17 @@ def told_to_wait(headers: "requests.structures.CaseInsensitiveDict[str]") -> flo
     if limit.get("r") == "0" and "t" in limit:
         return float(limit["t"])
     after = headers.get("Retry-After", "").strip()
-    if after.isdigit():
+    if re.fullmatch("[0-9]+", after):
         return float(after)
     try:
         return max(0.0, parsedate_to_datetime(after).timestamp() - time.time())
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError, IndexError):
         return None
+
+
+def pause(attempt: int, told: float | None) -> float:
+    """Return the seconds to wait before try `attempt`, longer each time or as told, with jitter."""
+    return told + random.uniform(0, 1) if told is not None else min(30.0, 2**attempt) * random.uniform(0.5, 1)
 
 
 class Gate:
@@ -100,7 +105,7 @@ class Transfer:
                     url, headers=sent, stream=True, allow_redirects=False, timeout=self._timeout
                 )
             except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
-                raise Retry(f"no answer from {urlsplit(url).netloc}: {_reason(error)}") from error
+                raise Retry(f"no answer from {_host(url)}: {_reason(error)}") from error
             if response.is_redirect:
                 url = urljoin(url, response.headers["Location"])
                 response.close()
@@ -111,7 +116,7 @@ class Transfer:
         raise Retry("too many redirects", refused=True)
 
     def _refuse(self, response: requests.Response) -> None:
-        status, where = response.status_code, urlsplit(response.url).netloc
+        status, where = response.status_code, _host(response.url)
         detail = response.headers.get("X-Error-Message") or response.reason
         after = told_to_wait(response.headers)
         response.close()
@@ -142,3 +147,8 @@ def _reason(error: Exception) -> str:
     while inner.__cause__ or inner.__context__:
         inner = inner.__cause__ or inner.__context__ or inner
     return f"{type(inner).__name__}: {re.sub(r'https?://[^ )]*', '<url>', str(inner))[:200]}"
+
+
+def _host(url: str) -> str:
+    """Return host and port of an address, without the user and password it may hold."""
+    return urlsplit(url).netloc.rpartition("@")[2]

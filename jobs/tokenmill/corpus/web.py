@@ -5,9 +5,9 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 import requests
 
-from tokenmill.corpus.source import Listing, RemoteFile, Retry
-from tokenmill.corpus.transfer import Transfer
-from tokenmill.errors import RequestError, TransientError
+from tokenmill.corpus.source import Listing, Patience, RemoteFile, Retry
+from tokenmill.corpus.transfer import Transfer, pause
+from tokenmill.errors import RequestError
 
 
 class WebSource:
@@ -23,18 +23,23 @@ class WebSource:
         if not self._name:
             raise RequestError(f"{self._said} names no file; give the address of one file")
 
-    def list(self, revision: str | None) -> Listing:
+    def list(self, revision: str | None, patience: Patience) -> Listing:
         """Ask for size and ETag by opening the file and closing it at once."""
         if revision:
             raise RequestError(f"--revision: {self._said} has no revisions")
-        try:
-            with self._transfer.locate(self._url, {}, 0) as response:
-                length, tag = response.headers.get("Content-Length"), response.headers.get("ETag")
-        except Retry as error:
-            kind = RequestError if error.refused else TransientError
-            raise kind(f"{self._said}: {error}") from error
+        attempt = 0
+        while True:
+            try:
+                with self._transfer.locate(self._url, {}, 0) as response:
+                    length, tag = response.headers.get("Content-Length"), response.headers.get("ETag")
+                break
+            except Retry as error:
+                if error.refused:
+                    raise RequestError(f"{self._said}: {error}") from error
+                attempt += 1
+                patience.wait(pause(attempt, error.after), f"{self._said}: {error}")
         size = int(length) if length and length.isdigit() else None
-        return Listing(self._said, None, [RemoteFile(self._name, size, version=tag)])
+        return Listing(self._said, None, [RemoteFile(self._name, size, version=tag)], by_name=True)
 
     def read(self, file: RemoteFile, revision: str | None, offset: int) -> Iterator[bytes]:
         """Yield the bytes from `offset`; a file that changed since it was planned is refused."""

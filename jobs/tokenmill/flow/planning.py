@@ -67,7 +67,9 @@ def _plan_under_lease(record: StageRecord, request: dict[str, Any], make: Callab
     new = make()
     _refuse_foreign(record, old, new)
     if old is None:
-        publish_once(record.plan_path, new.to_bytes())
+        # Under the lease, what lies there and cannot be read is a plan that was cut short: made again.
+        if not publish_once(record.plan_path, new.to_bytes()) and record.read_plan() is None:
+            write_atomic(record.plan_path, new.to_bytes())
         return
     if old.id == new.id:  # another wording of the same work: what is done stays done
         write_atomic(record.plan_path, new.to_bytes())

@@ -151,8 +151,12 @@ class StageRecord:
         import orjson
 
         try:
-            return Plan.from_json(orjson.loads(self.plan_path.read_bytes()))
-        except (FileNotFoundError, NotADirectoryError, orjson.JSONDecodeError):
+            data = self.plan_path.read_bytes()
+            try:
+                return Plan.from_json(orjson.loads(data))
+            except orjson.JSONDecodeError:  # it refuses lone surrogates: file names that are no UTF-8
+                return Plan.from_json(json.loads(data))
+        except (FileNotFoundError, NotADirectoryError, ValueError):
             return None
 
     def plan_id(self) -> str | None:

@@ -89,6 +89,11 @@ class Summary:
 _STOP = threading.Event()
 
 
+def stop_requested() -> bool:
+    """Tell whether SIGTERM or Ctrl-C arrived."""
+    return _STOP.is_set()
+
+
 @contextlib.contextmanager
 def stopping_on_signals() -> Iterator[None]:
     """Set the stop flag on SIGTERM and Ctrl-C instead of dying; a second Ctrl-C kills as usual."""
@@ -132,6 +137,10 @@ def run(
         mine = share(plan.units, distribution.worker, distribution.workers)
         done = {u.id for u in mine if record.read_receipt(plan, u, verify_hashes=verify_hashes) is not None}
         todo = [unit for unit in mine if unit.id not in done]
+        if verify_hashes:
+            # Else the commit would find the old receipt, whose sizes are right, and give way to it.
+            for unit in todo:
+                record.receipt_path(unit.id).unlink(missing_ok=True)
         if todo:
             record.manifest_path.unlink(missing_ok=True)
         _announce(reporter, plan, distribution, mine, done)

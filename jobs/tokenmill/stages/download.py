@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tokenmill.corpus.source import Listing, RemoteFile, Retry, open_source
+from tokenmill.corpus.source import Listing, Patience, RemoteFile, Retry, open_source
 from tokenmill.errors import InputError, RequestError, TransientError
 from tokenmill.files import safe_name, update_hash
 from tokenmill.flow.provenance import whole
@@ -53,6 +53,7 @@ def prepare(
     *,
     endpoint: str | None,
     say: Callable[[str], None],
+    patience: Patience,
 ) -> tuple[dict[str, Any], Callable[[], Plan]]:
     """Plan one unit per selected file; only the worker that makes the plan asks the source."""
     request = {
@@ -66,7 +67,7 @@ def prepare(
     }
 
     def make() -> Plan:
-        listing = open_source(uri, stall_seconds=60.0, endpoint=endpoint).list(revision)
+        listing = open_source(uri, stall_seconds=60.0, endpoint=endpoint).list(revision, patience)
         files, notes = select(listing, selection)
         for note in notes:
             say(note)
@@ -104,6 +105,8 @@ def select(listing: Listing, selection: Selection) -> tuple[list[RemoteFile], li
     notes = []
     if selection.include:
         files = [f for f in listing.files if any(fnmatch.fnmatchcase(f.path, p) for p in selection.include)]
+    elif listing.by_name:
+        files = listing.files
     else:
         files = [f for f in listing.files if is_data_file(f.path)]
         if len(files) < len(listing.files):
@@ -173,12 +176,23 @@ def _names(files: list[RemoteFile], layout: str) -> list[str]:
 
     paths = [file.path for file in files]
     if layout == "tree":
+        folders = {parent for path in paths for parent in _parents(path)}
+        for path in folders.intersection(paths):
+            raise InputError(
+                f"the listing has a file {path!r} and files below it as a folder, which no disk can hold; take them "
+                "with --layout flat, or leave one out with --exclude"
+            )
         return distinct(paths, map(tree, paths))
     short = distinct(paths, (flat(path.rpartition("/")[2]) for path in paths))
     # The bare file name where that is unique in the listing, as people expect of a flat directory.
     return (
         short if len({path.rpartition("/")[2] for path in paths}) == len(paths) else distinct(paths, map(flat, paths))
     )
+
+
+def _parents(path: str) -> list[str]:
+    folders = path.split("/")[:-1]
+    return ["/".join(folders[: i + 1]) for i in range(len(folders))]
 
 
 def do(unit: Unit, workspace: Workspace) -> Counts:
@@ -209,7 +223,7 @@ class _Fetch:
         self.file = file
         self.workspace = workspace
         self.deadline = workspace.settings["give_up_at"]
-        self.fruitless = self.refused = self.wrong = 0
+        self.fruitless = self.refused = self.wrong = self.restarts = 0
 
     def run(self) -> OutputFile:
         """Fetch until the file is whole and right; raises when it is refused for good or time is up."""
@@ -217,12 +231,12 @@ class _Fetch:
         while True:
             before = output.bytes
             try:
-                self._stream(output)
-                problem = self._check(output)
+                problem = self._stream(output) or self._check(output)
                 if problem is None:
                     return output
                 self.wrong += 1
                 if self.wrong >= WRONG_HASHES:
+                    self._restart(output)
                     raise TransientError(
                         f"{self.file.path}: {problem} after {self.wrong} whole downloads; the server, or a proxy or "
                         "cache before it, gives wrong bytes. Nothing of it is kept; run the same command again"
@@ -230,6 +244,7 @@ class _Fetch:
                 raise Retry(problem, restart=True)
             except Retry as retry:
                 if retry.restart:
+                    self.restarts += 1
                     self.workspace.checkpoint(-output.bytes)
                     self._restart(output)
                 progress = output.bytes > before
@@ -265,19 +280,21 @@ class _Fetch:
         output.restart()
         self._digest = self._new_digest()
 
-    def _stream(self, output: OutputFile) -> None:
+    def _stream(self, output: OutputFile) -> str | None:
+        """Fetch the rest of the file; return what is wrong when there is more of it than there should be."""
         size = self.file.size
         if size is not None and output.bytes == size:
-            return
+            return None
         revision = self.workspace.plan.source["revision"]
         for block in _source(self.workspace).read(self.file, revision, output.bytes):
             if size is not None and output.bytes + len(block) > size:
-                raise Retry(f"more bytes than the {size} listed", restart=True)
+                return f"it has more than the {size} bytes that were listed"
             output.write(block)
             self._digest.update(block)
             self.workspace.checkpoint(len(block))
         if size is not None and output.bytes < size:
             raise Retry(f"the connection closed at byte {output.bytes} of {size}")
+        return None
 
     def _check(self, output: OutputFile) -> str | None:
         """Return what is wrong with a whole file, None when nothing is."""
@@ -293,7 +310,9 @@ class _Fetch:
         backoff = min(high, low * 2 ** min(self.fruitless, 10)) * random.uniform(0.5, 1.0)
         if retry.after is not None:
             backoff = retry.after + random.uniform(0.0, 0.5)
-        elif retry.restart or not self.fruitless:
+        elif retry.restart:
+            backoff = min(high, low * 2 ** min(self.restarts - 1, 10)) * random.uniform(0.5, 1.0)
+        elif not self.fruitless:
             backoff = random.uniform(0.0, low / 4)
         if time.monotonic() + backoff > self.deadline:
             raise TransientError(f"{self.file.path}: {retry}; the deadline of this run has come") from retry

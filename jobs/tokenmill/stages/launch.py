@@ -8,7 +8,7 @@ from pathlib import Path
 from tokenmill.flow.lineage import upstream_of
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.record import STAGES
-from tokenmill.flow.worker import Distribution, Job, Summary, run
+from tokenmill.flow.worker import Distribution, Job, Summary, run, stop_requested
 from tokenmill.stages.download import Selection
 from tokenmill.stages.encoder import Recipe
 
@@ -58,14 +58,17 @@ def download(
     endpoint: str | None,
 ) -> Summary:
     """Fetch a source's files into `output`, several at a time."""
+    from tokenmill.corpus.source import Patience
     from tokenmill.stages.download import prepare
 
-    request, make = prepare(uri, revision, selection, endpoint=endpoint, say=how.reporter.say)
+    give_up_at = time.monotonic() + deadline_seconds
+    patience = Patience(give_up_at, stop_requested)
+    request, make = prepare(uri, revision, selection, endpoint=endpoint, say=how.reporter.say, patience=patience)
     settings = {
         "uri": uri,
         "endpoint": endpoint,
         "stall_seconds": stall_seconds,
-        "give_up_at": time.monotonic() + deadline_seconds,
+        "give_up_at": give_up_at,
     }
     job = Job("tokenmill.stages.download", output, output, settings)
     return _run(job, request, make, how, processes=connections)

@@ -25,15 +25,24 @@ def distinct(sources: Sequence[str], names: Iterable[str]) -> list[str]:
     which name does not depend on their order.
     """
     wanted = list(names)
-    folded = [unicodedata.normalize("NFC", name).casefold() for name in wanted]
-    seen = Counter(folded)
-    result = []
-    for source, name, key in zip(sources, wanted, folded, strict=True):
-        if seen[key] == 1:
-            result.append(name)
-            continue
-        mark = hashlib.sha256(source.encode("utf-8", "surrogatepass")).hexdigest()[:8]
-        head, slash, tail = name.rpartition("/")
-        stem, dot, suffixes = tail.partition(".")
-        result.append(f"{head}{slash}{stem}-{mark}{dot}{suffixes}")
-    return result
+    result, marked, digits = wanted, set[int](), 8
+    while True:
+        folded = [unicodedata.normalize("NFC", name).casefold() for name in result]
+        seen = Counter(folded)
+        clashing = {index for index, key in enumerate(folded) if seen[key] > 1}
+        if not clashing:
+            return result
+        # A listing may hold the very name that a mark leads to: then that one is marked too.
+        marked |= clashing
+        result = [
+            _marked(name, source, digits) if index in marked else name
+            for index, (name, source) in enumerate(zip(wanted, sources, strict=True))
+        ]
+        digits = min(64, 2 * digits)
+
+
+def _marked(name: str, source: str, digits: int) -> str:
+    mark = hashlib.sha256(source.encode("utf-8", "surrogatepass")).hexdigest()[:digits]
+    head, slash, tail = name.rpartition("/")
+    stem, dot, suffixes = tail.partition(".")
+    return f"{head}{slash}{stem}-{mark}{dot}{suffixes}"

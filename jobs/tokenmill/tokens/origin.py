@@ -196,7 +196,7 @@ def _ask(question: Callable[[], T], name: str, revision: str, endpoint: str) -> 
             told = told_to_wait(response.headers) if response is not None else getattr(error, "after", None)
             pause = min(30.0, 2**attempt) * random.uniform(0.5, 1) if told is None else told + random.uniform(0, 1)
             unreachable = response is None and not isinstance(error, Retry | _Damaged)
-            if time.monotonic() + pause > deadline or (unreachable and attempt == 3) or attempt == 8:
+            if time.monotonic() + pause > deadline or (unreachable and attempt == 2) or attempt == 8:
                 raise TransientError(
                     f"could not get the tokenizer {name} from {endpoint}: {said}; run the same again, or, without a "
                     "network, give a directory that holds the tokenizer's files"

@@ -1,0 +1,213 @@
+"""The command line as Kubernetes and scripts meet it: help, exit codes, machine-readable output, start-up."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from contract.commandline import Ended, data_of, many, tokenmill
+from tokenmill import __version__, errors
+
+COMMANDS = ("sample", "run", "download", "extract", "concatenate", "preprocess", "status", "verify", "inspect")
+HEAVY = {
+    "datasets",
+    "fastokens",
+    "fsspec",
+    "gigatoken",
+    "httpx",
+    "huggingface_hub",
+    "numpy",
+    "orjson",
+    "pyarrow",
+    "requests",
+    "rich",
+    "tokenizers",
+    "torch",
+    "transformers",
+    "zstandard",
+}
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    for number in range(4):
+        (tmp_path / "corpus").mkdir(exist_ok=True)
+        (tmp_path / "corpus" / f"{number}.jsonl").write_text(json.dumps({"text": f"document {number}"}) + "\n")
+    return tmp_path / "corpus"
+
+
+# -- start-up and help
+
+
+def test_every_command_has_help_and_nothing_heavy_is_imported_for_it() -> None:
+    ended, modules = many([["--help"], *([name, "--help"] for name in COMMANDS)])
+    assert [one.code for one in ended] == [0] * (1 + len(COMMANDS))
+    assert all(name in ended[0].out for name in COMMANDS)
+    for name, one in zip(COMMANDS, ended[1:], strict=True):
+        assert one.out.startswith(f"Usage: tokenmill {name} ") and "\x1b" not in one.out
+    assert HEAVY & modules == set()
+
+
+def test_importing_the_package_imports_nothing_else() -> None:
+    code = "import sys; before = set(sys.modules); import tokenmill; print(*(sys.modules.keys() - before))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["tokenmill"]
+
+
+def test_the_console_script_and_the_module_are_the_same_program() -> None:
+    script = Path(sys.executable).with_name("tokenmill")
+    done = subprocess.run([script, "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == tokenmill("--version", patient=True).out == f"tokenmill {__version__}\n"
+
+
+# -- exit codes
+
+
+def test_exit_codes_of_the_errors_are_the_contract_with_kubernetes() -> None:
+    assert {
+        kind.__name__: kind.exit_code
+        for kind in vars(errors).values()
+        if isinstance(kind, type) and issubclass(kind, errors.TokenmillError)
+    } == {
+        "TokenmillError": 1,
+        "RequestError": 2,
+        "InputError": 2,
+        "TransientError": 1,
+        "Superseded": 1,
+        "Stopped": 143,
+    }
+
+
+FAILING = """
+import builtins
+from tokenmill import errors
+from tokenmill.flow import status
+
+def fail(path):
+    raise (getattr(errors, path.name, None) or getattr(builtins, path.name))("what, where, what to do")
+
+status.statuses = fail
+"""
+
+
+def test_an_error_becomes_a_message_and_a_bug_keeps_its_traceback() -> None:
+    kinds = ["RequestError", "InputError", "TransientError", "Superseded", "Stopped", "ValueError"]
+    plain, _ = many([["status", kind] for kind in kinds], FAILING)
+    for_machines, _ = many([["status", kind, "--json"] for kind in kinds[:-1]], FAILING)
+    assert [ended.code for ended in plain] == [2, 2, 1, 1, 143, 1]
+    assert [ended.out for ended in plain] == [""] * len(kinds)
+    assert [ended.err for ended in plain[:-1]] == ["error: what, where, what to do\n"] * (len(kinds) - 1)
+    assert "Traceback" in plain[-1].err and "ValueError: what" in plain[-1].err
+    for ended, same in zip(plain, for_machines, strict=False):
+        event = {"event": "error", "message": "what, where, what to do", "exit_code": ended.code}
+        assert (same.code, json.loads(same.err)) == (ended.code, event)
+
+
+USAGE = [
+    [],
+    ["nonsense"],
+    ["--nonsense"],
+    ["download"],
+    ["download", "only-a-source"],
+    ["download", "source", "out", "--layout", "heap"],
+    ["download", "source", "out", "--sample", "0"],
+    ["download", "source", "out", "--connections", "many"],
+    ["preprocess", "input"],
+    ["preprocess", "input", "--tokenizer", "t", "--encoder", "abacus"],
+    ["preprocess", "input", "--tokenizer", "t", "--on-bad-record", "shrug"],
+    ["extract", "input", "--workers", "0"],
+    ["extract", "input", "--worker-index", "-1"],
+    ["extract", "input", "--worker-index", "2", "--workers", "2"],
+    ["concatenate", "input", "--target-files", "0"],
+    ["concatenate", "input", "--target-files", "1e3"],
+    ["status"],
+    ["inspect", "x", "--document", "-1"],
+]
+
+
+def test_wrong_usage_is_exit_2_with_a_word_on_it_and_touches_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for arguments, ended in zip(USAGE, many(USAGE)[0], strict=True):
+        assert ended.code == 2, arguments
+        assert "Usage: tokenmill" in ended.err + ended.out and "Traceback" not in ended.err
+        # What is wrong is named: the option, or what is missing.
+        assert arguments == [] or any(word in ended.err for word in (*arguments[-2:], arguments[-4:][0], "Missing"))
+    assert list(tmp_path.iterdir()) == []
+
+
+CANNOT = {
+    ("extract", "nowhere"): "nowhere does not exist",
+    ("extract", "corpus", "corpus/0.jsonl/out"): "cannot use",
+    ("concatenate", "corpus", "out", "--target-files", "9"): "give 4 or fewer",
+    ("status", "corpus"): "no stage of tokenmill was begun",
+    ("verify", "corpus"): "corpus",
+    ("inspect", "corpus"): "corpus",
+    ("download", "ftp://x/y", "out"): "no source tokenmill knows",
+}
+
+
+def test_a_request_that_cannot_be_met_is_exit_2_and_says_why(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(corpus.parent)
+    for (arguments, said), ended in zip(CANNOT.items(), many([list(one) for one in CANNOT])[0], strict=True):
+        assert ended.code == 2, (arguments, ended)
+        assert said in ended.err and "Traceback" not in ended.err, (arguments, ended)
+        assert ended.out == ""
+
+
+# -- output for machines
+
+
+def lines(text: str) -> list[Any]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_with_json_every_line_is_json_and_results_are_on_standard_output(corpus: Path) -> None:
+    output = str(corpus.parent / "out")
+    join = ["concatenate", str(corpus), output, "--json", "--target-files"]
+    asked = [[*join, "2"], ["status", output, "--json"], ["verify", output, "--json"], [*join, "3"]]
+    (joined, status, verified, refused), _ = many(asked)
+    assert joined.code == 0, joined.err
+    [result] = lines(joined.out)
+    assert result["event"] == "result" and result["complete"] and result["stage"] == "concatenate"
+    assert (result["units"], result["units_done"], result["units_done_now"]) == (2, 2, 2)
+    assert result["bytes"] == sum(map(len, data_of(Path(output)).values())) and result["counts"]["out"] == 4
+    assert {line["event"] for line in lines(joined.err)} == {"message"}
+
+    [state] = lines(status.out)
+    assert (state["stage"], state["state"], state["units_done"]) == ("concatenate", "complete", 2)
+    [checked] = lines(verified.out)
+    assert checked["event"] == "verify" and checked["problems"] == []
+    assert refused.code == 2 and refused.out == ""
+    assert lines(refused.err)[-1]["exit_code"] == 2
+
+
+def test_without_json_the_end_says_where_and_what_next(corpus: Path) -> None:
+    output = corpus.parent / "out"
+    ended = tokenmill("extract", corpus, output, "--processes", "2")
+    assert ended.code == 0, ended.err
+    assert str(output) in ended.out and "next: tokenmill preprocess" in ended.out
+
+
+# -- workers
+
+
+def done_by(ended: Ended) -> tuple[int, int, bool]:
+    assert ended.code == 0, ended.err
+    return ended.result["units_done_now"], ended.result["units_done"], ended.result["complete"]
+
+
+def test_an_indexed_jobs_pod_knows_its_share_from_its_environment(corpus: Path) -> None:
+    asked = ["extract", str(corpus), str(corpus.parent / "out"), "--processes", "1", "--json"]
+    [second], _ = many([asked], JOB_COMPLETION_INDEX="1", TOKENMILL_WORKERS="2")
+    assert done_by(second) == (2, 2, False)
+    # What is typed counts more than what the environment says.
+    typed = [*asked, "--workers", "2", "--worker-index", "0"]
+    (again, lost, first), _ = many([[*asked, "--workers", "2"], asked, typed], JOB_COMPLETION_INDEX="1")
+    assert done_by(again) == (0, 2, False)
+    assert lost.code == 2 and "counted from 0" in lost.err
+    assert done_by(first) == (2, 4, True)

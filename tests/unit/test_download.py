@@ -1,0 +1,262 @@
+"""download's choice of files, and its sources other than the Hub: an address, a directory."""
+
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from contract.commandline import data_of, tokenmill
+from tokenmill.corpus.source import Listing, RemoteFile, open_source
+from tokenmill.errors import InputError, RequestError
+from tokenmill.flow.progress import Reporter
+from tokenmill.stages import launch
+from tokenmill.stages.download import Selection, select
+from tokenmill.testhub import Fault, Hub
+
+SLIMPAJAMA = [
+    "README.md",
+    *(f"train/chunk{c}/example_train_{n}.jsonl.zst" for c in (1, 2) for n in range(20)),
+    *(f"validation/chunk1/example_holdout_{n}.jsonl.zst" for n in range(5)),
+    *(f"test/chunk1/example_holdout_{n}.jsonl.zst" for n in range(5)),
+]
+
+
+def fetch(uri: Any, output: Path, **wanted: Any) -> None:
+    """Download in this process, where what is asked is not how a process ends."""
+    launch.download(
+        str(uri),
+        output,
+        launch.Run(Reporter(quiet=True)),
+        revision=None,
+        selection=Selection(**wanted),
+        connections=4,
+        deadline_seconds=20,
+        stall_seconds=1,
+        endpoint=None,
+    )
+
+
+def listing(*paths: str) -> Listing:
+    return Listing("hf://datasets/org/c", "0" * 40, [RemoteFile(path, 1) for path in paths])
+
+
+def chosen(paths: list[str], **wanted: Any) -> list[str]:
+    return [file.path for file in select(listing(*paths), Selection(**wanted))[0]]
+
+
+# -- which files
+
+
+def test_without_patterns_data_files_of_train_are_taken_and_it_is_said() -> None:
+    files, notes = select(listing(*SLIMPAJAMA), Selection())
+    assert [file.path for file in files] == sorted(path for path in SLIMPAJAMA if path.startswith("train/"))
+    assert any("left out 1 files that are no data" in note for note in notes)
+    assert any("taking train" in note for note in notes)
+
+
+def test_splits_never_mix_unless_asked() -> None:
+    for split in ("validation", "test"):
+        assert all(path.startswith(split) for path in chosen(SLIMPAJAMA, split=split))
+    assert len(chosen(SLIMPAJAMA, split="any")) == len(SLIMPAJAMA) - 1
+    with pytest.raises(RequestError, match=r"more than one split: .*--split NAME"):
+        chosen(SLIMPAJAMA, include=["*chunk1*"])
+    assert len(chosen(SLIMPAJAMA, include=["*chunk1*"], split="train")) == 20
+    with pytest.raises(RequestError, match="--split dev: the selected files have splits"):
+        chosen(SLIMPAJAMA, split="dev")
+    with pytest.raises(RequestError, match="more than one split"):
+        chosen(["a.jsonl", "test/a.jsonl"])
+    names = ["train-00000-of-00002.parquet", "train-00001-of-00002.parquet", "test-00000-of-00001.parquet"]
+    assert chosen(names) == names[:2]
+    assert chosen(["only/a.jsonl", "other/b.jsonl"]) == ["only/a.jsonl", "other/b.jsonl"]
+
+
+def test_patterns_choose_and_exclude() -> None:
+    paths = ["a/1.jsonl", "a/2.jsonl", "b/1.jsonl", "README.md", "LICENSE"]
+    assert chosen(paths, include=["a/*"]) == ["a/1.jsonl", "a/2.jsonl"]
+    assert chosen(paths, include=["a/*", "b/*"], exclude=["*/1.*"]) == ["a/2.jsonl"]
+    assert chosen(paths, exclude=["b/*"]) == ["a/1.jsonl", "a/2.jsonl"]
+    assert chosen(paths, include=["*.md"]) == ["README.md"]
+    assert chosen(paths, include=["*"]) == sorted(paths)
+    with pytest.raises(RequestError, match=r"no file of hf://datasets/org/c matches; it has 5 files.*--include"):
+        chosen(paths, include=["*.parquet"])
+    with pytest.raises(RequestError, match="no file"):
+        chosen(["README.md"])
+
+
+@settings(max_examples=40)
+@given(
+    st.sets(st.from_regex(r"[a-z]{1,3}/[a-z0-9]{1,4}\.jsonl", fullmatch=True), min_size=1, max_size=30),
+    st.integers(1, 40),
+    st.randoms(),
+)
+def test_a_sample_is_the_same_every_time_and_grows_without_changing(paths: set[str], count: int, random: Any) -> None:
+    paths = {path for path in paths if path.split("/")[0] not in ("dev", "val")}
+    mixed = sorted(paths)
+    random.shuffle(mixed)
+    if not mixed:
+        return
+    sample = chosen(mixed, sample=count)
+    assert sample == chosen(sorted(mixed), sample=count) == sorted(sample)
+    assert len(sample) == min(count, len(mixed))
+    assert set(sample) <= set(chosen(mixed, sample=count + 1))
+
+
+def test_a_sample_is_taken_inside_what_is_included() -> None:
+    sample = chosen(SLIMPAJAMA, include=["train/chunk2/*"], sample=5)
+    assert len(sample) == 5 and all(path.startswith("train/chunk2/") for path in sample)
+    files, notes = select(listing("a.jsonl"), Selection(sample=5))
+    assert len(files) == 1 and any("taking all" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "../../x",
+        "/etc/passwd",
+        "a/../../b",
+        "a/..",
+        "./a",
+        "a//b",
+        "a/",
+        "",
+        ".",
+        "..",
+        "a\\..\\..\\b",
+        "C:\\x",
+        "a\0b",
+    ],
+)
+def test_a_listing_with_a_name_that_leads_outside_is_not_trusted_at_all(path: str) -> None:
+    with pytest.raises(InputError, match="nothing was downloaded"):
+        select(listing("good.jsonl", path), Selection(include=["good.jsonl"]))
+
+
+# -- where from
+
+
+@pytest.mark.parametrize(
+    "uri",
+    ["ftp://host/x", "hf://org/name", "hf://datasets/name", "hf://models/org/name", "nonsense://", "https://host/", ""],
+)
+def test_an_address_that_is_none_says_what_to_write(uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.jsonl").write_text("{}\n")
+    with pytest.raises(RequestError):
+        fetch(uri, tmp_path / "out")
+
+
+def test_a_missing_package_names_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "s3fs", None)
+    with pytest.raises(RequestError, match=r"tokenmill\[s3\]"):
+        open_source("s3://bucket/prefix", stall_seconds=1)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    for name in ("a.jsonl", "sub/a.jsonl", "sub/b.jsonl", "README.md"):
+        path = tmp_path / "source" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"text": name}) + "\n")
+    return tmp_path / "source"
+
+
+def test_a_directory_flat_and_as_a_tree(source: Path, tmp_path: Path) -> None:
+    fetch(f"file://{source}", tmp_path / "flat")
+    flat = {name.replace("/", "__"): data for name, data in data_of(source).items() if name != "README.md"}
+    assert data_of(tmp_path / "flat") == flat
+    fetch(source, tmp_path / "tree", layout="tree", include=["*"])
+    assert data_of(tmp_path / "tree") == data_of(source)
+
+
+def test_one_file_of_a_directory_and_nothing_at_all(source: Path, tmp_path: Path) -> None:
+    fetch(source / "sub/b.jsonl", tmp_path / "one")
+    assert data_of(tmp_path / "one") == {"b.jsonl": (source / "sub/b.jsonl").read_bytes()}
+    with pytest.raises(RequestError, match="nothing at"):
+        fetch(tmp_path / "nowhere", tmp_path / "out")
+
+
+def test_a_directory_that_tokenmill_made_is_copied_without_its_records(source: Path, tmp_path: Path) -> None:
+    fetch(source, tmp_path / "one")
+    fetch(tmp_path / "one", tmp_path / "two", layout="tree")
+    assert data_of(tmp_path / "two") == data_of(tmp_path / "one")
+
+
+# -- one address, with the test Hub as a plain web server
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with Hub() as made:
+        made.add_dataset("org/c", {"a b.jsonl": b'{"text": "x"}\n' * 5000, "c.jsonl.zst": b"z" * 3000})
+        yield made
+
+
+def address(hub: Hub, name: str = "a%20b.jsonl") -> str:
+    return f"{hub.endpoint}/datasets/org/c/resolve/main/{name}"
+
+
+def test_an_address_through_what_servers_do(hub: Hub, tmp_path: Path) -> None:
+    hub.faults.add(
+        Fault("cut", path="a b.jsonl", after=1), Fault("503", path="a b.jsonl", after=1, retry="seconds", seconds=1)
+    )
+    ended = tokenmill("download", address(hub) + "?signature=s3cret", tmp_path / "out")
+    assert ended.code == 0, ended.err
+    assert data_of(tmp_path / "out") == {"a%20b.jsonl": b'{"text": "x"}\n' * 5000}
+    assert not any(b"s3cret" in path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file())
+    assert (
+        tokenmill("download", address(hub, "c.jsonl.zst"), tmp_path / "other").code == 0
+    )  # a redirect to another origin
+
+
+def test_an_address_that_is_busy_when_asked_first(hub: Hub, tmp_path: Path) -> None:
+    hub.faults.add(Fault("503", retry="seconds", seconds=1), Fault("429", retry="seconds", seconds=1))
+    fetch(address(hub), tmp_path / "out")
+    assert len(data_of(tmp_path / "out")) == 1
+    for request, after in zip(hub.requests, hub.requests[1:], strict=False):
+        assert after.time - request.time >= (request.retry_after or 0)
+
+
+def test_an_address_that_is_not_there(hub: Hub, tmp_path: Path) -> None:
+    netloc = hub.endpoint.removeprefix("http://")
+    ended = tokenmill("download", f"http://user:s3cret@{netloc}/x.jsonl", tmp_path / "out")
+    assert ended.code == 2 and "404" in ended.err
+    assert "s3cret" not in ended.err
+
+
+class Plain(http.server.BaseHTTPRequestHandler):
+    """A server with neither ETag nor ranges, as python -m http.server is."""
+
+    content = b""
+    asked = 0
+
+    def do_GET(self) -> None:
+        type(self).asked += 1
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(self.content)))
+        self.end_headers()
+        self.wfile.write(self.content)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+@pytest.mark.parametrize("changed", [b"x" * 5000, b"x" * 50])
+def test_a_file_that_has_another_size_than_was_planned_is_not_fetched_for_ever(changed: bytes, tmp_path: Path) -> None:
+    Plain.content, Plain.asked = b"{}\n" * 1000, 0
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Plain) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        uri = f"http://127.0.0.1:{server.server_port}/log.jsonl"
+        fetch(uri, tmp_path / "out")
+        (tmp_path / "out" / "log.jsonl").unlink()
+        Plain.content, Plain.asked = changed, 0
+        ended = tokenmill("download", uri, tmp_path / "out", "--deadline", 3, patient=True)
+        server.shutdown()
+    assert ended.code in (1, 2) and "log.jsonl" in ended.err
+    assert data_of(tmp_path / "out") == {}
+    assert Plain.asked <= 12

@@ -1,0 +1,447 @@
+"""tokenmill download from the test Hub, as a process of its own: faults, kills, tokens, moves and hostile names."""
+
+import contextlib
+import hashlib
+import json
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from contract.commandline import Ended, data_of, finish, start, tokenmill
+from tokenmill.errors import InputError, RequestError, TransientError
+from tokenmill.flow.progress import Reporter
+from tokenmill.flow.worker import Summary
+from tokenmill.stages import launch
+from tokenmill.stages.download import Selection
+from tokenmill.stages.launch import Run
+from tokenmill.testhub import Fault, Hub
+
+URI = "hf://datasets/org/corpus"
+CONNECTIONS = 8
+# One fault each, such as a file may meet on its way; `cdn` ones strike files in LFS alone.
+FAULTS = [
+    Fault("429", retry="ratelimit"),
+    Fault("429", retry="seconds"),
+    Fault("429", retry="date"),
+    Fault("429"),
+    Fault("500"),
+    Fault("502"),
+    Fault("503"),
+    Fault("503", retry="seconds"),
+    Fault("503", where="cdn"),
+    Fault("drop"),
+    Fault("drop", where="cdn"),
+    Fault("cut"),
+    Fault("cut", at=0),
+    Fault("reset"),
+    Fault("short"),
+    Fault("short", declared="none"),
+    Fault("flip", where="cdn"),
+    Fault("flip", where="resolve"),
+    Fault("stall", seconds=20),
+    Fault("stall", seconds=0.1, then="close"),
+    Fault("slow", rate=200_000),
+    Fault("401"),
+    Fault("403", where="cdn"),
+    Fault("404"),
+    Fault("gzip"),
+]
+
+
+def text(name: str, size: int) -> bytes:
+    """Return lines of JSON that are different for every name."""
+    line = json.dumps({"text": hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()}).encode() + b"\n"
+    return line * (1 + size // len(line))
+
+
+def corpus(names: list[str], size: int = 20_000) -> dict[str, bytes]:
+    """Return files, every second one with a suffix that puts it into LFS."""
+    return {name: text(name, size) for name in names}
+
+
+def download(hub: Hub, output: Path, *more: Any, **options: Any) -> Ended:
+    return tokenmill(
+        "download", URI, output, "--connections", CONNECTIONS, "--stall-seconds", 0.5, *more, hub=hub, **options
+    )
+
+
+def fetch(hub: Hub, output: Path, uri: str = URI, *, run: Run | None = None, **wanted: Any) -> Summary:
+    """Download in this process, where what is asked is not how a process ends."""
+    return launch.download(
+        uri,
+        output,
+        run or Run(Reporter(quiet=True)),
+        revision=wanted.pop("revision", None),
+        selection=Selection(**wanted),
+        connections=CONNECTIONS,
+        deadline_seconds=30,
+        stall_seconds=0.5,
+        endpoint=hub.endpoint,
+    )
+
+
+def receipts(output: Path) -> set[str]:
+    return {path.name.removesuffix(".json") for path in (output / ".tokenmill/download/receipts").glob("*.json")}
+
+
+def nobody_came_before_the_told_time(hub: Hub, connections: int) -> None:
+    """A file is not asked for again before the time its answer named; after a 429 nor is any other."""
+    for number, request in enumerate(hub.requests):
+        if request.retry_after is None:
+            continue
+        opens = request.time + request.retry_after - 0.02
+        early = [later for later in hub.requests[number + 1 :] if later.time < opens and later.kind == request.kind]
+        assert not [later.path for later in early if later.file == request.file]
+        if request.status == 429:  # those that were on their way already, one a connection at most
+            assert len(early) <= connections
+
+
+@pytest.fixture(autouse=True)
+def nobodys_token(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path_factory.getbasetemp() / "no-token"))
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with Hub() as made:
+        yield made
+
+
+def test_every_fault_alone(hub: Hub, tmp_path: Path) -> None:
+    names = {f"{number:02d}.jsonl{'.zst' * lfs}": fault for number, fault in enumerate(FAULTS) for lfs in (0, 1)}
+    files = corpus(list(names)) | {"ranges.jsonl": text("ranges", 20_000)}
+    hub.add_dataset("org/corpus", files)
+    for name, fault in names.items():
+        hub.faults.add(Fault(**fault.__dict__ | {"path": name}))
+    hub.faults.add(Fault("cut", path="ranges.jsonl"), Fault("ignore_range", path="ranges.jsonl"))
+    hub.faults.add(Fault("503", where="info"), Fault("429", where="tree", retry="seconds"))
+    ended = download(hub, tmp_path / "out", "--json", "--connections", 64)
+    assert ended.code == 0, ended.err
+    assert data_of(tmp_path / "out") == files
+    assert ended.result["complete"] and ended.result["units_done_now"] == len(files)
+    nobody_came_before_the_told_time(hub, 64)
+    struck = {(request.file, request.fault) for request in hub.requests}
+    expected = {
+        (name, fault.kind)
+        for name, fault in names.items()
+        if fault.kind != "gzip" and fault.where != ("resolve" if name.endswith(".zst") else "cdn")
+    }
+    assert expected | {("ranges.jsonl", "ignore_range"), ("", "503"), ("", "429")} <= struck
+
+
+def test_a_listing_that_breaks_is_asked_for_again(tmp_path: Path) -> None:
+    files = corpus([f"{number}.jsonl" for number in range(7)], 100)
+    with contextlib.ExitStack() as stack:
+        started = []
+        for kind in ("drop", "cut", "short"):
+            hub = stack.enter_context(Hub(page_size=3))
+            hub.add_dataset("org/corpus", files)
+            hub.faults.add(Fault(kind, where="tree", seconds=0.2, then="close", after=1))
+            started.append((kind, start("download", URI, tmp_path / kind, hub=hub)))
+        for kind, process in started:
+            ended = finish(process)
+            assert ended.code == 0, (kind, ended.err)
+            assert data_of(tmp_path / kind) == files
+
+
+def test_200_files_with_every_fault_at_once_while_status_tells_the_truth(hub: Hub, tmp_path: Path) -> None:
+    names = [f"{number:03d}.jsonl{'.zst' * (number % 2)}" for number in range(200)]
+    # Largest first is the order of work.
+    files = {name: text(name, 60_000 - 250 * number) for number, name in enumerate(names)}
+    hub.add_dataset("org/corpus", files)
+    hub.page_size = 50
+    for number, name in enumerate(names):
+        for step in range(3):
+            fault = FAULTS[(number * 3 + step) % len(FAULTS)]
+            # A stall costs its whole time-out and a 429 stops everybody: at the beginning is enough.
+            if fault.kind in ("429", "stall") and number >= 30:
+                fault = Fault("cut", at=1000 * step)
+            hub.faults.add(Fault(**fault.__dict__ | {"path": name}))
+    output = tmp_path / "out"
+    process = start(
+        "download", URI, output, "--connections", 32, "--stall-seconds", 0.5, "--json", hub=hub
+    )  # fmt: skip
+    seen = []
+    while process.poll() is None:
+        before = receipts(output)
+        told = tokenmill("status", output, "--json")
+        after = receipts(output)
+        if told.code == 2:
+            assert not before and "no stage" in told.err
+            continue
+        state = told.result
+        if state["state"] != "planning":
+            assert len(before) <= state["units_done"] <= len(after)
+            assert state["units"] == 200
+            assert state["bytes_done"] <= state["bytes"] == sum(map(len, files.values()))
+            assert state["state"] == "complete" if state["units_done"] == 200 else state["state"] != "complete"
+        seen.append(state)
+        time.sleep(0.5)
+    ended = finish(process)
+    assert ended.code == 0, ended.err
+    assert data_of(output) == files
+    nobody_came_before_the_told_time(hub, 32)
+    final = tokenmill("status", output, "--json").result
+    assert (final["state"], final["units_done"], final["at_work"], final["failures"]) == ("complete", 200, [], [])
+    assert any(state["state"] == "running" and state["at_work"] for state in seen)
+    struck = Counter(request.fault for request in hub.requests if request.fault)
+    assert set(struck) >= {fault.kind for fault in FAULTS} - {"gzip"}
+    manifest = json.loads((output / ".tokenmill/download/manifest.json").read_bytes())
+    assert manifest["counts"] == {"in": 200, "out": 200, "rejected": 0, "bytes": sum(map(len, files.values()))}
+
+
+def test_a_rate_limit_is_kept_by_all_connections_together(tmp_path: Path) -> None:
+    with Hub(rate_limit=(6, 1.0)) as hub:
+        hub.add_dataset("org/corpus", files := corpus([f"{number}.jsonl" for number in range(10)], 100))
+        ended = download(hub, tmp_path / "out")
+        assert ended.code == 0, ended.err
+        assert data_of(tmp_path / "out") == files
+        nobody_came_before_the_told_time(hub, CONNECTIONS)
+
+
+def test_a_wrong_byte_a_refusal_and_the_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that stays wrong fails without a receipt, the others are there, and the token is nowhere."""
+    token = "hf_thisIsASecret0123456789"
+    with Hub(token=token, link_seconds=2) as hub:
+        files = corpus([f"{number}.jsonl.zst" for number in range(5)])
+        hub.add_dataset("org/corpus", files)
+        hub.faults.add(Fault("flip", path="3.jsonl.zst", where="cdn", times=None))
+        hub.faults.add(Fault("cut", path="1.jsonl.zst", where="cdn"), Fault("403", path="2.jsonl.zst", where="cdn"))
+        ended = download(hub, tmp_path / "out", "--json", HF_TOKEN=token)
+        assert ended.code not in (0, 2)
+        assert "3.jsonl.zst" in ended.err and "sha256" in ended.err
+        assert receipts(tmp_path / "out") == files.keys() - {"3.jsonl.zst"}
+        assert data_of(tmp_path / "out") == {name: files[name] for name in files if name != "3.jsonl.zst"}
+        assert not (tmp_path / "out/.tokenmill/download/manifest.json").exists()
+        status = tokenmill("status", tmp_path / "out", "--json").result
+        assert (status["state"], status["units_done"]) == ("failed", 4)
+        assert "3.jsonl.zst" in status["failures"][0]["message"]
+        asked = [request for request in hub.requests if request.file == "3.jsonl.zst" and request.kind == "cdn"]
+        assert len(asked) == 3 and not any(request.headers["Range"] for request in asked)
+
+        # Nothing of the wrong bytes is kept for the next run, which has all of its tries again.
+        hub.requests.clear()
+        monkeypatch.setenv("HF_TOKEN", token)
+        with pytest.raises(TransientError, match="sha256"):
+            fetch(hub, tmp_path / "out")
+        asked = [request for request in hub.requests if request.file == "3.jsonl.zst" and request.kind == "cdn"]
+        assert len(asked) == 3 and not any(request.headers["Range"] for request in asked)
+
+        hub.faults.clear()
+        assert fetch(hub, tmp_path / "out").done_now == 1
+        assert data_of(tmp_path / "out") == files
+        for request in hub.requests:
+            expected = None if request.kind == "cdn" else f"Bearer {token}"
+            assert request.headers["Authorization"] == expected
+    for path in tmp_path.rglob("*"):
+        assert not path.is_file() or token.encode() not in path.read_bytes()
+    assert token not in ended.err + ended.out
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 20) -> Any:
+    until = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < until, "it did not happen"
+        time.sleep(0.02)
+    return found
+
+
+@pytest.mark.parametrize("name", ["big.jsonl.zst", "big.jsonl"])
+def test_a_killed_download_goes_on_where_it_was(hub: Hub, tmp_path: Path, name: str) -> None:
+    content = text("big", 8 << 20)
+    hub.add_dataset("org/corpus", {name: content}, lfs={name} if name.endswith("zst") else False)
+    half = len(content) // 2
+    hub.faults.add(Fault("stall", path=name, where="cdn" if name.endswith("zst") else "resolve", at=half, seconds=60))
+    process = start("download", URI, tmp_path / "out", hub=hub)
+    work = tmp_path / "out/.tokenmill/download/work"
+    wait_for(lambda: [path for path in work.glob("*/data") if path.stat().st_size >= half - (1 << 20)])
+    process.send_signal(signal.SIGKILL)
+    assert finish(process).code == -signal.SIGKILL
+    kept = next(work.glob("*/data")).stat().st_size
+    assert kept > 0 and data_of(tmp_path / "out") == {}
+    assert tokenmill("status", tmp_path / "out", "--json").result["state"] == "stopped"
+
+    hub.requests.clear()
+    ended = download(hub, tmp_path / "out", "--json")
+    assert ended.code == 0, ended.err
+    assert data_of(tmp_path / "out") == {name: content}
+    assert {request.headers["Range"] for request in hub.requests if request.kind in ("resolve", "cdn")} == {
+        f"bytes={kept}-"
+    }
+    assert not work.exists()
+
+
+def test_sigterm_while_waiting_ends_with_143_and_the_next_run_goes_on(hub: Hub, tmp_path: Path) -> None:
+    files = corpus([f"{number}.jsonl" for number in range(4)], 100)
+    hub.add_dataset("org/corpus", files)
+    hub.faults.add(Fault("503", path="2.jsonl", retry="seconds", seconds=300))
+    process = start("download", URI, tmp_path / "out", "--connections", 2, hub=hub)
+    wait_for(lambda: len(receipts(tmp_path / "out")) == 3)
+    process.send_signal(signal.SIGTERM)
+    ended = finish(process, 10)
+    assert ended.code == 143 and "run the same command again" in ended.err
+    again = download(hub, tmp_path / "out", "--json")
+    assert again.code == 0 and again.result["units_done_now"] == 1
+    assert data_of(tmp_path / "out") == files
+
+
+def test_sigterm_while_the_hub_does_not_list_ends_with_143(hub: Hub, tmp_path: Path) -> None:
+    hub.add_dataset("org/corpus", corpus(["a.jsonl"]))
+    hub.faults.add(Fault("429", where="info", retry="seconds", seconds=300, times=None))
+    process = start("download", URI, tmp_path / "out", hub=hub)
+    wait_for(lambda: hub.requests)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGTERM)
+    assert finish(process, 8).code == 143
+
+
+def test_the_deadline_ends_what_still_fails_and_a_retry_may_help(hub: Hub, tmp_path: Path) -> None:
+    files = corpus([f"{number}.jsonl" for number in range(4)], 100)
+    hub.add_dataset("org/corpus", files)
+    # One that a retry may cure makes the whole worth a retry, whatever else is refused.
+    hub.faults.add(Fault("503", path="1.jsonl", times=None), Fault("404", path="2.jsonl", times=None))
+    ended = download(hub, tmp_path / "out", "--deadline", 2, timeout=20)
+    assert ended.code == 1
+    assert "1.jsonl" in ended.err and "2.jsonl" in ended.err and "deadline" in ended.err
+    hub.faults.clear()
+    fetch(hub, tmp_path / "out")
+    assert data_of(tmp_path / "out") == files
+
+
+def test_the_deadline_holds_for_the_listing_too(hub: Hub, tmp_path: Path) -> None:
+    hub.add_dataset("org/corpus", corpus(["a.jsonl"]))
+    hub.faults.add(Fault("503", where="info", times=None))
+    ended = download(hub, tmp_path / "out", "--deadline", 2, timeout=10)
+    assert ended.code == 1 and "org/corpus" in ended.err
+
+
+def test_refused_for_good_is_exit_2_with_a_remedy(hub: Hub, tmp_path: Path) -> None:
+    names = ["401.jsonl", "403.jsonl.zst", "404.jsonl", "fine.jsonl"]
+    hub.add_dataset("org/corpus", files := corpus(names, 100))
+    for name in names[:3]:
+        hub.faults.add(Fault(name[:3], path=name, times=None, where="cdn" if name.endswith("zst") else "resolve"))
+    ended = download(hub, tmp_path / "out")
+    assert ended.code == 2
+    assert "HF_TOKEN" in ended.err and "gone from this revision" in ended.err
+    assert data_of(tmp_path / "out") == {"fine.jsonl": files["fine.jsonl"]}
+    state = tokenmill("status", tmp_path / "out", "--json").result
+    assert state["state"] == "failed"
+    assert {failure["unit"] for failure in state["failures"]} == set(names[:3])
+
+
+def test_a_dataset_that_cannot_be_listed_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tokenmill.stages.download.BACKOFF_SECONDS", (0.01, 0.02))
+    with Hub() as hub, Hub(token="right") as private:
+        hub.add_dataset("org/corpus", corpus(["a.jsonl"]))
+        hub.add_dataset("org/gated", corpus(["a.jsonl"]), gated=True)
+        private.add_dataset("org/corpus", corpus(["a.jsonl"]))
+        for at, uri, remedy in (
+            (hub, "hf://datasets/org/nothing", "HF_TOKEN"),
+            (hub, URI + "@nothing", "revision"),
+            (hub, URI + "/nothing", "folder"),
+            (hub, "hf://datasets/org/gated", "HF_TOKEN"),
+            (private, URI, "HF_TOKEN"),
+        ):
+            with pytest.raises(RequestError, match=remedy):
+                fetch(at, tmp_path / uri.replace("/", "_"), uri)
+        monkeypatch.setenv("HF_TOKEN", "wrong")
+        with pytest.raises(RequestError, match="refused to list"):
+            fetch(private, tmp_path / "out")
+    assert data_of(tmp_path) == {}
+
+
+def test_a_branch_that_moves_does_not_matter_once_it_is_planned(hub: Hub, tmp_path: Path) -> None:
+    files = corpus([f"{number}.jsonl" for number in range(6)])
+    commit = hub.add_dataset("org/corpus", files)
+    hub.faults.add(Fault("move_branch"))
+    output = tmp_path / "out"
+    first = fetch(hub, output, run=Run(Reporter(quiet=True), 0, 2))
+    assert first.completion.manifest is None and 0 < first.completion.done < 6
+    hub.requests.clear()
+    second = fetch(hub, output, run=Run(Reporter(quiet=True), 1, 2))
+    assert {request.kind for request in hub.requests} == {"resolve"}
+    assert data_of(output) == files
+    assert second.completion.manifest is not None
+    assert second.completion.manifest.content["source"] == {"uri": URI, "revision": commit}
+    # Asked again, the same request still means the same data; a commit by name is another request.
+    assert fetch(hub, output).done_now == 0
+    with pytest.raises(RequestError, match=f'revision: null -> "{commit}"'):
+        fetch(hub, output, revision=commit)
+    assert fetch(hub, output, revision=commit, run=Run(Reporter(quiet=True), replace=True)).done_now == 0
+    assert data_of(output) == files
+
+
+def test_a_larger_sample_keeps_the_smaller_one(hub: Hub, tmp_path: Path) -> None:
+    hub.add_dataset("org/corpus", corpus([f"train/{number}.jsonl" for number in range(12)] + ["test/0.jsonl"], 100))
+    replace = Run(Reporter(quiet=True), replace=True)
+    fetch(hub, tmp_path / "out", sample=3)
+    before = data_of(tmp_path / "out")
+    assert len(before) == 3
+    assert fetch(hub, tmp_path / "out", sample=6, run=replace).done_now == 3
+    assert len(data_of(tmp_path / "out")) == 6 and before.items() <= data_of(tmp_path / "out").items()
+    assert fetch(hub, tmp_path / "out", sample=3, run=replace).done_now == 0
+    assert data_of(tmp_path / "out") == before
+
+
+HOSTILE = [
+    "control\x01\n\r\t\x1b[2J\x7f.jsonl",
+    "case.jsonl",
+    "CASE.jsonl",
+    "Case.jsonl",
+    "compos\u00e9.jsonl",
+    "compose\u0301.jsonl",
+    "long" * 75 + ".jsonl",
+    "long" * 74 + "lonG.jsonl",
+    "\u8a9e" * 100 + ".jsonl",
+    " leading and trailing .jsonl",
+    ".hidden.jsonl",
+    "-rf.jsonl",
+    "a%2Fb.jsonl",
+    "a?b#c&d=e+f.jsonl",
+    ".tokenmill/download/plan.json",
+    "deep/er/case.jsonl",
+    "$(touch pwned).jsonl",
+    "nul.jsonl",
+]
+
+
+@pytest.mark.parametrize("layout", ["flat", "tree"])
+def test_hostile_names_arrive_with_the_right_bytes(hub: Hub, tmp_path: Path, layout: str) -> None:
+    hub.add_dataset("org/corpus", files := corpus(HOSTILE, 100))
+    fetch(hub, tmp_path / "out", layout=layout)
+    found = data_of(tmp_path / "out")
+    assert Counter(found.values()) == Counter(files.values())
+    assert all(name.isascii() and name.isprintable() for name in found)
+    manifest = json.loads((tmp_path / "out/.tokenmill/download/manifest.json").read_bytes())
+    for entry in manifest["files"]:
+        assert found[entry["path"]] == files[entry["parts"][0]["source"]]
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_name_that_leads_outside_downloads_nothing(hub: Hub, tmp_path: Path) -> None:
+    hub.add_dataset("org/corpus", corpus(["fine.jsonl", "../../outside.jsonl"], 100))
+    with pytest.raises(InputError, match="not to be trusted"):
+        fetch(hub, tmp_path / "deep" / "out")
+    assert data_of(tmp_path / "deep") == {} and not any(r.kind in ("resolve", "cdn") for r in hub.requests)
+
+
+def test_a_name_that_is_no_text_downloads_or_is_refused(hub: Hub, tmp_path: Path) -> None:
+    hub.add_dataset("org/corpus", files := corpus(["lone\ud800surrogate.jsonl"], 100))
+    ended = download(hub, tmp_path / "out", timeout=10)
+    assert ended.code in (0, 2), ended.err
+    assert "Traceback" not in ended.err
+    assert list(data_of(tmp_path / "out").values()) == (list(files.values()) if ended.code == 0 else [])
+
+
+def test_a_file_that_is_a_folder_of_another_downloads_or_is_refused(hub: Hub, tmp_path: Path) -> None:
+    hub.add_dataset("org/corpus", {"a.jsonl": text("a", 200), "a.jsonl/b.jsonl": text("b", 100)})
+    with contextlib.suppress(RequestError):
+        for worker in (0, 1):  # the larger one is the first worker's
+            fetch(hub, tmp_path / "out", layout="tree", run=Run(Reporter(quiet=True), worker, 2))
+        assert len(data_of(tmp_path / "out")) == 2

@@ -1,0 +1,244 @@
+"""What a plan records of a tokenizer, and what a user is told where one cannot be used."""
+
+import hashlib
+import json
+import shutil
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tokenmill.errors import RequestError, TransientError
+from tokenmill.testhub import Fault, Hub
+from tokenmill.tokens.encoders import load_encoder
+from tokenmill.tokens.gate import Verdict
+from tokenmill.tokens.resolve import settle
+from tokenmill.tokens.tokenizer import (
+    ResolvedTokenizer,
+    decode,
+    eod_warning,
+    resolve_tokenizer,
+    tokenizer_request,
+)
+
+TINY = Path(__file__).parents[1] / "conformance/tokenizers/tiny"
+COMMON: dict[str, Any] = {"eod_token": None, "add_special_tokens": True, "texts": ["One.", "\ud800", "Two."]}
+
+
+def write_tokenizer(
+    directory: Path, vocab: dict[str, int], added: dict[str, int] | None = None, *, bos: str = "", **config: Any
+) -> Path:
+    """Write a byte-level BPE tokenizer without merges."""
+    template = [{"SpecialToken": {"id": bos, "type_id": 0}}] if bos else []
+    added = added or {}
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    tokenizer = {
+        "version": "1.0",
+        "truncation": {"max_length": 2, "stride": 0, "strategy": "LongestFirst", "direction": "Right"},
+        "padding": None,
+        "added_tokens": [{"id": i, "content": token, **flags} for token, i in added.items()],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [*template, {"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {bos: {"id": bos, "ids": [added[bos]], "tokens": [bos]}} if bos else {},
+        },
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": False,
+            "vocab": {**vocab, **added},
+            "merges": [],
+        },
+    }
+    directory.mkdir(parents=True)
+    (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (directory / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "TokenizersBackend", **config}))
+    return directory
+
+
+def bytes_vocabulary() -> dict[str, int]:
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    return {token: i for i, token in enumerate(sorted(ByteLevel.alphabet()))}
+
+
+def refused(reference: str | Path, tmp_path: Path, revision: str | None = None, **options: Any) -> str:
+    """Resolve what must be refused, leaving nothing; return the message."""
+    made, scratch = tmp_path / "made", tmp_path / "scratch"
+    with pytest.raises(RequestError) as caught:
+        resolve_tokenizer(str(reference), revision, destination=made, scratch=scratch, **(COMMON | options))
+    assert caught.value.exit_code == 2
+    assert not made.exists()
+    return str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[ResolvedTokenizer, Verdict, Path]:
+    """Resolve the tiny tokenizer, from a Hub at a branch, with a code file beside it that must not come along."""
+    made = tmp_path_factory.mktemp("tiny")
+    files = {path.name: path.read_bytes() for path in TINY.iterdir()}
+    with Hub() as hub:
+        hub.add_model(
+            "org/tiny",
+            files | {"evil.py": b"raise SystemExit", "weights.bin": b"\0" * 9, "sub/tokenizer.json": b"{}"},
+            lfs=["tokenizer.json"],
+        )
+        hub.faults.add(Fault(path="tokenizer.json", kind="flip", times=1))
+        resolved, verdict = resolve_tokenizer(
+            "org/tiny", "main", destination=made / "out", scratch=made / "scratch", endpoint=hub.endpoint, **COMMON
+        )
+        fetched = {request.path.rpartition("/")[2] for request in hub.requests if "/resolve/" in request.path}
+        assert fetched == set(files)
+        assert resolved.revision == hub.find("model", "org/tiny").branches["main"]  # type: ignore[union-attr]
+    assert not any((made / "scratch").iterdir())
+    return resolved, verdict, made / "out"
+
+
+def test_facts_and_copies(tiny: tuple[ResolvedTokenizer, Verdict, Path]) -> None:
+    resolved, verdict, out = tiny
+    assert (resolved.reference, resolved.vocab_size, resolved.max_token_id) == ("org/tiny", 4096, 4095)
+    assert (resolved.dtype, resolved.eod_id, resolved.eod_token) == ("uint16", 0, "<|endoftext|>")
+    assert not resolved.eos_is_chat
+    assert eod_warning(resolved) is None
+    copies = {path.name: path.read_bytes() for path in (out / "tokenizer").iterdir()}
+    assert copies == {path.name: path.read_bytes() for path in TINY.iterdir()}
+    assert resolved.files == {name: hashlib.sha256(data).hexdigest() for name, data in copies.items()}
+    assert resolved.fingerprint == hashlib.sha256((out / "backend.json").read_bytes()).hexdigest()
+    assert (verdict.encoder, verdict.rejected) == ("fastokens", ())
+    assert ResolvedTokenizer.from_json(json.loads((out / "resolved.json").read_text())) == resolved
+    assert Verdict.from_json(json.loads((out / "verdict.json").read_text())) == verdict
+
+
+def test_decode_gives_the_text_back(tiny: tuple[ResolvedTokenizer, Verdict, Path]) -> None:
+    text = "Grüße, 世界 \U0001f44d\r\n"
+    ids, _ = load_encoder("hf", tiny[2] / "backend.json", True).encode([text])
+    assert decode(tiny[2] / "backend.json", [*ids, 0]) == f"{text}<|endoftext|>"
+
+
+def test_request_is_known_without_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = tokenizer_request(str(TINY), None)
+    assert set(asked["files"]) == {"tokenizer.json", "tokenizer_config.json"}
+    copy = tmp_path / "elsewhere"
+    copy.mkdir()
+    for path in TINY.iterdir():
+        (copy / path.name).write_bytes(path.read_bytes())
+    (copy / "notes.txt").write_text("not the tokenizer's")
+    assert tokenizer_request(str(copy), None) == asked
+    (copy / "tokenizer_config.json").write_text("{}")
+    assert tokenizer_request(str(copy), None) != asked
+
+    monkeypatch.chdir(tmp_path)
+    assert tokenizer_request("org/name", "v1") == {"name": "org/name", "revision": "v1"}
+    (tmp_path / "org/name").mkdir(parents=True)
+    with pytest.raises(RequestError, match="holds no tokenizer"):  # an existing directory wins over a Hub name
+        tokenizer_request("org/name", None)
+
+
+@pytest.mark.parametrize("reference", ["./missing", "/nowhere/missing", "a/b/c", "../x", "~/x", ""])
+def test_missing_directory_is_no_hub_name(reference: str) -> None:
+    with pytest.raises(RequestError, match="no tokenizer directory"):
+        tokenizer_request(reference, None)
+
+
+def test_revision_of_a_directory() -> None:
+    with pytest.raises(RequestError, match="no revision"):
+        tokenizer_request(str(TINY), "main")
+
+
+def test_chat_eos_and_bos(tmp_path: Path) -> None:
+    """A tokenizer that adds BOS and ends with a chat token; the truncation in its file is ignored."""
+    added = {"<|begin|>": 300, "<|im_end|>": 301, "<|endoftext|>": 302}
+    chat = write_tokenizer(tmp_path / "chat", bytes_vocabulary(), added, bos="<|begin|>", eos_token="<|im_end|>")
+    out = tmp_path / "out"
+    resolved, verdict = resolve_tokenizer(str(chat), None, destination=out, scratch=tmp_path, **COMMON)
+    assert (resolved.reference, resolved.revision) == ("chat", None)
+    assert (resolved.eod_id, resolved.eos_is_chat, resolved.added) == (301, True, ("<|begin|>",))
+    assert "--eod-token '<|endoftext|>'" in str(eod_warning(resolved))
+    ids, _ = load_encoder(verdict.encoder, out / "backend.json", True, verdict.guard).encode(["abc"])
+    assert ids[0] == 300
+    assert len(ids) == 4
+
+
+def settle_here(directory: Path, tmp_path: Path, **asked: Any) -> str:
+    """Have this process load a tokenizer that must be refused, which saves importing transformers each time."""
+    work = tmp_path / f"work-{directory.name}"
+    shutil.copytree(directory, work / "tokenizer", dirs_exist_ok=True)
+    request = {"reference": directory.name, "need_eod": True, "add_special_tokens": True, "texts": []}
+    (work / "request.json").write_text(json.dumps({"eod_token": None} | request | asked))
+    with pytest.raises(RequestError) as caught:
+        settle(work)
+    return str(caught.value)
+
+
+def test_unusable_tokenizers(tmp_path: Path) -> None:
+    bare = write_tokenizer(tmp_path / "bare", bytes_vocabulary(), {"</s>": 300})
+    assert "names no eos token; give --eod-token (in its vocabulary: </s>)" in settle_here(bare, tmp_path)
+    message = settle_here(bare, tmp_path, eod_token="</ss>")
+    assert "'</ss>' is no single token" in message
+    assert "close to it: </s>" in message
+    sparse = write_tokenizer(tmp_path / "sparse", bytes_vocabulary() | {"b": 70_000}, {"<eos>": 300}, eos_token="<eos>")
+    message = settle_here(sparse, tmp_path)
+    assert "uint16" in message
+    assert "70,000" in message
+    broken = write_tokenizer(tmp_path / "broken", {"a": 0})
+    (broken / "tokenizer.json").write_text('{"version": "1.0", "model": {"type": "Unheard-of"}}')
+    message = settle_here(broken, tmp_path)
+    assert "cannot load the tokenizer broken" in message
+    assert "save_pretrained" in message
+    assert str(tmp_path) not in message
+
+
+def test_hostile_files(tmp_path: Path) -> None:
+    """None of these gets as far as loading transformers."""
+    cases = {
+        "{": "no JSON",
+        "[" * 200_000: "no JSON",
+        "[]": "no JSON object",
+        json.dumps({"auto_map": {"AutoTokenizer": ["evil.Tokenizer", None]}}): "Python code of its own",
+    }
+    for number, (config, message) in enumerate(cases.items()):
+        directory = write_tokenizer(tmp_path / str(number), {"a": 0})
+        (directory / "tokenizer_config.json").write_text(config)
+        (directory / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+        assert message in refused(directory, tmp_path)
+    with (directory / "tokenizer.json").open("wb") as file:
+        file.truncate(129 << 20)
+    assert "bytes, more than" in refused(directory, tmp_path)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_hub_refusals(tmp_path: Path) -> None:
+    with Hub() as hub:
+        hub.add_model("org/empty", {"README.md": b"nothing here"})
+        hub.add_model("org/gated", {"tokenizer.json": b"{}"}, gated=True)
+        for name, revision, said in (
+            ("org/empty", None, "holds no tokenizer"),
+            ("org/empty", "v9", "no revision v9"),
+            ("org/gated", None, "gated"),
+            ("org/absent", None, "neither a directory here nor"),
+        ):
+            assert said in refused(name, tmp_path, revision, endpoint=hub.endpoint)
+
+
+def test_no_network(tmp_path: Path) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        endpoint = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        with pytest.raises(TransientError, match="without a network, give a directory"):
+            resolve_tokenizer(
+                "org/tiny", None, destination=tmp_path / "out", scratch=tmp_path, endpoint=endpoint, **COMMON
+            )
+
+
+def test_unknown_encoder(tmp_path: Path) -> None:
+    assert "no encoder 'fast'; give one of auto, fastokens, gigatoken, hf" in refused(TINY, tmp_path, encoder="fast")

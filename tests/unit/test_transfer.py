@@ -1,0 +1,174 @@
+"""HTTP transfers: what a server's headers mean, where a token goes, and which answers are worth another try."""
+
+import time
+from collections.abc import Iterator
+from email.utils import formatdate
+from urllib.parse import urlsplit
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from requests.structures import CaseInsensitiveDict
+
+from tokenmill.corpus.source import Retry
+from tokenmill.corpus.transfer import Gate, Transfer, told_to_wait
+from tokenmill.testhub import Fault, Hub
+
+PLAIN, PACKED = b"plain text\n" * 100, bytes(range(256)) * 40
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with Hub() as made:
+        made.add_dataset("org/c", {"a.txt": PLAIN, "b.zst": PACKED})
+        yield made
+
+
+@pytest.fixture
+def transfer() -> Transfer:
+    return Transfer(stall_seconds=0.5)
+
+
+def fetch(transfer: Transfer, hub: Hub, name: str = "b.zst", offset: int = 0, size: int | None = None) -> bytes:
+    url = f"{hub.endpoint}/datasets/org/c/resolve/main/{name}"
+    response = transfer.locate(url, {"Authorization": "Bearer secret"}, offset)
+    return b"".join(transfer.body(response, offset, size))
+
+
+def wait(**headers: str) -> float | None:
+    return told_to_wait(CaseInsensitiveDict({name.replace("_", "-"): value for name, value in headers.items()}))
+
+
+def test_the_servers_word_on_waiting() -> None:
+    assert wait(RateLimit='"resolvers";r=0;t=55') == 55
+    assert wait(RateLimit='"api";r=0;t=55', Retry_After="7") == 55
+    assert wait(RateLimit='"api";r=3;t=55', Retry_After="7") == 7
+    assert wait(Retry_After=" 7 ") == 7
+    assert wait() is None
+    assert wait(Retry_After="soon") is None
+    assert wait(Retry_After="-5") is None
+    assert wait(Retry_After="Sun, 06 Nov 1994 08:49:37 GMT") == 0
+    then = wait(Retry_After=formatdate(time.time() + 100, usegmt=True))
+    assert then is not None and 97 <= then <= 100
+
+
+@given(st.text(st.characters(max_codepoint=255)), st.text(st.characters(max_codepoint=255)))
+@example("\u00b2", "")
+@example("9" * 500, '"x";r=0;t=' + "9" * 500)
+@example("Mon, 99 Foo 0000 99:99:99", "")
+@example("Fri, 31 Dec 9999 23:59:59 -9999", "")
+def test_any_header_is_a_time_to_wait_or_none(after: str, limit: str) -> None:
+    told = wait(Retry_After=after, RateLimit=limit)
+    assert told is None or told >= 0
+
+
+def test_a_gate_stays_closed_as_long_as_the_longest_that_was_asked() -> None:
+    gate = Gate()
+    assert gate.closed_for() == 0
+    gate.close_for(50)
+    gate.close_for(2)
+    assert 49 < gate.closed_for() < 51
+
+
+@pytest.mark.parametrize(("name", "content"), [("a.txt", PLAIN), ("b.zst", PACKED)])
+def test_a_file_arrives_whole_and_from_any_byte(transfer: Transfer, hub: Hub, name: str, content: bytes) -> None:
+    assert fetch(transfer, hub, name) == content
+    assert fetch(transfer, hub, name, 1000) == content[1000:]
+    assert fetch(transfer, hub, name, len(content) - 1) == content[-1:]
+
+
+def test_a_token_goes_to_the_origin_it_was_meant_for_and_no_further(transfer: Transfer, hub: Hub) -> None:
+    fetch(transfer, hub)
+    assert [(r.kind, r.headers["Authorization"]) for r in hub.requests] == [("resolve", "Bearer secret"), ("cdn", None)]
+
+
+def test_no_compression_is_asked_for(transfer: Transfer, hub: Hub) -> None:
+    hub.faults.add(Fault("gzip", times=None))
+    assert fetch(transfer, hub) == PACKED
+    assert all(request.headers["Accept-Encoding"] == "identity" for request in hub.requests)
+
+
+@pytest.mark.parametrize(
+    ("kind", "refused"), [("401", True), ("403", True), ("404", True), ("429", False), ("500", False), ("503", False)]
+)
+def test_an_answer_that_is_no_body_is_worth_another_try(transfer: Transfer, hub: Hub, kind: str, refused: bool) -> None:
+    hub.faults.add(Fault(kind))
+    with pytest.raises(Retry, match=kind) as caught:
+        fetch(transfer, hub)
+    assert (caught.value.refused, caught.value.restart) == (refused, False)
+    assert fetch(transfer, hub) == PACKED
+
+
+def test_after_a_429_nobody_asks_before_the_time(transfer: Transfer, hub: Hub) -> None:
+    hub.faults.add(Fault("429", retry="seconds", seconds=30))
+    with pytest.raises(Retry):
+        fetch(transfer, hub)
+    for name in ("a.txt", "b.zst"):
+        with pytest.raises(Retry) as caught:
+            fetch(transfer, hub, name)
+        assert caught.value.after is not None and 28 < caught.value.after <= 30.5
+    assert len(hub.requests) == 1
+
+
+@pytest.mark.parametrize("kind", ["cut", "reset", "stall"])
+def test_a_connection_that_breaks_keeps_what_came(transfer: Transfer, hub: Hub, kind: str) -> None:
+    hub.faults.add(Fault(kind, where="cdn", at=5000, seconds=20))
+    url = f"{hub.endpoint}/datasets/org/c/resolve/main/b.zst"
+    came = b""
+    with pytest.raises(Retry) as caught:
+        for block in transfer.body(transfer.locate(url, {}, 0), 0, len(PACKED)):
+            came += block
+    assert not caught.value.restart
+    assert PACKED.startswith(came)
+    assert came + fetch(transfer, hub, offset=len(came)) == PACKED
+
+
+def test_another_range_than_was_asked_for_is_never_appended(transfer: Transfer, hub: Hub) -> None:
+    hub.faults.add(Fault("ignore_range"))
+    with pytest.raises(Retry, match="ignores ranges") as caught:
+        fetch(transfer, hub, offset=100)
+    assert caught.value.restart
+    with pytest.raises(Retry, match="nothing at this offset") as caught:
+        fetch(transfer, hub, offset=len(PACKED))
+    assert caught.value.restart
+
+
+def test_a_signed_link_is_in_no_message(transfer: Transfer, hub: Hub) -> None:
+    for fault in (Fault("drop", where="cdn"), Fault("403", where="cdn"), Fault("cut", where="cdn", at=0)):
+        hub.faults.add(fault)
+        with pytest.raises(Retry) as caught:
+            fetch(transfer, hub)
+        assert "Signature" not in str(caught.value)
+
+
+def test_a_password_in_an_address_is_in_no_message(transfer: Transfer, hub: Hub) -> None:
+    address = f"http://user:s3cret@{urlsplit(hub.endpoint).netloc}/nothing"
+    with pytest.raises(Retry) as caught:
+        transfer.locate(address, {}, 0)
+    assert "s3cret" not in str(caught.value)
+    hub.stop()
+    with pytest.raises(Retry) as caught:
+        Transfer(0.5).locate(address, {}, 0)
+    assert "s3cret" not in str(caught.value)
+
+
+def test_redirects_that_never_end_are_given_up(hub: Hub) -> None:
+    import http.server
+    import threading
+
+    class Round(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(302)
+            self.send_header("Location", self.path + "x")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Round) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with pytest.raises(Retry, match="too many redirects") as caught:
+            Transfer(0.5).locate(f"http://127.0.0.1:{server.server_port}/", {}, 0)
+        server.shutdown()
+    assert caught.value.refused
