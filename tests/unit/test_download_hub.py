@@ -351,7 +351,7 @@ def test_a_dataset_that_cannot_be_listed_says_what_to_do(tmp_path: Path, monkeyp
             with pytest.raises(RequestError, match=remedy):
                 fetch(at, tmp_path / uri.replace("/", "_"), uri)
         monkeypatch.setenv("HF_TOKEN", "wrong")
-        with pytest.raises(RequestError, match="refused to list"):
+        with pytest.raises(RequestError, match="refused the dataset org/corpus"):
             fetch(private, tmp_path / "out")
     assert data_of(tmp_path) == {}
 

@@ -225,7 +225,7 @@ def test_hub_refusals(tmp_path: Path) -> None:
             ("org/empty", None, "holds no tokenizer"),
             ("org/empty", "v9", "no revision v9"),
             ("org/gated", None, "gated"),
-            ("org/absent", None, "neither a directory here nor"),
+            ("org/absent", None, "does not know the tokenizer org/absent"),
         ):
             assert said in refused(name, tmp_path, revision, endpoint=hub.endpoint)
 

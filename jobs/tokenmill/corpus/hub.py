@@ -6,17 +6,15 @@ halves what a download takes from the quota (59,166 files at 5,000 requests in 5
 
 import os
 import re
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Iterator
 from urllib.parse import quote
 
+from tokenmill.corpus.asking import ask
 from tokenmill.corpus.source import Listing, Patience, RemoteFile
-from tokenmill.corpus.transfer import Transfer, pause, told_to_wait
+from tokenmill.corpus.transfer import Transfer
 from tokenmill.errors import RequestError, TransientError
 
 _URI = re.compile(r"hf://datasets/([\w.-]+/[\w.-]+)(?:@([^/]+))?(?:/(.+))?")
-
-T = TypeVar("T")
 
 
 class HubSource:
@@ -41,12 +39,16 @@ class HubSource:
             raise RequestError(f"--revision {revision} contradicts the revision {self._revision} in the source")
         api = HfApi(endpoint=self.endpoint, library_name="tokenmill")
         wanted = revision or self._revision or "main"
-        commit = _ask(
-            lambda: api.repo_info(self.repository, repo_type="dataset", revision=wanted).sha, self.repository, patience
+        what = f"the dataset {self.repository}"
+        commit = ask(
+            lambda: api.repo_info(self.repository, repo_type="dataset", revision=wanted).sha,
+            what,
+            patience,
+            revision=wanted,
         )
         if not commit:
             raise TransientError(f"the Hub gave no commit for {self.repository} at {wanted}")
-        tree = _ask(
+        tree = ask(
             lambda: [
                 item
                 for item in api.list_repo_tree(
@@ -54,8 +56,9 @@ class HubSource:
                 )
                 if isinstance(item, RepoFile)
             ],
-            self.repository,
+            what,
             patience,
+            revision=wanted,
         )
         files = [
             RemoteFile(item.path, item.size, sha256=item.lfs.sha256)
@@ -75,45 +78,3 @@ class HubSource:
         url = f"{self.endpoint}/datasets/{self.repository}/resolve/{revision}/{path}"
         response = self._transfer.locate(url, headers, offset)
         return self._transfer.body(response, offset, file.size)
-
-
-def _ask(question: Callable[[], T], repository: str, patience: Patience) -> T:
-    """Ask the Hub, again while it is down or limits us; its refusals become messages."""
-    from huggingface_hub.errors import (  # type: ignore[attr-defined]
-        EntryNotFoundError,
-        GatedRepoError,
-        HfHubHTTPError,
-        HTTPError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
-
-    attempt = 0
-    while True:
-        try:
-            return question()
-        except GatedRepoError as error:
-            raise RequestError(
-                f"{repository} is gated: accept its terms on its page with the account whose token you use, and set "
-                "HF_TOKEN"
-            ) from error
-        except RevisionNotFoundError as error:
-            raise RequestError(f"{repository} has no such revision; look at its branches, tags and commits") from error
-        except EntryNotFoundError as error:
-            raise RequestError(f"{repository} has no such folder at this revision") from error
-        except RepositoryNotFoundError as error:
-            raise RequestError(
-                f"the Hub knows no dataset {repository}, or hides it from this account: check the name, or set HF_TOKEN"
-            ) from error
-        except (HTTPError, ValueError) as error:  # ValueError: a page of the listing that is no JSON
-            response: Any = getattr(error, "response", None)
-            status = getattr(response, "status_code", None)
-            if isinstance(error, HfHubHTTPError) and status in (400, 401, 403):
-                raise RequestError(f"the Hub refused to list {repository}: {_first_line(error)}") from error
-            attempt += 1
-            told = told_to_wait(response.headers) if response is not None else None
-            patience.wait(pause(attempt, told), f"the Hub did not list {repository}: {_first_line(error)}")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -6,12 +6,10 @@ they hold is hostile until `tokens.resolve` has loaded it in a process of its ow
 
 import hashlib
 import os
-import random
 import re
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 from urllib.parse import quote
 
 from tokenmill.errors import RequestError, TransientError
@@ -87,15 +85,24 @@ def fetch(name: str, revision: str | None, endpoint: str | None) -> tuple[str, d
     from huggingface_hub import HfApi, get_token
     from huggingface_hub.hf_api import RepoFile
 
+    from tokenmill.corpus.asking import ask
+    from tokenmill.corpus.source import Patience, Retry
     from tokenmill.corpus.transfer import Transfer
 
+    patience = Patience(time.monotonic() + PATIENCE_SECONDS)
+    what, otherwise = (
+        f"the tokenizer {name}",
+        "; or, without a network, give a directory that holds the tokenizer's files",
+    )
     base = (endpoint or os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
     api = HfApi(endpoint=base, library_name="tokenmill")
     wanted = revision or "main"
-    commit = _ask(lambda: api.repo_info(name, revision=wanted).sha, name, wanted, base)
+    commit = ask(lambda: api.repo_info(name, revision=wanted).sha, what, patience, revision=wanted, otherwise=otherwise)
     if not commit:
         raise TransientError(f"the Hub gave no commit for the tokenizer {name} at {wanted}; run the same again")
-    tree = _ask(lambda: list(api.list_repo_tree(name, revision=commit)), name, wanted, base)
+    tree = ask(
+        lambda: list(api.list_repo_tree(name, revision=commit)), what, patience, revision=wanted, otherwise=otherwise
+    )
     entries = [entry for entry in tree if isinstance(entry, RepoFile) and entry.path in FILES]
     _check_complete({entry.path: b"" for entry in entries}, f"{name} at {wanted}")
 
@@ -115,18 +122,16 @@ def fetch(name: str, revision: str | None, endpoint: str | None) -> tuple[str, d
             blob = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False)
             whole = blob.hexdigest() == entry.blob_id
         if not whole:
-            raise _Damaged(f"{entry.path} arrived with other content than the listing promises")
+            raise Retry(f"{entry.path} arrived with other content than the listing promises")
         return bytes(data)
 
     files = {}
     for entry in sorted(entries, key=lambda entry: entry.path):
         _check_size(entry.path, entry.size, name)
-        files[entry.path] = _ask(lambda entry=entry: download(entry), name, wanted, base)  # type: ignore[misc]
+        files[entry.path] = ask(
+            lambda entry=entry: download(entry), what, patience, revision=wanted, otherwise=otherwise
+        )  # type: ignore[misc]
     return commit, files
-
-
-class _Damaged(Exception):
-    """A transfer ended with the wrong bytes."""
 
 
 def _check_size(name: str, size: int, where: str) -> None:
@@ -143,62 +148,3 @@ def _check_complete(files: dict[str, bytes], where: str) -> None:
             f"{where} holds no tokenizer: none of {', '.join(VOCABULARY_FILES)}; give what a tokenizer's "
             "save_pretrained() wrote"
         )
-
-
-def _ask(question: Callable[[], T], name: str, revision: str, endpoint: str) -> T:
-    """Ask the Hub, again while it is down or limits us; its refusals become messages."""
-    from huggingface_hub.errors import (  # type: ignore[attr-defined]
-        GatedRepoError,
-        HfHubHTTPError,
-        HFValidationError,
-        HTTPError,
-        OfflineModeIsEnabled,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
-
-    from tokenmill.corpus.source import Retry
-    from tokenmill.corpus.transfer import told_to_wait
-
-    deadline, attempt = time.monotonic() + PATIENCE_SECONDS, 0
-    while True:
-        attempt += 1
-        try:
-            return question()
-        except OfflineModeIsEnabled as error:
-            raise RequestError(
-                f"the tokenizer {name} is on the Hub, and HF_HUB_OFFLINE is set; unset it, or give a directory"
-            ) from error
-        except GatedRepoError as error:
-            raise RequestError(
-                f"the tokenizer {name} is gated: accept its terms on its page with the account whose token you use, "
-                "and set HF_TOKEN"
-            ) from error
-        except RevisionNotFoundError as error:
-            raise RequestError(
-                f"the tokenizer {name} has no revision {revision}; look at its branches and tags"
-            ) from error
-        except RepositoryNotFoundError as error:
-            raise RequestError(
-                f"the tokenizer {name} is neither a directory here nor a repository the Hub shows to this account: "
-                "check the name, or set HF_TOKEN"
-            ) from error
-        except (HTTPError, OSError, ValueError, Retry, _Damaged) as error:
-            response: Any = getattr(error, "response", None)
-            status = getattr(response, "status_code", None)
-            said = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
-            # A signed link may have expired: what refuses a file is asked again, where to find it too.
-            refused = isinstance(error, HFValidationError) or (isinstance(error, HfHubHTTPError) and status in REFUSALS)
-            if refused or (isinstance(error, Retry) and error.refused and attempt == 3):
-                raise RequestError(
-                    f"the Hub refused the tokenizer {name}: {said}; check the name, and that HF_TOKEN may read it"
-                ) from error
-            told = told_to_wait(response.headers) if response is not None else getattr(error, "after", None)
-            pause = min(30.0, 2**attempt) * random.uniform(0.5, 1) if told is None else told + random.uniform(0, 1)
-            unreachable = response is None and not isinstance(error, Retry | _Damaged)
-            if time.monotonic() + pause > deadline or (unreachable and attempt == 2) or attempt == 8:
-                raise TransientError(
-                    f"could not get the tokenizer {name} from {endpoint}: {said}; run the same again, or, without a "
-                    "network, give a directory that holds the tokenizer's files"
-                ) from error
-            time.sleep(pause)
