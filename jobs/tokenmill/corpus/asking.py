@@ -20,8 +20,8 @@ T = TypeVar("T")
 def ask(question: Callable[[], T], what: str, patience: Patience, *, revision: str, otherwise: str = "") -> T:
     """Return the answer to a question about `what` ("the dataset ORG/NAME").
 
-    `revision` is what was asked for, `otherwise` what one can do without the Hub, both for messages. Raises RequestError for what asking
-    again cannot change, TransientError when patience ends or nothing answers at all.
+    For messages, `revision` is what was asked for and `otherwise` what one can do without the Hub. Raises
+    RequestError for what asking again cannot change, TransientError when patience ends or nothing answers.
     """
     from huggingface_hub.errors import (  # type: ignore[attr-defined]
         EntryNotFoundError,

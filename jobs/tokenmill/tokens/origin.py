@@ -8,6 +8,7 @@ import hashlib
 import os
 import re
 import time
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote
@@ -128,9 +129,7 @@ def fetch(name: str, revision: str | None, endpoint: str | None) -> tuple[str, d
     files = {}
     for entry in sorted(entries, key=lambda entry: entry.path):
         _check_size(entry.path, entry.size, name)
-        files[entry.path] = ask(
-            lambda entry=entry: download(entry), what, patience, revision=wanted, otherwise=otherwise
-        )  # type: ignore[misc]
+        files[entry.path] = ask(partial(download, entry), what, patience, revision=wanted, otherwise=otherwise)
     return commit, files
 
 
