@@ -18,6 +18,10 @@ class RequestError(TokenmillError):
     exit_code = 2
 
 
+class MachineError(RequestError):
+    """The file system refuses every unit alike (full, read-only): the rest of the share is not tried."""
+
+
 class InputError(RequestError):
     """An input file is damaged or holds what cannot be taken; names the file and the place."""
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import xxhash
 
-from tokenmill.errors import RequestError, TransientError
+from tokenmill.errors import MachineError, RequestError, TransientError
 from tokenmill.machine import is_alive, machine_tag
 
 COPY_CHUNK = 8 << 20
@@ -249,12 +249,13 @@ def explained(output: Path) -> Iterator[None]:
     except OSError as error:
         where = error.filename or output
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise RequestError(
+            raise MachineError(
                 f"no space left writing {where}; free space on {output} (or raise the quota) and run the "
                 "same command again: finished units are kept"
             ) from error
         if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-            raise RequestError(
+            kind = MachineError if error.errno == errno.EROFS else RequestError
+            raise kind(
                 f"cannot use {where}: {error.strerror}; give a path this user may write (uid {os.getuid()}), "
                 "or mount the volume read-write"
             ) from error

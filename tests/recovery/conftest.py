@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +15,24 @@ from tokenmill.testhub import Hub
 REPOSITORY = "org/corpus"
 TOKENIZER = Path(__file__).parent.parent / "conformance" / "tokenizers" / "tiny"
 
-_WORDS = "the of a in to and is was for on as with by he that at from his it an are were which this be".split()
+_WORDS = (
+    "the",
+    "of",
+    "a",
+    "in",
+    "to",
+    "and",
+    "is",
+    "was",
+    "for",
+    "on",
+    "as",
+    "with",
+    "by",
+    "he",
+    "that",
+    "at",
+)
 
 
 def text(seed: int, documents: int, words: int = 60) -> bytes:
@@ -37,9 +55,9 @@ def forge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forge]:
 
 @pytest.fixture(scope="session")
 def shards() -> dict[str, bytes]:
-    """Ten compressed files of a corpus, of different sizes."""
+    """Eight compressed files of a corpus, of different sizes."""
     pack = zstandard.ZstdCompressor(level=1).compress
-    return {f"train/{i:02d}.jsonl.zst": pack(text(i, 60 + 90 * (i % 4))) for i in range(10)}
+    return {f"train/{i:02d}.jsonl.zst": pack(text(i, 60 + 90 * (i % 4))) for i in range(8)}
 
 
 @pytest.fixture(scope="session")
@@ -63,4 +81,21 @@ def extracted(tmp_path_factory: pytest.TempPathFactory, corpus: Path, forge: For
     """Return a finished extract, to be read and never changed."""
     output = tmp_path_factory.mktemp("extracted") / "extracted"
     forge.done(["extract", corpus, output, "--processes", "1"])
+    return output
+
+
+@pytest.fixture(scope="session")
+def tokenised(tmp_path_factory: pytest.TempPathFactory, corpus: Path, forge: Forge) -> Path:
+    """Return a finished preprocess of the corpus, to be read and never changed."""
+    output = tmp_path_factory.mktemp("tokenised") / "tokenised"
+    forge.done(["preprocess", corpus, output, "--tokenizer", TOKENIZER, "--target-files", 6, "--processes", 1])
+    return output
+
+
+@pytest.fixture(scope="session")
+def settled(tmp_path_factory: pytest.TempPathFactory, tokenised: Path) -> Path:
+    """Return a preprocess output where only the tokenizer is settled, so that planning there takes no seconds."""
+    output = tmp_path_factory.mktemp("settled") / "out"
+    for part in ("tokenizer", ".tokenmill/preprocess/encoders"):
+        shutil.copytree(tokenised / part, output / part)
     return output

@@ -2,19 +2,20 @@
 
 Reads one JSON object a line from standard input and answers each with one:
 
-    {"argv": [...], "log": PATH, "at": {...} or absent}  -> {"pid": N}; the child leads a process group of its own
+    {"argv": [...], "log": PATH, "at": [{...}, ...]}     -> {"pid": N}; the child leads a process group of its own
     {"wait": PID, "seconds": S}                          -> {"exit": code, minus the signal's number when it was
                                                              killed by one, "stopped", or null after S seconds}
 
-`at` sends the child a signal just before one of its own file system operations, which are seen by an
-audit hook (sys.addaudithook): {"signal": N, "count": k} at the k-th below {"below": PATH}; with
-{"match": REGEX} only those count whose "event path [path]" it finds.  The signal is a real one, and the
+Each of `at` sends the child a signal just before one of its own file system operations, which are seen by
+an audit hook (sys.addaudithook): {"signal": N, "count": k} at the k-th below {"below": PATH}; with
+{"match": REGEX} only those count whose "event path [path]" it finds. The signal is a real one, and the
 operation does not happen before it. `opened` names a file to which the paths of all files opened below
 `watch` are appended.
 
 Standard library alone at the top: a child that tokenmill spawns imports this file as its main module.
 """
 
+import contextlib
 import json
 import os
 import random
@@ -22,8 +23,9 @@ import re
 import signal
 import sys
 import time
+import traceback
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 SEEN = {"open", "os.rename", "os.link", "os.mkdir", "os.remove", "os.rmdir", "os.truncate", "os.utime"}
 
@@ -63,22 +65,31 @@ def watch(below: str, log: str) -> None:
     sys.addaudithook(hook)
 
 
-def run(order: dict[str, Any]) -> None:
-    """Become `tokenmill ARGV`; does not return."""
-    os.setsid()
+def run(order: dict[str, Any]) -> NoReturn:
+    """Become `tokenmill ARGV`."""
+    os.setpgid(0, 0)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
     random.seed()
     sys.argv = ["tokenmill", *order["argv"]]
-    if order.get("at"):
-        arm(order["at"])
+    for at in order.get("at", ()):
+        arm(at)
     if order.get("opened"):
         watch(order["watch"], order["opened"])
     from tokenmill.cli import main
 
-    main()
+    code = 1
+    try:
+        main()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # tearing the interpreter down would cost more than most of these runs
 
 
 def wait(pid: int, seconds: float) -> int | str | None:
@@ -102,7 +113,9 @@ def serve() -> None:
         else:
             pid = os.fork()
             if pid == 0:
-                return run(order)
+                run(order)
+            with contextlib.suppress(PermissionError, ProcessLookupError):  # the child did it, and may be over
+                os.setpgid(pid, pid)
             answer = {"pid": pid}
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
@@ -112,26 +125,20 @@ def warm() -> None:
     """Import what the stages import, so that a run begins with its work."""
     import gc
 
-    import huggingface_hub.errors
-    import huggingface_hub.hf_api
-    import numpy
-    import orjson
-    import requests
     import typer
     import typer.testing
-    import zstandard
 
     import tokenmill.cli.commands
     import tokenmill.cli.report
     import tokenmill.corpus.compression
-    import tokenmill.corpus.readers
     import tokenmill.corpus.hub
+    import tokenmill.corpus.readers
     import tokenmill.stages.concatenate
     import tokenmill.stages.download
     import tokenmill.stages.extract
     import tokenmill.stages.launch
-    import tokenmill.stages.preprocess
     import tokenmill.stages.naming
+    import tokenmill.stages.preprocess
     import tokenmill.tokens.encoders
     import tokenmill.tokens.indexed
     import tokenmill.tokens.tokenizer  # noqa: F401

@@ -75,15 +75,15 @@ class Forge:
         answer: dict[str, Any] = json.loads(self._process.stdout.readline())
         return answer
 
-    def start(self, argv: Sequence[Any], **order: Any) -> Run:
-        """Begin a run."""
+    def start(self, argv: Sequence[Any], *at: dict[str, Any], **order: Any) -> Run:
+        """Begin a run; `at` says when signals come to it (`kill_at`, `stop_at`)."""
         log = self.directory / f"{next(self._numbers)}.log"
-        pid = self.ask({"argv": [str(a) for a in argv], "log": str(log), **order})["pid"]
+        pid = self.ask({"argv": [str(a) for a in argv], "log": str(log), "at": at, **order})["pid"]
         return Run(self, pid, log)
 
-    def run(self, argv: Sequence[Any], **order: Any) -> Run:
+    def run(self, argv: Sequence[Any], *at: dict[str, Any], **order: Any) -> Run:
         """Run to the end."""
-        run = self.start(argv, **order)
+        run = self.start(argv, *at, **order)
         run.wait()
         return run
 
@@ -98,6 +98,16 @@ class Forge:
         assert self._process.stdin
         self._process.stdin.close()
         self._process.wait(10)
+
+
+def kill_at(below: Path, match: str = "", count: int = 1) -> dict[str, Any]:
+    """Kill a run just before its `count`-th file system operation of this kind below a directory (see forge.py)."""
+    return {"signal": signal.SIGKILL, "below": str(below), "match": match, "count": count}
+
+
+def stop_at(below: Path, match: str = "", count: int = 1) -> dict[str, Any]:
+    """Pause a run there instead."""
+    return {**kill_at(below, match, count), "signal": signal.SIGSTOP}
 
 
 def environment() -> dict[str, str]:

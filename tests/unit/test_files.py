@@ -13,7 +13,7 @@ import xxhash
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tokenmill.errors import RequestError, TransientError
+from tokenmill.errors import MachineError, RequestError, TransientError
 from tokenmill.files import (
     NAME_BYTES,
     canonical_json,
@@ -162,9 +162,9 @@ def test_a_files_hash_is_that_of_its_bytes(tmp_path_factory: pytest.TempPathFact
 @pytest.mark.parametrize(
     ("number", "kind", "remedy"),
     [
-        (errno.ENOSPC, RequestError, "free space"),
-        (errno.EDQUOT, RequestError, "quota"),
-        (errno.EROFS, RequestError, "read-write"),
+        (errno.ENOSPC, MachineError, "free space"),
+        (errno.EDQUOT, MachineError, "quota"),
+        (errno.EROFS, MachineError, "read-write"),
         (errno.EACCES, RequestError, "may write"),
         (errno.ENAMETOOLONG, RequestError, "another path"),
         (errno.ENOTDIR, RequestError, "another path"),

@@ -9,6 +9,7 @@ import os
 import secrets
 import shutil
 import socket
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 
 from tokenmill.files import CLOCK, abandoned, read_json, readable_json, server_time, write_atomic
 from tokenmill.flow.record import StageRecord
-from tokenmill.machine import is_alive, machine, start_ticks
+from tokenmill.machine import is_alive, machine, machine_tag, start_ticks
 
 OWNER = "owner.json"
 LEASE = "planning.json"
@@ -87,11 +88,16 @@ class Leftover:
 
 
 def new_attempt_directory(record: StageRecord, unit_id: str, plan_id: str) -> Path:
-    """Create the directory of a new attempt, with its owner's record inside."""
-    path = record.work / f"{unit_id}~{os.getpid()}-{secrets.token_hex(4)}"
-    path.mkdir(parents=True)
-    write_atomic(path / OWNER, owner_record(plan=plan_id))
-    return path
+    """Create the directory of a new attempt: it appears with its owner in it, so that none takes it for a leftover."""
+    name = f"{os.getpid()}-{secrets.token_hex(4)}"
+    path, made = record.work / f"{unit_id}~{name}", record.work / f".{machine_tag()}-{name}.tmp"
+    while True:
+        try:
+            made.mkdir(parents=True, exist_ok=True)
+            write_atomic(made / OWNER, owner_record(plan=plan_id))
+            return made.rename(path)
+        except FileNotFoundError:  # the work directory was empty, and another worker's sweep removed it
+            continue
 
 
 def leftovers(record: StageRecord) -> dict[str, list[Leftover]]:
@@ -126,6 +132,20 @@ def leftovers(record: StageRecord) -> dict[str, list[Leftover]]:
     return found
 
 
+def break_lease(lease: Path, owner: Owner | None) -> None:
+    """Remove the lease of a dead planner, unless a live one has taken its place meanwhile.
+
+    It is renamed to a name of its own first, so that of several workers only one breaks this lease.
+    """
+    broken = lease.with_name(f".planning.{machine_tag()}-{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    with suppress(FileNotFoundError):
+        lease.rename(broken)
+        if read_owner(broken) == owner:
+            broken.unlink()
+        else:
+            broken.rename(lease)
+
+
 def sweep(record: StageRecord, finished: set[str]) -> None:
     """Remove what dead attempts left, and what any attempt left of a unit that has its receipt.
 
@@ -137,15 +157,23 @@ def sweep(record: StageRecord, finished: set[str]) -> None:
             gone = leftover.liveness is Liveness.DEAD
             if gone or (unit in finished and leftover.liveness is Liveness.UNKNOWN):
                 leftover.remove()
-    lease = record.directory / LEASE
-    planner = read_owner(lease)
+    planner = read_owner(record.directory / LEASE)
     if planner is not None and planner.liveness() is Liveness.DEAD:
-        lease.unlink(missing_ok=True)
-    for path in record.directory.rglob(".*"):
-        if path.name.startswith(CLOCK) or abandoned(path):
+        break_lease(record.directory / LEASE, planner)
+    for path in (record.directory / "failures").glob("*.json"):
+        if path.stem in finished:  # its worker was killed between the receipt and the removal
             path.unlink(missing_ok=True)
+    _sweep_temporaries(record)
     for directory in (record.work, record.directory / "failures"):
-        try:
+        with suppress(OSError):  # still in use, or never made
             directory.rmdir()
-        except OSError:  # still in use, or never made
-            continue
+
+
+def _sweep_temporaries(record: StageRecord) -> None:
+    for path in record.work.glob(".*.tmp"):
+        if path.is_dir() and abandoned(path):
+            shutil.rmtree(path, ignore_errors=True)
+    for folder, _, names in os.walk(record.directory):  # not rglob: it raises where another worker removes a directory
+        for path in (Path(folder, name) for name in names if name.startswith(".")):
+            if path.name.startswith(CLOCK) or abandoned(path):
+                path.unlink(missing_ok=True)

@@ -8,7 +8,6 @@ still under the lease.
 
 import json
 import os
-import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,9 +17,8 @@ from typing import Any
 
 from tokenmill.errors import RequestError, Stopped
 from tokenmill.files import inside, publish_once, read_json, readable_json, write_atomic
-from tokenmill.flow.attempt import LEASE, Liveness, leftovers, owner_record, read_owner
+from tokenmill.flow.attempt import LEASE, Liveness, break_lease, leftovers, owner_record, read_owner
 from tokenmill.flow.record import Plan, StageRecord
-from tokenmill.machine import machine_tag
 
 LEASE_SECONDS = 60.0
 """A planner on another machine whose lease file did not change for this long is dead."""
@@ -52,18 +50,18 @@ def agree(
                 raise RequestError(_difference(record, plan.request, request))
         with _lease(record) as held:
             if held:
-                _plan_under_lease(record, request, make)
+                _plan_under_lease(record, request, make, replace)
                 continue
         watched = _watch(record, watched)
         time.sleep(0.2)
 
 
-def _plan_under_lease(record: StageRecord, request: dict[str, Any], make: Callable[[], Plan]) -> None:
+def _plan_under_lease(record: StageRecord, request: dict[str, Any], make: Callable[[], Plan], replace: bool) -> None:
     if _replaced(record).exists():
         _clear(record)
     old = record.read_plan()
-    if old is not None and old.request == request:
-        return
+    if old is not None and (old.request == request or not replace):
+        return  # what came meanwhile is taken or refused by the caller
     new = make()
     _refuse_foreign(record, old, new)
     if old is None:
@@ -107,6 +105,8 @@ def _clear(record: StageRecord) -> None:
         for unit in old.units:
             receipt = record.read_receipt(old, unit)
             path = record.receipt_path(unit.id)
+            if receipt is None and record.stored_receipt(new, unit) is not None:
+                continue  # kept already, by one that was killed here
             same = wanted.get(old.unit_key(unit))
             if receipt is not None and same is not None:
                 kept = {**receipt, "plan": new.id, "unit": same.id}
@@ -154,7 +154,7 @@ def _lease(record: StageRecord) -> Iterator[bool]:
     def beat() -> None:
         while not done.wait(5.0):
             with suppress(OSError):
-                path.touch()
+                os.utime(path)
 
     threading.Thread(target=beat, daemon=True).start()
     try:
@@ -182,13 +182,6 @@ def _watch(record: StageRecord, before: tuple[str, float, float] | None) -> tupl
     dead = owner is not None and owner.liveness() is Liveness.DEAD
     unchanged = now - seen[2] > LEASE_SECONDS and (owner is None or owner.liveness() is not Liveness.ALIVE)
     if dead or unchanged:
-        # Renamed to a name of its own first, so that of several waiters only one breaks this lease.
-        broken = path.with_name(f".planning.{machine_tag()}-{os.getpid()}-{secrets.token_hex(4)}.tmp")
-        with suppress(FileNotFoundError):
-            path.rename(broken)
-            if read_owner(broken) == owner:
-                broken.unlink()
-            else:  # somebody else broke it and a live planner holds it now: give it back
-                broken.rename(path)
+        break_lease(path, owner)
         return None
     return seen

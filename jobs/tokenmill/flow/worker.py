@@ -6,7 +6,6 @@ complete; a killed child is noticed; the exit code says whether a retry can help
 """
 
 import contextlib
-import errno
 import importlib
 import os
 import signal
@@ -20,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from tokenmill.errors import RequestError, Stopped, Superseded, TokenmillError, TransientError
+from tokenmill.errors import MachineError, RequestError, Stopped, Superseded, TokenmillError, TransientError
 from tokenmill.files import explained, readable_json, write_atomic
 from tokenmill.flow.attempt import Leftover, leftovers, sweep
 from tokenmill.flow.partition import share
@@ -28,6 +27,9 @@ from tokenmill.flow.planning import agree
 from tokenmill.flow.progress import Reporter, size
 from tokenmill.flow.record import Completion, Counts, Plan, StageRecord, Unit, complete
 from tokenmill.flow.workspace import Workspace
+
+STOP_SECONDS = 5.0
+"""How long a stopped worker waits for its threads, of the 30 s that Kubernetes gives by default."""
 
 
 class WorkerDied(TransientError):
@@ -200,13 +202,18 @@ def _execute(
                     continue
                 if isinstance(problem, Stopped):
                     continue
-                _record_failure(job.record, plan, unit, problem)
+                if not isinstance(problem, Superseded):  # the failures on disk are the new plan's
+                    _record_failure(job.record, plan, unit, problem)
                 reporter.warn(f"{plan.stage} of {unit.id} failed: {problem}")
                 failures.append((unit, problem))
                 fatal = fatal or _hopeless(problem)
             if fatal:
                 break
         pool.stop()
+        if _STOP.is_set() and job.load().THREADS and wait(running, timeout=STOP_SECONDS).not_done:
+            # A thread that waits for a silent server cannot be told, and a grace period is shorter than its patience.
+            reporter.warn(f"{plan.stage} stopped while waiting for the network; run the same command again to go on")
+            os._exit(Stopped.exit_code)
         for future, unit in running.items():
             problem = _problem(future, unit)
             finished += problem is None
@@ -250,9 +257,7 @@ def _problem(future: Future[None], unit: Unit) -> TokenmillError | None:
 
 def _hopeless(problem: TokenmillError) -> bool:
     """Tell whether the next unit must meet the same fate: the machine is at fault, not the unit's input."""
-    cause = problem.__cause__
-    machine = isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-    return machine or isinstance(problem, (Superseded, WorkerDied))
+    return isinstance(problem, MachineError | Superseded | WorkerDied)
 
 
 def _record_failure(record: StageRecord, plan: Plan, unit: Unit, problem: TokenmillError) -> None:

@@ -7,6 +7,7 @@ upgrade the pods of the old plan live on for their grace period. A file without 
 it with its size is no data, so a rename that is not atomic (blob storage) does no harm either.
 """
 
+import contextlib
 import errno
 import os
 import shutil
@@ -246,19 +247,29 @@ class Workspace:
         self._advance(self.unit.weight - self._advanced)
 
     def _publish(self, counts: Counts) -> None:
-        directories = set()
+        placed: dict[Path, int] = {}
         try:
             for output in self._outputs:
                 final = inside(self.record.output, output.final)
                 final.parent.mkdir(parents=True, exist_ok=True)
+                inode = output.path.stat().st_ino
                 output.path.replace(final)
-                directories.add(final.parent)
+                placed[final] = inode
         except FileNotFoundError:
             self._superseded()
             return
-        for directory in sorted(directories):
+        for directory in sorted({final.parent for final in placed}):
             fsync_directory(directory)
-        self.fence()
+        try:
+            self.fence()
+        except Superseded:
+            # They may lie where the new plan's files were: missing is noticed and made again, wrong bytes of the
+            # same size are not.
+            for final, inode in placed.items():
+                with contextlib.suppress(FileNotFoundError):
+                    if final.stat().st_ino == inode:
+                        final.unlink()
+            raise
         receipt = {
             "plan": self.plan.id,
             "unit": self.unit.id,

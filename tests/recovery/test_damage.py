@@ -1,0 +1,127 @@
+"""What happens to outputs and records after they were made: a rerun mends it, and makes only what is damaged."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recovery.support import Forge, assert_kept, assert_same_tree, receipts, tree
+
+UNIT = "03.jsonl"
+
+
+def truncate(output: Path) -> None:
+    data = output / UNIT
+    data.write_bytes(data.read_bytes()[:-7])
+
+
+def delete(output: Path) -> None:
+    (output / UNIT).unlink()
+
+
+def empty(output: Path) -> None:
+    (output / UNIT).write_bytes(b"")
+
+
+def same_size(output: Path) -> None:
+    data = bytearray((output / UNIT).read_bytes())
+    data[len(data) // 2] ^= 1
+    (output / UNIT).write_bytes(data)
+
+
+def cut_receipt(output: Path) -> None:
+    path = output / ".tokenmill" / "extract" / "receipts" / f"{UNIT}.json"
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def delete_receipt(output: Path) -> None:
+    (output / ".tokenmill" / "extract" / "receipts" / f"{UNIT}.json").unlink()
+
+
+def zero_receipt(output: Path) -> None:
+    path = output / ".tokenmill" / "extract" / "receipts" / f"{UNIT}.json"
+    path.write_bytes(bytes(path.stat().st_size))  # what a power cut can leave
+
+
+@pytest.fixture(scope="module")
+def finished(forge: Forge, corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a finished extract, to be copied."""
+    output = tmp_path_factory.mktemp("finished") / "out"
+    forge.done(["extract", corpus, output, "--processes", 1])
+    return output
+
+
+@pytest.fixture
+def output(finished: Path, tmp_path: Path) -> Path:
+    """Return a copy of a finished extract, to be damaged."""
+    return Path(shutil.copytree(finished, tmp_path / "out"))
+
+
+def rerun(corpus: Path, output: Path, *options: Any) -> list[Any]:
+    """Return the command that made the output."""
+    return ["extract", corpus, output, "--processes", 1, *options]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [truncate, delete, empty, same_size, cut_receipt, delete_receipt, zero_receipt],
+    ids=lambda f: f.__name__,
+)
+def test_rerun_mends_that_unit_alone(
+    forge: Forge, corpus: Path, finished: Path, output: Path, damage: Callable[[Path], None]
+) -> None:
+    damage(output)
+    others = {name: found for name, found in receipts(finished, "extract").items() if name != f"{UNIT}.json"}
+    forge.done(rerun(corpus, output, *(["--verify-hashes"] if damage is same_size else [])))
+    assert_same_tree(output, tree(finished))
+    assert_kept(others, receipts(output, "extract"))
+
+
+def test_no_manifest_stands_over_missing_data(forge: Forge, corpus: Path, finished: Path, output: Path) -> None:
+    """The worker whose share is whole cannot mend the other's, but takes the manifest away."""
+    delete(output)
+    runs = [forge.run(rerun(corpus, output, "--workers", 2, "--worker-index", index)) for index in (0, 1)]
+    manifest = output / ".tokenmill" / "extract" / "manifest.json"
+    assert [run.exit for run in runs] == [0, 0]
+    assert_same_tree(output, tree(finished))
+
+    delete(output)
+    mine = json.loads(forge.done(rerun(corpus, output, "--json", "--workers", 2)).said.splitlines()[-1])
+    if mine["units_done"] < mine["units"]:  # the unit is worker 1's
+        assert not manifest.exists()
+    forge.done(rerun(corpus, output))
+    assert_same_tree(output, tree(finished))
+
+
+@pytest.mark.parametrize("damage", [truncate, delete], ids=lambda f: f.__name__)
+def test_the_next_stage_refuses_missing_data(
+    forge: Forge, output: Path, tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    damage(output)
+    run = forge.run(["concatenate", output, tmp_path / "next", "--target-files", 2, "--processes", 1])
+    assert run.exit == 2
+    assert UNIT in run.said and "run tokenmill extract again" in run.said
+    assert not (tmp_path / "next").exists()
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "plan.json"])
+@pytest.mark.parametrize("keep", [None, 0.0, 0.5], ids=["deleted", "empty", "half"])
+def test_stage_record_lost(
+    forge: Forge, corpus: Path, finished: Path, output: Path, name: str, keep: float | None
+) -> None:
+    """A manifest is made again from the receipts, a plan from the input; what is done stays done."""
+    path = output / ".tokenmill" / "extract" / name
+    data = path.read_bytes()
+    path.unlink()
+    if keep is not None:
+        path.write_bytes(data[: int(len(data) * keep)])
+    run = forge.run(rerun(corpus, output))
+    if name == "plan.json" and run.exit == 2:  # refusing is right as well, with what to do
+        assert "plan" in run.said or "move it away" in run.said
+        return
+    assert run.exit == 0, run.said
+    assert_same_tree(output, tree(finished))
+    assert_kept(receipts(finished, "extract"), receipts(output, "extract"))

@@ -1,0 +1,143 @@
+"""Full and read-only file systems, real ones: exit 2 with what to do, nothing half there, and the rerun is right."""
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recovery.conftest import REPOSITORY, TOKENIZER
+from recovery.support import Forge, assert_kept, assert_same_tree, kill_at, receipts, tree
+from tokenmill.testhub import Hub
+
+
+class Disk:
+    """A small file system of its own, at `path`."""
+
+    def __init__(self, path: Path) -> None:
+        """Mount it."""
+        self.path = path
+        path.mkdir()
+        self._mount("-t", "tmpfs", "-o", "size=64m", "tokenmill-test", str(path))
+
+    def remount(self, options: str) -> None:
+        """Change its size, or whether it may be written."""
+        self._mount("-o", f"remount,{options}", str(self.path))
+
+    def unmount(self) -> None:
+        """Take it away."""
+        subprocess.run(["umount", "-l", str(self.path)], check=True)
+
+    @staticmethod
+    def _mount(*arguments: str) -> None:
+        done = subprocess.run(["mount", *arguments], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise OSError(done.stderr.strip())
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    """Mount a small file system."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small file system needs root")
+    try:
+        disk = Disk(tmp_path / "disk")
+    except OSError as error:
+        pytest.skip(f"no file system can be mounted here: {error}")
+    yield disk
+    disk.unmount()
+
+
+def used(path: Path) -> int:
+    """Return the kB that a tree takes on a tmpfs, in pages of 4 kB."""
+    return sum(4 * -(-p.stat().st_size // 4096) for p in path.rglob("*") if p.is_file())
+
+
+@pytest.mark.parametrize(
+    ("stage", "processes"),
+    [("download", 1), ("extract", 1), ("extract", 2), ("concatenate", 1), ("preprocess", 1)],
+)
+def test_full_disk(
+    forge: Forge,
+    hub: Hub,
+    corpus: Path,
+    extracted: Path,
+    settled: Path,
+    tmp_path: Path,
+    disk: Disk,
+    stage: str,
+    processes: int,
+) -> None:
+    command: dict[str, list[Any]] = {
+        "download": [
+            "download",
+            f"hf://datasets/{REPOSITORY}",
+            "--endpoint",
+            hub.endpoint,
+            "--connections",
+            2,
+        ],
+        "extract": ["extract", corpus, "--processes", processes],
+        "concatenate": ["concatenate", extracted, "--target-files", 5, "--processes", processes],
+        "preprocess": ["preprocess", corpus, "--tokenizer", TOKENIZER, "--processes", processes],
+    }
+    whole, output = tmp_path / "whole", disk.path / "out"
+
+    def run(output: Path) -> list[Any]:
+        first, *rest = command[stage]
+        return [first, rest[0], output, *rest[1:]]
+
+    if stage == "preprocess":
+        for directory in (whole, output):
+            shutil.copytree(settled, directory)
+    before = used(whole)
+    forge.done(run(whole))
+    expected = tree(whole)
+    disk.remount(f"size={before + (used(whole) - before) // 2 + 60}k")
+
+    failed = forge.run(run(output))
+    assert failed.exit == 2, failed.said
+    assert "no space left" in failed.said and "free space" in failed.said
+    assert failed.said.count(" failed: ") <= 2 * processes, "a full disk is met again and again"
+    assert not (output / ".tokenmill" / stage / "manifest.json").exists()
+    kept = receipts(output, stage)
+    assert len(kept) < len(receipts(whole, stage))
+    for _, _, files in kept.values():
+        for name in files:
+            assert (output / name).read_bytes() == expected[name]
+    again = forge.run(run(output))
+    assert again.exit == 2, again.said
+
+    disk.remount("size=64m")
+    kept = receipts(output, stage)
+    forge.done(run(output))
+    assert_same_tree(output, expected)
+    assert_kept(kept, receipts(output, stage))
+
+
+def test_read_only_output(forge: Forge, corpus: Path, disk: Disk, tmp_path: Path) -> None:
+    output, whole = disk.path / "out", tmp_path / "whole"
+    command = ["extract", corpus, output, "--processes", 1]
+    forge.done(["extract", corpus, whole, "--processes", 1])
+
+    disk.remount("ro")
+    run = forge.run(command)
+    assert run.exit == 2
+    assert "Read-only" in run.said and "read-write" in run.said
+
+    disk.remount("rw")
+    assert forge.run(command, kill_at(output, "rename .*/receipts/", 3)).exit == -signal.SIGKILL
+    disk.remount("ro")
+    run = forge.run(command)
+    assert run.exit == 2
+    assert "read-write" in run.said
+
+    disk.remount("rw")
+    forge.done(command)
+    assert_same_tree(output, tree(whole))
+    disk.remount("ro")
+    forge.done(command)  # nothing is left to do, so nothing needs to be written

@@ -1,0 +1,77 @@
+"""A stage and the one before it: made again with the same content, unfinished, or changed."""
+
+import shutil
+import signal
+from pathlib import Path
+from typing import Any
+
+from recovery.conftest import REPOSITORY
+from recovery.support import Forge, assert_kept, assert_same_tree, kill_at, receipts, tree
+from tokenmill.testhub import Hub
+
+
+def test_the_same_content_again(forge: Forge, hub: Hub, tmp_path: Path) -> None:
+    """A download that was deleted and made again invalidates nothing that was made from it."""
+    root = tmp_path / "corpus"
+    fetch = ["download", f"hf://datasets/{REPOSITORY}", root, "--endpoint", hub.endpoint]
+    stages: list[tuple[str, list[Any]]] = [
+        ("extract", ["extract", root, "--processes", 1]),
+        ("concatenate", ["concatenate", root, "--processes", 1, "--target-files", 3]),
+    ]
+    outputs = {"extract": root / "extracted", "concatenate": root / "concatenated"}
+    forge.done(fetch)
+    for _, command in stages:
+        forge.done(command)
+    before = {stage: receipts(outputs[stage], stage) for stage, _ in stages}
+    expected = tree(root)
+
+    shutil.rmtree(root / ".tokenmill")
+    for path in root.glob("*.zst"):
+        path.unlink()
+    forge.done(fetch)
+    for stage, command in stages:
+        forge.done(command)
+        assert_kept(before[stage], receipts(outputs[stage], stage))
+    assert_same_tree(root, expected)
+
+
+def test_an_unfinished_upstream(forge: Forge, hub: Hub, tmp_path: Path) -> None:
+    """The stage after it says which stage is unfinished, how far it is and what to do, and leaves nothing behind."""
+    root = tmp_path / "corpus"
+    fetch = ["download", f"hf://datasets/{REPOSITORY}", root, "--endpoint", hub.endpoint, "--connections", 1]
+    assert forge.run(fetch, kill_at(root, "rename .*/receipts/", 5)).exit == -signal.SIGKILL
+    command = ["extract", root, "--processes", 1]
+    run = forge.run(command)
+    assert run.exit == 2
+    assert "download in" in run.said and "4 of 8 units" in run.said and "tokenmill download" in run.said
+    assert not (root / "extracted").exists()
+    forge.done(fetch)
+    forge.done(command)
+
+
+def test_an_upstream_that_has_only_its_manifest_left_to_write(forge: Forge, hub: Hub, tmp_path: Path) -> None:
+    """Killed just before its manifest: the reader completes it."""
+    root, whole = tmp_path / "corpus", tmp_path / "whole"
+    fetch = ["download", f"hf://datasets/{REPOSITORY}", root, "--endpoint", hub.endpoint]
+    assert forge.run(fetch, kill_at(root, "rename .*/manifest.json")).exit == -signal.SIGKILL
+    for directory in (root, whole):
+        if directory is whole:
+            forge.done([*fetch[:2], whole, *fetch[3:]])
+        forge.done(["extract", directory, "--processes", 1])
+    assert_same_tree(root / "extracted", tree(whole / "extracted"))
+
+
+def test_a_changed_upstream(forge: Forge, tmp_path: Path, extracted: Path) -> None:
+    """Other content is another plan: refused with the difference, and replaced on request."""
+    first, second, output = tmp_path / "first", tmp_path / "second", tmp_path / "out"
+    for directory, count in ((first, 6), (second, 5)):
+        directory.mkdir()
+        for path in sorted(extracted.glob("*.jsonl"))[:count]:
+            shutil.copy2(path, directory)
+    options = ["--processes", 1, "--target-files", 2]
+    forge.done(["concatenate", first, output, *options])
+    run = forge.run(["concatenate", second, output, *options])
+    assert run.exit == 2 and "input: " in run.said
+    forge.done(["concatenate", second, output, *options, "--replace"])
+    forge.done(["concatenate", second, tmp_path / "fresh", *options])
+    assert_same_tree(output, tree(tmp_path / "fresh"))

@@ -1,0 +1,177 @@
+"""Runs that meet: the same unit twice, a plan changed under a worker, a killed child, one planner of many."""
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recovery.conftest import REPOSITORY, text
+from recovery.support import (
+    Forge,
+    all_gone,
+    assert_same_tree,
+    ends,
+    group_members,
+    receipts,
+    stop_at,
+    tokenmill,
+    tree,
+)
+from tokenmill.testhub import Fault, Hub
+
+STEPS = ["open .*/work/.*out-0", r"rename .*/work/[^ ]*/out-0 ", "rename .*/receipts/"]
+
+
+def test_two_workers_at_the_same_units(forge: Forge, corpus: Path, extracted: Path, hub: Hub, tmp_path: Path) -> None:
+    """Started together, with the same index: both end well, with one receipt each and nothing left over."""
+    stages: dict[str, list[Any]] = {
+        "download": [f"hf://datasets/{REPOSITORY}", "--endpoint", hub.endpoint],
+        "extract": [corpus, "--processes", 1],
+        "concatenate": [extracted, "--target-files", 4, "--processes", 1],
+    }
+    for stage, (source, *options) in stages.items():
+        expected: dict[str, bytes] = {}
+        for attempt in range(3):
+            output = tmp_path / f"{stage}{attempt}"
+            command = [stage, source, output, *options]
+            runs = [forge.start(command) for _ in range(min(2 * attempt, 3) or 1)]
+            for run in runs:
+                assert run.wait() == 0, run.said
+            expected = expected or tree(output)
+            assert_same_tree(output, expected, f"{stage}, {len(runs)} at once")
+
+
+@pytest.mark.parametrize("where", [*STEPS, "rename .*manifest.json"], ids=["write", "rename", "receipt", "manifest"])
+def test_a_worker_that_is_overtaken(forge: Forge, corpus: Path, extracted: Path, tmp_path: Path, where: str) -> None:
+    """It pauses on its way, another does everything meanwhile, and it goes on: the bytes stay right."""
+    output = tmp_path / "out"
+    command = ["extract", corpus, output, "--processes", 1]
+    slow = forge.start(command, stop_at(output, where))
+    assert slow.wait() == "stopped", slow.said
+    forge.done(command)
+    os.kill(slow.pid, signal.SIGCONT)
+    assert slow.wait() == 0, slow.said
+    assert_same_tree(output, tree(extracted))
+
+
+@pytest.mark.parametrize("where", STEPS, ids=["write", "rename", "receipt"])
+def test_a_worker_of_a_replaced_plan(forge: Forge, tmp_path: Path, where: str) -> None:
+    """It was paused while another run replaced the plan, and goes on: nothing of it may count for the new one.
+
+    The new input has the same names and sizes, so that sizes alone would not tell the outputs apart.
+    """
+    source, output, fresh = tmp_path / "in", tmp_path / "out", tmp_path / "fresh"
+    source.mkdir()
+    for i in range(3):
+        (source / f"{i}.jsonl").write_bytes(text(i, 20))
+    old = forge.start(["extract", source, output, "--processes", 1], stop_at(output, where, 2))
+    assert old.wait() == "stopped", old.said
+
+    for path in source.iterdir():
+        path.write_bytes(path.read_bytes().replace(b"the", b"THE"))
+    command = ["extract", source, output, "--processes", 1]
+    assert forge.run(command).exit == 2
+    forge.done([*command, "--replace"])
+    os.kill(old.pid, signal.SIGCONT)
+    assert old.wait() not in (0, 2), old.said
+    forge.done(command)
+    forge.done(["extract", source, fresh, "--processes", 1])
+    assert_same_tree(output, tree(fresh))
+
+
+@pytest.mark.parametrize("where", ["link .*/plan.json", "link .*/planning.json"], ids=["planning", "before"])
+def test_two_runs_that_want_different_things(forge: Forge, extracted: Path, tmp_path: Path, where: str) -> None:
+    """Neither was told to replace: the plan that is first stands, and the other run is refused.
+
+    The other comes while there is no plan: the first is making it, or begins after that look.
+    """
+    output, fresh = tmp_path / "out", tmp_path / "fresh"
+    options = ["--processes", 1, "--target-files"]
+    commands = [["concatenate", extracted, output, *options, n] for n in (2, 3)]
+    if where.endswith("planning.json"):
+        second = forge.start(commands[1], stop_at(output, where))
+        assert second.wait() == "stopped", second.said
+        first = forge.start(commands[0])
+        assert first.wait() == 0, first.said
+        os.kill(second.pid, signal.SIGCONT)
+    else:
+        first = forge.start(commands[0], stop_at(output, where))
+        assert first.wait() == "stopped", first.said
+        second = forge.start(commands[1])
+        assert second.poll(0.5) is None  # it waits for the planner
+        os.kill(first.pid, signal.SIGCONT)
+    assert second.wait() == 2, second.said
+    assert "target files: 2 -> 3" in second.said
+    assert first.wait() == 0, first.said
+    forge.done(["concatenate", extracted, fresh, *options, 2])
+    assert_same_tree(output, tree(fresh))
+
+
+def test_a_killed_child(forge: Forge, tmp_path: Path) -> None:
+    """One of two child processes is killed, as a kernel short of memory does: no hang, and a retry is worth it."""
+    source, output, fresh = tmp_path / "in", tmp_path / "out", tmp_path / "fresh"
+    source.mkdir()
+    for i in range(60):
+        (source / f"{i:02d}.jsonl").write_bytes(text(i, 400))
+    command = ["extract", source, output, "--processes", 2]
+    run = tokenmill(*command)
+    child = 0
+    while not child and run.poll() is None:
+        time.sleep(0.01)
+        begun = [p.name for p in (output / ".tokenmill" / "extract" / "work").glob("*~*")]
+        pids = {int(name.rpartition("~")[2].split("-")[0]) for name in begun}
+        child = next(iter(pids & set(group_members(run.pid))), 0)
+    assert child, ends(run)
+    os.kill(child, signal.SIGKILL)
+    code, said = ends(run)
+    assert code not in (0, 2), said
+    assert "worker process died" in said and "Traceback" not in said
+    assert all_gone(run.pid)
+    assert not (output / ".tokenmill" / "extract" / "manifest.json").exists()
+    forge.done(command)
+    forge.done(["extract", source, fresh, "--processes", 1])
+    assert_same_tree(output, tree(fresh))
+
+
+def test_one_of_eight_workers_lists_the_source(forge: Forge, shards: dict[str, bytes], tmp_path: Path) -> None:
+    with Hub() as hub:
+        hub.add_dataset(REPOSITORY, shards)
+        for attempt in range(2):
+            output = tmp_path / f"out{attempt}"
+            hub.requests.clear()
+            command = ["download", f"hf://datasets/{REPOSITORY}", output, "--endpoint", hub.endpoint]
+            runs = [forge.start([*command, "--workers", 8, "--worker-index", index]) for index in range(8)]
+            for run in runs:
+                assert run.wait() == 0, run.said
+            kinds = [request.kind for request in hub.requests]
+            assert kinds.count("tree") == 1 and kinds.count("api") == 1
+            assert kinds.count("resolve") == len(shards)
+        assert_same_tree(tmp_path / "out1", tree(tmp_path / "out0"))
+
+
+def test_the_lease_of_a_killed_planner(forge: Forge, shards: dict[str, bytes], tmp_path: Path) -> None:
+    """It dies while it lists the source; those who wait take over, and one of them lists again."""
+    output = tmp_path / "out"
+    with Hub() as hub:
+        hub.add_dataset(REPOSITORY, shards)
+        hub.faults.add(Fault("stall", path="", where="info", seconds=30))
+        command = ["download", f"hf://datasets/{REPOSITORY}", output, "--endpoint", hub.endpoint]
+        planner = forge.start(command)
+        while not hub.requests:
+            time.sleep(0.01)
+        waiting = [forge.start([*command, "--workers", 3, "--worker-index", index]) for index in range(3)]
+        assert waiting[0].poll(0.3) is None
+        planner.kill()
+        assert planner.wait() == -signal.SIGKILL
+        for run in waiting:
+            assert run.wait() == 0, run.said
+        kinds = [request.kind for request in hub.requests]
+        assert kinds.count("tree") == 1 and kinds.count("api") == 2
+        forge.done(command)
+        fresh = ["download", f"hf://datasets/{REPOSITORY}", tmp_path / "fresh", "--endpoint", hub.endpoint]
+        forge.done(fresh)
+    assert len(receipts(output, "download")) == len(shards)
+    assert_same_tree(output, tree(tmp_path / "fresh"))
