@@ -177,6 +177,33 @@ def update_hash(digest: Any, path: Path, length: int | None = None) -> int:
     return done
 
 
+def walk_files(root: Path) -> tuple[list[Path], list[Path]]:
+    """List the files below a directory by path, and the directories left out: outputs of tokenmill.
+
+    Hidden files are left out, and so is every directory below `root` that holds our records: what a
+    stage made is read as such or not at all, never as somebody's files.
+    """
+    return _walk(root, set())
+
+
+def _walk(root: Path, seen: set[Path]) -> tuple[list[Path], list[Path]]:
+    found: list[Path] = []
+    ours: list[Path] = []
+    seen.add(root.resolve())
+    for child in sorted(root.iterdir()):
+        if child.name.startswith("."):
+            continue
+        if not child.is_dir():
+            found += [child] if child.is_file() else []
+        elif (child / ".tokenmill").is_dir():
+            ours.append(child)
+        elif child.resolve() not in seen:  # a link may lead back up
+            below, outputs = _walk(child, seen)
+            found += below
+            ours += outputs
+    return found, ours
+
+
 def safe_name(name: str) -> str:
     """Turn any text into one file name: portable characters kept, others as %XX of their UTF-8 bytes.
 

@@ -32,9 +32,9 @@ def hf(tokenizer: Path, corpus: Path, output: Path) -> int:
 def datatrove(tokenizer: Path, corpus: Path, output: Path) -> int:
     """Run datatrove's JsonlReader and MegatronDocumentTokenizer; it adds EOD and no BOS."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    from datatrove.executor import LocalPipelineExecutor
-    from datatrove.pipeline.readers import JsonlReader
-    from datatrove.pipeline.tokens import MegatronDocumentTokenizer
+    from datatrove.executor import LocalPipelineExecutor  # type: ignore[import-not-found]
+    from datatrove.pipeline.readers import JsonlReader  # type: ignore[import-not-found]
+    from datatrove.pipeline.tokens import MegatronDocumentTokenizer  # type: ignore[import-not-found]
 
     eos = json.loads((tokenizer / "tokenizer_config.json").read_bytes())["eos_token"]
     LocalPipelineExecutor(

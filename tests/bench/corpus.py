@@ -1,6 +1,6 @@
-"""Make the benchmark's corpus: `corpus.py DIRECTORY MEGABYTES`.
+"""Make the benchmark's corpus: `corpus.py CORPUS.jsonl MEGABYTES`.
 
-Writes MEGABYTES.jsonl, MEGABYTES.jsonl.zst and MEGABYTES.json (what is in it). The base is what ships with
+Writes CORPUS.jsonl, CORPUS.jsonl.zst and CORPUS.json (what is in it). The base is what ships with
 Python (`tokenmill.sample.harvest`: prose, docstrings, code, 13 MB). It is gone through as often as needed,
 each time as text that was not there before: in every copy other words and numbers are changed, documents
 are cut and joined anew, and documents in other scripts and tables of numbers come between. So an encoder's
@@ -12,7 +12,6 @@ A process of its own: Linux counts a parent's memory into a child's peak, so `te
 
 import itertools
 import json
-import platform
 import random
 import re
 import sys
@@ -78,14 +77,15 @@ def documents(base: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         order = list(range(len(base)))
         dice.shuffle(order)
         tail: list[str] = []
-        others, latin = _other_documents(copy), 0
+        others = _other_documents(copy)
         owed = 0.0
         for index in order:
             parts = split[index]
             cut = dice.randrange(len(parts)) if copy else len(parts)
             text = "".join(map(words.__getitem__, itertools.chain(parts[:cut], tail)))
             tail = parts[cut:]
-            latin += len(text)
+            if not text:  # datatrove passes over empty documents, and so would not do the same work
+                continue
             yield {**base[index], "text": text}
             owed += len(text.encode()) * (OTHER_SCRIPTS + TABLES) / (1 - OTHER_SCRIPTS - TABLES)
             while owed > 0:
@@ -128,6 +128,7 @@ def _table(dice: random.Random) -> str:
 def base_documents() -> list[dict[str, Any]]:
     """Return the records of the sample corpus, in one order."""
     import zstandard
+
     from tokenmill.sample.harvest import harvest
 
     with tempfile.TemporaryDirectory() as scratch:
@@ -137,14 +138,13 @@ def base_documents() -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def write(directory: Path, megabytes: int) -> None:
+def write(plain: Path, megabytes: int) -> None:
     """Write the corpus and, last, what is in it; `megabytes` of 10^6 bytes count the text alone, as UTF-8."""
     import orjson
     import xxhash
     import zstandard
 
-    directory.mkdir(parents=True, exist_ok=True)
-    plain = directory / f"{megabytes}.jsonl"
+    plain.parent.mkdir(parents=True, exist_ok=True)
     digest = xxhash.xxh3_128()
     text_bytes = count = 0
     with (
@@ -167,9 +167,8 @@ def write(directory: Path, megabytes: int) -> None:
         "jsonl_bytes": plain.stat().st_size,
         "zst_bytes": Path(f"{plain}.zst").stat().st_size,
         "xxh3_128": digest.hexdigest(),
-        "python": platform.python_version(),
     }
-    (directory / f"{megabytes}.json").write_text(json.dumps(about, indent=2) + "\n")
+    plain.with_suffix(".json").write_text(json.dumps(about, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -12,9 +12,11 @@ import pytest
 
 from tokenmill.corpus.compression import DATA_SUFFIXES
 from tokenmill.errors import RequestError
+from tokenmill.flow.attempt import LEASE, owner_record
 from tokenmill.flow.lineage import Dataset, upstream_of
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.record import StageRecord
+from tokenmill.flow.status import statuses
 from tokenmill.flow.worker import Summary
 from tokenmill.stages import launch
 from tokenmill.stages.download import Selection
@@ -119,7 +121,10 @@ def test_an_unfinished_stage_is_refused_with_how_far_it_is(root: Path) -> None:
 
 
 def test_a_stage_without_a_plan_yet_is_refused(root: Path) -> None:
-    StageRecord(root / "extracted", "extract").directory.mkdir(parents=True)
+    record = StageRecord(root / "extracted", "extract")
+    record.directory.mkdir(parents=True)
+    assert stage_and_place(upstream(root)) == ("download", root)  # nobody is at it: it never began
+    (record.directory / LEASE).write_bytes(owner_record())
     with pytest.raises(RequestError, match="has no plan yet"):
         upstream(root)
 
@@ -256,3 +261,37 @@ def test_the_same_content_has_the_same_manifest_wherever_and_however_it_was_made
     for worker in (1, 0):
         launch.extract(there, there / "extracted", how(worker, 2))
     assert upstream(there).upstream == upstream(root).upstream
+
+
+def test_what_tokenmill_made_is_never_read_as_files_somebody_brought(tmp_path: Path) -> None:
+    """An extract's output lies inside the directory it read: a download of that directory must not double it."""
+    brought = fill(tmp_path / "brought", files=2, text="own")
+    extract(brought)
+    taken = upstream_of(brought, "extract", usable=(".gz", ".jsonl"))
+    assert len(taken.files) == 2
+    assert any("left out" in note and "extracted" in note for note in taken.notes)
+    download(brought, tmp_path / "copy", how())
+    assert len([path for path in (tmp_path / "copy").iterdir() if path.is_file()]) == 2
+    with pytest.raises(RequestError, match="output directory of its own"):
+        upstream_of(brought, "extract", output=brought)
+
+
+def test_a_refused_plan_does_not_stand_in_the_way(tmp_path: Path) -> None:
+    brought = fill(tmp_path / "brought", files=1, text="own")
+    (brought / "a.parquet").write_bytes(b"PAR1")
+    with pytest.raises(RequestError, match="Parquet"):
+        extract(brought)
+    (status,) = statuses(brought)
+    assert status.state == "failed while planning" and "Parquet" in status.failures[0]["message"]
+    assert len(upstream(brought).files) == 2
+
+
+def test_a_changed_input_is_named_with_what_to_do(tmp_path: Path) -> None:
+    brought = fill(tmp_path / "brought", files=2, text="own")
+    extract(brought)
+    (first, second) = sorted(path for path in brought.iterdir() if path.is_file())
+    second.unlink()
+    first.write_bytes(first.read_bytes() + b"")
+    (brought / "new.jsonl").write_text("{}\n")
+    with pytest.raises(RequestError, match=rf"changed: {first.name}; added: new.jsonl; gone: {second.name}.*--replace"):
+        extract(brought)

@@ -13,9 +13,12 @@ from tokenmill.cli import options as o
 def inspect(
     path: Annotated[Path, typer.Argument(help="A dataset's directory, or the output of preprocess.")],
     document: Annotated[
-        int | None, typer.Option("--document", min=0, help="Show this document, counted from 0 through the pairs.")
+        int | None,
+        typer.Option("--document", help="Show this document, counted from 0 through the pairs; -1 is the last."),
     ] = None,
-    file: Annotated[str | None, typer.Option("--file", help="Count within this pair (its path without .bin).")] = None,
+    file: Annotated[
+        str | None, typer.Option("--file", help="Count within this pair (part-00000-of-00072_text_document).")
+    ] = None,
     key: Annotated[str | None, typer.Option("--key", help="Of a dataset with several keys, this one.")] = None,
     json: o.Json = False,
 ) -> None:
@@ -23,6 +26,8 @@ def inspect(
     from tokenmill.stages.dataset import find_dataset, find_document
     from tokenmill.tokens.tokenizer import decode
 
+    if document is None and (file or key):
+        raise typer.BadParameter("--file and --key choose among documents: give --document as well")
     dataset = find_dataset(path)
     source, tokenizer = dataset.manifest.content["source"], dataset.tokenizer
     if document is None:
@@ -36,7 +41,7 @@ def inspect(
         }
         lines = [
             f"dataset {dataset.record.output}",
-            f"source: {source['uri']} at revision {source.get('revision')}",
+            f"source: {_origin(source)}",
             f"tokenizer: {tokenizer['reference']}, {tokenizer['vocab_size']:,} entries, ids as {tokenizer['dtype']}, "
             f"EOD {tokenizer['eod_token']!r} ({tokenizer['eod_id']})",
             *(f"{p['prefix']}: {p['documents']:,} documents, {p['tokens']:,} tokens" for p in dataset.pairs),
@@ -58,8 +63,13 @@ def inspect(
         lines = [
             f"document {found.number} of {dataset.record.output / found.pair['prefix']}: {len(found.ids):,} tokens",
             f"from record {record} (counted from 0, blank lines not counted) of {name}",
-            f"in {source['uri']} at revision {source.get('revision')}",
+            f"in {_origin(source)}",
             "",
             text,
         ]
     sys.stdout.write(jsonlib.dumps(facts) + "\n" if json else "\n".join(lines) + "\n")
+
+
+def _origin(source: dict[str, Any]) -> str:
+    revision = source.get("revision")
+    return f"{source['uri']} at revision {revision}" if revision else f"{source['uri']}, which has no revisions"

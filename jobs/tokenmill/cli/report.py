@@ -1,6 +1,7 @@
 """What a command says when it is done: a few lines for a person, one JSON object for a machine."""
 
 import json
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -13,12 +14,17 @@ from tokenmill.flow.worker import Summary
 from tokenmill.stages.launch import Pipeline, Run, default_output
 
 NEXT = {
-    "download": "tokenmill preprocess {path} --tokenizer NAME_OR_DIRECTORY",
-    "extract": "tokenmill preprocess {path} --tokenizer NAME_OR_DIRECTORY",
-    "concatenate": "tokenmill preprocess {path} --tokenizer NAME_OR_DIRECTORY",
-    "preprocess": "tokenmill verify {path}",
+    "download": "{tokenmill} preprocess {path} --tokenizer NAME_OR_DIRECTORY",
+    "extract": "{tokenmill} preprocess {path} --tokenizer NAME_OR_DIRECTORY",
+    "concatenate": "{tokenmill} preprocess {path} --tokenizer NAME_OR_DIRECTORY",
+    "preprocess": "{tokenmill} verify {path}",
 }
 """The usual next command after each stage."""
+
+
+def program() -> str:
+    """Return what to type for this program: its name where the shell finds it, else as it was started."""
+    return "tokenmill" if shutil.which("tokenmill") or not sys.argv[0].endswith("tokenmill") else sys.argv[0]
 
 
 def how_to_run(
@@ -71,12 +77,13 @@ def report(summary: Summary, output: Path, json_lines: bool) -> None:
     words = {
         "out": "records" if stage != "download" else None,
         "tokens": "tokens",
-        "rejected": "bad records kept aside",
+        "blank": "blank lines skipped",
+        "rejected": f"bad records kept in {output / 'rejected'}",
     }
     said = [f"{counts[name]:,} {word}" for name, word in words.items() if word and counts.get(name)]
     sys.stdout.write(
         f"{stage}: complete, {', '.join([made, *said])} in {duration(summary.seconds)}: {output}\n"
-        f"next: {NEXT[stage].format(path=output)}\n"
+        f"next: {NEXT[stage].format(path=output, tokenmill=program())}\n"
     )
 
 
@@ -114,7 +121,7 @@ def report_pipeline(pipeline: Pipeline, summaries: list[Summary], how: Run) -> N
         sys.stdout.write("  ".join(cells).rstrip() + "\n")
     sys.stdout.write(
         f"\nMegatron-LM's data, with the tokenizer beside it: {data}\n"
-        f"see a document and where it came from:  tokenmill inspect {pipeline.output} --document 3\n"
-        f"see how far each stage is:              tokenmill status {pipeline.output}\n"
-        f"check every byte again:                 tokenmill verify {pipeline.output}\n"
+        f"see a document and where it came from:  {program()} inspect {pipeline.output} --document 3\n"
+        f"see how far each stage is:              {program()} status {pipeline.output}\n"
+        f"check every byte again:                 {program()} verify {pipeline.output}\n"
     )

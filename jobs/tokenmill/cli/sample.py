@@ -26,7 +26,9 @@ def sample(
     with tempfile.TemporaryDirectory(prefix="tokenmill-sample-") as scratch:
         corpus = Path(scratch)
         found = harvest(corpus)
-        how.reporter.say(f"harvested {found.documents:,} documents from this Python's own documentation and sources")
+        how.reporter.say(
+            f"harvested {found.documents:,} documents of train, validation and test from what ships with this Python"
+        )
         files = {p.relative_to(corpus).as_posix(): p for p in sorted(corpus.rglob("*")) if p.is_file()}
         with Hub() as hub:
             hub.add_dataset("tokenmill/sample-corpus", files)

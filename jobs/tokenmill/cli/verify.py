@@ -21,13 +21,14 @@ def verify(
 
     checked, wrong = check(path, full=not quick)
     if json:
-        sys.stdout.write(jsonlib.dumps({"event": "verify", "checked": checked, "problems": wrong}) + "\n")
+        facts = {"event": "verify", "quick": quick, "checked": checked, "problems": wrong}
+        sys.stdout.write(jsonlib.dumps(facts) + "\n")
     else:
         for line in checked:
             sys.stdout.write(f"checked {line}\n")
         for problem in wrong:
             sys.stdout.write(f"wrong: {problem}\n")
     if wrong:
-        raise InputError(f"{len(wrong)} problem{'s' * (len(wrong) > 1)} in {path}; first: {wrong[0]}")
+        raise InputError(f"{len(wrong)} problem{'s' * (len(wrong) > 1)} in {path}")
     if not json:
         sys.stdout.write("all right\n")

@@ -6,6 +6,7 @@ from typing import Any
 
 from tokenmill.corpus.source import Listing, Patience, RemoteFile, Retry
 from tokenmill.errors import RequestError
+from tokenmill.files import walk_files
 
 CHUNK = 8 << 20
 _EXTRA = {"s3": "s3", "gs": "gs", "az": "az", "abfs": "az"}
@@ -18,6 +19,7 @@ class BucketSource:
         """Open the file system that the URI names; nothing is asked yet."""
         import fsspec
 
+        self._given = uri
         self._uri = uri.rstrip("/") if "://" in uri else f"file://{Path(uri).absolute()}"
         protocol = self._uri.partition("://")[0]
         try:
@@ -31,21 +33,32 @@ class BucketSource:
         """List all files under the prefix, or the one file it names."""
         if revision:
             raise RequestError(f"--revision: {self._uri} has no revisions")
-        try:
-            found: dict[str, Any] = self._fs.find(self._root, detail=True)
-        except FileNotFoundError:
-            found = {}
+        found = self._find()
         if not found:
-            raise RequestError(f"nothing at {self._uri}; check the path and, for a bucket, the credentials")
-        root, local = self._root.rstrip("/"), self._uri.startswith("file://")
+            hint = (
+                ""
+                if "/" not in self._given or "://" in self._given
+                else f"; on the Hub it is hf://datasets/{self._given}"
+            )
+            raise RequestError(f"nothing at {self._uri}; check the path and, for a bucket, the credentials{hint}")
+        root = self._root.rstrip("/")
         files = []
         for path, about in sorted(found.items()):
-            if local and any(part.startswith(".") for part in path[len(root) + 1 :].split("/")):
-                continue  # hidden: records of tokenmill's own among them
             name = path[len(root) + 1 :] if path != root else path.rpartition("/")[2]
             files.append(RemoteFile(name, about["size"], version=_version(about)))
         uri = self._uri if not self._uri.startswith("file://") else f"file:{Path(root).name}"
         return Listing(uri, None, files, by_name=list(found) == [root])
+
+    def _find(self) -> dict[str, Any]:
+        """Return what is known of each file under the prefix, by its path."""
+        local = Path(self._root)
+        if self._uri.startswith("file://") and local.is_dir():
+            return {str(path): self._fs.info(str(path)) for path in walk_files(local)[0]}
+        try:
+            found: dict[str, Any] = self._fs.find(self._root, detail=True)
+        except FileNotFoundError:
+            return {}
+        return found
 
     def read(self, file: RemoteFile, revision: str | None, offset: int) -> Iterator[bytes]:
         """Yield the bytes from `offset`."""

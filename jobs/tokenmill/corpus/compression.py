@@ -176,24 +176,24 @@ class DecompressedReader:
         return data
 
     def _damaged(self, offset: int, why: str) -> InputError:
-        return InputError(f"{self.display}: damaged {self.codec} data near byte {offset:,}: {why}. {_REMEDY}")
+        return InputError(f"{self.display}: damaged {self.codec} data near byte {offset:,}: {why}. {REMEDY}")
 
     def _truncated(self) -> InputError:
         size = self._file.seek(0, 2)
         return InputError(
             f"{self.display}: the {self.codec} data are cut short: the file ends at byte {size:,} in the "
-            f"middle of a frame. {_REMEDY}"
+            f"middle of a frame. {REMEDY}"
         )
 
     def _foreign(self, offset: int) -> InputError:
         if offset == 0:
-            return InputError(f"{self.display}: not {self.codec} data, although its name says so. {_REMEDY}")
+            return InputError(f"{self.display}: not {self.codec} data, although its name says so. {REMEDY}")
         return InputError(
-            f"{self.display}: something other than {self.codec} data follows at byte {offset:,}. {_REMEDY}"
+            f"{self.display}: something other than {self.codec} data follows at byte {offset:,}. {REMEDY}"
         )
 
 
-_REMEDY = "Delete the file and fetch it again: `tokenmill download` replaces a copy that is damaged or gone."
+REMEDY = "Put a whole copy in its place; if it was downloaded, delete it and run tokenmill download again."
 
 
 def open_decompressed(path: Path, *, display: str | None = None, chunk: int = 1 << 20) -> DecompressedReader:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import orjson
 
-from tokenmill.corpus.compression import open_decompressed
+from tokenmill.corpus.compression import REMEDY, open_decompressed
 from tokenmill.corpus.records import BOM, CONTENT
 from tokenmill.errors import InputError, RequestError
 
@@ -256,7 +256,8 @@ def _listing(names: Iterable[str]) -> str:
 
 def _bad(display: str, place: str, reason: str) -> InputError:
     return InputError(
-        f"{display}, {place}: {reason}. Correct the record, or keep such records aside with --on-bad-record=quarantine."
+        f"{display}, {place}: {reason}. Correct the record and run again with --replace, or keep such records aside "
+        "with --on-bad-record=quarantine."
     )
 
 
@@ -303,10 +304,7 @@ def _read_parquet(path: Path, keys: Sequence[str], display: str, batch_bytes: in
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        raise InputError(
-            f"{display}: damaged Parquet after row {row:,}: {error}. Delete the file and fetch it again: "
-            "`tokenmill download` replaces a copy that is damaged or gone."
-        ) from error
+        raise InputError(f"{display}: damaged Parquet after row {row:,}: {error}. {REMEDY}") from error
 
 
 def _parquet_path(schema: "pa.Schema", key: str, display: str) -> list[str]:

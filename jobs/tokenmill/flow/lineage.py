@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import RequestError
-from tokenmill.files import content_id, inside, patiently, read_json, settle_seconds
+from tokenmill.files import content_id, inside, patiently, read_json, settle_seconds, walk_files
+from tokenmill.flow.attempt import LEASE, Liveness, read_owner
 from tokenmill.flow.progress import size
 from tokenmill.flow.provenance import Part, whole
 from tokenmill.flow.record import STAGES, Manifest, Plan, StageRecord, complete
@@ -42,17 +43,23 @@ class Dataset:
 
 
 def find_records(root: Path, depth: int = SEARCH_DEPTH) -> Iterator[StageRecord]:
-    """Yield the stages begun in `root` and in directories below it."""
+    """Yield the stages that left records in `root` and in directories below it, begun or refused while planning."""
     own = root / ".tokenmill"
     if own.is_dir():
         for stage in STAGES:
             record = StageRecord(root, stage)
-            if record.plan_path.exists() or record.directory.is_dir():
+            if record.directory.is_dir():
                 yield record
     if depth and root.is_dir():
         for child in sorted(root.iterdir()):
             if not child.name.startswith(".") and child.is_dir():
                 yield from find_records(child, depth - 1)
+
+
+def _begun(record: StageRecord) -> bool:
+    """Tell whether a stage has a plan, or somebody who may be alive is making one."""
+    planner = read_owner(record.directory / LEASE)
+    return record.plan_path.exists() or (planner is not None and planner.liveness() is not Liveness.DEAD)
 
 
 def upstream_of(
@@ -76,12 +83,11 @@ def upstream_of(
     before = STAGES[: STAGES.index(stage)]
     if only is not None and only not in before:
         raise RequestError(f"--from {only}: {stage} reads one of {', '.join(before)}")
-    records = [r for r in find_records(path) if r.stage in before and (only is None or r.stage == only)]
+    records = [r for r in find_records(path) if r.stage in before and (only is None or r.stage == only) and _begun(r)]
     if not records:
         if only is not None:
             raise RequestError(f"no {only} was made in {path}; see tokenmill status {path}")
-        skip = [output] if output is not None else []
-        return _plain(path, _walk(path, {other.resolve() for other in skip}), usable)
+        return _brought(path, usable, output)
     return _furthest(path, records, stage, usable)
 
 
@@ -182,19 +188,21 @@ def _usable(root: Path, files: list[DataFile], usable: Sequence[str] | None) -> 
     return wanted, [f"left out {len(ignored)} files that are no data, such as {ignored[0]!r}"] if ignored else []
 
 
-def _walk(root: Path, seen: set[Path]) -> list[Path]:
-    """List the files below a directory by path, hidden ones left out; `seen` directories are not entered."""
-    found: list[Path] = []
-    seen.add(root.resolve())
-    for child in sorted(root.iterdir()):
-        if child.name.startswith("."):
-            continue
-        if child.is_dir():
-            if child.resolve() not in seen:  # a link may lead back up
-                found.extend(_walk(child, seen))
-        elif child.is_file():
-            found.append(child)
-    return found
+def _brought(root: Path, usable: Sequence[str] | None, output: Path | None) -> Dataset:
+    """List a directory that somebody brought, without what tokenmill made of it below."""
+    if output is not None and output.resolve() == root.resolve():
+        raise RequestError(f"{root} cannot be both input and output; give an output directory of its own")
+    if (root / ".tokenmill").is_dir():
+        raise RequestError(
+            f"{root} holds an output of tokenmill that this stage does not read (tokenmill status {root}); give the "
+            "directory that it was made from"
+        )
+    paths, ours = walk_files(root)
+    dataset = _plain(root, paths, usable)
+    if ours:
+        names = ", ".join(str(path) for path in ours[:3])
+        dataset.notes.append(f"left out {names}{', ...' if len(ours) > 3 else ''}: outputs of tokenmill")
+    return dataset
 
 
 def _plain(root: Path, paths: list[Path], usable: Sequence[str] | None) -> Dataset:

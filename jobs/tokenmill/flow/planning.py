@@ -15,10 +15,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from tokenmill.errors import RequestError, Stopped
+from tokenmill.errors import RequestError, Stopped, TokenmillError
 from tokenmill.files import inside, publish_once, read_json, readable_json, write_atomic
 from tokenmill.flow.attempt import LEASE, Liveness, break_lease, leftovers, owner_record, read_owner
-from tokenmill.flow.record import Plan, StageRecord
+from tokenmill.flow.record import PLANNING, Plan, StageRecord, record_failure
 
 LEASE_SECONDS = 60.0
 """A planner on another machine whose lease file did not change for this long is dead."""
@@ -30,24 +30,26 @@ def agree(
     make: Callable[[], Plan],
     *,
     replace: bool,
+    inputs: dict[str, str] | None,
     should_stop: Callable[[], bool],
 ) -> Plan:
     """Return the one plan for this request, making it when this worker is the first to get there.
 
     Raise RequestError when the output holds a plan made for another request and `replace` is false; the
-    message spells out the difference.
+    message spells out the difference, down to the files where `inputs` (identities by path) says what is read
+    now.
     """
     watched: tuple[str, float, float] | None = None
     while True:
         if should_stop():
-            raise Stopped("stopped while waiting for another worker's plan")
+            raise Stopped("stopped while planning; run the same command again")
         plan = record.read_plan()
         settled = plan is not None and not _replaced(record).exists()
         if plan is not None and settled:
             if plan.request == request:
                 return plan
             if not replace:
-                raise RequestError(_difference(record, plan.request, request))
+                raise RequestError(_difference(record, plan, request, inputs))
         with _lease(record) as held:
             if held:
                 _plan_under_lease(record, request, make, replace)
@@ -62,8 +64,14 @@ def _plan_under_lease(record: StageRecord, request: dict[str, Any], make: Callab
     old = record.read_plan()
     if old is not None and (old.request == request or not replace):
         return  # what came meanwhile is taken or refused by the caller
-    new = make()
-    _refuse_foreign(record, old, new)
+    try:
+        new = make()
+        _refuse_foreign(record, old, new)
+    except TokenmillError as error:
+        if old is None:
+            record_failure(record, None, PLANNING, error)
+        raise
+    record.failure_path(PLANNING).unlink(missing_ok=True)
     if old is None:
         # Under the lease, what lies there and cannot be read is a plan that was cut short: made again.
         if not publish_once(record.plan_path, new.to_bytes()) and record.read_plan() is None:
@@ -127,11 +135,27 @@ def _clear(record: StageRecord) -> None:
     _replaced(record).unlink()
 
 
-def _difference(record: StageRecord, old: dict[str, Any], new: dict[str, Any]) -> str:
+def _difference(record: StageRecord, plan: Plan, new: dict[str, Any], inputs: dict[str, str] | None) -> str:
+    old = plan.request
+    differing = [name for name in sorted({*old, *new}) if old.get(name) != new.get(name)]
+    if differing == ["input"] and inputs is not None:
+        planned = {item["path"]: item["identity"] for unit in plan.units for item in unit.spec["inputs"]}
+        groups = {
+            "changed": [path for path in planned if path in inputs and inputs[path] != planned[path]],
+            "added": [path for path in inputs if path not in planned],
+            "gone": [path for path in planned if path not in inputs],
+        }
+        said = "; ".join(
+            f"{word}: {', '.join(sorted(paths)[:5])}{f' and {len(paths) - 5} more' if len(paths) > 5 else ''}"
+            for word, paths in groups.items()
+            if paths
+        )
+        return (
+            f"the input of the {record.stage} in {record.output} is not what it was planned for ({said or 'remade'}); "
+            "run the same command with --replace: what was made from unchanged files is kept"
+        )
     lines = [
-        f"  {name.replace('_', ' ')}: {json.dumps(old.get(name))} -> {json.dumps(new.get(name))}"
-        for name in sorted({*old, *new})
-        if old.get(name) != new.get(name)
+        f"  {name.replace('_', ' ')}: {json.dumps(old.get(name))} -> {json.dumps(new.get(name))}" for name in differing
     ]
     return (
         f"{record.output} already holds a {record.stage} made with other parameters (was -> asked):\n"

@@ -5,14 +5,17 @@ names; a manifest is a pure function of the plan and its receipts, without times
 the same content has the same hash on any machine.
 """
 
+import contextlib
 import json
+import socket
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tokenmill.errors import RequestError
+from tokenmill.errors import RequestError, TokenmillError
 from tokenmill.files import content_id, hash_file, inside, read_json, readable_json, write_atomic
 
 FORMAT = 1
@@ -20,6 +23,12 @@ FORMAT = 1
 
 STAGES = ("download", "extract", "concatenate", "preprocess")
 """The stages in the order data flows through them."""
+
+WORDS = {"out": "records", "tokens": "tokens"}
+"""How the counts that must not be zero are called."""
+
+PLANNING = "planning"
+"""Under this name in the place of a unit's lies why a plan could not be made."""
 
 Counts = dict[str, int]
 
@@ -99,14 +108,14 @@ class Plan:
             return None
         if value.get("format") != FORMAT:
             raise RequestError(
-                f"the plan has format {value.get('format')}, this version of tokenmill writes {FORMAT}; "
+                f"it has format {value.get('format')}, this version of tokenmill writes {FORMAT}; "
                 "use the version that began it, or another output directory"
             )
         names = ("stage", "request", "basis", "details", "source", "upstream", "require")
         try:
             plan = cls(units=[Unit(**unit) for unit in value["units"]], **{name: value[name] for name in names})
         except (KeyError, TypeError) as error:
-            raise RequestError(f"a plan on disk is damaged ({error}); choose another output directory") from error
+            raise RequestError(f"it is damaged, or of another version of tokenmill ({error})") from error
         plan.__dict__["id"] = value["id"]  # as written: hashing 59,166 units again would cost each worker a second
         return plan
 
@@ -158,6 +167,8 @@ class StageRecord:
                 return Plan.from_json(json.loads(data))
         except (FileNotFoundError, NotADirectoryError, ValueError):
             return None
+        except RequestError as error:
+            raise RequestError(f"{self.plan_path}: {error}; delete {self.output} and make it again") from error
 
     def plan_id(self) -> str | None:
         """Return the id of the plan on disk now, reading only its first lines; None when there is none."""
@@ -205,6 +216,20 @@ class StageRecord:
             return []
         found = (read_json(path) for path in sorted(directory.glob("*.json")))
         return [failure for failure in found if isinstance(failure, dict)]
+
+
+def record_failure(record: StageRecord, plan_id: str | None, unit_id: str, problem: TokenmillError) -> None:
+    """Keep why a unit failed, for whoever asks for the status; its receipt removes it."""
+    failure = {
+        "plan": plan_id,
+        "unit": unit_id,
+        "message": str(problem),
+        "exit_code": problem.exit_code,
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "host": socket.gethostname(),
+    }
+    with contextlib.suppress(OSError):  # on a full disk the message in the log must do
+        write_atomic(record.failure_path(unit_id), readable_json(failure))
 
 
 @dataclass(frozen=True)
@@ -281,8 +306,8 @@ def complete(record: StageRecord, plan: Plan, *, write: bool = True) -> Completi
     manifest = make_manifest(plan, found)
     if plan.require and not manifest.counts.get(plan.require):
         raise RequestError(
-            f"{plan.stage} of {len(plan.units)} units gave no {plan.require}: {record.output} is no dataset to go on "
-            f"with; check the input and the options ({json.dumps(manifest.counts)})"
+            f"{plan.stage} gave no {WORDS[plan.require]} from {len(plan.units)} units and {manifest.counts['in']} "
+            f"records: {record.output} is no dataset to go on with; check the input and the options"
         )
     data = readable_json({"hash": manifest.hash, **manifest.content})
     if write and (not record.manifest_path.exists() or record.manifest_path.read_bytes() != data):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import RequestError
-from tokenmill.flow.attempt import HEARTBEAT_SECONDS, OWNER, Liveness, leftovers, read_owner
+from tokenmill.flow.attempt import HEARTBEAT_SECONDS, LEASE, OWNER, Liveness, leftovers, read_owner
 from tokenmill.flow.lineage import find_records
 from tokenmill.flow.record import STAGES, StageRecord, complete
 
@@ -50,7 +50,11 @@ def statuses(path: Path) -> list[StageStatus]:
 def _status(record: StageRecord) -> StageStatus:
     plan = record.read_plan()
     if plan is None:
-        return StageStatus(record.stage, record.output, "planning", 0, 0, 0, 0, None, None, [], [], {})
+        failures = record.failures()
+        planner = read_owner(record.directory / LEASE)
+        alive = planner is not None and planner.liveness() is not Liveness.DEAD
+        state = "planning" if alive else "failed while planning" if failures else "stopped while planning"
+        return StageStatus(record.stage, record.output, state, 0, 0, 0, 0, None, None, [], failures, {})
     receipts, counts = [], dict[str, int]()
     bytes_done = 0
     for unit, receipt in record.receipts(plan):

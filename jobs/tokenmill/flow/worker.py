@@ -9,23 +9,21 @@ import contextlib
 import importlib
 import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
 from tokenmill.errors import MachineError, RequestError, Stopped, Superseded, TokenmillError, TransientError
-from tokenmill.files import explained, readable_json, write_atomic
+from tokenmill.files import explained
 from tokenmill.flow.attempt import Leftover, leftovers, sweep
 from tokenmill.flow.partition import share
 from tokenmill.flow.planning import agree
 from tokenmill.flow.progress import Reporter, size
-from tokenmill.flow.record import Completion, Counts, Plan, StageRecord, Unit, complete
+from tokenmill.flow.record import Completion, Counts, Plan, StageRecord, Unit, complete, record_failure
 from tokenmill.flow.workspace import Workspace
 
 STOP_SECONDS = 5.0
@@ -65,6 +63,8 @@ class Job:
     output: Path
     input_root: Path
     settings: dict[str, Any] = field(default_factory=dict)
+    inputs: dict[str, str] | None = None
+    """The files that are read, by path, with their identities; None where the plan lists what is fetched."""
 
     @property
     def record(self) -> StageRecord:
@@ -134,7 +134,7 @@ def run(
     record = job.record
     with stopping_on_signals(), explained(job.output):
         record.directory.mkdir(parents=True, exist_ok=True)
-        plan = agree(record, request, make, replace=replace, should_stop=_STOP.is_set)
+        plan = agree(record, request, make, replace=replace, inputs=job.inputs, should_stop=_STOP.is_set)
         planned = time.monotonic()
         mine = share(plan.units, distribution.worker, distribution.workers)
         done = {u.id for u in mine if record.read_receipt(plan, u, verify_hashes=verify_hashes) is not None}
@@ -157,8 +157,9 @@ def run(
 
 def _announce(reporter: Reporter, plan: Plan, spread: Distribution, mine: list[Unit], done: set[str]) -> None:
     of = f" (worker {spread.worker} of {spread.workers})" if spread.workers > 1 else ""
+    left = [unit for unit in mine if unit.id not in done]
     reporter.say(
-        f"{plan.stage}{of}: {len(mine)} of {len(plan.units)} units, {size(sum(u.weight for u in mine))}"
+        f"{plan.stage}{of}: {len(left)} units to do, {size(sum(unit.weight for unit in left))}"
         + (f"; {len(done)} done before" if done else ""),
         stage=plan.stage,
         plan=plan.id,
@@ -203,7 +204,7 @@ def _execute(
                 if isinstance(problem, Stopped):
                     continue
                 if not isinstance(problem, Superseded):  # the failures on disk are the new plan's
-                    _record_failure(job.record, plan, unit, problem)
+                    record_failure(job.record, plan.id, unit.id, problem)
                 reporter.warn(f"{plan.stage} of {unit.id} failed: {problem}")
                 failures.append((unit, problem))
                 fatal = fatal or _hopeless(problem)
@@ -258,19 +259,6 @@ def _problem(future: Future[None], unit: Unit) -> TokenmillError | None:
 def _hopeless(problem: TokenmillError) -> bool:
     """Tell whether the next unit must meet the same fate: the machine is at fault, not the unit's input."""
     return isinstance(problem, MachineError | Superseded | WorkerDied)
-
-
-def _record_failure(record: StageRecord, plan: Plan, unit: Unit, problem: TokenmillError) -> None:
-    failure = {
-        "plan": plan.id,
-        "unit": unit.id,
-        "message": str(problem),
-        "exit_code": problem.exit_code,
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "host": socket.gethostname(),
-    }
-    with contextlib.suppress(OSError):  # on a full disk the message on the log must do
-        write_atomic(record.failure_path(unit.id), readable_json(failure))
 
 
 def do_unit(

@@ -9,6 +9,7 @@ from typing import Any
 from tokenmill.errors import RequestError
 from tokenmill.files import hash_file, inside
 from tokenmill.flow.lineage import find_records
+from tokenmill.flow.progress import size as words
 from tokenmill.flow.provenance import locate
 from tokenmill.flow.record import Manifest, Plan, StageRecord, complete
 
@@ -67,18 +68,20 @@ def find_dataset(path: Path) -> Dataset:
 
 
 def find_document(dataset: Dataset, number: int, *, key: str | None, prefix: str | None) -> Document:
-    """Return document `number`, counted through the pairs of one key, or within the pair `prefix`."""
+    """Return document `number`, counted through the pairs of one key or within the pair `prefix`; -1 is the last."""
     from tokenmill.tokens.indexed import IndexedReader
 
     keys = [k for k in dataset.plan.basis["keys"] if key in (None, k)]
     if not keys:
         raise RequestError(f"--key {key}: the dataset has {', '.join(dataset.plan.basis['keys'])}")
-    pairs = [p for p in dataset.pairs if p["prefix"] == prefix] if prefix else []
+    wanted = Path(prefix).name.removesuffix(".bin").removesuffix(".idx") if prefix else None
+    pairs = [p for p in dataset.pairs if p["prefix"] == wanted] if wanted else []
     pairs = pairs or [p for p in dataset.pairs if not prefix and p["key"] == keys[0]]
     if not pairs:
         known = ", ".join(p["prefix"] for p in dataset.pairs[:5])
         raise RequestError(f"--file {prefix}: the dataset has {known}{', ...' if len(dataset.pairs) > 5 else ''}")
     ends = list(accumulate(pair["documents"] for pair in pairs))
+    number += ends[-1] if number < 0 else 0
     if not 0 <= number < ends[-1]:
         raise RequestError(f"--document {number}: there are {ends[-1]:,}, counted from 0")
     chosen = bisect_right(ends, number)
@@ -94,9 +97,14 @@ def check(path: Path, *, full: bool) -> tuple[list[str], list[str]]:
     records = list(find_records(path)) if path.is_dir() else []
     if not records:
         prefix = Path(str(path).removesuffix(".bin").removesuffix(".idx"))
+        record = StageRecord(prefix.parent, "preprocess")
+        plan = record.read_plan()
+        if plan is not None and any(f"{prefix.name}.bin" in unit.outputs for unit in plan.units):
+            said, wrong = _check_stage(record, full, only=prefix.name)
+            return [said], wrong
         if not Path(f"{prefix}.idx").exists() and not Path(f"{prefix}.bin").exists():
             raise RequestError(f"{path} is neither an output of tokenmill nor a pair of .bin and .idx")
-        return [f"{prefix}: structure only, since no record says what it was made with"], [
+        return [f"structure of {prefix}; hashes, token range and EOD not: no record says what it was made with"], [
             str(problem) for problem in check_pair(prefix, full=full)
         ]
     checked, wrong = [], []
@@ -107,23 +115,29 @@ def check(path: Path, *, full: bool) -> tuple[list[str], list[str]]:
     return checked, wrong
 
 
-def _check_stage(record: StageRecord, full: bool) -> tuple[str, list[str]]:
+def _check_stage(record: StageRecord, full: bool, only: str | None = None) -> tuple[str, list[str]]:
+    """Check one stage, or of a preprocess stage the pair with the prefix `only`."""
     from tokenmill.tokens.check import check_pair
 
     plan = record.read_plan()
     if plan is None:
-        return f"{record.stage} in {record.output}", ["it was started and has no plan yet"]
+        return f"nothing of {record.stage} in {record.output}", [
+            f"{record.stage} in {record.output} has no plan: see tokenmill status {record.output}"
+        ]
     wrong, files, size = [], 0, 0
-    receipts = {unit.id: record.stored_receipt(plan, unit) for unit in plan.units}
+    units = [unit for unit in plan.units if only is None or f"{only}.bin" in unit.outputs]
+    receipts = {unit.id: record.stored_receipt(plan, unit) for unit in units}
     absent = [unit for unit, receipt in receipts.items() if receipt is None]
     if absent:
         wrong.append(
-            f"{record.stage} in {record.output} is not finished: {len(absent)} of {len(plan.units)} units have no "
-            f"receipt, first: {absent[0]}; run tokenmill {record.stage} again"
+            f"{record.stage} in {record.output} is not finished: {len(absent)} of {len(units)} units have no receipt, "
+            f"first: {absent[0]}; see tokenmill status {record.output} for why, and run tokenmill {record.stage} again"
         )
     for receipt in filter(None, receipts.values()):
         entries = {entry["path"]: entry for entry in receipt["outputs"]}
         for entry in receipt["outputs"]:
+            if only is not None and entry.get("prefix") != only:
+                continue
             files, size = files + 1, size + entry["bytes"]
             if entry.get("role") == "bin":
                 index = entries[f"{entry['prefix']}.idx"]
@@ -143,7 +157,8 @@ def _check_stage(record: StageRecord, full: bool) -> tuple[str, list[str]]:
         wrong.extend(_check_tokenizer(record, plan))
     if not absent and not record.manifest_path.exists():
         wrong.append(f"{record.manifest_path} is missing; run tokenmill status {record.output}, which completes it")
-    return f"{record.stage} in {record.output}: {files} files, {size} bytes", wrong
+    how = "every byte" if full else "structure and sizes"
+    return f"{how} of {files} files, {words(size)}, of {record.stage} in {record.output}", wrong
 
 
 def _check_file(record: StageRecord, entry: dict[str, Any], full: bool) -> list[str]:

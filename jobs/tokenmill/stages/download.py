@@ -111,7 +111,7 @@ def select(listing: Listing, selection: Selection) -> tuple[list[RemoteFile], li
         files = [f for f in listing.files if is_data_file(f.path)]
         if len(files) < len(listing.files):
             notes.append(
-                f"left out {len(listing.files) - len(files)} files that are no data (--include '*' takes every file)"
+                f"left out {len(listing.files) - len(files)} files that are no data (--include takes what it names)"
             )
     files = [f for f in files if not any(fnmatch.fnmatchcase(f.path, p) for p in selection.exclude)]
     files = sorted(_one_split(files, selection, notes), key=lambda f: f.path)

@@ -39,7 +39,7 @@ def prepare(dataset: Dataset) -> tuple[dict[str, Any], Callable[[], Plan]]:
             Unit(
                 id=safe_name(name),
                 weight=file.bytes,
-                spec={"input": file.path, "identity": file.identity, "parts": file.parts},
+                spec={"inputs": [{"path": file.path, "identity": file.identity, "parts": file.parts}]},
                 outputs=[name],
             )
             for file, name in zip(dataset.files, distinct(sources, names), strict=True)
@@ -54,7 +54,8 @@ def do(unit: Unit, workspace: Workspace) -> Counts:
     from tokenmill.corpus.compression import open_decompressed
     from tokenmill.corpus.records import RecordCounter
 
-    path = workspace.input_root / unit.spec["input"]
+    (item,) = unit.spec["inputs"]
+    path = workspace.input_root / item["path"]
     counter = RecordCounter()
     output = workspace.open(unit.outputs[0])
     read = 0
@@ -65,6 +66,6 @@ def do(unit: Unit, workspace: Workspace) -> Counts:
             workspace.checkpoint(blocks.compressed_read - read)
             read = blocks.compressed_read
     records = counter.finish()
-    output.describe(records=records, parts=narrow(unit.spec["parts"], records))
-    workspace.inputs = [{"path": unit.spec["input"], "first": 0, "count": records}]
+    output.describe(records=records, parts=narrow(item["parts"], records))
+    workspace.inputs = [{"path": item["path"], "first": 0, "count": records}]
     return {"in": records, "out": records, "rejected": 0, "blank": counter.blank}

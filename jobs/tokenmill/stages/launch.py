@@ -4,8 +4,9 @@ import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from tokenmill.flow.lineage import upstream_of
+from tokenmill.flow.lineage import Dataset, upstream_of
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.record import STAGES
 from tokenmill.flow.worker import Distribution, Job, Summary, run, stop_requested
@@ -83,7 +84,7 @@ def extract(source: Path, output: Path, how: Run, *, from_stage: str | None = No
     dataset = upstream_of(source, "extract", only=from_stage, usable=usable, output=output)
     _say(how, dataset.notes)
     request, make = prepare(dataset)
-    return _run(Job("tokenmill.stages.extract", output, dataset.root), request, make, how)
+    return _run(_job("extract", output, dataset), request, make, how)
 
 
 def concatenate(
@@ -96,7 +97,7 @@ def concatenate(
     dataset = upstream_of(source, "concatenate", only=from_stage, usable=DATA_SUFFIXES, output=output)
     _say(how, dataset.notes)
     request, make = prepare(dataset, target_files=target_files, name=name)
-    return _run(Job("tokenmill.stages.concatenate", output, dataset.root), request, make, how)
+    return _run(_job("concatenate", output, dataset), request, make, how)
 
 
 def preprocess(
@@ -119,7 +120,12 @@ def preprocess(
     _say(how, dataset.notes)
     request, make = prepare(dataset, output, recipe, encoder=encoder, endpoint=endpoint, reporter=how.reporter)
     settings = {"encoder": encoder, "on_bad_record": on_bad_record, "max_bad_records": max_bad_records}
-    return _run(Job("tokenmill.stages.preprocess", output, dataset.root, settings), request, make, how)
+    return _run(_job("preprocess", output, dataset, settings), request, make, how)
+
+
+def _job(stage: str, output: Path, dataset: Dataset, settings: dict[str, Any] | None = None) -> Job:
+    inputs = {file.path: file.identity for file in dataset.files}
+    return Job(f"tokenmill.stages.{stage}", output, dataset.root, settings or {}, inputs)
 
 
 def _say(how: Run, notes: list[str]) -> None:

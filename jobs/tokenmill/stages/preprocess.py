@@ -149,6 +149,7 @@ def _check_keys(dataset: Dataset, keys: Sequence[str]) -> None:
                 first = batch.rejected[0]
                 raise InputError(
                     f"{path}: none of the first {batch.records} records can be taken; line {first.line}: {first.reason}"
+                    "; choose the key with --keys"
                 )
 
 
