@@ -177,13 +177,13 @@ def update_hash(digest: Any, path: Path, length: int | None = None) -> int:
     return done
 
 
-def walk_files(root: Path) -> tuple[list[Path], list[Path]]:
+def walk_files(root: Path, output: Path | None = None) -> tuple[list[Path], list[Path]]:
     """List the files below a directory by path, and the directories left out: outputs of tokenmill.
 
-    Hidden files are left out, and so is every directory below `root` that holds our records: what a
-    stage made is read as such or not at all, never as somebody's files.
+    Hidden files are left out, and so is `output`, and every directory below `root` that holds our records:
+    what a stage made is read as such or not at all, never as somebody's files.
     """
-    return _walk(root, set())
+    return _walk(root, set() if output is None else {output.resolve()})
 
 
 def _walk(root: Path, seen: set[Path]) -> tuple[list[Path], list[Path]]:

@@ -74,6 +74,7 @@ def test_exit_codes_of_the_errors_are_the_contract_with_kubernetes() -> None:
     } == {
         "TokenmillError": 1,
         "RequestError": 2,
+        "MachineError": 2,
         "InputError": 2,
         "TransientError": 1,
         "Superseded": 1,
@@ -124,7 +125,7 @@ USAGE = [
     ["concatenate", "input", "--target-files", "0"],
     ["concatenate", "input", "--target-files", "1e3"],
     ["status"],
-    ["inspect", "x", "--document", "-1"],
+    ["inspect", "x", "--file", "y"],
 ]
 
 

@@ -71,7 +71,7 @@ def test_a_changed_upstream(forge: Forge, tmp_path: Path, extracted: Path) -> No
     options = ["--processes", 1, "--target-files", 2]
     forge.done(["concatenate", first, output, *options])
     run = forge.run(["concatenate", second, output, *options])
-    assert run.exit == 2 and "input: " in run.said
+    assert run.exit == 2 and "gone: 05.jsonl" in run.said
     forge.done(["concatenate", second, output, *options, "--replace"])
     forge.done(["concatenate", second, tmp_path / "fresh", *options])
     assert_same_tree(output, tree(tmp_path / "fresh"))

@@ -99,7 +99,7 @@ def test_replace_remakes_a_unit_of_the_same_name_with_other_content(source: Path
     output = tmp_path / "out"
     launch.extract(source, output, how())
     (source / "0.jsonl").write_text('{"text": "changed, and longer than before"}\n')
-    with pytest.raises(RequestError, match="made with other parameters"):
+    with pytest.raises(RequestError, match=r"changed: 0\.jsonl\).*--replace"):
         launch.extract(source, output, how())
     assert launch.extract(source, output, how(replace=True)).completion.manifest is not None
     assert "changed" in (output / "0.jsonl").read_text()

@@ -187,6 +187,6 @@ def test_counts_are_summed_over_units() -> None:
 def test_a_dataset_without_records_gets_no_manifest(record: StageRecord) -> None:
     for unit in PLAN.units:
         finish(record, PLAN, unit, counts={"in": 0, "out": 0, "rejected": 0})
-    with pytest.raises(RequestError, match="gave no out"):
+    with pytest.raises(RequestError, match="gave no records"):
         complete(record, PLAN)
     assert not record.manifest_path.exists()

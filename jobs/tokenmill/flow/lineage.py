@@ -197,7 +197,7 @@ def _brought(root: Path, usable: Sequence[str] | None, output: Path | None) -> D
             f"{root} holds an output of tokenmill that this stage does not read (tokenmill status {root}); give the "
             "directory that it was made from"
         )
-    paths, ours = walk_files(root)
+    paths, ours = walk_files(root, output)
     dataset = _plain(root, paths, usable)
     if ours:
         names = ", ".join(str(path) for path in ours[:3])

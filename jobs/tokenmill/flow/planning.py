@@ -30,7 +30,7 @@ def agree(
     make: Callable[[], Plan],
     *,
     replace: bool,
-    inputs: dict[str, str] | None,
+    inputs: dict[str, str] | None = None,
     should_stop: Callable[[], bool],
 ) -> Plan:
     """Return the one plan for this request, making it when this worker is the first to get there.
