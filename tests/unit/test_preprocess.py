@@ -264,3 +264,21 @@ def test_a_strangers_file_is_not_overwritten(tmp_path: Path, output: Path) -> No
     with pytest.raises(RequestError, match=r"a_text_document\.bin exists, and no record says"):
         preprocess(tmp_path / "a.jsonl", output)
     assert (output / "a_text_document.bin").read_bytes() == b"mine"
+
+
+def test_two_inputs_whose_names_and_keys_make_one_name_are_refused(tmp_path: Path, output: Path) -> None:
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    for name in ("wiki", "wiki_en"):
+        (corpus / f"{name}.jsonl").write_text('{"text": "one", "en_text": "two and three"}\n')
+    with pytest.raises(RequestError, match=r"both make wiki_en_text_document\.bin; give --target-files 2"):
+        preprocess(corpus, output, keys=["text", "en_text"])
+    assert preprocess(corpus, output, keys=["text", "en_text"], target_files=2).completion.manifest is not None
+
+
+@pytest.mark.parametrize("wrong", [{"name": "../../x"}, {"name": "a/b"}, {"name": ""}, {"keys": ["../../x"]}])
+def test_a_name_that_is_no_part_of_a_file_name_is_refused(tmp_path: Path, output: Path, wrong: dict[str, Any]) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "one", "../../x": "two"}\n')
+    with pytest.raises(RequestError, match="--name|--keys"):
+        preprocess(tmp_path / "a.jsonl", output, target_files=1, **wrong)
+    assert not (output / ".tokenmill/preprocess/plan.json").exists()

@@ -21,6 +21,9 @@ THREADS = False
 
 def prepare(dataset: Dataset, *, target_files: int, name: str) -> tuple[dict[str, Any], Callable[[], Plan]]:
     """Plan one unit per output: a run of neighbouring files, in the order of their names."""
+    from tokenmill.stages.naming import check_label
+
+    check_label(name)
     request = {"input": dataset.upstream, "target_files": target_files, "name": name}
 
     def make() -> Plan:

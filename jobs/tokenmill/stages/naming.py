@@ -5,7 +5,14 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from tokenmill.errors import RequestError
 from tokenmill.files import safe_name
+
+
+def check_label(name: str) -> None:
+    """Refuse a --name that could not stand at the beginning of a file name as it is."""
+    if safe_name(name) != name:
+        raise RequestError(f"--name {name!r}: give letters, digits and ._=+@,~- without a dot at the beginning")
 
 
 def flat(path: str) -> str:

@@ -41,10 +41,15 @@ def prepare(
     dataset: Dataset, output: Path, recipe: Recipe, *, encoder: str, endpoint: str | None, reporter: Reporter
 ) -> tuple[dict[str, Any], Callable[[], Plan]]:
     """Plan one unit per output; whoever makes the plan resolves the tokenizer and judges the encoders."""
+    from tokenmill.stages.naming import check_label
     from tokenmill.tokens.tokenizer import tokenizer_request
 
     if len(set(recipe.keys)) != len(recipe.keys) or not all(recipe.keys):
         raise RequestError(f"--keys {','.join(recipe.keys)}: name each key once")
+    for key in recipe.keys:
+        if "/" in key:
+            raise RequestError(f"--keys {key}: the key is part of the outputs' names and may hold no /")
+    check_label(recipe.name)
     request: dict[str, Any] = {
         "input": dataset.upstream,
         "tokenizer": tokenizer_request(recipe.tokenizer, recipe.tokenizer_revision),
@@ -101,7 +106,7 @@ def _units(files: list[DataFile], recipe: Recipe) -> list[Unit]:
     else:
         runs = groups([file.bytes for file in files], count)
         names = [f"{recipe.name}-{i:05d}-of-{count:05d}" for i in range(count)]
-    return [
+    units = [
         Unit(
             id=safe_name(name),
             weight=sum(files[i].bytes for i in run),
@@ -124,6 +129,17 @@ def _units(files: list[DataFile], recipe: Recipe) -> list[Unit]:
         )
         for name, run in zip(names, runs, strict=True)
     ]
+    makers: dict[str, Unit] = {}
+    for unit in units:
+        for name in unit.outputs:
+            other = makers.setdefault(name, unit)
+            if other is not unit:  # wiki.jsonl with the key en_text, wiki_en.jsonl with the key text
+                raise RequestError(
+                    f"{other.spec['inputs'][0]['path']} and {unit.spec['inputs'][0]['path']} with the keys "
+                    f"{', '.join(recipe.keys)} would both make {name}; give --target-files {count}, which numbers the "
+                    "outputs instead of naming them after the inputs"
+                )
+    return units
 
 
 def _stem(path: str) -> str:
