@@ -143,11 +143,32 @@ def test_a_receipt_counts_only_for_its_plan_with_its_files_whole(record: StageRe
         assert record.read_receipt(PLAN, unit) is None
 
 
-def test_a_receipt_can_not_name_a_file_outside(record: StageRecord) -> None:
+@pytest.mark.parametrize("path", ["../../etc/passwd", "/etc/passwd", "b"])
+def test_a_receipt_that_names_a_file_of_somebody_else_is_none(record: StageRecord, path: str) -> None:
     unit = PLAN.units[0]
-    finish(record, PLAN, unit, outputs=[{"path": "../../etc/passwd", "bytes": 1, "xxh3_128": "0"}])
-    with pytest.raises(RequestError, match="would leave"):
-        record.read_receipt(PLAN, unit)
+    finish(record, PLAN, unit, outputs=[{"path": path, "bytes": 1, "xxh3_128": "0"}])
+    assert record.read_receipt(PLAN, unit) is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"outputs": None},
+        {"outputs": [{"path": "a"}]},
+        {"counts": {}},
+        {"counts": {"in": 2, "out": 1}},
+        {"weight": None},
+        {"empty": None},
+    ],
+)
+def test_a_receipt_that_lacks_something_is_none(record: StageRecord, wrong: dict[str, Any]) -> None:
+    finish(record, PLAN, PLAN.units[0], **wrong)
+    assert record.read_receipt(PLAN, PLAN.units[0]) is None
+
+
+def test_a_unit_whose_id_leads_elsewhere_is_refused(record: StageRecord) -> None:
+    with pytest.raises(RequestError, match="damaged"):
+        record.read_receipt(PLAN, Unit("../../../x", 1, {}, ["a"]))
 
 
 def test_a_manifest_comes_with_the_last_receipt_and_from_any_reader(record: StageRecord) -> None:

@@ -149,11 +149,11 @@ class StageRecord:
 
     def receipt_path(self, unit_id: str) -> Path:
         """Where a unit's receipt lies."""
-        return self.directory / "receipts" / f"{unit_id}.json"
+        return self.directory / "receipts" / _file_name(unit_id)
 
     def failure_path(self, unit_id: str) -> Path:
         """Where the reason of a unit's last failure lies."""
-        return self.directory / "failures" / f"{unit_id}.json"
+        return self.directory / "failures" / _file_name(unit_id)
 
     def read_plan(self) -> Plan | None:
         """Return the plan, or None when there is none yet."""
@@ -190,7 +190,7 @@ class StageRecord:
         receipt = read_json(self.receipt_path(unit.id))
         if not isinstance(receipt, dict) or receipt.get("plan") != plan.id or receipt.get("unit") != unit.id:
             return None
-        return receipt
+        return receipt if _is_whole(receipt, unit) else None
 
     def _holds(self, receipt: dict[str, Any], verify_hashes: bool) -> bool:
         for output in receipt["outputs"]:
@@ -230,6 +230,33 @@ def record_failure(record: StageRecord, plan_id: str | None, unit_id: str, probl
     }
     with contextlib.suppress(OSError):  # on a full disk the message in the log must do
         write_atomic(record.failure_path(unit_id), readable_json(failure))
+
+
+def _file_name(unit_id: str) -> str:
+    """Name the record of a unit; an id that is no file name comes from a plan that was tampered with."""
+    if "/" in unit_id:
+        raise RequestError(f"a plan on disk is damaged (unit {unit_id!r}); choose another output directory")
+    return f"{unit_id}.json"
+
+
+def _is_whole(receipt: dict[str, Any], unit: Unit) -> bool:
+    """Tell whether a receipt has what its readers count on; one that has not is none, and the unit is done again."""
+    try:
+        counts = receipt["counts"]
+        named = {entry["path"] for entry in receipt["outputs"] if isinstance(entry["xxh3_128"], str)}
+        return (
+            all(isinstance(count, int) for count in counts.values())
+            and counts["in"] == counts["out"] + counts.get("rejected", 0)
+            and len(named) == len(receipt["outputs"])
+            and named <= set(unit.outputs)
+            and all(isinstance(entry["bytes"], int) for entry in receipt["outputs"])
+            and isinstance(receipt["inputs"], list)
+            and isinstance(receipt["empty"], list)
+            and isinstance(receipt["weight"], int)
+            and isinstance(receipt["started"] + receipt["finished"], str)
+        )
+    except (KeyError, TypeError, AttributeError):
+        return False
 
 
 @dataclass(frozen=True)
