@@ -19,6 +19,7 @@ from tokenmill.flow.record import StageRecord
 from tokenmill.flow.status import statuses
 from tokenmill.flow.worker import Summary
 from tokenmill.stages import launch
+from tokenmill.stages.dataset import check
 from tokenmill.stages.download import Selection
 
 FILES = 4
@@ -189,6 +190,17 @@ def test_a_later_reader_completes_a_missing_manifest(root: Path) -> None:
             manifest.write_bytes(left)
         assert stage_and_place(upstream(root)) == ("download", root)
         assert manifest.read_bytes() == content
+
+
+def test_a_manifest_that_says_other_than_the_receipts_is_noticed_and_not_read(root: Path) -> None:
+    manifest = root / ".tokenmill/download/manifest.json"
+    content = manifest.read_bytes()
+    value = json.loads(content)
+    manifest.write_text(json.dumps(value | {"files": value["files"][1:]}))
+    assert any("not what the receipts say" in problem for problem in check(root, full=False)[1])
+    assert len(upstream(root).files) == FILES
+    assert manifest.read_bytes() == content
+    assert check(root, full=False)[1] == []
 
 
 def test_a_plain_directory_is_read_as_it_lies_but_not_what_it_is_written_to(tmp_path: Path) -> None:

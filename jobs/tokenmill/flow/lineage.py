@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import RequestError
-from tokenmill.files import content_id, inside, patiently, read_json, settle_seconds, walk_files
+from tokenmill.files import content_id, inside, patiently, settle_seconds, walk_files
 from tokenmill.flow.attempt import LEASE, Liveness, read_owner
 from tokenmill.flow.progress import size
 from tokenmill.flow.provenance import Part, whole
@@ -134,11 +134,8 @@ def _look(record: StageRecord) -> tuple[Plan | None, Manifest | None]:
         plan = record.read_plan()
         if plan is None:
             return None, None
-        value = read_json(record.manifest_path)
-        if isinstance(value, dict) and value.get("plan") == plan.id:
-            value.pop("hash")
-            return plan, Manifest(value)
-        return plan, complete(record, plan, write=os.access(record.directory, os.W_OK)).manifest
+        recorded = record.stored_manifest(plan)
+        return plan, recorded or complete(record, plan, write=os.access(record.directory, os.W_OK)).manifest
 
     found = look()
     if found[1] is None and settle_seconds(record.output) > 0:

@@ -209,6 +209,15 @@ class StageRecord:
         for unit in plan.units:
             yield unit, self.read_receipt(plan, unit)
 
+    def stored_manifest(self, plan: Plan) -> "Manifest | None":
+        """Return the recorded manifest of this plan, None when there is none or it is not what was written."""
+        value = read_json(self.manifest_path)
+        if not isinstance(value, dict) or value.get("plan") != plan.id:
+            return None
+        recorded = value.pop("hash", None)
+        manifest = Manifest(value)
+        return manifest if manifest.hash == recorded else None
+
     def failures(self) -> list[dict[str, Any]]:
         """Return why units failed last, for those that have not succeeded since."""
         directory = self.directory / "failures"

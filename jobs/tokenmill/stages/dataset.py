@@ -11,7 +11,7 @@ from tokenmill.files import hash_file, inside
 from tokenmill.flow.lineage import find_records
 from tokenmill.flow.progress import size as words
 from tokenmill.flow.provenance import locate
-from tokenmill.flow.record import Manifest, Plan, StageRecord, complete
+from tokenmill.flow.record import Manifest, Plan, StageRecord, complete, make_manifest
 
 
 @dataclass(frozen=True)
@@ -155,8 +155,13 @@ def _check_stage(record: StageRecord, full: bool, only: str | None = None) -> tu
                 wrong.extend(_check_file(record, entry, full))
     if plan.stage == "preprocess":
         wrong.extend(_check_tokenizer(record, plan))
-    if not absent and not record.manifest_path.exists():
-        wrong.append(f"{record.manifest_path} is missing; run tokenmill status {record.output}, which completes it")
+    if not absent and only is None:
+        manifest = record.stored_manifest(plan)
+        if manifest is None or manifest.hash != make_manifest(plan, [r for r in receipts.values() if r]).hash:
+            wrong.append(
+                f"{record.manifest_path} is missing, or not what the receipts say; delete it and run tokenmill status "
+                f"{record.output}, which completes it"
+            )
     how = "every byte" if full else "structure and sizes"
     return f"{how} of {files} files, {words(size)}, of {record.stage} in {record.output}", wrong
 
