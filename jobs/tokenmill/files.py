@@ -27,6 +27,9 @@ COPY_CHUNK = 8 << 20
 NAME_BYTES = 200
 """Longest file name we make, in bytes: ext4, XFS and Lustre allow 255, and suffixes are added to ours."""
 
+RECORDS = ".tokenmill"
+"""Directory below every output where the records of its stages lie."""
+
 CLOCK = ".clock-"
 """Prefix of the files that `server_time` makes for a moment."""
 

@@ -187,6 +187,16 @@ def test_a_directory_that_tokenmill_made_is_copied_without_its_records(source: P
     assert data_of(tmp_path / "two") == data_of(tmp_path / "one")
 
 
+def test_links_of_a_directory_are_followed_and_its_own_output_is_not_taken(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more/c.jsonl").write_text('{"text": "c"}\n')
+    (source / "linked").symlink_to(tmp_path / "more")
+    whole = {"a.jsonl", "sub/a.jsonl", "sub/b.jsonl", "linked/c.jsonl"}
+    fetch(source, source / "out", layout="tree", sample=2)
+    fetch(source, tmp_path / "out", layout="tree")
+    assert set(data_of(tmp_path / "out")) == whole
+
+
 # -- one address, with the test Hub as a plain web server
 
 

@@ -218,6 +218,24 @@ def test_a_plain_directory_is_read_as_it_lies_but_not_what_it_is_written_to(tmp_
     assert upstream_of(moved, "preprocess", usable=DATA_SUFFIXES, output=moved / "out").upstream != dataset.upstream
 
 
+def test_what_was_made_of_plain_files_is_no_more_of_them(tmp_path: Path) -> None:
+    root = fill(tmp_path / "plain")
+    extract(root)
+    launch.extract(root, root / "again", how())
+    assert len(list((root / "again").glob("**/*.jsonl"))) == FILES
+    with pytest.raises(RequestError, match="another output directory"):
+        launch.extract(root, root, how())
+
+
+def test_a_directory_that_two_links_lead_to_is_read_once(tmp_path: Path) -> None:
+    fill(tmp_path / "elsewhere")
+    root = tmp_path / "plain"
+    root.mkdir()
+    for name in ("a", "b"):
+        (root / name).symlink_to(tmp_path / "elsewhere")
+    assert len(upstream(root).files) == FILES
+
+
 def test_a_single_file_is_read_alone(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text("{}\n")
     (tmp_path / "b.jsonl").write_text("{}\n")

@@ -279,6 +279,6 @@ def test_two_inputs_whose_names_and_keys_make_one_name_are_refused(tmp_path: Pat
 @pytest.mark.parametrize("wrong", [{"name": "../../x"}, {"name": "a/b"}, {"name": ""}, {"keys": ["../../x"]}])
 def test_a_name_that_is_no_part_of_a_file_name_is_refused(tmp_path: Path, output: Path, wrong: dict[str, Any]) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "one", "../../x": "two"}\n')
-    with pytest.raises(RequestError, match="--name|--keys"):
+    with pytest.raises(RequestError, match=r"--name|--keys"):
         preprocess(tmp_path / "a.jsonl", output, target_files=1, **wrong)
     assert not (output / ".tokenmill/preprocess/plan.json").exists()
