@@ -3,6 +3,7 @@
 import http.server
 import json
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contract.commandline import data_of, tokenmill
-from tokenmill.corpus.source import Listing, RemoteFile, open_source
+from tokenmill.corpus.source import Listing, Patience, RemoteFile, open_source
 from tokenmill.errors import InputError, RequestError
 from tokenmill.flow.progress import Reporter
 from tokenmill.stages import launch
-from tokenmill.stages.download import Selection, select
+from tokenmill.stages.download import Selection, prepare, select
 from tokenmill.testhub import Fault, Hub
 
 SLIMPAJAMA = [
@@ -149,6 +150,29 @@ def test_an_address_that_is_none_says_what_to_write(uri: str, tmp_path: Path, mo
     (tmp_path / "a.jsonl").write_text("{}\n")
     with pytest.raises(RequestError):
         fetch(uri, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "https://user:hunter2@host/x.jsonl",
+        "HTTPS://user:hunter2@host/x.jsonl",
+        "https://user:p@hunter2@host/x.jsonl?sig=hunter2",
+        "https://host/x.jsonl#hunter2",
+        "s3://key:hunter2@bucket/x",
+        "az://container/x?sig=hunter2",
+        "ftp://user:hunter2@host/x",
+        "hf://user:hunter2@datasets/org/name",
+    ],
+)
+def test_no_secret_of_an_address_is_recorded_or_said(uri: str) -> None:
+    patience = Patience(time.monotonic() + 1)
+    request, _ = prepare(uri, None, Selection(), endpoint=None, say=str, patience=patience)
+    assert "hunter2" not in json.dumps(request)
+    if uri.startswith(("ftp", "hf")):
+        with pytest.raises(RequestError) as refused:
+            open_source(uri, stall_seconds=1)
+        assert "hunter2" not in str(refused.value)
 
 
 def test_a_missing_package_names_itself(monkeypatch: pytest.MonkeyPatch) -> None:

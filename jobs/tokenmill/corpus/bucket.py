@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tokenmill.corpus.source import Listing, Patience, RemoteFile, Retry
+from tokenmill.corpus.source import Listing, Patience, RemoteFile, Retry, without_secrets
 from tokenmill.errors import RequestError
 from tokenmill.files import walk_files
 
@@ -46,7 +46,7 @@ class BucketSource:
         for path, about in sorted(found.items()):
             name = path[len(root) + 1 :] if path != root else path.rpartition("/")[2]
             files.append(RemoteFile(name, about["size"], version=_version(about)))
-        uri = self._uri if not self._uri.startswith("file://") else f"file:{Path(root).name}"
+        uri = f"file:{Path(root).name}" if self._uri.startswith("file://") else without_secrets(self._uri)
         return Listing(uri, None, files, by_name=list(found) == [root])
 
     def _find(self) -> dict[str, Any]:

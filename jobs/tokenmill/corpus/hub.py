@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from urllib.parse import quote
 
 from tokenmill.corpus.asking import ask
-from tokenmill.corpus.source import Listing, Patience, RemoteFile
+from tokenmill.corpus.source import Listing, Patience, RemoteFile, without_secrets
 from tokenmill.corpus.transfer import Transfer
 from tokenmill.errors import RequestError, TransientError
 
@@ -24,7 +24,9 @@ class HubSource:
         """Parse the URI; nothing is asked yet."""
         match = _URI.fullmatch(uri.rstrip("/"))
         if not match:
-            raise RequestError(f"{uri!r} is no dataset on the Hub; write hf://datasets/ORG/NAME[@REVISION][/FOLDER]")
+            raise RequestError(
+                f"{without_secrets(uri)!r} is no dataset on the Hub; write hf://datasets/ORG/NAME[@REVISION][/FOLDER]"
+            )
         self.repository, self._revision, self._folder = match.groups()
         self.endpoint = (endpoint or os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
         self._transfer = Transfer(stall_seconds)

@@ -4,6 +4,7 @@ First step of all: `stages.download` plans from the listing and fetches through 
 arrives here is hostile until checked: names, sizes, hashes, redirects.
 """
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -83,6 +84,17 @@ class Source(Protocol):
         """Yield a file's bytes from `offset`; raises Retry when they end early or do not come."""
 
 
+def without_secrets(uri: str) -> str:
+    """Drop what may be a credential from an address: user and password, query and fragment."""
+    scheme, mark, rest = uri.partition("://")
+    if not mark or scheme.lower() == "file":
+        return uri
+    place, slash, path = re.split("[?#]", rest, maxsplit=1)[0].partition("/")
+    if scheme.lower() != "abfs":  # there a container goes before the @
+        place = place.rpartition("@")[2]
+    return f"{scheme}://{place}{slash}{path}"
+
+
 def open_source(uri: str, *, stall_seconds: float, endpoint: str | None = None) -> Source:
     """Return the source that a URI names: hf:// https:// http:// s3:// gs:// az:// file:// or a path."""
     if not uri:
@@ -101,5 +113,6 @@ def open_source(uri: str, *, stall_seconds: float, endpoint: str | None = None) 
 
         return BucketSource(uri)
     raise RequestError(
-        f"{uri!r} is no source tokenmill knows; give hf://datasets/ORG/NAME, https://, s3://, gs://, az:// or a path"
+        f"{without_secrets(uri)!r} is no source tokenmill knows; give hf://datasets/ORG/NAME, https://, s3://, gs://, "
+        "az:// or a path"
     )

@@ -1,11 +1,11 @@
 """One file at an http:// or https:// address as a source; its name is the last part of the path."""
 
 from collections.abc import Iterator
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit
 
 import requests
 
-from tokenmill.corpus.source import Listing, Patience, RemoteFile, Retry
+from tokenmill.corpus.source import Listing, Patience, RemoteFile, Retry, without_secrets
 from tokenmill.corpus.transfer import Transfer, pause
 from tokenmill.errors import RequestError
 
@@ -17,7 +17,7 @@ class WebSource:
         """Take the address; nothing is asked yet."""
         parts = urlsplit(uri)
         self._url = uri
-        self._said = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+        self._said = without_secrets(uri)
         self._name = unquote(parts.path.rpartition("/")[2])
         self._transfer = Transfer(stall_seconds)
         if not self._name:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tokenmill.corpus.source import Listing, Patience, RemoteFile, Retry, open_source
+from tokenmill.corpus.source import Listing, Patience, RemoteFile, Retry, open_source, without_secrets
 from tokenmill.errors import InputError, RequestError, TransientError
 from tokenmill.files import safe_name, update_hash
 from tokenmill.flow.provenance import whole
@@ -57,7 +57,7 @@ def prepare(
 ) -> tuple[dict[str, Any], Callable[[], Plan]]:
     """Plan one unit per selected file; only the worker that makes the plan asks the source."""
     request = {
-        "source": _without_secrets(uri),
+        "source": without_secrets(uri),
         "revision": revision,
         "include": sorted(selection.include),
         "exclude": sorted(selection.exclude),
@@ -76,12 +76,6 @@ def prepare(
         return Plan("download", request, units, details={"notes": notes}, source=source)
 
     return request, make
-
-
-def _without_secrets(uri: str) -> str:
-    """Drop what may be a credential: the user part and the query of an address."""
-    head, _, _ = uri.partition("?")
-    return re.sub(r"(://)[^/@]*@", r"\1", head) if head.startswith("http") else head
 
 
 def _unit(file: RemoteFile, name: str) -> Unit:
