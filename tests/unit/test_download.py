@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from contract.commandline import data_of, tokenmill
 from tokenmill.corpus.source import Listing, Patience, RemoteFile, open_source
-from tokenmill.errors import InputError, RequestError
+from tokenmill.errors import InputError, RequestError, TransientError
 from tokenmill.flow.progress import Reporter
 from tokenmill.stages import launch
 from tokenmill.stages.download import Selection, prepare, select
@@ -254,6 +254,14 @@ def test_an_address_that_is_busy_when_asked_first(hub: Hub, tmp_path: Path) -> N
     assert len(data_of(tmp_path / "out")) == 1
     for request, after in zip(hub.requests, hub.requests[1:], strict=False):
         assert after.time - request.time >= (request.retry_after or 0)
+
+
+def test_an_address_where_nobody_is_does_not_last_until_the_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tokenmill.corpus.web.pause", lambda attempt, told: 0.01)
+    with pytest.raises(TransientError, match="check the address"):
+        fetch("http://localhost:1/x.jsonl", tmp_path / "out")
 
 
 def test_an_address_that_is_not_there(hub: Hub, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from contract.commandline import Ended, data_of, finish, start, tokenmill
+from tokenmill.corpus.source import open_source
 from tokenmill.errors import InputError, RequestError, TransientError
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.worker import Summary
@@ -353,6 +354,12 @@ def test_a_dataset_that_cannot_be_listed_says_what_to_do(tmp_path: Path, monkeyp
         monkeypatch.setenv("HF_TOKEN", "wrong")
         with pytest.raises(RequestError, match="refused the dataset org/corpus"):
             fetch(private, tmp_path / "out")
+        monkeypatch.setenv("HF_TOKEN", "\u201cright\u201d")
+        with pytest.raises(RequestError, match="mend HF_TOKEN"):
+            fetch(private, tmp_path / "out")
+    monkeypatch.setenv("HF_ENDPOINT", "huggingface.co")
+    with pytest.raises(RequestError, match="write --endpoint"):
+        open_source(URI, stall_seconds=1)
     assert data_of(tmp_path) == {}
 
 

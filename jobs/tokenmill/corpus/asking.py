@@ -4,6 +4,7 @@ Used for the listings of datasets (`corpus.hub`) and for tokenizers (`tokens.ori
 retries some of its calls and not others.
 """
 
+import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -15,6 +16,24 @@ UNREACHABLE = 4
 """Tries without any answer before the network is taken to be down: half a minute."""
 
 T = TypeVar("T")
+
+
+def hub_address(endpoint: str | None) -> str:
+    """Return the Hub's address: the one given, else HF_ENDPOINT's, else the public one."""
+    address = (endpoint or os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
+    if not address.startswith(("https://", "http://")):
+        raise RequestError(f"the Hub's address {address!r} is none; write --endpoint (HF_ENDPOINT) with https://")
+    return address
+
+
+def authorization() -> dict[str, str]:
+    """Return the header that carries the access token (HF_TOKEN), if there is one."""
+    from huggingface_hub import get_token
+
+    token = get_token()
+    if token and not (token.isascii() and token.isprintable()):
+        raise RequestError("the access token holds what no token has, such as quotation marks; mend HF_TOKEN")
+    return {"Authorization": f"Bearer {token}"} if token else {}
 
 
 def ask(question: Callable[[], T], what: str, patience: Patience, *, revision: str, otherwise: str = "") -> T:
@@ -58,7 +77,7 @@ def ask(question: Callable[[], T], what: str, patience: Patience, *, revision: s
             response: Any = getattr(error, "response", None)
             said = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
             final = isinstance(error, HFValidationError)
-            final |= isinstance(error, HfHubHTTPError) and response.status_code in (400, *REFUSALS)
+            final |= isinstance(error, HfHubHTTPError) and response.status_code in REFUSALS
             # A signed link may have expired: what refuses a file is asked again, where to find it too.
             refused += isinstance(error, Retry) and error.refused
             if final or refused == 3:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from urllib.parse import quote
 
-from tokenmill.corpus.asking import ask
+from tokenmill.corpus.asking import ask, authorization, hub_address
 from tokenmill.corpus.source import Listing, Patience, RemoteFile, without_secrets
 from tokenmill.corpus.transfer import Transfer
 from tokenmill.errors import RequestError, TransientError
@@ -28,7 +28,7 @@ class HubSource:
                 f"{without_secrets(uri)!r} is no dataset on the Hub; write hf://datasets/ORG/NAME[@REVISION][/FOLDER]"
             )
         self.repository, self._revision, self._folder = match.groups()
-        self.endpoint = (endpoint or os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
+        self.endpoint = hub_address(endpoint)
         self._transfer = Transfer(stall_seconds)
 
     def list(self, revision: str | None, patience: Patience) -> Listing:
@@ -39,6 +39,7 @@ class HubSource:
 
         if revision and self._revision and revision != self._revision:
             raise RequestError(f"--revision {revision} contradicts the revision {self._revision} in the source")
+        authorization()  # a token that is none would be taken for a Hub that gives no JSON
         api = HfApi(endpoint=self.endpoint, library_name="tokenmill")
         wanted = revision or self._revision or "main"
         what = f"the dataset {self.repository}"
@@ -72,11 +73,7 @@ class HubSource:
 
     def read(self, file: RemoteFile, revision: str | None, offset: int) -> Iterator[bytes]:
         """Yield a file's bytes; each call resolves anew, since a signed link expires."""
-        from huggingface_hub import get_token
-
-        token = get_token()
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
         path = quote(file.path, safe="/", errors="surrogatepass")
         url = f"{self.endpoint}/datasets/{self.repository}/resolve/{revision}/{path}"
-        response = self._transfer.locate(url, headers, offset)
+        response = self._transfer.locate(url, authorization(), offset)
         return self._transfer.body(response, offset, file.size)

@@ -43,17 +43,25 @@ class Retry(Exception):
     """A fetch ended early in a way that another try may cure.
 
     `after` is how long the server asked to wait, in seconds; `refused` marks answers that are final
-    when they repeat (401, 403, 404); `restart` says that the bytes fetched so far are not to be kept.
+    when they repeat (401, 403, 404); `silent` that nobody answered; `restart` that the bytes fetched so far
+    are not to be kept.
     """
 
     def __init__(
-        self, reason: str, *, after: float | None = None, refused: bool = False, restart: bool = False
+        self,
+        reason: str,
+        *,
+        after: float | None = None,
+        refused: bool = False,
+        restart: bool = False,
+        silent: bool = False,
     ) -> None:
         """See the class."""
         super().__init__(reason)
         self.after = after
         self.refused = refused
         self.restart = restart
+        self.silent = silent
 
 
 @dataclass(frozen=True)

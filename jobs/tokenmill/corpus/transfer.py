@@ -21,7 +21,7 @@ from tokenmill.corpus.source import Retry
 CHUNK = 1 << 20
 CONNECT_SECONDS = 15.0
 MAX_REDIRECTS = 6
-REFUSALS = (401, 403, 404, 410)
+REFUSALS = (400, 401, 403, 404, 405, 410, 451)
 
 _RATE_LIMIT = re.compile(r"(?:^|;)\s*(r|t)\s*=\s*(\d+)")
 
@@ -105,7 +105,7 @@ class Transfer:
                     url, headers=sent, stream=True, allow_redirects=False, timeout=self._timeout
                 )
             except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
-                raise Retry(f"no answer from {_host(url)}: {_reason(error)}") from error
+                raise Retry(f"no answer from {_host(url)}: {_reason(error)}", silent=True) from error
             if response.is_redirect:
                 url = urljoin(url, response.headers["Location"])
                 response.close()

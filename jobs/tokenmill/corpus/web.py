@@ -5,9 +5,10 @@ from urllib.parse import unquote, urlsplit
 
 import requests
 
+from tokenmill.corpus.asking import UNREACHABLE
 from tokenmill.corpus.source import Listing, Patience, RemoteFile, Retry, without_secrets
 from tokenmill.corpus.transfer import Transfer, pause
-from tokenmill.errors import RequestError
+from tokenmill.errors import RequestError, TransientError
 
 
 class WebSource:
@@ -27,7 +28,7 @@ class WebSource:
         """Ask for size and ETag by opening the file and closing it at once."""
         if revision:
             raise RequestError(f"--revision: {self._said} has no revisions")
-        attempt = 0
+        attempt = silent = 0
         while True:
             try:
                 with self._transfer.locate(self._url, {}, 0) as response:
@@ -37,6 +38,9 @@ class WebSource:
                 if error.refused:
                     raise RequestError(f"{self._said}: {error}") from error
                 attempt += 1
+                silent += error.silent
+                if silent == UNREACHABLE:
+                    raise TransientError(f"{self._said}: {error}; check the address, or run the same again") from error
                 patience.wait(pause(attempt, error.after), f"{self._said}: {error}")
         size = int(length) if length and length.isdigit() else None
         return Listing(self._said, None, [RemoteFile(self._name, size, version=tag)], by_name=True)

@@ -34,8 +34,6 @@ MAX_BYTES = 128 << 20
 PATIENCE_SECONDS = 300.0
 """How long a Hub that is down or limits us is asked again."""
 
-REFUSALS = (400, 401, 403)
-
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 
 T = TypeVar("T")
@@ -83,10 +81,10 @@ def fetch(name: str, revision: str | None, endpoint: str | None) -> tuple[str, d
     download does not. The access token, if any, is huggingface_hub's (HF_TOKEN).
     """
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    from huggingface_hub import HfApi, get_token
+    from huggingface_hub import HfApi
     from huggingface_hub.hf_api import RepoFile
 
-    from tokenmill.corpus.asking import ask
+    from tokenmill.corpus.asking import ask, authorization, hub_address
     from tokenmill.corpus.source import Patience, Retry
     from tokenmill.corpus.transfer import Transfer
 
@@ -95,7 +93,7 @@ def fetch(name: str, revision: str | None, endpoint: str | None) -> tuple[str, d
         f"the tokenizer {name}",
         "; or, without a network, give a directory that holds the tokenizer's files",
     )
-    base = (endpoint or os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
+    base, headers = hub_address(endpoint), authorization()
     api = HfApi(endpoint=base, library_name="tokenmill")
     wanted = revision or "main"
     commit = ask(lambda: api.repo_info(name, revision=wanted).sha, what, patience, revision=wanted, otherwise=otherwise)
@@ -107,8 +105,7 @@ def fetch(name: str, revision: str | None, endpoint: str | None) -> tuple[str, d
     entries = [entry for entry in tree if isinstance(entry, RepoFile) and entry.path in FILES]
     _check_complete({entry.path: b"" for entry in entries}, f"{name} at {wanted}")
 
-    transfer, token = Transfer(60.0), get_token()
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    transfer = Transfer(60.0)
 
     def download(entry: RepoFile) -> bytes:
         url = f"{base}/{name}/resolve/{commit}/{quote(entry.path)}"
