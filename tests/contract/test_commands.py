@@ -11,6 +11,7 @@ import pytest
 from contract.commandline import Ended, data_of, many, tokenmill
 from tokenmill import __version__, errors
 
+TOKENIZER = Path(__file__).parents[1] / "conformance" / "tokenizers" / "tiny"
 COMMANDS = ("sample", "run", "download", "extract", "concatenate", "preprocess", "status", "verify", "inspect")
 HEAVY = {
     "datasets",
@@ -212,3 +213,12 @@ def test_an_indexed_jobs_pod_knows_its_share_from_its_environment(corpus: Path) 
     assert done_by(again) == (0, 2, False)
     assert lost.code == 2 and "counted from 0" in lost.err
     assert done_by(first) == (2, 4, True)
+
+
+def test_text_that_the_locale_cannot_show_is_made_and_shown_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "\u65e5.jsonl").write_text('{"text": "\u672c"}\n', encoding="utf-8")
+    plain = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    made = tokenmill("preprocess", tmp_path, tmp_path / "out", "--tokenizer", TOKENIZER, **plain)
+    assert made.code == 0, made.err
+    shown = tokenmill("inspect", tmp_path / "out", "--document", "0", **plain)
+    assert (shown.code, shown.out.splitlines()[-1]) == (0, "\\u672c"), shown.err

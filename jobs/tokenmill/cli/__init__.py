@@ -1,5 +1,6 @@
 """The command line: one file a command; parse, plan, do. Errors become messages and exit codes here alone."""
 
+import io
 import json
 import sys
 
@@ -37,6 +38,9 @@ def main() -> None:
     from tokenmill.cli import commands
 
     commands.register(app)
+    for stream in (sys.stdout, sys.stderr):  # a document's text, or a file's name, may be more than a locale can show
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         app()
     except TokenmillError as error:

@@ -100,7 +100,7 @@ class _Gigatoken:
     def __init__(self, backend: Path, add_special_tokens: bool) -> None:
         import gigatoken
 
-        data = backend.read_text()
+        data = backend.read_text(encoding="utf-8")
         self.version = encoder_version(self.name)
         self._before, self._after = template(json.loads(data)["post_processor"]) if add_special_tokens else ([], [])
         self._tokenizer = gigatoken.Tokenizer.from_json(data)

@@ -38,7 +38,7 @@ def settle(work: Path) -> dict[str, Any]:
     name, add = request["reference"], request["add_special_tokens"]
     _check_json(work / "tokenizer", name)
     tokenizer, backend = _load(work / "tokenizer", name)
-    (work / "backend.json").write_text(backend.to_str())
+    (work / "backend.json").write_text(backend.to_str(), encoding="utf-8")
 
     vocabulary: dict[str, int] = backend.get_vocab(with_added_tokens=True)
     special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
