@@ -14,7 +14,7 @@ from tokenmill.errors import InputError, RequestError
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.worker import Summary
 from tokenmill.stages import launch
-from tokenmill.stages.dataset import find_dataset, find_document
+from tokenmill.stages.dataset import check, find_dataset, find_document
 from tokenmill.stages.encoder import Recipe
 from tokenmill.tokens.indexed import IndexedReader
 from tokenmill.tokens.tokenizer import decode
@@ -256,6 +256,26 @@ def test_many_inputs_into_few_outputs_keep_their_order_and_origin(tmp_path: Path
         assert found.source == (f"{int(file):02d}.jsonl.zst", int(line))
     with pytest.raises(RequestError, match="--target-files 13 is more than the 12"):
         preprocess(source, tmp_path / "other", target_files=13)
+
+
+def test_the_tokenizer_beside_the_data_is_the_one_they_were_made_with(tmp_path: Path, output: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n')
+    preprocess(tmp_path / "a.jsonl", output)
+    shutil.copytree(TINY, tmp_path / "other")
+    config = tmp_path / "other/tokenizer_config.json"
+    config.write_text(json.dumps(json.loads(config.read_bytes()) | {"model_max_length": 77}))
+    (output / "new-00000-of-00001_text_document.bin").write_text("a stranger's")
+    with pytest.raises(RequestError, match="no record says"):
+        preprocess(
+            tmp_path / "a.jsonl", output, tokenizer=str(tmp_path / "other"), target_files=1, name="new", replace=True
+        )
+    assert check(output, full=True)[1] == []
+
+    (output / "tokenizer/tokenizer.json").unlink()
+    (output / "tokenizer/tokenizer_config.json").write_text("{}")
+    assert len(check(output, full=True)[1]) == 2
+    preprocess(tmp_path / "a.jsonl", output)
+    assert check(output, full=True)[1] == []
 
 
 def test_a_strangers_file_is_not_overwritten(tmp_path: Path, output: Path) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from tokenmill.errors import RequestError, Stopped, TokenmillError
 from tokenmill.files import inside, publish_once, read_json, readable_json, write_atomic
 from tokenmill.flow.attempt import LEASE, Liveness, break_lease, leftovers, owner_record, read_owner
-from tokenmill.flow.record import PLANNING, Plan, StageRecord, record_failure
+from tokenmill.flow.record import PLANNING, Plan, StageRecord, Unit, record_failure
 
 LEASE_SECONDS = 60.0
 """A planner on another machine whose lease file did not change for this long is dead."""
@@ -66,7 +66,7 @@ def _plan_under_lease(record: StageRecord, request: dict[str, Any], make: Callab
         return  # what came meanwhile is taken or refused by the caller
     try:
         new = make()
-        _refuse_foreign(record, old, new)
+        refuse_foreign(record, old, new.units)
     except TokenmillError as error:
         if old is None:
             record_failure(record, None, PLANNING, error)
@@ -85,11 +85,11 @@ def _plan_under_lease(record: StageRecord, request: dict[str, Any], make: Callab
     _clear(record)
 
 
-def _refuse_foreign(record: StageRecord, old: Plan | None, new: Plan) -> None:
+def refuse_foreign(record: StageRecord, old: Plan | None, units: list[Unit]) -> None:
     """Refuse to overwrite files that no plan of this stage names: they are somebody's own."""
     ours = {name for unit in old.units for name in unit.outputs} if old else set()
     present = {path.name for path in record.output.iterdir()}
-    for unit in new.units:
+    for unit in units:
         for name in unit.outputs:
             if name.split("/")[0] in present and name not in ours and inside(record.output, name).exists():
                 raise RequestError(

@@ -62,8 +62,9 @@ class Encoders:
         return self.directory(fingerprint) / "backend.json"
 
     def ready(self, plan: Plan, encoder: str) -> bool:
-        """Tell whether workers of a plan can load the encoder as it was judged, with the versions installed here."""
-        return self._verdict(plan.basis["tokenizer"], plan.basis["special_tokens"], encoder) is not None
+        """Tell whether a plan's tokenizer lies beside the data, and workers can load the encoder as it was judged."""
+        placed = _lies_there(self.record.output / "tokenizer", plan.details["tokenizer"]["files"])
+        return placed and self._verdict(plan.basis["tokenizer"], plan.basis["special_tokens"], encoder) is not None
 
     def load(self, fingerprint: str, special_tokens: bool, encoder: str) -> "Encoder":
         """Return this process's encoder, loaded once: the one the gate chose."""

@@ -6,7 +6,7 @@ The last data stage. A unit is one output pair per key, made from one input file
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from tokenmill.errors import InputError, RequestError
 from tokenmill.files import read_json, readable_json, safe_name, write_atomic
 from tokenmill.flow.lineage import DataFile, Dataset
 from tokenmill.flow.partition import groups
+from tokenmill.flow.planning import refuse_foreign
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.provenance import narrow
 from tokenmill.flow.record import Counts, Plan, StageRecord, Unit
@@ -64,10 +65,19 @@ def prepare(
     encoders = Encoders(StageRecord(output, "preprocess"))
     plan = encoders.record.read_plan()
     if plan is not None and plan.request == request and not encoders.ready(plan, encoder):
-        encoders.resolve(dataset, recipe, request["tokenizer"], encoder, endpoint, reporter)
+        known = plan.details["tokenizer"]
+        # Of a branch, the commit that was planned with: the branch may have moved since.
+        again = replace(recipe, tokenizer_revision=known["revision"] or recipe.tokenizer_revision)
+        found = encoders.resolve(dataset, again, request["tokenizer"], encoder, endpoint, reporter)
+        if found.fingerprint != plan.basis["tokenizer"]:
+            raise RequestError(
+                f"the tokenizer {known['reference']} is not the one {output} was begun with: other versions of "
+                "transformers or tokenizers read it differently; use those, or choose another output directory"
+            )
 
     def make() -> Plan:
         units = _units(dataset.files, recipe)
+        refuse_foreign(encoders.record, encoders.record.read_plan(), units)
         _check_keys(dataset, recipe.keys)
         tokenizer = encoders.resolve(dataset, recipe, request["tokenizer"], encoder, endpoint, reporter)
         basis = {
