@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tokenmill.corpus.compression import DATA_SUFFIXES
-from tokenmill.errors import RequestError
+from tokenmill.errors import RequestError, TransientError
 from tokenmill.flow.attempt import LEASE, owner_record
 from tokenmill.flow.lineage import Dataset, upstream_of
 from tokenmill.flow.progress import Reporter
@@ -325,3 +325,28 @@ def test_a_changed_input_is_named_with_what_to_do(tmp_path: Path) -> None:
     (brought / "new.jsonl").write_text("{}\n")
     with pytest.raises(RequestError, match=rf"changed: {first.name}; added: new.jsonl; gone: {second.name}.*--replace"):
         extract(brought)
+
+
+class Meddler(Reporter):
+    """Adds to a file as soon as the work is announced: planned it is then, and not yet read."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+
+    def say(self, text: str, **event: object) -> None:
+        if "units" in event:
+            with self.path.open("ab") as file:
+                file.write(b'{"text": "late"}\n')
+
+
+@pytest.mark.parametrize("stage", ["extract", "concatenate"])
+def test_an_input_that_is_still_written_to_is_not_taken_for_whole(tmp_path: Path, stage: str) -> None:
+    for name in ("a", "b"):
+        (tmp_path / "plain").mkdir(exist_ok=True)
+        (tmp_path / f"plain/{name}.jsonl").write_text('{"text": "x"}\n')
+    run = launch.Run(Meddler(tmp_path / "plain/b.jsonl"), processes=1)
+    more = {"target_files": 1, "name": "part"} if stage == "concatenate" else {}
+    with pytest.raises(TransientError, match="somebody writes to it"):
+        getattr(launch, stage)(tmp_path / "plain", tmp_path / "out", run, **more)
+    assert not StageRecord(tmp_path / "out", stage).manifest_path.exists()

@@ -13,7 +13,8 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -21,7 +22,7 @@ from typing import IO, Any
 
 import xxhash
 
-from tokenmill.errors import Stopped, Superseded, TokenmillError
+from tokenmill.errors import Stopped, Superseded, TokenmillError, TransientError
 from tokenmill.files import COPY_CHUNK, fsync_directory, inside, readable_json, update_hash, write_atomic
 from tokenmill.flow.attempt import (
     HEARTBEAT_SECONDS,
@@ -182,6 +183,14 @@ class Workspace:
         except FileNotFoundError:  # another worker was quicker: what was taken so far is checked by the stage
             return
 
+    @contextmanager
+    def reading(self, name: str, size: int) -> Iterator[Path]:
+        """Give where an input lies; refuse one that has not the size it was planned with, before or after reading."""
+        path = self.input_root / name
+        _check_size(path, size)
+        yield path
+        _check_size(path, size)
+
     def path(self, name: str) -> Path:
         """Return where a file of this attempt lies, such as a journal or a spill."""
         return self.directory / name
@@ -312,3 +321,12 @@ def copy_chunks(source: IO[bytes], buffer: memoryview) -> Any:
 def copy_buffer() -> memoryview:
     """Return a buffer for `copy_chunks`."""
     return memoryview(bytearray(COPY_CHUNK))
+
+
+def _check_size(path: Path, size: int) -> None:
+    found = path.stat().st_size
+    if found != size:
+        raise TransientError(
+            f"{path} has {found} bytes, and had {size} when it was planned: somebody writes to it. Run the same "
+            "command again once it is whole"
+        )

@@ -61,7 +61,7 @@ def do(unit: Unit, workspace: Workspace) -> Counts:
     parts: list[dict[str, Any]] = []
     records = blank = 0
     for item in unit.spec["inputs"]:
-        count, empty = _append(output, workspace, item["path"])
+        count, empty = _append(output, workspace, item["path"], item["bytes"])
         parts.extend(narrow(item["parts"], count))
         workspace.inputs.append({"path": item["path"], "first": records, "count": count})
         records += count
@@ -70,14 +70,14 @@ def do(unit: Unit, workspace: Workspace) -> Counts:
     return {"in": records, "out": records, "rejected": 0, "blank": blank}
 
 
-def _append(output: OutputFile, workspace: Workspace, name: str) -> tuple[int, int]:
+def _append(output: OutputFile, workspace: Workspace, name: str, size: int) -> tuple[int, int]:
     """Append one file; return its records and blank lines."""
     from tokenmill.corpus.records import BOM, RecordCounter
     from tokenmill.flow.workspace import copy_buffer, copy_chunks
 
     counter = RecordCounter()
     buffer = copy_buffer()
-    with (workspace.input_root / name).open("rb", buffering=0) as source:
+    with workspace.reading(name, size) as path, path.open("rb", buffering=0) as source:
         for offset, got in copy_chunks(source, buffer):
             block = buffer[:got]
             counter.update(block)

@@ -55,11 +55,13 @@ def do(unit: Unit, workspace: Workspace) -> Counts:
     from tokenmill.corpus.records import RecordCounter
 
     (item,) = unit.spec["inputs"]
-    path = workspace.input_root / item["path"]
     counter = RecordCounter()
     output = workspace.open(unit.outputs[0])
     read = 0
-    with open_decompressed(path, display=str(path), chunk=4 << 20) as blocks:
+    with (
+        workspace.reading(item["path"], unit.weight) as path,
+        open_decompressed(path, display=str(path), chunk=4 << 20) as blocks,
+    ):
         for block in blocks:
             counter.update(block)
             output.write(block)

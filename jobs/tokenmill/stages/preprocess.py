@@ -282,15 +282,15 @@ class _Work:
         from tokenmill.corpus.readers import read_documents
 
         settings = self.workspace.settings
-        path = self.workspace.input_root / item["path"]
         first, before = self.counts["out"], self.counts["in"]
         refused: list[int] = []
-        for batch in read_documents(path, self.basis["keys"], display=str(path), on_bad=settings["on_bad_record"]):
-            self._batch(batch)
-            for rejected in batch.rejected:
-                refused.append(rejected.record)
-                self._reject(item["path"], rejected)
-            self.workspace.checkpoint(batch.compressed)
+        with self.workspace.reading(item["path"], item["bytes"]) as path:
+            for batch in read_documents(path, self.basis["keys"], display=str(path), on_bad=settings["on_bad_record"]):
+                self._batch(batch)
+                for rejected in batch.rejected:
+                    refused.append(rejected.record)
+                    self._reject(item["path"], rejected)
+                self.workspace.checkpoint(batch.compressed)
         records = self.counts["in"] - before
         self.parts.extend(narrow(item["parts"], records, refused))
         self.workspace.inputs.append({"path": item["path"], "first": first, "count": self.counts["out"] - first})
