@@ -291,6 +291,11 @@ def explained(output: Path) -> Iterator[None]:
             ) from error
         if error.errno == errno.ENOENT:
             raise TransientError(f"{where} vanished while it was being used; run the same command again") from error
+        if error.errno == errno.EXDEV:
+            raise RequestError(
+                f"{where} and {error.filename2} are on different file systems, and one cannot be renamed to the other; "
+                f"let {output} and everything in it be on one"
+            ) from error
         if error.errno in (errno.EEXIST, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP):
             raise RequestError(f"cannot use {where}: {error.strerror}; choose another path") from error
         if error.errno in (

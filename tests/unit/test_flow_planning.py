@@ -12,6 +12,7 @@ from tokenmill.errors import InputError, RequestError
 from tokenmill.flow.planning import agree
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.record import Plan, StageRecord, Unit
+from tokenmill.flow.worker import Distribution, Job, run
 from tokenmill.stages import launch
 
 
@@ -186,3 +187,33 @@ def test_finished_files_are_read_again_on_request(source: Path, tmp_path: Path) 
     path.write_bytes(b"#" + path.read_bytes()[1:])
     assert join(source, tmp_path / "out", 2, how(verify_hashes=True))
     assert tree(tmp_path / "out") == expected
+
+
+ENDLESS = """
+RESUMABLE, THREADS = False, True
+
+def do(unit, workspace):
+    workspace.path("begun").touch()
+    if unit.id == "broken":
+        while len(list(workspace.record.work.glob("*/begun"))) < 2:
+            workspace.checkpoint()
+        raise ZeroDivisionError("a bug")
+    while True:
+        workspace.checkpoint()
+"""
+
+
+def test_a_bug_in_one_unit_ends_the_run_though_another_would_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "endless.py").write_text(ENDLESS)
+    monkeypatch.syspath_prepend(tmp_path)
+    units = [Unit("broken", 1, {}, []), Unit("whole", 1, {}, [])]
+    with pytest.raises(ZeroDivisionError):
+        run(
+            Job("endless", tmp_path / "out", tmp_path),
+            {},
+            lambda: Plan("endless", {}, units),
+            Distribution(processes=2),
+            Reporter(quiet=True),
+        )

@@ -185,7 +185,9 @@ def _execute(
     with (
         _executor(job, plan, min(spread.processes, len(todo)), counter) as pool,
         reporter.progress(plan.stage, total, len(mine), read),
+        contextlib.ExitStack() as whatever_happens,
     ):
+        whatever_happens.callback(pool.stop)  # else after a bug in one unit the pool would wait for the others' ends
         waiting = iter(todo)
         running: dict[Future[None], Unit] = {}
         while not _STOP.is_set():

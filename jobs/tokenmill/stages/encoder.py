@@ -144,7 +144,11 @@ class Encoders:
 
         from tokenmill.tokens.tokenizer import resolve_tokenizer
 
-        with tempfile.TemporaryDirectory(prefix="tokenmill-") as scratch:
+        try:
+            place = tempfile.gettempdir()
+        except FileNotFoundError as error:
+            raise RequestError(f"{error.strerror}; set TMPDIR to a directory that this user may write") from error
+        with tempfile.TemporaryDirectory(dir=place, prefix="tokenmill-") as scratch:
             made = Path(scratch) / "made"
             tokenizer, verdict = resolve_tokenizer(
                 recipe.tokenizer,
