@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from contract.commandline import tokenmill
-from tokenmill.errors import InputError, RequestError
+from tokenmill.errors import InputError, RequestError, Superseded
+from tokenmill.files import fsync_directory
 from tokenmill.flow.planning import agree
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.record import Plan, StageRecord, Unit
@@ -217,3 +218,21 @@ def test_a_bug_in_one_unit_ends_the_run_though_another_would_go_on(
             Distribution(processes=2),
             Reporter(quiet=True),
         )
+
+
+def test_a_plan_replaced_in_the_middle_of_a_commit_meets_no_file_of_the_old_one(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "out"
+    record = StageRecord(output, "concatenate")
+    late = Plan("concatenate", {"later": True}, [])
+
+    def stall(directory: Path) -> None:  # another run replaces the plan between the rename and the receipt
+        if directory == output:
+            record.plan_path.write_bytes(late.to_bytes())
+        fsync_directory(directory)
+
+    monkeypatch.setattr("tokenmill.flow.workspace.fsync_directory", stall)
+    with pytest.raises(Superseded):
+        join(source, output, 1, how())
+    assert tree(output) == {} and not list(record.directory.glob("receipts/*"))
