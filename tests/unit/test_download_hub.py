@@ -452,3 +452,11 @@ def test_a_file_that_is_a_folder_of_another_downloads_or_is_refused(hub: Hub, tm
         for worker in (0, 1):  # the larger one is the first worker's
             fetch(hub, tmp_path / "out", layout="tree", run=Run(Reporter(quiet=True), worker, 2))
         assert len(data_of(tmp_path / "out")) == 2
+
+
+def test_a_name_cannot_write_lines_of_its_own_to_the_log(hub: Hub, tmp_path: Path) -> None:
+    hub.add_dataset("org/hostile", corpus(["a\x1b[31m\nall done.jsonl"]))
+    hub.faults.add(*[Fault("404", path="a\x1b[31m\nall done.jsonl")] * 9)
+    ended = tokenmill("download", "hf://datasets/org/hostile", tmp_path / "out", hub=hub)
+    assert ended.code == 2, ended.err
+    assert "\x1b" not in ended.err and "\nall done" not in ended.err

@@ -215,6 +215,7 @@ class _Fetch:
 
     def __init__(self, file: RemoteFile, workspace: Workspace) -> None:
         self.file = file
+        self.name = file.path if file.path.isprintable() else repr(file.path)  # it goes to logs and terminals
         self.workspace = workspace
         self.deadline = workspace.settings["give_up_at"]
         self.fruitless = self.refused = self.wrong = self.restarts = 0
@@ -232,7 +233,7 @@ class _Fetch:
                 if self.wrong >= WRONG_HASHES:
                     self._restart(output)
                     raise TransientError(
-                        f"{self.file.path}: {problem} after {self.wrong} whole downloads; the server, or a proxy or "
+                        f"{self.name}: {problem} after {self.wrong} whole downloads; the server, or a proxy or "
                         "cache before it, gives wrong bytes. Nothing of it is kept; run the same command again"
                     )
                 raise Retry(problem, restart=True)
@@ -246,7 +247,7 @@ class _Fetch:
                 self.refused = self.refused + 1 if retry.refused else 0
                 if self.refused >= REFUSALS:
                     raise RequestError(
-                        f"{self.file.path}: {retry}, {self.refused} times in a row; the repository needs a token with "
+                        f"{self.name}: {retry}, {self.refused} times in a row; the repository needs a token with "
                         "access (HF_TOKEN), or the file is gone from this revision"
                     ) from retry
                 self._pause(retry)
@@ -309,7 +310,7 @@ class _Fetch:
         elif not self.fruitless:
             backoff = random.uniform(0.0, low / 4)
         if time.monotonic() + backoff > self.deadline:
-            raise TransientError(f"{self.file.path}: {retry}; the deadline of this run has come") from retry
+            raise TransientError(f"{self.name}: {retry}; the deadline of this run has come") from retry
         until = time.monotonic() + backoff
         while (left := until - time.monotonic()) > 0:
             self.workspace.checkpoint()
