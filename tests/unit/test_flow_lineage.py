@@ -223,7 +223,7 @@ def test_what_was_made_of_plain_files_is_no_more_of_them(tmp_path: Path) -> None
     extract(root)
     launch.extract(root, root / "again", how())
     assert len(list((root / "again").glob("**/*.jsonl"))) == FILES
-    with pytest.raises(RequestError, match="another output directory"):
+    with pytest.raises(RequestError, match="output directory of its own"):
         launch.extract(root, root, how())
 
 
