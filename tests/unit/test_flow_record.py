@@ -143,6 +143,18 @@ def test_a_receipt_counts_only_for_its_plan_with_its_files_whole(record: StageRe
         assert record.read_receipt(PLAN, unit) is None
 
 
+@pytest.mark.parametrize(
+    ("was", "becomes"), [(b'"weight": 3', b'"weight": 4'), (b'"outputs": ["a"]', b'"outputs": ["b"]')]
+)
+def test_a_plan_that_was_changed_after_it_was_written_is_refused(
+    record: StageRecord, was: bytes, becomes: bytes
+) -> None:
+    assert was in PLAN.to_bytes()
+    record.plan_path.write_bytes(PLAN.to_bytes().replace(was, becomes))
+    with pytest.raises(RequestError, match="not what was written"):
+        record.read_plan()
+
+
 @pytest.mark.parametrize("path", ["../../etc/passwd", "/etc/passwd", "b"])
 def test_a_receipt_that_names_a_file_of_somebody_else_is_none(record: StageRecord, path: str) -> None:
     unit = PLAN.units[0]

@@ -111,12 +111,14 @@ class Plan:
                 f"it has format {value.get('format')}, this version of tokenmill writes {FORMAT}; "
                 "use the version that began it, or another output directory"
             )
+        if content_id({name: part for name, part in value.items() if name != "id"}) != value["id"]:
+            raise RequestError("it is damaged: it is not what was written, since its id is another")
         names = ("stage", "request", "basis", "details", "source", "upstream", "require")
         try:
             plan = cls(units=[Unit(**unit) for unit in value["units"]], **{name: value[name] for name in names})
         except (KeyError, TypeError) as error:
             raise RequestError(f"it is damaged, or of another version of tokenmill ({error})") from error
-        plan.__dict__["id"] = value["id"]  # as written: hashing 59,166 units again would cost each worker a second
+        plan.__dict__["id"] = value["id"]  # just compared: hashing 59,166 units as objects again would take 2 s
         return plan
 
 
