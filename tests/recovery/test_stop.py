@@ -40,7 +40,7 @@ def terminate(run: Run) -> int | str:
 def test_terminated_with_work_left(forge: Forge, corpus: Path, extracted: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
     command = ["extract", corpus, output, "--processes", 1]
-    run = forge.start(command, stop_at(output, "open .*/work/.*out-0", 4))
+    run = forge.start(command, stop_at(output, "open .*/attempts/.*out-0", 4))
     assert terminate(run) == 143, run.said
     assert "units left" in run.said and "run the same command again" in run.said
     kept = receipts(output, "extract")
@@ -94,10 +94,10 @@ def test_terminated_while_the_network_stalls(forge: Forge, tmp_path: Path) -> No
         hub.faults.add(Fault("stall", path="a*", where="cdn", at=(2 << 20) + 7, seconds=PATIENCE))
         command = ["download", f"hf://datasets/{REPOSITORY}", output, "--endpoint", hub.endpoint]
         run = forge.start(command)
-        data = list(output.glob(".tokenmill/download/work/a*/data"))
+        data = list(output.glob(".tokenmill/download/attempts/a*/data"))
         while not data or data[0].stat().st_size < 2 << 20:
             time.sleep(0.01)
-            data = list(output.glob(".tokenmill/download/work/a*/data"))
+            data = list(output.glob(".tokenmill/download/attempts/a*/data"))
         os.kill(run.pid, signal.SIGTERM)
         assert run.wait(25) == 143, run.said
         hub.requests.clear()
@@ -160,7 +160,7 @@ def test_a_long_unit_killed_at_random(forge: Forge, inputs: Path, settled: Path,
     forge.done(tokenise(inputs, whole))
     dice = random.Random(SEED)
     for first in (2, 5, 8):
-        kill = kill_at(output, "/work/", count=dice.randint(3, 30))
+        kill = kill_at(output, "/attempts/", count=dice.randint(3, 30))
         run = forge.start(tokenise(inputs, output), stop_at(inputs, f"open .*/{first:02d}.jsonl"), kill)
         if run.wait() == "stopped":
             go_on_and_journal(run)

@@ -22,7 +22,7 @@ from recovery.support import (
 )
 from tokenmill.testhub import Fault, Hub
 
-STEPS = ["open .*/work/.*out-0", r"rename .*/work/[^ ]*/out-0 ", "rename .*/receipts/"]
+STEPS = ["open .*/attempts/.*out-0", r"rename .*/attempts/[^ ]*/out-0 ", "rename .*/receipts/"]
 
 
 def test_two_workers_at_the_same_units(forge: Forge, corpus: Path, extracted: Path, hub: Hub, tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_a_killed_child(forge: Forge, tmp_path: Path) -> None:
     child = 0
     while not child and run.poll() is None:
         time.sleep(0.01)
-        begun = [p.name for p in (output / ".tokenmill" / "extract" / "work").glob("*~*")]
+        begun = [p.name for p in (output / ".tokenmill" / "extract" / "attempts").glob("*~*")]
         pids = {int(name.rpartition("~")[2].split("-")[0]) for name in begun}
         child = next(iter(pids & set(group_members(run.pid))), 0)
     assert child, ends(run)

@@ -260,7 +260,7 @@ def test_a_killed_download_goes_on_where_it_was(hub: Hub, tmp_path: Path, name: 
     half = len(content) // 2
     hub.faults.add(Fault("stall", path=name, where="cdn" if name.endswith("zst") else "resolve", at=half, seconds=60))
     process = start("download", URI, tmp_path / "out", hub=hub)
-    work = tmp_path / "out/.tokenmill/download/work"
+    work = tmp_path / "out/.tokenmill/download/attempts"
     wait_for(lambda: [path for path in work.glob("*/data") if path.stat().st_size >= half - (1 << 20)])
     process.send_signal(signal.SIGKILL)
     assert finish(process).code == -signal.SIGKILL

@@ -266,7 +266,7 @@ def private_mounts() -> bool:
 @pytest.mark.skipif(not private_mounts(), reason="needs the right to mount")
 def test_a_read_only_input_is_read_and_its_status_shown(root: Path, tmp_path: Path) -> None:
     (root / ".tokenmill/download/manifest.json").unlink()
-    work = root / ".tokenmill/download/work/0.jsonl.gz~1-0"
+    work = root / ".tokenmill/download/attempts/0.jsonl.gz~1-0"
     work.mkdir(parents=True)
     before = sorted(path for path in root.rglob("*"))
     for arguments in (["status", root], ["extract", root, tmp_path / "out", "--processes", "1"]):

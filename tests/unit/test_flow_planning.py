@@ -196,7 +196,7 @@ RESUMABLE, THREADS = False, True
 def do(unit, workspace):
     workspace.path("begun").touch()
     if unit.id == "broken":
-        while len(list(workspace.record.work.glob("*/begun"))) < 2:
+        while len(list(workspace.record.attempts.glob("*/begun"))) < 2:
             workspace.checkpoint()
         raise ZeroDivisionError("a bug")
     while True:

@@ -3,7 +3,7 @@
     <output>/.tokenmill/<stage>/plan.json            what will be made, from what; its hash is the plan id
     <output>/.tokenmill/<stage>/receipts/<unit>.json one per finished unit
     <output>/.tokenmill/<stage>/failures/<unit>.json why a unit failed last; removed by its receipt
-    <output>/.tokenmill/<stage>/work/<unit>~<attempt>/  what an attempt is writing; gone when it commits
+    <output>/.tokenmill/<stage>/attempts/<unit>~<attempt>/  what an attempt is writing; gone when it commits
     <output>/.tokenmill/<stage>/manifest.json        only when every unit has its receipt
 
 `record` holds the plan, receipt and manifest, `attempt` who is writing and whether it is alive,

@@ -90,7 +90,7 @@ class Leftover:
 def new_attempt_directory(record: StageRecord, unit_id: str, plan_id: str) -> Path:
     """Create the directory of a new attempt: it appears with its owner in it, so that none takes it for a leftover."""
     name = f"{os.getpid()}-{secrets.token_hex(4)}"
-    path, made = record.work / f"{unit_id}~{name}", record.work / f".{machine_tag()}-{name}.tmp"
+    path, made = record.attempts / f"{unit_id}~{name}", record.attempts / f".{machine_tag()}-{name}.tmp"
     while True:
         try:
             made.mkdir(parents=True, exist_ok=True)
@@ -107,12 +107,12 @@ def leftovers(record: StageRecord) -> dict[str, list[Leftover]]:
     """
     found: dict[str, list[Leftover]] = {}
     try:
-        entries = sorted(path for path in record.work.iterdir() if not path.name.startswith("."))
+        entries = sorted(path for path in record.attempts.iterdir() if not path.name.startswith("."))
     except (FileNotFoundError, NotADirectoryError):
         return found
     if not entries:
         return found
-    now = server_time(record.work)
+    now = server_time(record.attempts)
     for path in entries:
         unit, _, _ = path.name.rpartition("~")
         try:
@@ -164,13 +164,13 @@ def sweep(record: StageRecord, finished: set[str]) -> None:
         if path.stem in finished:  # its worker was killed between the receipt and the removal
             path.unlink(missing_ok=True)
     _sweep_temporaries(record)
-    for directory in (record.work, record.directory / "failures"):
+    for directory in (record.attempts, record.directory / "failures"):
         with suppress(OSError):  # still in use, or never made
             directory.rmdir()
 
 
 def _sweep_temporaries(record: StageRecord) -> None:
-    for path in record.work.glob(".*.tmp"):
+    for path in record.attempts.glob(".*.tmp"):
         if path.is_dir() and abandoned(path):
             shutil.rmtree(path, ignore_errors=True)
     for folder, _, names in os.walk(record.directory):  # not rglob: it raises where another worker removes a directory

@@ -145,9 +145,9 @@ class StageRecord:
         return self.directory / "manifest.json"
 
     @property
-    def work(self) -> Path:
+    def attempts(self) -> Path:
         """Directory of the attempts' own directories."""
-        return self.directory / "work"
+        return self.directory / "attempts"
 
     def receipt_path(self, unit_id: str) -> Path:
         """Where a unit's receipt lies."""
@@ -226,7 +226,8 @@ class StageRecord:
         if not directory.is_dir():
             return []
         found = (read_json(path) for path in sorted(directory.glob("*.json")))
-        return [failure for failure in found if isinstance(failure, dict)]
+        wanted = {"plan", "unit", "message", "time", "host"}
+        return [failure for failure in found if isinstance(failure, dict) and wanted <= failure.keys()]
 
 
 def record_failure(record: StageRecord, plan_id: str | None, unit_id: str, problem: TokenmillError) -> None:
