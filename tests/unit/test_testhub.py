@@ -455,8 +455,11 @@ def test_stop_ends_every_connection_and_start_takes_the_same_ports(hub: Hub) -> 
     idle = session.get(f"{hub.endpoint}/api/datasets/{REPO}", timeout=20)
     stalled = session.get(url(hub, "README.md"), stream=True, timeout=20)
     with requests.get(url(hub, "train/b.jsonl"), stream=True, timeout=20) as slow:
+        ports = [urlsplit(endpoint).port for endpoint in (hub.endpoint, hub.cdn_endpoint)]
+        mine = [t for t in threading.enumerate() if t.name.startswith(tuple(f"testhub-{port}" for port in ports))]
+        assert len(mine) > 2
         hub.stop()
-        assert not [t for t in threading.enumerate() if t.name.startswith("testhub")]
+        assert not [thread for thread in mine if thread.is_alive()]
         for response in (stalled, slow):
             with pytest.raises(requests.RequestException):
                 _ = response.content

@@ -32,7 +32,7 @@ class Door(ThreadingHTTPServer):
         self._connections: dict[Thread, socket.socket] = {}
         super().__init__((hub.host, port), Handler)
         self.port = int(self.server_address[1])
-        self._accepting = Thread(target=self.serve_forever, args=(0.02,), daemon=True, name="testhub")
+        self._accepting = Thread(target=self.serve_forever, args=(0.02,), daemon=True, name=f"testhub-{self.port}")
         self._accepting.start()
 
     def server_bind(self) -> None:
@@ -41,7 +41,8 @@ class Door(ThreadingHTTPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Serve a connection in a thread of its own."""
-        thread = Thread(target=self._serve, args=(request, client_address), daemon=True, name="testhub-connection")
+        name = f"testhub-{self.port}-connection"
+        thread = Thread(target=self._serve, args=(request, client_address), daemon=True, name=name)
         with self._lock:
             self._connections[thread] = request
         thread.start()
