@@ -283,7 +283,7 @@ def test_connections_are_kept(hub: Hub) -> None:
         for _ in range(5):
             assert session.get(url(hub, "README.md"), timeout=20).content == PLAIN
             assert session.get(url(hub, "absent"), timeout=20).status_code == 404
-        assert sum(t.name == "testhub-connection" for t in threading.enumerate()) == 1
+        assert sum(t.name == f"testhub-{urlsplit(hub.endpoint).port}-connection" for t in threading.enumerate()) == 1
 
 
 def test_the_rate_limit_tells_when_to_come_back(hub: Hub) -> None:
