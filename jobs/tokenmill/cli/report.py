@@ -1,6 +1,7 @@
 """What a command says when it is done: a few lines for a person, one JSON object for a machine."""
 
 import json
+import shlex
 import shutil
 import sys
 import time
@@ -83,7 +84,7 @@ def report(summary: Summary, output: Path, json_lines: bool) -> None:
     said = [f"{counts[name]:,} {word}" for name, word in words.items() if word and counts.get(name)]
     sys.stdout.write(
         f"{stage}: complete, {', '.join([made, *said])} in {duration(summary.seconds)}: {output}\n"
-        f"next: {NEXT[stage].format(path=output, tokenmill=program())}\n"
+        f"next: {NEXT[stage].format(path=shlex.quote(str(output)), tokenmill=program())}\n"
     )
 
 
@@ -114,6 +115,7 @@ def report_pipeline(pipeline: Pipeline, summaries: list[Summary], how: Run) -> N
         made = size(done["bytes"] or 0)
         rows.append((summary.plan.stage, files, documents, tokens, made, duration(planning), duration(work), rate))
     rows.append(("verify", "", "", "", "", "", duration(seconds), "all right"))
+    typed = shlex.quote(str(pipeline.output))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
@@ -121,7 +123,7 @@ def report_pipeline(pipeline: Pipeline, summaries: list[Summary], how: Run) -> N
         sys.stdout.write("  ".join(cells).rstrip() + "\n")
     sys.stdout.write(
         f"\nMegatron-LM's data, with the tokenizer beside it: {data}\n"
-        f"see a document and where it came from:  {program()} inspect {pipeline.output} --document 3\n"
-        f"see how far each stage is:              {program()} status {pipeline.output}\n"
-        f"check every byte again:                 {program()} verify {pipeline.output}\n"
+        f"see a document and where it came from:  {program()} inspect {typed} --document 3\n"
+        f"see how far each stage is:              {program()} status {typed}\n"
+        f"check every byte again:                 {program()} verify {typed}\n"
     )
