@@ -1,0 +1,60 @@
+{{/*
+What the schema cannot say: facts about names and several keys at once, and messages a person can act on. The schema
+runs first and owns types, ranges and unknown keys; what the data means is the command's to judge.
+Input: the stage's dict, see tokenmill.stage. Output: nothing; the render fails with a message.
+  {{ include "tokenmill.validate" . }}
+*/}}
+{{- define "tokenmill.validate" -}}
+{{- $storage := .root.Values.storage -}}
+{{- $found := include "tokenmill.directories" . | fromYaml -}}
+{{- include "tokenmill.validateName" . -}}
+{{- if not $storage.pvcName }}
+{{- fail (printf "\nstorage.pvcName is not set: it names the claim that holds the data.\nAdd --set storage.pvcName=NAME; `kubectl get pvc -n %s` lists the claims, and charts/shared-storage makes one." .root.Release.Namespace) }}
+{{- end }}
+{{- if and (not .source) (not $found.reads) }}
+{{- fail (printf "\ndataset.inputPath is not set: it is the directory on the volume that %s reads, such as slimpajama.\nAdd --set dataset.inputPath=DIRECTORY." .stage) }}
+{{- end }}
+{{- if and (not $found.writes) (or .source $storage.outputPvcName) }}
+{{- fail (printf "\ndataset.outputPath is not set: it is the directory on the volume that %s writes to, such as slimpajama.\nAdd --set dataset.outputPath=DIRECTORY." .stage) }}
+{{- end }}
+{{- range $key, $path := dict "dataset.inputPath" $found.reads "dataset.outputPath" $found.writes "storage.subPath" $storage.subPath "storage.outputSubPath" $storage.outputSubPath }}
+{{- include "tokenmill.validatePath" (dict "key" $key "path" $path "mount" $storage.mountPath) -}}
+{{- end }}
+{{- if eq (include "tokenmill.connected" .root) "true" }}
+{{- range $key, $claim := dict "storage.pvcName" $storage.pvcName "storage.outputPvcName" $storage.outputPvcName }}
+{{- if and $claim (not (lookup "v1" "PersistentVolumeClaim" $.root.Release.Namespace $claim)) }}
+{{- fail (printf "\n%s: there is no PersistentVolumeClaim %q in namespace %s, and the pods would wait for it for ever.\nCreate it (charts/shared-storage does), or name another: kubectl get pvc -n %s" $key $claim $.root.Release.Namespace $.root.Release.Namespace) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/*
+A pod of an Indexed Job has the hostname <job>-<index>, a DNS label. Input: the stage's dict. Output: nothing, or fails.
+  {{ include "tokenmill.validateName" . }}
+*/}}
+{{- define "tokenmill.validateName" -}}
+{{- $name := include "tokenmill.jobName" . -}}
+{{- $last := printf "%s-%d" $name (sub (int64 .root.Values.workers) 1) -}}
+{{- if contains "." $name }}
+{{- fail (printf "\nthe release name %q has a dot, which a Job with indices cannot have in its name; choose another, such as %q." .root.Release.Name (replace "." "-" .root.Release.Name)) }}
+{{- end }}
+{{- if gt (len $last) 63 }}
+{{- fail (printf "\nthe release name %q is too long: its last pod would be %q, %d characters, and 63 are allowed.\nChoose a release name that is at least %d characters shorter." .root.Release.Name $last (len $last) (sub (len $last) 63)) }}
+{{- end }}
+{{- end }}
+
+{{/*
+A path on a volume is relative to it and stays in it. Input: dict "key" "path" "mount". Output: nothing, or fails.
+  {{ include "tokenmill.validatePath" (dict "key" "dataset.inputPath" "path" "slimpajama" "mount" "/data") }}
+*/}}
+{{- define "tokenmill.validatePath" -}}
+{{- if hasPrefix "/" (.path | default "") }}
+{{- fail (printf "\n%s=%q begins with a slash: it is relative to the volume, which the pod sees at %s.\nGive a path such as %q." .key .path .mount (trimPrefix "/" (trimPrefix .mount .path))) }}
+{{- end }}
+{{- range splitList "/" (.path | default "") }}
+{{- if has . (list "." "..") }}
+{{- fail (printf "\n%s=%q contains %q: a path must stay inside the volume.\nGive a path below its root, such as slimpajama/preprocessed." $.key $.path .) }}
+{{- end }}
+{{- end }}
+{{- end }}

@@ -1,0 +1,30 @@
+{{/*
+A directory of one node, for a cluster of one node or for tests. The volume and its claim go with the release, since a
+volume that outlived its claim would never be bound again; the directory and what is in it stay.
+Input: $. Output: documents.
+  {{ include "shared-storage.local" . }}
+*/}}
+{{- define "shared-storage.local" -}}
+{{- if or (not (hasPrefix "/" .Values.local.path)) (not .Values.local.nodeName) }}
+{{- fail "\nbackend=local needs local.path, a directory that exists on the node, from its root, and local.nodeName, the node's name (kubectl get nodes).\nAdd --set local.path=/DIRECTORY --set local.nodeName=NODE." }}
+{{- end }}
+{{- $volume := printf "%s-%s" .Release.Namespace .Values.pvc.name -}}
+---
+apiVersion: v1
+kind: PersistentVolume
+metadata:
+  name: {{ $volume }}
+  labels: {{- include "tokenmill.labels" . | nindent 4 }}
+spec:
+  capacity: {storage: {{ .Values.pvc.size | quote }}}
+  accessModes: {{- toYaml .Values.pvc.accessModes | nindent 4 }}
+  persistentVolumeReclaimPolicy: Retain
+  storageClassName: ""
+  claimRef: {namespace: {{ .Release.Namespace }}, name: {{ .Values.pvc.name }}}
+  local: {path: {{ .Values.local.path | quote }}}
+  nodeAffinity:
+    required:
+      nodeSelectorTerms:
+        - matchFields: [{key: metadata.name, operator: In, values: [{{ .Values.local.nodeName | quote }}]}]
+{{ include "shared-storage.claim" (dict "root" . "storageClassName" "" "volumeName" $volume "keep" false) }}
+{{- end }}
