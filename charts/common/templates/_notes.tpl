@@ -5,14 +5,15 @@ Input: the stage's dict, and "next", the stage that usually follows, or none. Ou
 */}}
 {{- define "tokenmill.notes" -}}
 {{- $release := .root.Release -}}
-{{- $job := include "tokenmill.jobName" . -}}
 {{- $paths := include "tokenmill.paths" . | fromYaml -}}
 {{- $found := include "tokenmill.directories" . | fromYaml -}}
 {{- $n := "" }}{{ if ne $release.Namespace "default" }}{{ $n = printf " -n %s" $release.Namespace }}{{ end -}}
-Follow it:          kubectl get job {{ $job }}{{ $n }}
-                    kubectl logs -f job/{{ $job }}{{ $n }}
-How far it is:      kubectl exec job/{{ $job }}{{ $n }} -- tokenmill status {{ $paths.about }}
-Wait for the end:   kubectl wait --for=condition=Complete --timeout=24h job/{{ $job }}{{ $n }}
+{{- $job := printf "job/%s" (include "tokenmill.name" .) -}}
+{{- if eq .root.Values.job.naming "hash" }}{{ $job = printf "$(kubectl get job -o name -l app.kubernetes.io/instance=%s%s)" $release.Name $n }}{{ end -}}
+Follow it:          kubectl get {{ $job }}{{ $n }}
+                    kubectl logs -f {{ $job }}{{ $n }}
+How far it is:      kubectl exec {{ $job }}{{ $n }} -- tokenmill status {{ $paths.about }}
+Wait for the end:   kubectl wait --for=condition=Complete --timeout=24h {{ $job }}{{ $n }}
 Check the output:   helm test {{ $release.Name }}{{ $n }} --timeout 24h
 When it failed:     kubectl logs -l app.kubernetes.io/instance={{ $release.Name }},app.kubernetes.io/component={{ .stage }}{{ $n }} --tail=20 --prefix
                     helm upgrade {{ $release.Name }} charts/dataset-{{ .stage }} --reuse-values{{ $n }}   (does only what is missing)

@@ -1,0 +1,151 @@
+"""Charts without a cluster: what they put on a command line, what they refuse, and that they are fresh."""
+
+import json
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from charts.rendering import HELMS, ROOT, STAGES, TOOLS, arguments, helm, overlays, parse, render
+from tokenmill import __version__
+
+CHARTS = sorted(path.parent for path in (ROOT / "charts").glob("*/values.yaml"))
+CASES = [(), *product(overlays("datasets"), overlays("clusters"))]
+
+
+def job_of(documents: list[dict[str, Any]]) -> dict[str, Any]:
+    (job,) = [document for document in documents if document["kind"] == "Job"]
+    return job
+
+
+@pytest.mark.parametrize("program", HELMS)
+@pytest.mark.parametrize("files", CASES, ids=lambda files: "+".join(path.stem for path in files) or "defaults")
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_command_takes_what_a_chart_gives_it(stage: str, files: tuple[Path, ...], program: str) -> None:
+    documents = render(stage, *files, program=program, workers=3)
+    given = parse(arguments(job_of(documents)))
+    assert given["workers"] == 3
+    verify = next(document for document in documents if document["kind"] == "Pod")
+    assert parse(arguments(verify))["stage"] == stage
+
+
+def test_values_reach_the_command() -> None:
+    settings = {
+        "dataset.sampleFiles": 7,
+        "dataset.include": "{train/*,more}",
+        "dataset.connections": 3,
+        "replace": "true",
+    }
+    given = parse(arguments(job_of(render("download", **settings))))
+    assert (given["sample"], given["include"], given["connections"]) == (7, ["train/*", "more"], 3)
+    assert given["replace"] is True
+    settings = {"tokenizer.appendEod": "false", "dataset.targetFiles": 9, "tokenizer.eodToken": "<|$(HOME)|>"}
+    given = parse(arguments(job_of(render("preprocess", **settings))))
+    assert (given["append_eod"], given["target_files"], given["eod_token"]) == (False, 9, "<|$(HOME)|>")
+
+
+def test_the_splits_of_slimpajama_never_share_a_directory() -> None:
+    seen = {}
+    for file in overlays("datasets"):
+        if file.stem.startswith("slimpajama"):
+            given = parse(arguments(job_of(render("download", file))))
+            seen[given["split"]] = str(given["output"])
+    assert sorted(seen) == ["test", "train", "validation"]
+    assert len(set(seen.values())) == 3
+
+
+@pytest.mark.parametrize("program", HELMS)
+def test_a_render_gives_the_same_bytes_every_time(program: str) -> None:
+    def once() -> str:
+        settings = ("--set", "storage.pvcName=c,dataset.inputPath=d")
+        return helm("template", "r", ROOT / "charts/dataset-preprocess", *settings, program=program).stdout
+
+    assert once() == once() != ""
+
+
+@pytest.mark.parametrize("chart", CHARTS, ids=lambda chart: chart.name)
+def test_helm_unittest(chart: Path) -> None:
+    suites = f"../../tests/charts/suites/{chart.name}/*_test.yaml"
+    done = subprocess.run([TOOLS / "helm-unittest", chart, "-f", suites], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert " 0 passed, 0 total" not in done.stdout.partition("Snapshot")[0], "no suite was found"
+
+
+def test_helm_unittest_of_the_library() -> None:
+    library = ROOT / "tests/charts/library"
+    done = subprocess.run([TOOLS / "helm-unittest", library], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("chart", CHARTS, ids=lambda chart: chart.name)
+def test_a_schema_takes_the_default_values_and_no_others(chart: Path) -> None:
+    schema = json.loads((chart / "values.schema.json").read_text())
+
+    def walk(schema: dict[str, Any], values: Any, where: str) -> None:
+        known = schema.get("properties")
+        if known is None:
+            return
+        assert schema["additionalProperties"] is False, f"{chart.name}: {where or 'the root'} is open"
+        for key, value in values.items():
+            assert key in known, f"{chart.name}: {where}{key} has a default and is refused"
+            if isinstance(value, dict):
+                walk(known[key], value, f"{where}{key}.")
+
+    walk(schema, yaml.safe_load((chart / "values.yaml").read_text()), "")
+    assert {"common", "global"} <= schema["properties"].keys()
+
+
+@pytest.mark.parametrize("chart", CHARTS, ids=lambda chart: chart.name)
+def test_the_library_is_reached_by_a_link_and_by_a_dependency(chart: Path) -> None:
+    assert (chart / "charts/common").readlink() == Path("../../common")
+    about = yaml.safe_load((chart / "Chart.yaml").read_text())
+    assert about["dependencies"] == [{"name": "common", "version": "0.1.0", "repository": "file://../common"}]
+    assert about["appVersion"] == __version__
+    assert not list(chart.glob("charts/*.tgz")), "helm dependency build left an archive, and which wins is random"
+
+
+@pytest.mark.parametrize("chart", CHARTS, ids=lambda chart: chart.name)
+def test_a_stage_is_one_screen(chart: Path) -> None:
+    for template in (chart / "templates").glob("*.yaml"):
+        assert len(template.read_text().splitlines()) <= 24
+
+
+def test_values_schemas_and_readmes_are_fresh() -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "tools/charts.py", "--check"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+REFUSED = [
+    ("extract", {"foo": "1"}, "foo"),
+    ("extract", {"workers": "-1"}, "/workers"),
+    ("extract", {"workers": "0"}, "/workers"),
+    ("extract", {"dataset.targetFiles": "3"}, "targetFiles"),
+    ("concatenate", {"dataset.targetFiles": "0"}, "/dataset/targetFiles"),
+    ("extract", {"storage.pvcName": ""}, "storage.pvcName is not set"),
+    ("extract", {"dataset.inputPath": "a/../../b"}, 'contains ".."'),
+    ("extract", {"dataset.outputPath": "../b"}, 'contains ".."'),
+    ("extract", {"storage.subPath": "../b"}, 'contains ".."'),
+    ("download", {"dataset.fullDataset": "true", "dataset.sampleFiles": "3"}, "contradict each other"),
+    ("extract", {"storage.outputPvcName": "other"}, "dataset.outputPath is not set"),
+    ("preprocess", {"encoder": "fast"}, "/encoder"),
+    ("preprocess", {"tokenizer.name": ""}, "/tokenizer/name"),
+]
+
+
+@pytest.mark.parametrize("program", HELMS)
+@pytest.mark.parametrize(("stage", "settings", "message"), REFUSED)
+def test_wrong_values_are_refused_by_name(stage: str, settings: dict[str, str], message: str, program: str) -> None:
+    needed = {
+        "storage.pvcName": "claim",
+        ("dataset.outputPath" if stage == "download" else "dataset.inputPath"): "corpus",
+    }
+    pairs = [part for key, value in (needed | settings).items() for part in ("--set", f"{key}={value}")]
+    done = helm("template", "release", ROOT / f"charts/dataset-{stage}", *pairs, program=program)
+    assert done.returncode != 0
+    assert message in done.stderr
