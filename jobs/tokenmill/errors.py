@@ -5,6 +5,9 @@ is wrong and a retry cannot help, 143 stopped by SIGTERM with work left, anythin
 A bug is none of these and keeps its traceback (exit code 1).
 """
 
+WITH_REPLACE = "--replace (in a chart: --set replace=true)"
+"""How messages name the option that lets a plan be replaced."""
+
 
 class TokenmillError(Exception):
     """Base of every error that ends in a message instead of a traceback; worth a retry."""

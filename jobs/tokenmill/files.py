@@ -58,8 +58,13 @@ def read_json(path: Path) -> Any | None:
         data = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         return None
+    import orjson
+
     try:
-        return json.loads(data)
+        try:
+            return orjson.loads(data)
+        except orjson.JSONDecodeError:  # it refuses lone surrogates: file names that are no UTF-8
+            return json.loads(data)
     except (ValueError, RecursionError):
         return None
 
@@ -118,6 +123,14 @@ def abandoned(path: Path) -> bool:
         return server_time(path.parent) - path.stat().st_mtime > 600
     except OSError:
         return False
+
+
+def size_of(path: str | Path) -> int | None:
+    """Return a file's size in bytes; None when it is missing."""
+    try:
+        return os.stat(path).st_size  # noqa: PTH116 - for 59,166 files a Path each would take longer than the call
+    except (FileNotFoundError, NotADirectoryError):
+        return None
 
 
 def server_time(directory: Path) -> float:
@@ -223,10 +236,14 @@ def safe_name(name: str) -> str:
 
 def inside(root: Path, relative: str) -> Path:
     """Join a recorded relative path to its root; a path that would leave the root is refused."""
-    parts = relative.split("/")
-    if not relative or relative.startswith("/") or "\0" in relative or any(p in ("", ".", "..") for p in parts):
+    check_inside(root, relative)
+    return root / relative
+
+
+def check_inside(root: Path, relative: str) -> None:
+    """Refuse a recorded relative path that would leave its root."""
+    if "\0" in relative or not {"", ".", ".."}.isdisjoint(relative.split("/")):
         raise RequestError(f"the path {relative!r} would leave the directory {root}; the record naming it is damaged")
-    return root.joinpath(*parts)
 
 
 def settle_seconds(path: Path) -> float:

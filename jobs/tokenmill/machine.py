@@ -45,6 +45,40 @@ def is_alive(pid: int, started: int | None = None) -> bool:
     return True
 
 
+CGROUP = Path("/sys/fs/cgroup")
+"""Where a container sees its own limits: the files of cgroup v2, or v1's directories of each controller."""
+
+
+def memory_limit(cgroup: Path = CGROUP) -> int | None:
+    """Return how many bytes of memory this container may use, None when there is no limit.
+
+    "No limit" is `max` in v2; in v1 it is the largest multiple of a page in 63 bits.
+    """
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):
+        (limit,) = _numbers(cgroup / name, 1)
+        if limit is not None:
+            return limit if limit < 1 << 60 else None
+    return None
+
+
+def cpu_quota(cgroup: Path = CGROUP) -> float | None:
+    """Return how many CPUs' time this container may use, None when there is no quota (`max` in v2, -1 in v1)."""
+    quota, period = _numbers(cgroup / "cpu.max", 2)
+    if quota is None:
+        (quota,) = _numbers(cgroup / "cpu/cpu.cfs_quota_us", 1)
+        (period,) = _numbers(cgroup / "cpu/cpu.cfs_period_us", 1)
+    return quota / period if quota and period and quota > 0 else None
+
+
+def _numbers(path: Path, count: int) -> list[int | None]:
+    """Read so many words of a file; None for each that is missing or no number."""
+    try:
+        words = path.read_text().split()
+    except OSError:
+        words = []
+    return [int(word) if word.lstrip("-").isdigit() else None for word in [*words, *[""] * count][:count]]
+
+
 @cache
 def machine_tag() -> str:
     """Return the machine and pid namespace as 8 hex digits, for file names."""

@@ -88,7 +88,7 @@ import builtins
 from tokenmill import errors
 from tokenmill.flow import status
 
-def fail(path):
+def fail(path, stage):
     raise (getattr(errors, path.name, None) or getattr(builtins, path.name))("what, where, what to do")
 
 status.statuses = fail
@@ -178,7 +178,7 @@ def test_with_json_every_line_is_json_and_results_are_on_standard_output(corpus:
     assert result["event"] == "result" and result["complete"] and result["stage"] == "concatenate"
     assert (result["units"], result["units_done"], result["units_done_now"]) == (2, 2, 2)
     assert result["bytes"] == sum(map(len, data_of(Path(output)).values())) and result["counts"]["out"] == 4
-    assert {line["event"] for line in lines(joined.err)} == {"message"}
+    assert {line["event"] for line in lines(joined.err)} == {"message", "at_work"}
 
     [state] = lines(status.out)
     assert (state["stage"], state["state"], state["units_done"]) == ("concatenate", "complete", 2)
@@ -186,6 +186,27 @@ def test_with_json_every_line_is_json_and_results_are_on_standard_output(corpus:
     assert checked["event"] == "verify" and checked["problems"] == []
     assert refused.code == 2 and refused.out == ""
     assert lines(refused.err)[-1]["exit_code"] == 2
+
+
+def test_one_stage_of_several_is_looked_at_alone(corpus: Path) -> None:
+    extracted, joined = str(corpus.parent / "out"), str(corpus.parent / "out" / "joined")
+    asked = [
+        ["extract", str(corpus), extracted, "--processes", "1"],
+        ["concatenate", extracted, joined, "--target-files", "2", "--workers", "2", "--processes", "1"],
+        *(
+            [command, extracted, "--stage", stage]
+            for command in ("verify", "status")
+            for stage in ("extract", "concatenate", "preprocess")
+        ),
+    ]
+    (_, _, whole, unfinished, absent, *states), _ = many(asked)
+    assert whole.code == 0 and "of extract in" in whole.out and "concatenate" not in whole.out
+    assert unfinished.code == 2 and "1 of 2 units have no receipt" in unfinished.out
+    assert absent.code == 2 and "--stage preprocess: no such stage" in absent.err
+    assert "there are: extract, concatenate" in absent.err
+    assert [state.code for state in states] == [0, 0, 2]
+    assert states[0].out.startswith("extract in ") and len(states[0].out.splitlines()) == 1
+    assert "1/2 units" in states[1].out and states[2].err == absent.err
 
 
 def test_without_json_the_end_says_where_and_what_next(corpus: Path) -> None:
@@ -213,6 +234,19 @@ def test_an_indexed_jobs_pod_knows_its_share_from_its_environment(corpus: Path) 
     assert done_by(again) == (0, 2, False)
     assert lost.code == 2 and "counted from 0" in lost.err
     assert done_by(first) == (2, 4, True)
+
+
+def test_a_late_pod_of_an_old_job_does_not_replace_the_plan_back(corpus: Path) -> None:
+    def join(files: int, job: str) -> Ended:
+        asked = ["concatenate", str(corpus), str(corpus.parent / "out"), "--target-files", str(files), "--replace"]
+        return many([asked], TOKENMILL_RUN=job)[0][0]
+
+    assert [join(2, "old").code, join(3, "new").code] == [0, 0]
+    late = join(2, "old")
+    assert late.code not in (0, 2) and "another run replaced the plan" in late.err
+    assert len(data_of(corpus.parent / "out")) == 3
+    refused = join(3, "../new")
+    assert refused.code == 2 and "TOKENMILL_RUN" in refused.err
 
 
 def test_text_that_the_locale_cannot_show_is_made_and_shown_all_the_same(tmp_path: Path) -> None:

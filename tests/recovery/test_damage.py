@@ -97,14 +97,20 @@ def test_no_manifest_stands_over_missing_data(forge: Forge, corpus: Path, finish
 
 
 @pytest.mark.parametrize("damage", [truncate, delete], ids=lambda f: f.__name__)
-def test_the_next_stage_refuses_missing_data(
-    forge: Forge, output: Path, tmp_path: Path, damage: Callable[[Path], None]
+def test_the_next_stage_makes_all_but_what_needs_missing_data(
+    forge: Forge, corpus: Path, output: Path, tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
+    """What needs it fails for good and says what to do; once that is done the same command makes only that."""
     damage(output)
-    run = forge.run(["concatenate", output, tmp_path / "next", "--target-files", 2, "--processes", 1])
+    command = ["concatenate", output, tmp_path / "next", "--target-files", 4, "--processes", 1]
+    run = forge.run(command)
     assert run.exit == 2
     assert UNIT in run.said and "run tokenmill extract again" in run.said
-    assert not (tmp_path / "next").exists()
+    before = receipts(tmp_path / "next", "concatenate")
+    assert len(before) == 3
+    forge.done(rerun(corpus, output))
+    forge.done(command)
+    assert_kept(before, receipts(tmp_path / "next", "concatenate"))
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "plan.json"])

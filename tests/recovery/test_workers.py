@@ -15,6 +15,7 @@ from recovery.support import (
     assert_same_tree,
     ends,
     group_members,
+    kill_at,
     receipts,
     stop_at,
     tokenmill,
@@ -128,12 +129,22 @@ def test_a_killed_child(forge: Forge, tmp_path: Path) -> None:
     os.kill(child, signal.SIGKILL)
     code, said = ends(run)
     assert code not in (0, 2), said
-    assert "worker process died" in said and "Traceback" not in said
+    assert "worker process died" in said and "memory limit" in said and "Traceback" not in said
     assert all_gone(run.pid)
     assert not (output / ".tokenmill" / "extract" / "manifest.json").exists()
     forge.done(command)
     forge.done(["extract", source, fresh, "--processes", 1])
     assert_same_tree(output, tree(fresh))
+
+
+def test_the_last_line_of_a_killed_worker_names_unit_and_limit(forge: Forge, corpus: Path, tmp_path: Path) -> None:
+    """It is all that is left of a pod that used more memory than it may."""
+    output = tmp_path / "out"
+    run = forge.run(["extract", corpus, output, "--processes", 1], kill_at(output, "open .*/attempts/.*out-0"))
+    assert run.exit == -signal.SIGKILL
+    [left] = (output / ".tokenmill" / "extract" / "attempts").glob("*~*")
+    last = run.said.splitlines()[-1]
+    assert f"at work: {left.name.partition('~')[0]} (" in last and "memory limit" in last
 
 
 def test_one_of_eight_workers_lists_the_source(forge: Forge, shards: dict[str, bytes], tmp_path: Path) -> None:

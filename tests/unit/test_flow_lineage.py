@@ -168,16 +168,28 @@ def test_intermediate_data_may_be_deleted_once_the_next_stage_is_made(root: Path
         if name.endswith(".jsonl"):
             (root / "extracted" / name).unlink()
     assert stage_and_place(upstream(root)) == ("concatenate", root / "concatenated")
-    with pytest.raises(RequestError, match=r"files of 4 of its 4 units are missing .*tokenmill extract again"):
+    with pytest.raises(RequestError, match=r"4 of its 4 files are missing .*tokenmill extract again"):
         upstream(root, only="extract")
 
 
-def test_a_truncated_file_of_the_stage_to_read_is_noticed(root: Path) -> None:
+def test_a_damaged_file_of_the_stage_to_read_fails_its_unit_alone(
+    root: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     extract(root)
-    path = root / "extracted" / "3.jsonl"
-    path.write_bytes(path.read_bytes()[:-5])
-    with pytest.raises(RequestError, match=r"another size now, first: 3\.jsonl"):
-        upstream(root)
+    whole = {path: path.read_bytes() for path in (root / "extracted").glob("*.jsonl")}
+    truncated, gone = root / "extracted/3.jsonl", root / "extracted/0.jsonl"
+    truncated.write_bytes(whole[truncated][:-5])
+    gone.unlink()
+    with pytest.raises(RequestError, match=r"manifest of the extract .* run tokenmill extract again") as caught:
+        concatenate(root, files=FILES, run=launch.Run(Reporter(), processes=1))
+    for path, found in ((truncated, f"has {len(whole[truncated]) - 5} bytes"), (gone, "is missing")):
+        assert f"{path} {found}, and the manifest of the extract that made it says {len(whole[path])}" in str(
+            caught.value
+        )
+    assert "2 of its 4 files are missing or have another size now: 0.jsonl, 3.jsonl" in capfd.readouterr().err
+    extract(root)
+    again = concatenate(root, files=FILES)
+    assert (again.done_now, again.done_before) == (2, 2) and again.completion.manifest is not None
 
 
 def test_a_later_reader_completes_a_missing_manifest(root: Path) -> None:
@@ -325,6 +337,15 @@ def test_a_changed_input_is_named_with_what_to_do(tmp_path: Path) -> None:
     (brought / "new.jsonl").write_text("{}\n")
     with pytest.raises(RequestError, match=rf"changed: {first.name}; added: new.jsonl; gone: {second.name}.*--replace"):
         extract(brought)
+
+
+def test_a_source_that_changes_during_a_download_is_not_mixed(tmp_path: Path) -> None:
+    source = fill(tmp_path / "source")
+    download(source, tmp_path / "out", how(0, 2))
+    fill(source, text="another")
+    with pytest.raises(RequestError, match=r"changed since it was planned; download into another directory"):
+        download(source, tmp_path / "out", how(1, 2))
+    download(source, tmp_path / "another")
 
 
 class Meddler(Reporter):

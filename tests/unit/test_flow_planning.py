@@ -1,5 +1,6 @@
 """Agreement on a plan, other parameters, --replace: real stages, run in this process on small files."""
 
+import gzip
 import json
 import os
 import threading
@@ -8,17 +9,20 @@ from pathlib import Path
 import pytest
 
 from contract.commandline import tokenmill
-from tokenmill.errors import InputError, RequestError, Superseded
+from tokenmill.errors import InputError, RequestError, Stopped, Superseded
 from tokenmill.files import fsync_directory
-from tokenmill.flow.planning import agree
+from tokenmill.flow.planning import Request, agree
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.record import Plan, StageRecord, Unit
+from tokenmill.flow.runs import Runs
 from tokenmill.flow.worker import Distribution, Job, run
 from tokenmill.stages import launch
 
 
-def how(worker: int = 0, workers: int = 1, *, replace: bool = False, verify_hashes: bool = False) -> launch.Run:
-    return launch.Run(Reporter(quiet=True), worker, workers, 1, replace, verify_hashes)
+def how(
+    worker: int = 0, workers: int = 1, *, replace: bool = False, verify_hashes: bool = False, run: str | None = None
+) -> launch.Run:
+    return launch.Run(Reporter(quiet=True), worker, workers, 1, replace, verify_hashes, run)
 
 
 def tree(output: Path) -> dict[str, bytes]:
@@ -49,7 +53,7 @@ def test_of_many_planners_one_plans(tmp_path: Path) -> None:
         return Plan("download", {"a": 1}, [Unit(f"{len(made)}", 1, {}, [])])
 
     def worker() -> None:
-        plans.append(agree(record, {"a": 1}, make, replace=False, should_stop=lambda: False))
+        plans.append(agree(record, Request({"a": 1}, make), should_stop=lambda: False, say=print))
 
     threads = [threading.Thread(target=worker) for _ in range(6)]
     for thread in threads:
@@ -66,7 +70,7 @@ def test_other_parameters_are_refused_with_the_difference(source: Path, tmp_path
     before = tree(tmp_path / "out")
     with pytest.raises(RequestError, match="target files: 2 -> 3") as caught:
         join(source, tmp_path / "out", 3, how())
-    assert "--replace" in str(caught.value)
+    assert "add --replace (in a chart: --set replace=true)" in str(caught.value)
     assert tree(tmp_path / "out") == before
     assert join(source, tmp_path / "out", 2, how())
 
@@ -105,6 +109,96 @@ def test_replace_remakes_a_unit_of_the_same_name_with_other_content(source: Path
         launch.extract(source, output, how())
     assert launch.extract(source, output, how(replace=True)).completion.manifest is not None
     assert "changed" in (output / "0.jsonl").read_text()
+
+
+def test_a_mended_file_is_finished_by_the_same_command(
+    source: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    output, whole = tmp_path / "out", gzip.compress(b'{"text": "three"}\n')
+    (source / "3.jsonl").unlink()
+    (source / "3.jsonl.gz").write_bytes(whole[:-4])
+    with pytest.raises(InputError, match=r"3\.jsonl\.gz.*cut short"):
+        launch.extract(source, output, how())
+    (source / "3.jsonl.gz").write_bytes(whole)
+    summary = launch.extract(source, output, launch.Run(Reporter(), processes=1))
+    assert (summary.done_now, summary.done_before) == (1, 5) and summary.completion.manifest is not None
+    assert "the input changed (changed: 3.jsonl.gz)" in capfd.readouterr().err
+    launch.extract(source, tmp_path / "fresh", how())
+    assert tree(output) == tree(tmp_path / "fresh")
+
+
+def test_a_file_that_is_gone_is_never_passed_over(source: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    (source / "3.jsonl.gz").write_bytes(gzip.compress(b'{"text": "three"}\n')[:-4])
+    (source / "3.jsonl").unlink()
+    with pytest.raises(InputError, match="cut short"):
+        launch.extract(source, output, how())
+    (source / "3.jsonl.gz").unlink()
+    with pytest.raises(RequestError, match=r"gone: 3\.jsonl\.gz.*--replace"):
+        launch.extract(source, output, how())
+
+
+def test_other_options_with_a_changed_input_still_need_replace(source: Path, tmp_path: Path) -> None:
+    join(source, tmp_path / "out", 6, how(0, 7))
+    (source / "5.jsonl").write_text('{"text": "mended, and longer than before"}\n')
+    with pytest.raises(RequestError, match="target files: 6 -> 5"):
+        join(source, tmp_path / "out", 5, how())
+
+
+def test_a_late_worker_of_an_old_run_does_not_replace_the_plan_back(source: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    join(source, output, 2, how(replace=True, run="old"))
+    assert join(source, output, 3, how(replace=True, run="new"))
+    made = tree(output)
+    for replace in (True, False):
+        with pytest.raises(Superseded, match=r"another run replaced the plan .*nothing to do"):
+            join(source, output, 2, how(replace=replace, run="old"))
+    assert tree(output) == made
+    # What asks for the same is never in the way, and a run that was not there before has its turn.
+    assert join(source, output, 3, how(run="old"))
+    assert join(source, output, 2, how(replace=True, run="rollback"))
+    with pytest.raises(Superseded):
+        join(source, output, 3, how(replace=True, run="new"))
+    assert join(source, output, 3, how(replace=True))  # a person without a Job
+    with pytest.raises(Superseded):
+        join(source, output, 2, how(replace=True, run="rollback"))
+
+
+def test_a_run_may_replace_its_own_plan(source: Path, tmp_path: Path) -> None:
+    for files in (2, 3, 2):
+        assert join(source, tmp_path / "out", files, how(replace=True, run="mine"))
+
+
+def test_a_run_whose_plan_is_replaced_while_it_registers_is_closed(tmp_path: Path) -> None:
+    record = StageRecord(tmp_path, "download")
+    record.directory.mkdir(parents=True)
+    old, new = Plan("download", {"a": 1}, []), Plan("download", {"a": 2}, [])
+    record.plan_path.write_bytes(new.to_bytes())
+    Runs(record, "late").enter(old)
+    Runs(record, "now").enter(new)
+    assert (Runs(record, "late").closed, Runs(record, "now").closed) == (True, False)
+
+
+@pytest.mark.parametrize("run", ["../plan.json", ".hidden", "a/b", "x" * 300])
+def test_a_run_whose_id_is_no_file_name_is_refused(source: Path, tmp_path: Path, run: str) -> None:
+    with pytest.raises(RequestError, match="TOKENMILL_RUN"):
+        join(source, tmp_path / "out", 2, how(run=run))
+
+
+def test_who_is_told_to_stop_while_planning_replaces_nothing(tmp_path: Path) -> None:
+    record = StageRecord(tmp_path, "download")
+    record.directory.mkdir(parents=True)
+    old = Plan("download", {"a": 1}, [])
+    record.plan_path.write_bytes(old.to_bytes())
+    told = threading.Event()
+
+    def make() -> Plan:
+        told.set()
+        return Plan("download", {"a": 2}, [])
+
+    with pytest.raises(Stopped):
+        agree(record, Request({"a": 2}, make, replace=True), should_stop=told.is_set, say=print)
+    assert record.plan_id() == old.id
 
 
 def test_files_that_were_there_before_are_not_overwritten(source: Path, tmp_path: Path) -> None:
@@ -213,8 +307,7 @@ def test_a_bug_in_one_unit_ends_the_run_though_another_would_go_on(
     with pytest.raises(ZeroDivisionError):
         run(
             Job("endless", tmp_path / "out", tmp_path),
-            {},
-            lambda: Plan("endless", {}, units),
+            Request({}, lambda: Plan("endless", {}, units)),
             Distribution(processes=2),
             Reporter(quiet=True),
         )

@@ -197,6 +197,18 @@ def test_a_manifest_comes_with_the_last_receipt_and_from_any_reader(record: Stag
     assert [entry["path"] for entry in whole.manifest.files] == ["a", "b"]
 
 
+def test_while_a_unit_has_no_receipt_only_names_are_read(record: StageRecord) -> None:
+    """A thousand workers end before the last one does, and each looks whether it was the last."""
+    path = record.receipt_path(PLAN.units[0].id)
+    path.mkdir(parents=True)  # whoever read this would fail
+    halfway = complete(record, PLAN)
+    assert (halfway.missing, halfway.done) == ([PLAN.units[1]], 1)
+    path.rmdir()
+    finish(record, PLAN, PLAN.units[1])
+    path.write_bytes(b"{")  # one that does not count is found out where all seem to be there
+    assert complete(record, PLAN).missing == [PLAN.units[0]]
+
+
 def test_a_manifests_hash_knows_no_times_hosts_and_directories(record: StageRecord, tmp_path: Path) -> None:
     elsewhere = StageRecord(tmp_path / "elsewhere", "extract")
     elsewhere.output.mkdir()

@@ -171,6 +171,36 @@ def test_damaged_compressed_input_is_refused_with_file_and_offset(tmp_path: Path
     assert not list(output.glob("*.bin"))
 
 
+def test_a_damaged_file_fails_its_unit_alone_though_it_is_the_first(tmp_path: Path, output: Path) -> None:
+    source, whole = tmp_path / "in", gzip.compress(b'{"text": "a"}\n')
+    source.mkdir()
+    for name in "abc":
+        (source / f"{name}.jsonl.gz").write_bytes(whole)
+    (source / "a.jsonl.gz").write_bytes(whole[:-4])
+    with pytest.raises(InputError, match=r"a\.jsonl\.gz.*cut short"):
+        preprocess(source, output)
+    assert documents(output, "b_text_document") == documents(output, "c_text_document") == ["a"]
+    (source / "a.jsonl.gz").write_bytes(whole)
+    summary = preprocess(source, output)
+    assert (summary.done_now, summary.done_before) == (1, 2) and summary.completion.manifest is not None
+
+
+def test_a_file_that_an_earlier_stage_lost_fails_its_unit_alone_though_it_is_the_first(
+    tmp_path: Path, output: Path
+) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+    for name in "abc":
+        (source / f"{name}.jsonl").write_text('{"text": "a"}\n')
+    launch.extract(source, tmp_path / "extracted", launch.Run(Reporter(quiet=True), processes=1))
+    (tmp_path / "extracted/a.jsonl").unlink()
+    with pytest.raises(InputError, match=r"a\.jsonl is missing.*run tokenmill extract again"):
+        preprocess(tmp_path / "extracted", output)
+    launch.extract(source, tmp_path / "extracted", launch.Run(Reporter(quiet=True), processes=1))
+    summary = preprocess(tmp_path / "extracted", output)
+    assert (summary.done_now, summary.done_before) == (1, 2) and summary.completion.manifest is not None
+
+
 def test_a_corpus_without_documents_is_refused(tmp_path: Path, output: Path) -> None:
     (tmp_path / "a.jsonl").write_text("\n\n")
     (tmp_path / "b.jsonl").write_text("")

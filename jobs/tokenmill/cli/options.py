@@ -32,6 +32,7 @@ Json = Annotated[bool, typer.Option("--json", help="Progress and result as JSON 
 From = Annotated[
     str | None, typer.Option("--from", metavar="STAGE", help="Read this stage's output instead of the furthest.")
 ]
+Only = Annotated[str | None, typer.Option("--stage", metavar="STAGE", help="Look at this stage alone.")]
 Endpoint = Annotated[
     str | None, typer.Option("--endpoint", envvar="HF_ENDPOINT", help="Address of the Hub, for a mirror.")
 ]

@@ -1,6 +1,7 @@
 """What a command says when it is done: a few lines for a person, one JSON object for a machine."""
 
 import json
+import os
 import shlex
 import shutil
 import sys
@@ -36,7 +37,8 @@ def how_to_run(
         raise typer.BadParameter(
             f"{worker} is not below --workers {workers}: they are counted from 0", param_hint="--worker-index"
         )
-    return Run(Reporter(json_lines=json_lines), worker, workers, processes, replace, verify_hashes)
+    run = os.environ.get("TOKENMILL_RUN") or None
+    return Run(Reporter(json_lines=json_lines), worker, workers, processes, replace, verify_hashes, run)
 
 
 def facts(summary: Summary, output: Path) -> dict[str, Any]:

@@ -12,13 +12,14 @@ from tokenmill.cli import options as o
 
 def status(
     path: Annotated[Path, typer.Argument(help="A dataset's directory, or a stage's output.")],
+    stage: o.Only = None,
     json: o.Json = False,
 ) -> None:
     """Show how far each stage is: units and bytes done, rate, time left, and what failed and why."""
     from tokenmill.flow.progress import duration, size
     from tokenmill.flow.status import statuses
 
-    for found in statuses(path):
+    for found in statuses(path, stage):
         if json:
             sys.stdout.write(jsonlib.dumps(found.to_json()) + "\n")
             continue

@@ -14,12 +14,13 @@ from tokenmill.errors import InputError
 def verify(
     path: Annotated[Path, typer.Argument(help="A dataset's directory, a stage's output, or a pair's path.")],
     quick: Annotated[bool, typer.Option("--quick", help="Structure and sizes only; read no file whole.")] = False,
+    stage: o.Only = None,
     json: o.Json = False,
 ) -> None:
     """Check outputs as Megatron-LM will read them, and against the hashes recorded when they were made."""
     from tokenmill.stages.dataset import check
 
-    checked, wrong = check(path, full=not quick)
+    checked, wrong = check(path, full=not quick, stage=stage)
     if json:
         facts = {"event": "verify", "quick": quick, "checked": checked, "problems": wrong}
         sys.stdout.write(jsonlib.dumps(facts) + "\n")

@@ -66,7 +66,7 @@ class BucketSource:
         path = root if self._fs.isfile(root) else f"{root}/{file.path}"
         try:
             if file.version and _version(self._fs.info(path)) != file.version:
-                raise RequestError(f"{path} changed since it was planned; run again with --replace")
+                raise RequestError(f"{path} changed since it was planned; download into another directory")
             with self._fs.open(path, "rb", block_size=CHUNK) as stream:
                 stream.seek(offset)
                 while block := stream.read(CHUNK):

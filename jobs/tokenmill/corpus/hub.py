@@ -44,7 +44,7 @@ class HubSource:
         wanted = revision or self._revision or "main"
         what = f"the dataset {self.repository}"
         commit = ask(
-            lambda: api.repo_info(self.repository, repo_type="dataset", revision=wanted).sha,
+            lambda: api.dataset_info(self.repository, revision=wanted, expand=["sha"]).sha,
             what,
             patience,
             revision=wanted,

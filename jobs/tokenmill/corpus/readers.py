@@ -9,6 +9,7 @@ import this module.
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -84,17 +85,18 @@ def read_documents(
 def first_documents(path: Path, key: str, count: int, max_bytes: int, *, display: str | None = None) -> list[str]:
     """Give a file's first texts for the parity gate: at most `count`, cut at `max_bytes` characters in all.
 
-    Bad records are passed over; the run itself reports them.
+    Bad records and damage are passed over; the run itself reports them.
     """
     texts: list[str] = []
     batches = read_documents(path, [key], display=display or str(path), batch_bytes=256 << 10, on_bad="quarantine")
-    for batch in batches:
-        for value in batch.texts[0]:
-            for text in (value,) if isinstance(value, str) else value:
-                if len(texts) >= count or max_bytes <= 0:
-                    return texts
-                texts.append(text[:max_bytes])
-                max_bytes -= len(text)
+    with suppress(InputError):
+        for batch in batches:
+            for value in batch.texts[0]:
+                for text in (value,) if isinstance(value, str) else value:
+                    if len(texts) >= count or max_bytes <= 0:
+                        return texts
+                    texts.append(text[:max_bytes])
+                    max_bytes -= len(text)
     return texts
 
 
@@ -256,8 +258,8 @@ def _listing(names: Iterable[str]) -> str:
 
 def _bad(display: str, place: str, reason: str) -> InputError:
     return InputError(
-        f"{display}, {place}: {reason}. Correct the record and run again with --replace, or keep such records aside "
-        "with --on-bad-record=quarantine."
+        f"{display}, {place}: {reason}. Correct the record and run the same command again, or keep such records "
+        "aside with --on-bad-record=quarantine."
     )
 
 

@@ -50,5 +50,5 @@ class WebSource:
         response: requests.Response = self._transfer.locate(self._url, {}, offset)
         if file.version and response.headers.get("ETag", file.version) != file.version:
             response.close()
-            raise RequestError(f"{self._said} changed since it was planned; run again with --replace")
+            raise RequestError(f"{self._said} changed since it was planned; download into another directory")
         return self._transfer.body(response, offset, file.size)

@@ -7,24 +7,25 @@ from tokenmill.flow.record import Unit
 
 
 def share(units: Sequence[Unit], worker: int, workers: int) -> list[Unit]:
-    """Return worker `worker`'s units of `workers`, largest first.
+    """Return worker `worker`'s units of `workers`, largest first."""
+    return shares(units, workers)[worker]
 
-    The shares of all workers are disjoint and complete, and depend on nothing but the units: longest
-    processing time first, each unit going to the worker with the fewest bytes so far (Graham 1969:
-    at most 4/3 of the best possible load).
+
+def shares(units: Sequence[Unit], workers: int) -> list[list[Unit]]:
+    """Return each worker's units.
+
+    The shares are disjoint and complete, and depend on nothing but the units: longest processing time
+    first, each unit going to the worker with the fewest bytes so far (Graham 1969: at most 4/3 of the best
+    possible load).
     """
-    ordered = sorted(units, key=lambda unit: (-unit.weight, unit.id))
-    if workers == 1:
-        return ordered
+    found: list[list[Unit]] = [[] for _ in range(workers)]
     # A unit costs something even when it is empty: weight + 1 spreads a thousand empty files as well.
     heap = [(0, index) for index in range(workers)]
-    mine = []
-    for unit in ordered:
+    for unit in sorted(units, key=lambda unit: (-unit.weight, unit.id)):
         load, index = heap[0]
         heapq.heapreplace(heap, (load + unit.weight + 1, index))
-        if index == worker:
-            mine.append(unit)
-    return mine
+        found[index].append(unit)
+    return found
 
 
 def groups(weights: Sequence[int], count: int) -> list[range]:

@@ -1,9 +1,10 @@
 """How any number of workers come to one plan: the first writer wins, and the others read it.
 
 Planning may list a repository or resolve a tokenizer, so one worker does it under a lease while the
-others wait; any of them takes over when the planner dies. With `--replace` the new plan goes to disk
-first, which shuts the old plan's workers out, and what the old receipts name is removed after that,
-still under the lease.
+others wait; any of them takes over when the planner dies. A new plan in the place of an old one goes to
+disk first, which shuts the old plan's workers out, and what the old receipts name is removed after that,
+still under the lease. It takes `--replace`, unless only the input changed and nothing finished is lost:
+a truncated file that was mended is finished by the same command.
 """
 
 import json
@@ -12,60 +13,106 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-from tokenmill.errors import RequestError, Stopped, TokenmillError
+from tokenmill.errors import WITH_REPLACE, RequestError, Stopped, Superseded, TokenmillError
 from tokenmill.files import inside, publish_once, read_json, readable_json, write_atomic
 from tokenmill.flow.attempt import LEASE, Liveness, break_lease, leftovers, owner_record, read_owner
 from tokenmill.flow.record import PLANNING, Plan, StageRecord, Unit, record_failure
+from tokenmill.flow.runs import Runs
 
 LEASE_SECONDS = 60.0
 """A planner on another machine whose lease file did not change for this long is dead."""
 
 
+@dataclass(frozen=True)
+class Request:
+    """What is asked of a stage, by whom, and how to plan it.
+
+    `inputs` are the identities of the files that are read now, by path; `run` is the id of the workers that ask
+    together.
+    """
+
+    content: dict[str, Any]
+    make: Callable[[], Plan]
+    replace: bool = False
+    run: str | None = None
+    inputs: dict[str, str] | None = None
+
+
 def agree(
-    record: StageRecord,
-    request: dict[str, Any],
-    make: Callable[[], Plan],
-    *,
-    replace: bool,
-    inputs: dict[str, str] | None = None,
-    should_stop: Callable[[], bool],
+    record: StageRecord, request: Request, *, should_stop: Callable[[], bool], say: Callable[[str], None]
 ) -> Plan:
     """Return the one plan for this request, making it when this worker is the first to get there.
 
-    Raise RequestError when the output holds a plan made for another request and `replace` is false; the
-    message spells out the difference, down to the files where `inputs` (identities by path) says what is read
-    now.
+    Raise RequestError when the output holds a plan made for another request that may not be replaced; the
+    message spells out the difference, down to the files. Raise Superseded when another run replaced the plan
+    that this run had agreed on.
     """
+    runs = Runs(record, request.run)
     watched: tuple[str, float, float] | None = None
+    plan: Plan | None = None
     while True:
-        if should_stop():
-            raise Stopped("stopped while planning; run the same command again")
-        plan = record.read_plan()
-        settled = plan is not None and not _replaced(record).exists()
-        if plan is not None and settled:
-            if plan.request == request:
+        _go_on(should_stop)
+        if plan is None or record.plan_id() != plan.id:
+            plan = record.read_plan()
+        if plan is not None and not record.replaced_path.exists():
+            if plan.request == request.content:
+                runs.enter(plan)
                 return plan
-            if not replace:
-                raise RequestError(_difference(record, plan, request, inputs))
+            _check_may_replace(record, plan, request, runs)
         with _lease(record) as held:
             if held:
-                _plan_under_lease(record, request, make, replace)
+                plan = _plan_under_lease(record, request, runs, should_stop, say)
                 continue
         watched = _watch(record, watched)
         time.sleep(0.2)
 
 
-def _plan_under_lease(record: StageRecord, request: dict[str, Any], make: Callable[[], Plan], replace: bool) -> None:
-    if _replaced(record).exists():
+def _go_on(should_stop: Callable[[], bool]) -> None:
+    if should_stop():
+        raise Stopped("stopped while planning; run the same command again")
+
+
+def _check_may_replace(record: StageRecord, old: Plan, request: Request, runs: Runs) -> None:
+    """Refuse what can be refused without a new plan."""
+    if runs.closed:
+        raise Superseded(
+            f"another run replaced the plan of {record.stage} in {record.output}; nothing to do for this one"
+        )
+    if not request.replace and (_differing(old, request) != ["input"] or _loses_input(record, old, request)):
+        raise RequestError(_difference(record, old, request))
+
+
+def _loses_input(record: StageRecord, old: Plan, request: Request) -> bool:
+    """Tell whether a file is gone, or a unit with a receipt that counts was made from another file than is read now.
+
+    A file may only seem to be gone, on a mount that caches its listings; to go on without it would be silent loss.
+    """
+    now = request.inputs or {}
+    for unit in old.units:
+        found = [(now.get(item["path"]), item["identity"]) for item in unit.spec["inputs"]]
+        if any(identity is None for identity, _ in found):
+            return True
+        if any(identity != planned for identity, planned in found) and record.read_receipt(old, unit) is not None:
+            return True
+    return False
+
+
+def _plan_under_lease(
+    record: StageRecord, request: Request, runs: Runs, should_stop: Callable[[], bool], say: Callable[[str], None]
+) -> Plan | None:
+    """Make the plan and put it in place; return it where that was done."""
+    if record.replaced_path.exists():
         _clear(record)
     old = record.read_plan()
-    if old is not None and (old.request == request or not replace):
-        return  # what came meanwhile is taken or refused by the caller
+    if old is not None:
+        if old.request == request.content:
+            return None
+        _check_may_replace(record, old, request, runs)
     try:
-        new = make()
+        new = request.make()
         refuse_foreign(record, old, new.units)
     except TokenmillError as error:
         if old is None:
@@ -76,13 +123,23 @@ def _plan_under_lease(record: StageRecord, request: dict[str, Any], make: Callab
         # Under the lease, what lies there and cannot be read is a plan that was cut short: made again.
         if not publish_once(record.plan_path, new.to_bytes()) and record.read_plan() is None:
             write_atomic(record.plan_path, new.to_bytes())
-        return
-    if old.id == new.id:  # another wording of the same work: what is done stays done
-        write_atomic(record.plan_path, new.to_bytes())
-        return
-    write_atomic(_replaced(record), old.to_bytes())
+        return new
+    if not request.replace:
+        if _loses_finished(record, old, new):
+            raise RequestError(_difference(record, old, request))
+        say(f"the input changed ({_changes(old, request)}); nothing was finished from that, so it is planned anew")
+    _go_on(should_stop)  # a pod that was told to end may not replace the plan of those that come after it
+    write_atomic(record.replaced_path, old.to_bytes())
+    runs.close_others()
     write_atomic(record.plan_path, new.to_bytes())
     _clear(record)
+    return new
+
+
+def _loses_finished(record: StageRecord, old: Plan, new: Plan) -> bool:
+    """Tell whether a unit with a receipt that counts is not part of the new plan, such as one of other neighbours."""
+    kept = {new.unit_key(unit) for unit in new.units}
+    return any(old.unit_key(unit) not in kept and record.read_receipt(old, unit) is not None for unit in old.units)
 
 
 def refuse_foreign(record: StageRecord, old: Plan | None, units: list[Unit]) -> None:
@@ -98,14 +155,10 @@ def refuse_foreign(record: StageRecord, old: Plan | None, units: list[Unit]) -> 
                 )
 
 
-def _replaced(record: StageRecord) -> Path:
-    return record.directory / "replaced.json"
-
-
 def _clear(record: StageRecord) -> None:
     """Remove what the replaced plan's receipts name, but keep units that the new plan has unchanged."""
     new = record.read_plan()
-    value = read_json(_replaced(record))
+    value = read_json(record.replaced_path)
     old = Plan.from_json(value) if value else None
     if new is not None and old is not None and old.id != new.id:
         record.manifest_path.unlink(missing_ok=True)
@@ -132,35 +185,49 @@ def _clear(record: StageRecord) -> None:
             for leftover in found:
                 if leftover.liveness is Liveness.DEAD and leftover.plan != new.id:
                     leftover.remove()
-    _replaced(record).unlink()
+    record.replaced_path.unlink()
 
 
-def _difference(record: StageRecord, plan: Plan, new: dict[str, Any], inputs: dict[str, str] | None) -> str:
-    old = plan.request
-    differing = [name for name in sorted({*old, *new}) if old.get(name) != new.get(name)]
-    if differing == ["input"] and inputs is not None:
-        planned = {item["path"]: item["identity"] for unit in plan.units for item in unit.spec["inputs"]}
-        groups = {
-            "changed": [path for path in planned if path in inputs and inputs[path] != planned[path]],
-            "added": [path for path in inputs if path not in planned],
-            "gone": [path for path in planned if path not in inputs],
-        }
-        said = "; ".join(
+def _differing(old: Plan, request: Request) -> list[str]:
+    asked = request.content
+    return [name for name in sorted({*old.request, *asked}) if old.request.get(name) != asked.get(name)]
+
+
+def _changes(old: Plan, request: Request) -> str:
+    """Name the files that differ from what a plan was made for."""
+    inputs = request.inputs or {}
+    planned = {item["path"]: item["identity"] for unit in old.units for item in unit.spec["inputs"]}
+    groups = {
+        "changed": [path for path in planned if path in inputs and inputs[path] != planned[path]],
+        "added": [path for path in inputs if path not in planned],
+        "gone": [path for path in planned if path not in inputs],
+    }
+    return (
+        "; ".join(
             f"{word}: {', '.join(sorted(paths)[:5])}{f' and {len(paths) - 5} more' if len(paths) > 5 else ''}"
             for word, paths in groups.items()
             if paths
         )
+        or "remade"
+    )
+
+
+def _difference(record: StageRecord, plan: Plan, request: Request) -> str:
+    differing = _differing(plan, request)
+    if differing == ["input"]:
         return (
-            f"the input of the {record.stage} in {record.output} is not what it was planned for ({said or 'remade'}); "
-            "run the same command with --replace: what was made from unchanged files is kept"
+            f"the input of the {record.stage} in {record.output} is not what it was planned for "
+            f"({_changes(plan, request)}); run the same command with {WITH_REPLACE}: what was made from unchanged "
+            "files is kept"
         )
+    old, new = plan.request, request.content
     lines = [
         f"  {name.replace('_', ' ')}: {json.dumps(old.get(name))} -> {json.dumps(new.get(name))}" for name in differing
     ]
     return (
         f"{record.output} already holds a {record.stage} made with other parameters (was -> asked):\n"
         + "\n".join(lines)
-        + "\nrun with the old parameters to continue it, choose another output directory, or add --replace: "
+        + f"\nrun with the old parameters to continue it, choose another output directory, or add {WITH_REPLACE}: "
         "it removes what the old run made there and the new one does not, and keeps what is the same in both"
     )
 

@@ -11,8 +11,16 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
+from tokenmill.machine import memory_limit
+
 LOG_SECONDS = 30.0
 """Interval of the lines in a pod's log."""
+
+AT_WORK_SECONDS = 1.0
+"""Least interval of the lines that say which units are at work."""
+
+NAMED = 8
+"""How many units a line names."""
 
 
 def size(count: float) -> str:
@@ -32,6 +40,12 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def memory_words() -> str:
+    """Word the limit that a container is killed at when it uses more."""
+    limit = memory_limit()
+    return "no memory limit" if limit is None else f"memory limit {size(limit)}"
 
 
 class Reporter:
@@ -76,15 +90,47 @@ class Progress:
         self._done = threading.Event()
         self._started = time.monotonic()
         self._first = read()[0]
+        self._lock = threading.Lock()
+        self._at_work: list[tuple[str, int]] = []
+        self._said: list[tuple[str, int]] = []
+        self._said_at = -AT_WORK_SECONDS
         self._bar: Any = None
         self._thread: threading.Thread | None = None
+
+    @property
+    def _terminal(self) -> bool:
+        return sys.stderr.isatty() and not self._reporter.json_lines
+
+    def at_work(self, units: list[tuple[str, int]]) -> None:
+        """Say which units, of which weight, are at work from now on: of a pod killed for memory only a log is left."""
+        with self._lock:
+            self._at_work = sorted(units)
+        if not self._reporter.quiet and not self._terminal:
+            self._say_at_work()
+
+    def _say_at_work(self) -> None:
+        """Say it when it changed, but not too often: the thread says later what still holds then."""
+        with self._lock:
+            now = time.monotonic()
+            if self._at_work in ([], self._said) or now - self._said_at < AT_WORK_SECONDS:
+                return
+            self._said, self._said_at = self._at_work, now
+            event = {"event": "at_work", "stage": self._stage, **self._facts()}
+            self._reporter._write(f"{self._stage}: {self._words()}", event)
+
+    def _words(self) -> str:
+        named = ", ".join(f"{unit} ({size(weight)})" for unit, weight in self._at_work[:NAMED])
+        more = f" and {len(self._at_work) - NAMED} more" if len(self._at_work) > NAMED else ""
+        return f"at work: {named}{more}; {memory_words()}"
+
+    def _facts(self) -> dict[str, Any]:
+        return {"at_work": [unit for unit, _ in self._at_work], "memory_limit": memory_limit()}
 
     def __enter__(self) -> "Progress":
         """Begin to show."""
         if self._reporter.quiet:
             return self
-        terminal = sys.stderr.isatty() and not self._reporter.json_lines
-        self._thread = threading.Thread(target=self._show_bar if terminal else self._show_lines, daemon=True)
+        self._thread = threading.Thread(target=self._show_bar if self._terminal else self._show_lines, daemon=True)
         self._thread.start()
         return self
 
@@ -119,14 +165,21 @@ class Progress:
                     return
 
     def _show_lines(self) -> None:
-        while not self._done.wait(LOG_SECONDS):
-            done, units = self._read()
-            seconds = time.monotonic() - self._started
-            rate = (done - self._first) / seconds
-            left = (self._total - done) / rate if rate > 0 else None
+        due = self._started + LOG_SECONDS
+        while not self._done.wait(AT_WORK_SECONDS / 4):
+            self._say_at_work()
+            if time.monotonic() >= due:
+                due += LOG_SECONDS
+                self._say_progress()
+
+    def _say_progress(self) -> None:
+        done, units = self._read()
+        rate = (done - self._first) / (time.monotonic() - self._started)
+        left = (self._total - done) / rate if rate > 0 else None
+        with self._lock:
             text = (
-                f"{self._stage}: {units}/{self._units} units, {size(done)} of {size(self._total)}, "
-                f"{size(rate)}/s, {'about ' + duration(left) + ' left' if left is not None else 'waiting'}"
+                f"{self._stage}: {units}/{self._units} units, {size(done)} of {size(self._total)}, {size(rate)}/s, "
+                f"{'about ' + duration(left) + ' left' if left is not None else 'waiting'}; {self._words()}"
             )
             event = {
                 "event": "progress",
@@ -137,5 +190,6 @@ class Progress:
                 "bytes": self._total,
                 "bytes_per_second": round(rate),
                 "seconds_left": None if left is None else round(left),
+                **self._facts(),
             }
-            self._reporter._write(text, event)
+        self._reporter._write(text, event)

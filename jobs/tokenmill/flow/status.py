@@ -9,8 +9,8 @@ from typing import Any
 
 from tokenmill.errors import RequestError
 from tokenmill.flow.attempt import HEARTBEAT_SECONDS, LEASE, OWNER, Liveness, leftovers, read_owner
-from tokenmill.flow.lineage import find_records
-from tokenmill.flow.record import STAGES, StageRecord, complete
+from tokenmill.flow.lineage import records_of
+from tokenmill.flow.record import StageRecord, complete
 
 RATE_SECONDS = 300.0
 """The rate is that of the units finished in the last so many seconds of work."""
@@ -38,10 +38,9 @@ class StageStatus:
         return {**self.__dict__, "output": str(self.output)}
 
 
-def statuses(path: Path) -> list[StageStatus]:
-    """Return the status of each stage begun in `path` or below; RequestError when there is none."""
-    records = sorted(find_records(path), key=lambda record: (STAGES.index(record.stage), record.output))
-    found = [_status(record) for record in records]
+def statuses(path: Path, stage: str | None = None) -> list[StageStatus]:
+    """Return the status of each stage begun in `path` or below, or of `stage`; RequestError when there is none."""
+    found = [_status(record) for record in records_of(path, stage)]
     if not found:
         raise RequestError(f"no stage of tokenmill was begun in {path} or below it; give an output directory")
     return found

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,8 +22,8 @@ from tokenmill.errors import MachineError, RequestError, Stopped, Superseded, To
 from tokenmill.files import explained
 from tokenmill.flow.attempt import Leftover, leftovers, sweep
 from tokenmill.flow.partition import share
-from tokenmill.flow.planning import agree
-from tokenmill.flow.progress import Reporter, size
+from tokenmill.flow.planning import Request, agree
+from tokenmill.flow.progress import Reporter, memory_words, size
 from tokenmill.flow.record import Completion, Counts, Plan, StageRecord, Unit, complete, record_failure
 from tokenmill.flow.workspace import Workspace
 
@@ -63,8 +64,6 @@ class Job:
     output: Path
     input_root: Path
     settings: dict[str, Any] = field(default_factory=dict)
-    inputs: dict[str, str] | None = None
-    """The files that are read, by path, with their identities; None where the plan lists what is fetched."""
 
     @property
     def record(self) -> StageRecord:
@@ -116,14 +115,7 @@ def stopping_on_signals() -> Iterator[None]:
 
 
 def run(
-    job: Job,
-    request: dict[str, Any],
-    make: Callable[[], Plan],
-    distribution: Distribution,
-    reporter: Reporter,
-    *,
-    replace: bool = False,
-    verify_hashes: bool = False,
+    job: Job, request: Request, distribution: Distribution, reporter: Reporter, *, verify_hashes: bool = False
 ) -> Summary:
     """Agree on a plan, do this worker's share of it, and complete the manifest when all is there.
 
@@ -134,7 +126,7 @@ def run(
     record = job.record
     with stopping_on_signals(), explained(job.output):
         record.directory.mkdir(parents=True, exist_ok=True)
-        plan = agree(record, request, make, replace=replace, inputs=job.inputs, should_stop=_STOP.is_set)
+        plan = agree(record, request, should_stop=_STOP.is_set, say=reporter.say)
         planned = time.monotonic()
         mine = share(plan.units, distribution.worker, distribution.workers)
         done = {u.id for u in mine if record.read_receipt(plan, u, verify_hashes=verify_hashes) is not None}
@@ -147,8 +139,9 @@ def run(
             record.manifest_path.unlink(missing_ok=True)
         _announce(reporter, plan, distribution, mine, done)
         _execute(job, plan, mine, todo, distribution, reporter)
+        stood = record.manifest_path.exists()  # one that appears later was written by a worker that saw more
         completion = complete(record, plan)
-        if completion.missing:
+        if completion.missing and stood:
             record.manifest_path.unlink(missing_ok=True)
         if todo or completion.manifest:
             sweep(record, {u.id for u in plan.units} if completion.manifest else {u.id for u in mine})
@@ -184,14 +177,16 @@ def _execute(
 
     with (
         _executor(job, plan, min(spread.processes, len(todo)), counter) as pool,
-        reporter.progress(plan.stage, total, len(mine), read),
+        reporter.progress(plan.stage, total, len(mine), read) as progress,
         contextlib.ExitStack() as whatever_happens,
     ):
         whatever_happens.callback(pool.stop)  # else after a bug in one unit the pool would wait for the others' ends
         waiting = iter(todo)
         running: dict[Future[None], Unit] = {}
         while not _STOP.is_set():
-            while len(running) < pool.width and (unit := next(waiting, None)) is not None:
+            begin = list(islice(waiting, pool.width - len(running)))
+            progress.at_work([(unit.id, unit.weight) for unit in (*running.values(), *begin)])
+            for unit in begin:
                 running[pool.submit(unit, left.get(unit.id, []))] = unit
             if not running:
                 break
@@ -253,7 +248,7 @@ def _problem(future: Future[None], unit: Unit) -> TokenmillError | None:
     except BrokenProcessPool:
         return WorkerDied(
             f"a worker process died while doing {unit.id} or a unit beside it: killed from outside, or out of memory "
-            "(then give more memory or fewer --processes); run the same command again"
+            f"({memory_words()}: then give more, or fewer --processes); run the same command again"
         )
     return None
 

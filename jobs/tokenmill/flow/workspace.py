@@ -22,8 +22,17 @@ from typing import IO, Any
 
 import xxhash
 
-from tokenmill.errors import Stopped, Superseded, TokenmillError, TransientError
-from tokenmill.files import COPY_CHUNK, fsync_directory, inside, readable_json, update_hash, write_atomic
+from tokenmill.errors import InputError, Stopped, Superseded, TokenmillError, TransientError
+from tokenmill.files import (
+    COPY_CHUNK,
+    fsync_directory,
+    inside,
+    patiently,
+    readable_json,
+    size_of,
+    update_hash,
+    write_atomic,
+)
 from tokenmill.flow.attempt import (
     HEARTBEAT_SECONDS,
     OWNER,
@@ -187,9 +196,27 @@ class Workspace:
     def reading(self, name: str, size: int) -> Iterator[Path]:
         """Give where an input lies; refuse one that has not the size it was planned with, before or after reading."""
         path = self.input_root / name
-        _check_size(path, size)
+        self._check_size(path, size)
         yield path
-        _check_size(path, size)
+        self._check_size(path, size)
+
+    def _check_size(self, path: Path, size: int) -> None:
+        """Refuse for good what an earlier stage made and has changed since; of a brought file it may pass."""
+        if size_of(path) == size:
+            return
+        maker = self.plan.upstream.get("stage")
+        if not maker:
+            raise TransientError(
+                f"{path} has {path.stat().st_size} bytes, and had {size} when it was planned: somebody writes to it. "
+                "Run the same command again once it is whole"
+            )
+        if not patiently(lambda: size_of(path) == size, path.parent):
+            found = size_of(path)
+            raise InputError(
+                f"{path} {'is missing' if found is None else f'has {found} bytes'}, and the manifest of the {maker} "
+                f"that made it says {size}: run tokenmill {maker} again, which makes only what is missing there, and "
+                "then this command"
+            )
 
     def path(self, name: str) -> Path:
         """Return where a file of this attempt lies, such as a journal or a spill."""
@@ -321,12 +348,3 @@ def copy_chunks(source: IO[bytes], buffer: memoryview) -> Any:
 def copy_buffer() -> memoryview:
     """Return a buffer for `copy_chunks`."""
     return memoryview(bytearray(COPY_CHUNK))
-
-
-def _check_size(path: Path, size: int) -> None:
-    found = path.stat().st_size
-    if found != size:
-        raise TransientError(
-            f"{path} has {found} bytes, and had {size} when it was planned: somebody writes to it. Run the same "
-            "command again once it is whole"
-        )

@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenmill.errors import RequestError
 from tokenmill.files import hash_file, inside
-from tokenmill.flow.lineage import find_records
+from tokenmill.flow.lineage import find_records, records_of
 from tokenmill.flow.progress import size as words
 from tokenmill.flow.provenance import locate
 from tokenmill.flow.record import Manifest, Plan, StageRecord, complete, make_manifest
@@ -90,11 +90,11 @@ def find_document(dataset: Dataset, number: int, *, key: str | None, prefix: str
     return Document(pair, local, reader.document(local).tolist(), locate(pair["parts"], local))
 
 
-def check(path: Path, *, full: bool) -> tuple[list[str], list[str]]:
-    """Return what was checked and what is wrong, for every stage below `path`, or for one bare pair."""
+def check(path: Path, *, full: bool, stage: str | None = None) -> tuple[list[str], list[str]]:
+    """Return what was checked and what is wrong, for every stage below `path` or for `stage`, or for one bare pair."""
     from tokenmill.tokens.check import check_pair
 
-    records = list(find_records(path)) if path.is_dir() else []
+    records = records_of(path, stage) if path.is_dir() or stage else []
     if not records:
         prefix = Path(str(path).removesuffix(".bin").removesuffix(".idx"))
         record = StageRecord(prefix.parent, "preprocess")
@@ -156,7 +156,7 @@ def _check_stage(record: StageRecord, full: bool, only: str | None = None) -> tu
     if plan.stage == "preprocess":
         wrong.extend(_check_tokenizer(record, plan))
     if not absent and only is None:
-        manifest = record.stored_manifest(plan)
+        manifest = record.stored_manifest(plan.id)
         if manifest is None or manifest.hash != make_manifest(plan, [r for r in receipts.values() if r]).hash:
             wrong.append(
                 f"{record.manifest_path} is missing, or not what the receipts say; delete it and run tokenmill status "

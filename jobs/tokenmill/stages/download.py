@@ -177,11 +177,9 @@ def _names(files: list[RemoteFile], layout: str) -> list[str]:
                 "with --layout flat, or leave one out with --exclude"
             )
         return distinct(paths, map(tree, paths))
-    short = distinct(paths, (flat(path.rpartition("/")[2]) for path in paths))
     # The bare file name where that is unique in the listing, as people expect of a flat directory.
-    return (
-        short if len({path.rpartition("/")[2] for path in paths}) == len(paths) else distinct(paths, map(flat, paths))
-    )
+    bare = [path.rpartition("/")[2] for path in paths]
+    return distinct(paths, map(flat, bare if len(set(bare)) == len(bare) else paths))
 
 
 def _parents(path: str) -> list[str]:

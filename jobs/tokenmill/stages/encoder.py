@@ -189,7 +189,7 @@ def _first_texts(dataset: Dataset, keys: Sequence[str]) -> list[str]:
     from tokenmill.corpus.readers import first_documents
 
     texts: list[str] = []
-    for file in dataset.files[:GATE_FILES]:
+    for file in dataset.readable[:GATE_FILES]:
         for key in keys:
             texts += first_documents(dataset.root / file.path, key, GATE_DOCUMENTS, GATE_BYTES)
     return texts

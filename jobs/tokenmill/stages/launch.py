@@ -2,16 +2,22 @@
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tokenmill.flow.lineage import Dataset, upstream_of
+from tokenmill.flow.planning import Request
 from tokenmill.flow.progress import Reporter
-from tokenmill.flow.record import STAGES
+from tokenmill.flow.record import STAGES, Plan
 from tokenmill.flow.worker import Distribution, Job, Summary, run, stop_requested
+from tokenmill.machine import cpu_quota
 from tokenmill.stages.download import Selection
 from tokenmill.stages.encoder import Recipe
+
+Prepared = tuple[dict[str, Any], Callable[[], Plan]]
+"""What a stage's `prepare` gives: the request in JSON, and the function that makes the plan."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +30,8 @@ class Run:
     processes: int | None = None
     replace: bool = False
     verify_hashes: bool = False
+    id: str | None = None
+    """Equal for all workers that were started together, such as a Job's."""
 
     def spread(self, processes: int | None = None) -> Distribution:
         """Return the distribution, with this many units at a time or as many as there are CPUs."""
@@ -31,13 +39,9 @@ class Run:
 
 
 def available_cpus() -> int:
-    """Return how many CPUs this process may use: its affinity, and its container's quota (cgroup v2)."""
+    """Return how many CPUs this process may use: its affinity, and its container's quota."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        return max(1, min(count, int(quota) // int(period)))
-    except (OSError, ValueError):  # no cgroup v2, or "max"
-        return count
+    return max(1, min(count, int(cpu_quota() or count)))
 
 
 def default_output(source: Path, stage: str) -> Path:
@@ -64,7 +68,7 @@ def download(
 
     give_up_at = time.monotonic() + deadline_seconds
     patience = Patience(give_up_at, stop_requested)
-    request, make = prepare(uri, revision, selection, endpoint=endpoint, say=how.reporter.say, patience=patience)
+    prepared = prepare(uri, revision, selection, endpoint=endpoint, say=how.reporter.say, patience=patience)
     settings = {
         "uri": uri,
         "endpoint": endpoint,
@@ -72,7 +76,7 @@ def download(
         "give_up_at": give_up_at,
     }
     job = Job("tokenmill.stages.download", output, output, settings)
-    return _run(job, request, make, how, processes=connections)
+    return _run(job, prepared, how, processes=connections)
 
 
 def extract(source: Path, output: Path, how: Run, *, from_stage: str | None = None) -> Summary:
@@ -82,9 +86,8 @@ def extract(source: Path, output: Path, how: Run, *, from_stage: str | None = No
 
     usable = (*DATA_SUFFIXES, ".zst", ".gz", ".bz2", ".xz")
     dataset = upstream_of(source, "extract", only=from_stage, usable=usable, output=output)
-    _say(how, dataset.notes)
-    request, make = prepare(dataset)
-    return _run(_job("extract", output, dataset), request, make, how)
+    _say(how, dataset)
+    return _run(_job("extract", output, dataset), prepare(dataset), how, dataset)
 
 
 def concatenate(
@@ -95,9 +98,9 @@ def concatenate(
     from tokenmill.stages.concatenate import prepare
 
     dataset = upstream_of(source, "concatenate", only=from_stage, usable=DATA_SUFFIXES, output=output)
-    _say(how, dataset.notes)
-    request, make = prepare(dataset, target_files=target_files, name=name)
-    return _run(_job("concatenate", output, dataset), request, make, how)
+    _say(how, dataset)
+    prepared = prepare(dataset, target_files=target_files, name=name)
+    return _run(_job("concatenate", output, dataset), prepared, how, dataset)
 
 
 def preprocess(
@@ -117,32 +120,29 @@ def preprocess(
     from tokenmill.stages.preprocess import prepare
 
     dataset = upstream_of(source, "preprocess", only=from_stage, usable=DATA_SUFFIXES, output=output)
-    _say(how, dataset.notes)
-    request, make = prepare(dataset, output, recipe, encoder=encoder, endpoint=endpoint, reporter=how.reporter)
+    _say(how, dataset)
+    prepared = prepare(dataset, output, recipe, encoder=encoder, endpoint=endpoint, reporter=how.reporter)
     settings = {"encoder": encoder, "on_bad_record": on_bad_record, "max_bad_records": max_bad_records}
-    return _run(_job("preprocess", output, dataset, settings), request, make, how)
+    return _run(_job("preprocess", output, dataset, settings), prepared, how, dataset)
 
 
 def _job(stage: str, output: Path, dataset: Dataset, settings: dict[str, Any] | None = None) -> Job:
-    inputs = {file.path: file.identity for file in dataset.files}
-    return Job(f"tokenmill.stages.{stage}", output, dataset.root, settings or {}, inputs)
+    return Job(f"tokenmill.stages.{stage}", output, dataset.root, settings or {})
 
 
-def _say(how: Run, notes: list[str]) -> None:
-    for note in notes:
+def _say(how: Run, dataset: Dataset) -> None:
+    for note in dataset.notes:
         how.reporter.say(note)
+    for warning in dataset.warnings:
+        how.reporter.warn(warning)
 
 
-def _run(job: Job, request, make, how: Run, processes: int | None = None) -> Summary:  # type: ignore[no-untyped-def]
-    return run(
-        job,
-        request,
-        make,
-        how.spread(processes),
-        how.reporter,
-        replace=how.replace,
-        verify_hashes=how.verify_hashes,
-    )
+def _run(
+    job: Job, prepared: Prepared, how: Run, dataset: Dataset | None = None, processes: int | None = None
+) -> Summary:
+    inputs = {file.path: file.identity for file in dataset.files} if dataset else None
+    request = Request(*prepared, replace=how.replace, run=how.id, inputs=inputs)
+    return run(job, request, how.spread(processes), how.reporter, verify_hashes=how.verify_hashes)
 
 
 @dataclass(frozen=True)

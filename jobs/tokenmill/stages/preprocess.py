@@ -6,6 +6,7 @@ The last data stage. A unit is one output pair per key, made from one input file
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -164,19 +165,28 @@ def _stem(path: str) -> str:
 
 def _check_keys(dataset: Dataset, keys: Sequence[str]) -> None:
     """Refuse keys that none of the first records has: a wrong key, not bad records."""
+    for file in dataset.readable:
+        path = dataset.root / file.path
+        batch = _first_records(path, keys)
+        if batch and batch.documents:
+            return
+        if batch:
+            first = batch.rejected[0]
+            raise InputError(
+                f"{path}: none of the first {batch.records} records can be taken; line {first.line}: {first.reason}"
+                "; choose the key with --keys"
+            )
+
+
+def _first_records(path: Path, keys: Sequence[str]) -> "Batch | None":
+    """Return a file's first batch with a record; None of one that is empty, or damaged before: its unit will say so."""
     from tokenmill.corpus.readers import read_documents
 
-    for file in dataset.files:
-        path = dataset.root / file.path
+    with suppress(InputError):
         for batch in read_documents(path, keys, display=str(path), batch_bytes=LOOK_BYTES, on_bad="quarantine"):
-            if batch.documents:
-                return
-            if batch.rejected:
-                first = batch.rejected[0]
-                raise InputError(
-                    f"{path}: none of the first {batch.records} records can be taken; line {first.line}: {first.reason}"
-                    "; choose the key with --keys"
-                )
+            if batch.records:
+                return batch
+    return None
 
 
 def do(unit: Unit, workspace: Workspace) -> Counts:

@@ -1,0 +1,48 @@
+"""What a log holds of the units at work: the last line of a pod that was killed for memory names them."""
+
+import json
+import time
+
+import pytest
+
+from tokenmill.flow.progress import AT_WORK_SECONDS, Reporter, memory_words
+
+
+def said(capfd: pytest.CaptureFixture[str], seconds: float = 0.0) -> list[str]:
+    """Return the lines so far, waiting so long for a first one."""
+    lines: list[str] = []
+    deadline = time.monotonic() + seconds
+    while not lines:
+        lines = capfd.readouterr().err.splitlines()
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.01)
+    return lines
+
+
+def test_units_at_work_are_said_at_once_and_then_what_still_holds(capfd: pytest.CaptureFixture[str]) -> None:
+    with Reporter().progress("preprocess", 10, 5, lambda: (0, 0)) as progress:
+        progress.at_work([("a", 1_200_000_000)])
+        assert said(capfd) == [f"preprocess: at work: a (1.20 GB); {memory_words()}"]
+        for units in ([("b", 1)], [("c", 1)], [("c", 1), ("d", 2000)]):
+            progress.at_work(units)
+        assert said(capfd, 20 * AT_WORK_SECONDS) == [f"preprocess: at work: c (1 B), d (2.00 kB); {memory_words()}"]
+        progress.at_work([("d", 2000), ("c", 1)])  # the same ones
+        progress.at_work([])
+    assert said(capfd) == []
+
+
+def test_for_machines_it_is_an_event(capfd: pytest.CaptureFixture[str]) -> None:
+    with Reporter(json_lines=True).progress("extract", 10, 5, lambda: (0, 0)) as progress:
+        progress.at_work([("a", 1)])
+    [line] = said(capfd)
+    assert json.loads(line).items() >= {"event": "at_work", "stage": "extract", "at_work": ["a"]}.items()
+    assert "memory_limit" in json.loads(line)
+
+
+def test_a_progress_line_names_them_too(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tokenmill.flow.progress.LOG_SECONDS", 0.0)
+    with Reporter().progress("extract", 10, 5, lambda: (0, 0)) as progress:
+        progress.at_work([("a", 1)])
+        lines = [line for _ in range(100) for line in said(capfd, 1.0) if "0/5 units" in line][:1]
+    assert lines and lines[0].endswith(f"; at work: a (1 B); {memory_words()}")
