@@ -83,3 +83,9 @@ def _numbers(path: Path, count: int) -> list[int | None]:
 def machine_tag() -> str:
     """Return the machine and pid namespace as 8 hex digits, for file names."""
     return hashlib.sha256(repr(machine()).encode()).hexdigest()[:8]
+
+
+def memory_words() -> str:
+    """Word the limit beyond which a container is killed."""
+    limit = memory_limit()
+    return "no memory limit" if limit is None else f"memory limit {limit / 2**20:.0f} MiB"

@@ -132,7 +132,7 @@ REFUSED = [
     ("extract", {"dataset.outputPath": "../b"}, 'contains ".."'),
     ("extract", {"storage.subPath": "../b"}, 'contains ".."'),
     ("download", {"dataset.fullDataset": "true", "dataset.sampleFiles": "3"}, "contradict each other"),
-    ("extract", {"storage.outputPvcName": "other"}, "dataset.outputPath is not set"),
+    ("extract", {"storage.outputPvcName": "other"}, "dataset.outputPath is not"),
     ("preprocess", {"encoder": "fast"}, "/encoder"),
     ("preprocess", {"tokenizer.name": ""}, "/tokenizer/name"),
 ]
@@ -149,3 +149,16 @@ def test_wrong_values_are_refused_by_name(stage: str, settings: dict[str, str], 
     done = helm("template", "release", ROOT / f"charts/dataset-{stage}", *pairs, program=program)
     assert done.returncode != 0
     assert message in done.stderr
+
+
+def test_only_what_needs_another_job_changes_its_hash() -> None:
+    def spec(**settings: str) -> str:
+        found: str = job_of(render("extract", **settings))["metadata"]["annotations"]["tokenmill/spec"]
+        return found
+
+    same = {"job.activeDeadlineSeconds": "9", "job.ttlSecondsAfterFinished": "9", "job.maxFailedIndexes": "9"}
+    same |= {"kueue.queueName": "q", "verify.quick": "true", "serviceAccount.annotations.a": "b"}
+    assert {spec(**{key: value}) for key, value in same.items()} == {spec()}
+    other = {"workers": "2", "image.tag": "x", "job.runAgain": "2", "resources.limits.cpu": "3", "storage.subPath": "s"}
+    hashes = {spec(**{key: value}) for key, value in other.items()}
+    assert len(hashes) == len(other) and spec() not in hashes

@@ -130,6 +130,14 @@ def test_a_stage_without_a_plan_yet_is_refused(root: Path) -> None:
         upstream(root)
 
 
+def test_a_stage_that_could_not_be_planned_says_why_there_is_nothing_to_read(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    with pytest.raises(RequestError, match="nothing at"):
+        download(tmp_path / "source", tmp_path / "corpus")
+    with pytest.raises(RequestError, match="download in .*corpus has nothing to read, since it failed: .*nothing at"):
+        upstream(tmp_path / "corpus")
+
+
 def test_two_outputs_of_one_stage_are_ambiguous(root: Path) -> None:
     extract(root)
     concatenate(root)

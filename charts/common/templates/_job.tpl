@@ -28,12 +28,12 @@ template:
 {{- end }}
 
 {{/*
-Hash of that part and the number of workers: another hash needs another Job.
+Hash of that part, and of what asks for another run: another hash needs another Job.
 Input: the stage's dict. Output: hex digits.
   {{ include "tokenmill.jobHash" . }}
 */}}
 {{- define "tokenmill.jobHash" -}}
-{{- include "tokenmill.jobSpec" . | fromYaml | toJson | sha256sum | trunc 16 -}}
+{{- list (include "tokenmill.jobSpec" . | fromYaml) (toString .root.Values.job.runAgain) | toJson | sha256sum | trunc 16 -}}
 {{- end }}
 
 {{/*

@@ -14,7 +14,10 @@ Input: the stage's dict, see tokenmill.stage. Output: nothing; the render fails 
 {{- if and (not .source) (not $found.reads) }}
 {{- fail (printf "\ndataset.inputPath is not set: it is the directory on the volume that %s reads, such as slimpajama.\nAdd --set dataset.inputPath=DIRECTORY." .stage) }}
 {{- end }}
-{{- if and (not $found.writes) (or .source $storage.outputPvcName) }}
+{{- if and (not $found.writes) $storage.outputPvcName }}
+{{- fail "\nstorage.outputPvcName is set and dataset.outputPath is not: it is the directory on that second volume to write to.\nAdd --set dataset.outputPath=DIRECTORY." }}
+{{- end }}
+{{- if and (not $found.writes) .source }}
 {{- fail (printf "\ndataset.outputPath is not set: it is the directory on the volume that %s writes to, such as slimpajama.\nAdd --set dataset.outputPath=DIRECTORY." .stage) }}
 {{- end }}
 {{- range $key, $path := dict "dataset.inputPath" $found.reads "dataset.outputPath" $found.writes "storage.subPath" $storage.subPath "storage.outputSubPath" $storage.outputSubPath }}
@@ -25,6 +28,10 @@ Input: the stage's dict, see tokenmill.stage. Output: nothing; the render fails 
 {{- if and $claim (not (lookup "v1" "PersistentVolumeClaim" $.root.Release.Namespace $claim)) }}
 {{- fail (printf "\n%s: there is no PersistentVolumeClaim %q in namespace %s, and the pods would wait for it for ever.\nCreate it (charts/shared-storage does), or name another: kubectl get pvc -n %s" $key $claim $.root.Release.Namespace $.root.Release.Namespace) }}
 {{- end }}
+{{- end }}
+{{- $ca := .root.Values.environment.caBundle.configMap -}}
+{{- if and $ca (not (lookup "v1" "ConfigMap" .root.Release.Namespace $ca)) }}
+{{- fail (printf "\nenvironment.caBundle.configMap: there is no ConfigMap %q in namespace %s, and the pods would wait for it for ever.\nCreate it: kubectl create configmap %s -n %s --from-file=%s" $ca .root.Release.Namespace $ca .root.Release.Namespace .root.Values.environment.caBundle.key) }}
 {{- end }}
 {{- end }}
 {{- end }}

@@ -9,6 +9,10 @@ Input: $. Output: documents.
 {{- fail "\nbackend=local needs local.path, a directory that exists on the node, from its root, and local.nodeName, the node's name (kubectl get nodes).\nAdd --set local.path=/DIRECTORY --set local.nodeName=NODE." }}
 {{- end }}
 {{- $volume := printf "%s-%s" .Release.Namespace .Values.pvc.name -}}
+{{- $claim := lookup "v1" "PersistentVolumeClaim" .Release.Namespace .Values.pvc.name -}}
+{{- if and $claim (ne ($claim.spec.volumeName | default "") $volume) }}
+{{- fail (printf "\nthere is a claim %q in namespace %s that was made otherwise, and a claim cannot be changed.\nDelete it (kubectl delete pvc %s -n %s; look first whether it holds data), or choose another name: --set pvc.name=NAME." .Values.pvc.name .Release.Namespace .Values.pvc.name .Release.Namespace) }}
+{{- end }}
 ---
 apiVersion: v1
 kind: PersistentVolume

@@ -216,6 +216,9 @@ def _brought(root: Path, usable: Sequence[str] | None, output: Path | None) -> D
     """List a directory that somebody brought, without what tokenmill made of it below."""
     if output is not None and output.resolve() == root.resolve():
         raise RequestError(f"{root} cannot be both input and output; give an output directory of its own")
+    for record in find_records(root, depth=0):
+        for failure in record.failures():
+            raise RequestError(f"{record.stage} in {root} has nothing to read, since it failed: {failure['message']}")
     if (root / ".tokenmill").is_dir():
         raise RequestError(
             f"{root} holds an output of tokenmill that this stage does not read (tokenmill status {root}); give the "

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from tokenmill.machine import memory_limit
+from tokenmill.machine import memory_limit, memory_words
 
 LOG_SECONDS = 30.0
 """Interval of the lines in a pod's log."""
@@ -40,12 +40,6 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-
-
-def memory_words() -> str:
-    """Word the limit that a container is killed at when it uses more."""
-    limit = memory_limit()
-    return "no memory limit" if limit is None else f"memory limit {size(limit)}"
 
 
 class Reporter:

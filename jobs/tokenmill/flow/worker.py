@@ -23,9 +23,10 @@ from tokenmill.files import explained
 from tokenmill.flow.attempt import Leftover, leftovers, sweep
 from tokenmill.flow.partition import share
 from tokenmill.flow.planning import Request, agree
-from tokenmill.flow.progress import Reporter, memory_words, size
+from tokenmill.flow.progress import Reporter, size
 from tokenmill.flow.record import Completion, Counts, Plan, StageRecord, Unit, complete, record_failure
 from tokenmill.flow.workspace import Workspace
+from tokenmill.machine import memory_words
 
 STOP_SECONDS = 5.0
 """How long a stopped worker waits for its threads, of the 30 s that Kubernetes gives by default."""

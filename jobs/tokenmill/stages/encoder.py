@@ -117,6 +117,8 @@ class Encoders:
         }
         name = f"settled-{content_id(question)[:16]}.json"
         found = self._remembered(name, recipe.special_tokens, encoder)
+        if found is None:
+            reporter.say(f"loading the tokenizer {recipe.tokenizer}, and judging encoders against it")
         tokenizer, verdict = found or self._resolve(dataset, recipe, name, encoder, endpoint)
         for warning in (fallback_warning(verdict), eod_warning(tokenizer) if recipe.append_eod else None):
             if warning:

@@ -13,6 +13,7 @@ child process (`tokens.resolve`).
 
 import hashlib
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,8 +22,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from tokenmill.errors import RequestError
+from tokenmill.errors import MachineError, RequestError
 from tokenmill.files import readable_json, write_atomic
+from tokenmill.machine import memory_words
 from tokenmill.tokens.gate import CANDIDATES, Verdict, environment, judge
 from tokenmill.tokens.origin import fetch, local_directory, read_directory
 
@@ -221,11 +223,16 @@ def _settle(work: Path, request: dict[str, Any]) -> dict[str, Any]:
         raise RequestError(
             f"the tokenizer {name} did not load within {TIMEOUT_SECONDS:g} s; check that its files are a tokenizer's"
         ) from error
+    if done.returncode == -signal.SIGKILL:
+        raise MachineError(
+            f"the process loading the tokenizer {name} was killed, most likely for want of memory ({memory_words()}); "
+            "it takes about 1 GB: raise the limit (in a chart: --set resources.limits.memory=2Gi)"
+        )
     if done.returncode:
         last = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["nothing said"]
         raise RequestError(
             f"the process loading the tokenizer {name} ended with exit code {done.returncode}: {last[0][:300]}; check "
-            "the tokenizer's files, and that there is 1 GB of memory"
+            "the tokenizer's files"
         )
     outcome: dict[str, Any] = json.loads((work / "outcome.json").read_bytes())
     if "error" in outcome:
