@@ -33,6 +33,7 @@ def schema(chart: Path) -> str:
     shared = json.loads((CHARTS / "common/stage.schema.json").read_text())
     own = json.loads((chart / "values.schema.json").read_text())
     own["properties"] |= shared["properties"]
+    own["required"] = [*shared["required"], "dataset"]
     own["properties"]["dataset"]["properties"] |= shared["dataset"]
     return json.dumps(own, indent=2) + "\n"
 

@@ -133,6 +133,11 @@ REFUSED = [
     ("extract", {"storage.subPath": "../b"}, 'contains ".."'),
     ("download", {"dataset.fullDataset": "true", "dataset.sampleFiles": "3"}, "contradict each other"),
     ("extract", {"storage.outputPvcName": "other"}, "dataset.outputPath is not"),
+    ("extract", {"job.maxFailedIndexes": "2"}, "job.maxFailedIndexes=2 is more than workers=1"),
+    ("extract", {"job": "null"}, "missing property 'job'"),
+    ("extract", {"storage.mountPath": "/opt"}, 'storage.mountPath="/opt" lies where'),
+    ("extract", {"image.repository": "registry/jobs:1"}, "/image/repository"),
+    ("download", {"dataset.source": "https://me:secret@host/x"}, "dataset.source holds a password"),
     ("preprocess", {"encoder": "fast"}, "/encoder"),
     ("preprocess", {"tokenizer.name": ""}, "/tokenizer/name"),
 ]
@@ -156,9 +161,9 @@ def test_only_what_needs_another_job_changes_its_hash() -> None:
         found: str = job_of(render("extract", **settings))["metadata"]["annotations"]["tokenmill/spec"]
         return found
 
-    same = {"job.activeDeadlineSeconds": "9", "job.ttlSecondsAfterFinished": "9", "job.maxFailedIndexes": "9"}
-    same |= {"kueue.queueName": "q", "verify.quick": "true", "serviceAccount.annotations.a": "b"}
+    same = {"job.activeDeadlineSeconds": "9", "job.ttlSecondsAfterFinished": "9", "job.maxFailedIndexes": "1"}
+    same |= {"verify.quick": "true", "serviceAccount.annotations.a": "b"}
     assert {spec(**{key: value}) for key, value in same.items()} == {spec()}
-    other = {"workers": "2", "image.tag": "x", "job.runAgain": "2", "resources.limits.cpu": "3", "storage.subPath": "s"}
+    other = {"workers": "2", "image.tag": "x", "job.runAgain": "2", "resources.limits.cpu": "3", "kueue.queueName": "q"}
     hashes = {spec(**{key: value}) for key, value in other.items()}
     assert len(hashes) == len(other) and spec() not in hashes

@@ -28,12 +28,13 @@ template:
 {{- end }}
 
 {{/*
-Hash of that part, and of what asks for another run: another hash needs another Job.
+Hash of that part, of what asks for another run, and of Kueue's queue: another hash needs another Job.
 Input: the stage's dict. Output: hex digits.
   {{ include "tokenmill.jobHash" . }}
 */}}
 {{- define "tokenmill.jobHash" -}}
-{{- list (include "tokenmill.jobSpec" . | fromYaml) (toString .root.Values.job.runAgain) | toJson | sha256sum | trunc 16 -}}
+{{- $more := list (toString .root.Values.job.runAgain) (.root.Values.kueue.queueName | default "") -}}
+{{- list (include "tokenmill.jobSpec" . | fromYaml) $more | toJson | sha256sum | trunc 16 -}}
 {{- end }}
 
 {{/*
@@ -50,7 +51,8 @@ Input: the stage's dict. Output: a name.
 A Job, or the empty one that clears its place: a Job's template cannot change, so an upgrade with other values must
 delete it first. Helm deletes a hook of the same kind and name before it creates the hook, the empty Job completes
 without a pod and is deleted, and Helm creates the real one.
-Input: the stage's dict, and "hooks": empty for the Job itself, else the hooks at which it is cleared. Output: a document.
+Input: the stage's dict, and "hooks": empty for the Job itself, else the hooks at which it is cleared; "weight" and
+"name" of the hook where they are not 0 and the Job's. Output: a document.
   {{ include "tokenmill.job" (merge (dict "hooks" "pre-upgrade") .) }}
 */}}
 {{- define "tokenmill.job" -}}
@@ -60,7 +62,7 @@ Input: the stage's dict, and "hooks": empty for the Job itself, else the hooks a
 apiVersion: batch/v1
 kind: Job
 metadata:
-  name: {{ include "tokenmill.jobName" . }}
+  name: {{ .name | default (include "tokenmill.jobName" .) | quote }}
   labels:
     {{- include "tokenmill.labels" .root | nindent 4 }}
     {{- if and .root.Values.kueue.queueName (not .hooks) }}
@@ -70,6 +72,7 @@ metadata:
     {{- if .hooks }}
     helm.sh/hook: {{ .hooks }}
     helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
+    helm.sh/hook-weight: {{ .weight | default 0 | quote }}
     {{- else }}
     tokenmill/spec: {{ include "tokenmill.jobHash" . | quote }}
     {{- end }}
@@ -78,7 +81,7 @@ spec:
   parallelism: {{ toJson $workers }}
   {{- range $key := list "maxFailedIndexes" "activeDeadlineSeconds" "ttlSecondsAfterFinished" }}
   {{- $value := index $job $key }}
-  {{- if not (kindIs "invalid" $value) }}
+  {{- if not (or $.hooks (kindIs "invalid" $value)) }}
   {{ $key }}: {{ toJson $value }}
   {{- end }}
   {{- end }}

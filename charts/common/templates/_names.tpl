@@ -14,7 +14,7 @@ template cannot change. Input: $. Output: YAML.
 */}}
 {{- define "tokenmill.selectorLabels" -}}
 app.kubernetes.io/name: {{ .Chart.Name }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/part-of: tokenmill
 {{- end }}
 

@@ -26,7 +26,7 @@ enableServiceLinks: false
 shareProcessNamespace: true
 terminationGracePeriodSeconds: {{ toJson $values.job.terminationGracePeriodSeconds }}
 {{- with include "tokenmill.serviceAccountName" .root }}
-serviceAccountName: {{ . }}
+serviceAccountName: {{ . | quote }}
 {{- end }}
 {{- range $key := list "imagePullSecrets" "priorityClassName" "schedulerName" "nodeSelector" "tolerations" "affinity" "topologySpreadConstraints" }}
 {{- with index $values $key }}
@@ -57,9 +57,12 @@ containers:
       - configMapRef: {name: {{ . | quote }}, optional: true}
     {{- end }}
     env:
-      - {name: HOME, value: /scratch}
-      - {name: HF_HOME, value: /scratch/huggingface}
-      - {name: TMPDIR, value: /scratch}
+      {{- $more := list }}{{ range $values.extraEnv }}{{ $more = append $more .name }}{{ end }}
+      {{- range $name, $value := dict "HOME" "/scratch" "HF_HOME" "/scratch/huggingface" "TMPDIR" "/scratch" }}
+      {{- if not (has $name $more) }}
+      - {name: {{ $name }}, value: {{ $value }}}
+      {{- end }}
+      {{- end }}
       {{- with .environment }}{{ . | nindent 6 }}{{ end }}
       {{- with $values.hub.tokenSecret }}
       {{- if .name }}

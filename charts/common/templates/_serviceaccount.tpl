@@ -18,7 +18,7 @@ Input: $. Output: a document.
 apiVersion: v1
 kind: ServiceAccount
 metadata:
-  name: {{ include "tokenmill.serviceAccountName" . }}
+  name: {{ include "tokenmill.serviceAccountName" . | quote }}
   labels: {{- include "tokenmill.labels" . | nindent 4 }}
   {{- with .Values.serviceAccount.annotations }}
   annotations: {{- toYaml . | nindent 4 }}

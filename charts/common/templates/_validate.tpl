@@ -11,6 +11,11 @@ Input: the stage's dict, see tokenmill.stage. Output: nothing; the render fails 
 {{- if not $storage.pvcName }}
 {{- fail (printf "\nstorage.pvcName is not set: it names the claim that holds the data.\nAdd --set storage.pvcName=NAME; `kubectl get pvc -n %s` lists the claims, and charts/shared-storage makes one." .root.Release.Namespace) }}
 {{- end }}
+{{- with .root.Values.job.maxFailedIndexes }}
+{{- if gt (int64 .) (int64 $.root.Values.workers) }}
+{{- fail (printf "\njob.maxFailedIndexes=%d is more than workers=%d.\nLeave it out, or lower it." (int64 .) (int64 $.root.Values.workers)) }}
+{{- end }}
+{{- end }}
 {{- if and (not .source) (not $found.reads) }}
 {{- fail (printf "\ndataset.inputPath is not set: it is the directory on the volume that %s reads, such as slimpajama.\nAdd --set dataset.inputPath=DIRECTORY." .stage) }}
 {{- end }}
@@ -20,10 +25,25 @@ Input: the stage's dict, see tokenmill.stage. Output: nothing; the render fails 
 {{- if and (not $found.writes) .source }}
 {{- fail (printf "\ndataset.outputPath is not set: it is the directory on the volume that %s writes to, such as slimpajama.\nAdd --set dataset.outputPath=DIRECTORY." .stage) }}
 {{- end }}
+{{- range $key, $mount := dict "storage.mountPath" $storage.mountPath "storage.outputMountPath" $storage.outputMountPath }}
+{{- if has (index (splitList "/" $mount) 1) (list "bin" "dev" "etc" "lib" "lib64" "opt" "proc" "sbin" "scratch" "sys" "usr") }}
+{{- fail (printf "\n%s=%q lies where the image or the pod has files of its own; choose another place, such as /data." $key $mount) }}
+{{- end }}
+{{- end }}
 {{- range $key, $path := dict "dataset.inputPath" $found.reads "dataset.outputPath" $found.writes "storage.subPath" $storage.subPath "storage.outputSubPath" $storage.outputSubPath }}
 {{- include "tokenmill.validatePath" (dict "key" $key "path" $path "mount" $storage.mountPath) -}}
 {{- end }}
 {{- if eq (include "tokenmill.connected" .root) "true" }}
+{{- if semverCompare "<1.29.0-0" .root.Capabilities.KubeVersion.Version }}
+{{- fail (printf "\nthis cluster is Kubernetes %s; limits for each index of a Job need 1.29 or later." .root.Capabilities.KubeVersion.Version) }}
+{{- end }}
+{{- $job := lookup "batch/v1" "Job" .root.Release.Namespace (include "tokenmill.jobName" .) }}
+{{- if and $job (ne (index ($job.metadata.annotations | default dict) "meta.helm.sh/release-name") .root.Release.Name) }}
+{{- fail (printf "\nthere is a Job %q in namespace %s that is not of this release; choose another release name." $job.metadata.name .root.Release.Namespace) }}
+{{- end }}
+{{- if and $job $job.metadata.deletionTimestamp }}
+{{- fail (printf "\nthe Job %q is still being deleted, and what is installed now would go with it.\nWait for it: kubectl wait --for=delete job/%s -n %s --timeout=5m" $job.metadata.name $job.metadata.name .root.Release.Namespace) }}
+{{- end }}
 {{- range $key, $claim := dict "storage.pvcName" $storage.pvcName "storage.outputPvcName" $storage.outputPvcName }}
 {{- if and $claim (not (lookup "v1" "PersistentVolumeClaim" $.root.Release.Namespace $claim)) }}
 {{- fail (printf "\n%s: there is no PersistentVolumeClaim %q in namespace %s, and the pods would wait for it for ever.\nCreate it (charts/shared-storage does), or name another: kubectl get pvc -n %s" $key $claim $.root.Release.Namespace $.root.Release.Namespace) }}
@@ -32,6 +52,13 @@ Input: the stage's dict, see tokenmill.stage. Output: nothing; the render fails 
 {{- $ca := .root.Values.environment.caBundle.configMap -}}
 {{- if and $ca (not (lookup "v1" "ConfigMap" .root.Release.Namespace $ca)) }}
 {{- fail (printf "\nenvironment.caBundle.configMap: there is no ConfigMap %q in namespace %s, and the pods would wait for it for ever.\nCreate it: kubectl create configmap %s -n %s --from-file=%s" $ca .root.Release.Namespace $ca .root.Release.Namespace .root.Values.environment.caBundle.key) }}
+{{- end }}
+{{- $values := .root.Values }}
+{{- $account := ternary "" $values.serviceAccount.name (eq true $values.serviceAccount.create) }}
+{{- range list (list "hub.tokenSecret.name" "Secret" $values.hub.tokenSecret.name) (list "serviceAccount.name" "ServiceAccount" $account) }}
+{{- if and (last .) (not (lookup "v1" (index . 1) $.root.Release.Namespace (last .))) }}
+{{- fail (printf "\n%s: there is no %s %q in namespace %s, and the pods would wait for it for ever.\nCreate it, or name another: kubectl get %s -n %s" (first .) (index . 1) (last .) $.root.Release.Namespace (lower (index . 1)) $.root.Release.Namespace) }}
+{{- end }}
 {{- end }}
 {{- end }}
 {{- end }}

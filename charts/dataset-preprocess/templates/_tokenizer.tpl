@@ -14,7 +14,7 @@ A tokenizer's directory stays on the volume, and has no revision. Input: $. Outp
 {{- with .Values.tokenizer }}
 {{- include "tokenmill.validatePath" (dict "key" "tokenizer.path" "path" .path "mount" $.Values.storage.mountPath) }}
 {{- if and .path .revision }}
-{{- fail (printf "\ntokenizer.revision=%s is for a tokenizer on the Hub, and tokenizer.path=%s names a directory.\nLeave one of them out." .revision .path) }}
+{{- fail (printf "\ntokenizer.revision=%v is for a tokenizer on the Hub, and tokenizer.path=%s names a directory.\nLeave one of them out." .revision .path) }}
 {{- end }}
 {{- end }}
 {{- end }}

@@ -4,11 +4,22 @@ empty) "keep" (whether it stays when the release goes). Output: a document.
   {{ include "shared-storage.claim" (dict "root" . "storageClassName" "" "volumeName" "x" "keep" false) }}
 */}}
 {{- define "shared-storage.claim" -}}
+{{- $name := .root.Values.pvc.name }}
+{{- with (lookup "v1" "PersistentVolumeClaim" .root.Release.Namespace $name).spec }}
+{{- range $key, $pair := dict
+      "pvc.accessModes" (list .accessModes $.root.Values.pvc.accessModes)
+      "storageClassName" (list .storageClassName (ternary .storageClassName $.storageClassName (kindIs "invalid" $.storageClassName)))
+      "volumeName" (list .volumeName ($.volumeName | default .volumeName)) }}
+{{- if ne (toJson (first $pair)) (toJson (last $pair)) }}
+{{- fail (printf "\nThe claim %q is there with %s=%s, which cannot be changed to %s.\nKeep the values it was made with, or set pvc.name to make another." $name $key (toJson (first $pair)) (toJson (last $pair))) }}
+{{- end }}
+{{- end }}
+{{- end }}
 ---
 apiVersion: v1
 kind: PersistentVolumeClaim
 metadata:
-  name: {{ .root.Values.pvc.name }}
+  name: {{ .root.Values.pvc.name | quote }}
   labels: {{- include "tokenmill.labels" .root | nindent 4 }}
   {{- if .keep }}
   annotations:
@@ -21,6 +32,6 @@ spec:
   storageClassName: {{ .storageClassName | quote }}
   {{- end }}
   {{- with .volumeName }}
-  volumeName: {{ . }}
+  volumeName: {{ . | quote }}
   {{- end }}
 {{ end }}

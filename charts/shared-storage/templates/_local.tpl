@@ -13,18 +13,23 @@ Input: $. Output: documents.
 {{- if and $claim (ne ($claim.spec.volumeName | default "") $volume) }}
 {{- fail (printf "\nthere is a claim %q in namespace %s that was made otherwise, and a claim cannot be changed.\nDelete it (kubectl delete pvc %s -n %s; look first whether it holds data), or choose another name: --set pvc.name=NAME." .Values.pvc.name .Release.Namespace .Values.pvc.name .Release.Namespace) }}
 {{- end }}
+{{- with (lookup "v1" "PersistentVolume" "" $volume).spec }}
+{{- if or (ne .local.path $.Values.local.path) (not (contains (printf "[%q]" $.Values.local.nodeName) (toJson .nodeAffinity))) }}
+{{- fail (printf "\nThe volume %q is there with another directory or node, which cannot be changed.\nKeep the values it was made with, or set pvc.name to make another." $volume) }}
+{{- end }}
+{{- end }}
 ---
 apiVersion: v1
 kind: PersistentVolume
 metadata:
-  name: {{ $volume }}
+  name: {{ $volume | quote }}
   labels: {{- include "tokenmill.labels" . | nindent 4 }}
 spec:
   capacity: {storage: {{ .Values.pvc.size | quote }}}
   accessModes: {{- toYaml .Values.pvc.accessModes | nindent 4 }}
   persistentVolumeReclaimPolicy: Retain
   storageClassName: ""
-  claimRef: {namespace: {{ .Release.Namespace }}, name: {{ .Values.pvc.name }}}
+  claimRef: {namespace: {{ .Release.Namespace | quote }}, name: {{ .Values.pvc.name | quote }}}
   local: {path: {{ .Values.local.path | quote }}}
   nodeAffinity:
     required:
