@@ -34,9 +34,6 @@ Input: the stage's dict, see tokenmill.stage. Output: nothing; the render fails 
 {{- include "tokenmill.validatePath" (dict "key" $key "path" $path "mount" $storage.mountPath) -}}
 {{- end }}
 {{- if eq (include "tokenmill.connected" .root) "true" }}
-{{- if semverCompare "<1.29.0-0" .root.Capabilities.KubeVersion.Version }}
-{{- fail (printf "\nthis cluster is Kubernetes %s; limits for each index of a Job need 1.29 or later." .root.Capabilities.KubeVersion.Version) }}
-{{- end }}
 {{- $job := lookup "batch/v1" "Job" .root.Release.Namespace (include "tokenmill.jobName" .) }}
 {{- if and $job (ne (index ($job.metadata.annotations | default dict) "meta.helm.sh/release-name") .root.Release.Name) }}
 {{- fail (printf "\nthere is a Job %q in namespace %s that is not of this release; choose another release name." $job.metadata.name .root.Release.Namespace) }}
