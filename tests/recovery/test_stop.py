@@ -72,6 +72,22 @@ def test_terminated_while_planning(forge: Forge, corpus: Path, extracted: Path, 
     assert_same_tree(output, tree(extracted))
 
 
+def test_terminated_while_the_hub_lets_the_planner_wait(forge: Forge, tmp_path: Path) -> None:
+    """The Hub's own client sleeps for as long as a server says; a grace period is shorter than that."""
+    output = tmp_path / "out"
+    with Hub() as hub:
+        hub.add_dataset(REPOSITORY, {"a.jsonl": b'{"text": "a"}\n'})
+        hub.faults.add(Fault("503", where="tree", retry="seconds", seconds=PATIENCE))
+        command = ["download", f"hf://datasets/{REPOSITORY}", output, "--endpoint", hub.endpoint]
+        run = forge.start(command)
+        while not any(request.kind == "tree" for request in hub.requests):
+            time.sleep(0.01)
+        os.kill(run.pid, signal.SIGTERM)
+        assert run.wait(25) == 143, run.said
+        forge.done(command)
+    assert (output / "a.jsonl").exists()
+
+
 def test_terminated_while_another_worker_plans(forge: Forge, corpus: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
     command = ["extract", corpus, output, "--processes", 1]

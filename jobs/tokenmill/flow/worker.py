@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
@@ -89,6 +89,8 @@ class Summary:
 
 
 _STOP = threading.Event()
+_PLANNING = threading.Event()
+"""Set while a plan is made, by libraries that sleep and retry as they like: then a signal interrupts them."""
 
 
 def stop_requested() -> bool:
@@ -103,6 +105,8 @@ def stopping_on_signals() -> Iterator[None]:
     def stop(number: int, _frame: Any) -> None:
         _STOP.set()
         signal.signal(number, signal.SIG_DFL)
+        if _PLANNING.is_set():
+            raise Stopped("stopped while planning; run the same command again")
 
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -127,6 +131,7 @@ def run(
     record = job.record
     with stopping_on_signals(), explained(job.output):
         record.directory.mkdir(parents=True, exist_ok=True)
+        request = replace(request, make=_interruptible(request.make, plan_of=record.stage, reporter=reporter))
         plan = agree(record, request, should_stop=_STOP.is_set, say=reporter.say)
         planned = time.monotonic()
         mine = share(plan.units, distribution.worker, distribution.workers)
@@ -147,6 +152,18 @@ def run(
         if todo or completion.manifest:
             sweep(record, {u.id for u in plan.units} if completion.manifest else {u.id for u in mine})
     return Summary(plan, completion, time.monotonic() - started, planned - started, len(todo), len(done))
+
+
+def _interruptible(make: Callable[[], Plan], *, plan_of: str, reporter: Reporter) -> Callable[[], Plan]:
+    def planned() -> Plan:
+        reporter.say(f"{plan_of}: planning; {memory_words()}")  # the last line of a planner killed for memory
+        _PLANNING.set()
+        try:
+            return make()
+        finally:
+            _PLANNING.clear()
+
+    return planned
 
 
 def _announce(reporter: Reporter, plan: Plan, spread: Distribution, mine: list[Unit], done: set[str]) -> None:
