@@ -2,16 +2,19 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+TOOLS := $(abspath .cache/bin)
 OUT ?= out
 MEGATRON_VENV := .venv-megatron
 NPM_TOKENIZERS := .cache/npm-tokenizers
 NPM_TOKENIZERS_VERSION := 3.7.2
+VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' jobs/tokenmill/__init__.py)
+IMAGE ?= localhost/tokenmill-jobs:$(VERSION)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint format conformance bench locks clean
+.PHONY: help run test lint format chart-tools charts image e2e conformance bench locks clean
 
 help: ## Say what there is to make
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(VENV)/.installed: locks/runtime.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -34,8 +37,8 @@ $(VENV)/.installed-bench: $(VENV)/.installed locks/bench.txt
 run: $(VENV)/.installed ## Take a sample corpus from a Hub to .bin/.idx, in OUT=out
 	$(BIN)/tokenmill sample $(OUT)
 
-test: lint ## Check the code and run all fast tests
-	$(BIN)/python -m pytest -m "not conformance"
+test: lint chart-tools ## Check the code and run all fast tests; the charts' need helm, or Go to build it
+	$(BIN)/python -m pytest -m "not conformance and not e2e"
 
 lint: $(VENV)/.installed-dev ## Check style and types
 	$(BIN)/ruff check
@@ -45,6 +48,19 @@ lint: $(VENV)/.installed-dev ## Check style and types
 format: $(VENV)/.installed-dev ## Put the code into its form
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+chart-tools: # helm 3 and 4, helm-unittest and helm-docs in .cache/bin
+	@$(PYTHON) tools/chart_tools.py
+
+charts: $(VENV)/.installed chart-tools ## Write what is generated in charts/: values, schemas, READMEs
+	$(BIN)/python tools/charts.py
+
+image: ## Build the image of the data stages with docker, podman or buildah (IMAGE=, BASE_IMAGE=, FLAGS=)
+	@$(PYTHON) tools/build_image.py $(IMAGE) images/jobs/Containerfile $(VERSION) \
+	  $(if $(BASE_IMAGE),--build-arg BASE_IMAGE=$(BASE_IMAGE)) $(FLAGS)
+
+e2e: $(VENV)/.installed-dev chart-tools ## Run the stages on the cluster of KUBECONFIG, which has the image
+	PATH="$$PATH:$(TOOLS)" $(BIN)/python -m pytest -m e2e tests/e2e
 
 $(MEGATRON_VENV)/.installed: locks/megatron.txt
 	$(PYTHON) -m venv $(MEGATRON_VENV)
@@ -57,7 +73,7 @@ $(NPM_TOKENIZERS)/%: tools/fetch_tokenizer.py
 conformance: $(VENV)/.installed-dev $(MEGATRON_VENV)/.installed $(NPM_TOKENIZERS)/llama3_1 $(NPM_TOKENIZERS)/qwen3 ## Compare with Megatron-LM (5 GB to install)
 	TOKENMILL_NPM_TOKENIZERS=$(abspath $(NPM_TOKENIZERS)) \
 	TOKENMILL_MEGATRON_PYTHON=$(abspath $(MEGATRON_VENV)/bin/python) \
-	  $(BIN)/python -m pytest -m conformance
+	  $(BIN)/python -m pytest -n 2 -m conformance
 
 bench: $(VENV)/.installed-dev $(VENV)/.installed-bench $(NPM_TOKENIZERS)/llama3_1 ## Measure against what people use instead
 	$(BIN)/python -m tests.bench --tokenizer $(NPM_TOKENIZERS)/llama3_1 --alternatives .venv-bench/bin/python

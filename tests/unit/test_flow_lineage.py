@@ -134,7 +134,7 @@ def test_a_stage_that_could_not_be_planned_says_why_there_is_nothing_to_read(tmp
     (tmp_path / "source").mkdir()
     with pytest.raises(RequestError, match="nothing at"):
         download(tmp_path / "source", tmp_path / "corpus")
-    with pytest.raises(RequestError, match="download in .*corpus has nothing to read, since it failed: .*nothing at"):
+    with pytest.raises(RequestError, match=r"download in .*corpus has nothing to read, since it failed: .*nothing at"):
         upstream(tmp_path / "corpus")
 
 

@@ -1,0 +1,282 @@
+"""A real cluster as its users meet it: kubectl and helm, typed in a clone of this repository."""
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from contract.commandline import Ended
+from tokenmill import __version__
+
+ROOT = Path(__file__).parents[2]
+IMAGE = f"localhost/tokenmill-jobs:{__version__}"
+CLAIM = "shared-storage-pvc"
+HUB_FILES = ".hub"
+"""Where the test Hub's files lie on the volume."""
+
+RESTRICTED = {
+    "runAsNonRoot": True,
+    "runAsUser": 1000,
+    "runAsGroup": 1000,
+    "fsGroup": 1000,
+    "fsGroupChangePolicy": "OnRootMismatch",
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+CONFINED = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
+
+
+@dataclass(frozen=True)
+class Account:
+    """Who types the commands: a kubeconfig with a namespace, and the directory to type them in."""
+
+    kubeconfig: Path
+    directory: Path
+
+    def run(self, line: str, text: str | None = None, timeout: float = 180) -> Ended:
+        """Run a line as it would be typed in a shell, without the shell; `text` is its standard input."""
+        done = subprocess.run(
+            shlex.split(line),
+            cwd=self.directory,
+            env=os.environ | {"KUBECONFIG": str(self.kubeconfig)},
+            input=text,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        return Ended(done.returncode, done.stdout, done.stderr)
+
+    def does(self, line: str, text: str | None = None, timeout: float = 180) -> str:
+        """Run a line that must succeed and return what it says."""
+        ended = self.run(line, text, timeout)
+        assert ended.code == 0, f"{line}\nexit code {ended.code}\n{ended.out}{ended.err}"
+        return ended.out
+
+    def get(self, what: str) -> Any:
+        """Return what `kubectl get` shows, as JSON."""
+        return json.loads(self.does(f"kubectl get {what} -o json"))
+
+    def apply(self, *objects: dict[str, Any]) -> None:
+        """Create or change objects."""
+        self.does("kubectl apply -f -", json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
+
+
+@dataclass(frozen=True)
+class Namespace:
+    """A namespace that enforces the restricted standard: `user` has the role edit in it, `admin` every right.
+
+    `data` is the directory of the node that the claim shared-storage-pvc stands for, as this machine sees it.
+    """
+
+    name: str
+    user: Account
+    admin: Account
+    data: Path
+
+    def make_storage(self) -> None:
+        """Install the shared storage, as admin: a PersistentVolume belongs to the whole cluster."""
+        self.admin.does(
+            f"helm install shared-storage charts/shared-storage --set backend=local --set pvc.name={CLAIM} "
+            f"--set local.path={shlex.quote(str(self.data))} --set local.nodeName={node_name(self.admin)}"
+        )
+
+    def install(self, line: str) -> str:
+        """Install a chart as the user; the line is what follows `helm install`."""
+        return self.user.does(f"helm install {line}")
+
+    def job(self, name: str) -> dict[str, Any]:
+        """Return a Job."""
+        found: dict[str, Any] = self.user.get(f"job {name}")
+        return found
+
+    def pods(self, job: str) -> list[dict[str, Any]]:
+        """Return a Job's pods, in the order in which they were made."""
+        found = self.user.get(f"pods -l batch.kubernetes.io/job-name={job} --sort-by=.metadata.creationTimestamp")
+        items: list[dict[str, Any]] = found["items"]
+        return items
+
+    def logs(self, pod: str) -> str:
+        """Return what a pod said."""
+        ended = self.user.run(f"kubectl logs {pod} --all-containers")
+        return ended.out or ended.err
+
+    def kill(self, pod: str) -> None:
+        """Delete a pod without a grace period."""
+        self.user.does(f"kubectl delete pod {pod} --grace-period=0 --force --wait=false")
+
+    def wait_for_job(self, name: str, end: str = "Complete", timeout: float = 120) -> dict[str, Any]:
+        """Wait until a Job is Complete or Failed, and return it; the other end, or none, is told with its reasons."""
+
+        def ended() -> dict[str, Any] | None:
+            job = self.job(name)
+            return job if conditions(job).keys() & {"Complete", "Failed"} else None
+
+        job: dict[str, Any] = wait_for(ended, timeout) or {}
+        assert end in conditions(job), f"{name} is not {end} after {timeout} s at most\n{self.describe(name)}"
+        return job
+
+    def describe(self, job: str) -> str:
+        """Tell how a Job and its pods are, with events and the ends of the logs."""
+        lines = [f"job {job}: {json.dumps(self.job(job).get('status', {}))}"]
+        for pod in self.pods(job):
+            lines.append(describe_pod(pod))
+            lines += [f"    {line}" for line in self.logs(pod["metadata"]["name"]).splitlines()[-15:]]
+        events = self.user.run("kubectl get events --sort-by=.lastTimestamp --field-selector=type!=Normal")
+        return "\n".join([*lines, *events.out.splitlines()[-20:]])
+
+    def start_hub(self, files: Path, faults: list[dict[str, Any]] | None = None) -> None:
+        """Serve a directory as the Hub that the stages of this namespace ask; `faults` as testhub.faults has them."""
+        shutil.copytree(files, self.data / HUB_FILES, dirs_exist_ok=True)
+        (self.data / HUB_FILES / "faults.json").write_text(json.dumps(faults or []))
+        self.user.apply(*hub_objects())
+        ended = self.user.run("kubectl rollout status deployment/hub --timeout=90s")
+        if ended.code:
+            pods = [describe_pod(pod) + self.logs(pod["metadata"]["name"]) for pod in self.user.get("pods")["items"]]
+            raise AssertionError("\n".join([f"the test Hub does not start; has the node {IMAGE}?", ended.err, *pods]))
+
+
+def conditions(thing: dict[str, Any]) -> dict[str, str]:
+    """Return the conditions of an object that are true, with their messages."""
+    found = thing.get("status", {}).get("conditions", [])
+    return {c["type"]: c.get("message", "") for c in found if c["status"] == "True"}
+
+
+def describe_pod(pod: dict[str, Any]) -> str:
+    """Tell how a pod is, in a few lines."""
+    status = pod["status"]
+    states = [json.dumps(container["state"]) for container in status.get("containerStatuses", [])]
+    said = [c.get("message", "") for c in status.get("conditions", []) if c["status"] == "False"]
+    return (
+        "\n    ".join([f"  pod {pod['metadata']['name']}: {status.get('phase')}", *states, *filter(None, said)]) + "\n"
+    )
+
+
+def exit_code(pod: dict[str, Any]) -> int | None:
+    """Return with which code a pod's container ended, None while it has not."""
+    (container,) = pod["status"].get("containerStatuses") or [{"state": {}}]
+    code: int | None = container["state"].get("terminated", {}).get("exitCode")
+    return code
+
+
+def wait_for(look: Callable[[], Any], timeout: float = 60) -> Any:
+    """Look until there is something to see, and return it; or what was seen last, when time is up."""
+    deadline = time.monotonic() + timeout
+    while not (seen := look()) and time.monotonic() < deadline:
+        time.sleep(0.3)
+    return seen
+
+
+def hub_objects() -> list[dict[str, Any]]:
+    """Return the test Hub's Deployment, the Service that gives it its name, and what points the stages to it."""
+    labels = {"app": "hub"}
+    command = ["python", "-m", "tokenmill.testhub", "/hub", "--host", "0.0.0.0", "--port", "8000"]
+    container = {
+        "name": "hub",
+        "image": IMAGE,
+        "command": [*command, "--cdn-port", "8001", "--public-host", "hub", "--faults", "/hub/faults.json"],
+        "securityContext": CONFINED,
+        "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "512Mi"}},
+        "readinessProbe": {"tcpSocket": {"port": 8000}, "periodSeconds": 1},
+        "volumeMounts": [{"name": "data", "mountPath": "/hub", "subPath": HUB_FILES, "readOnly": True}],
+    }
+    pod = {
+        "automountServiceAccountToken": False,
+        "securityContext": RESTRICTED,
+        "terminationGracePeriodSeconds": 2,
+        "containers": [container],
+        "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": CLAIM}}],
+    }
+    template = {"metadata": {"labels": labels}, "spec": pod}
+    deployment = {"selector": {"matchLabels": labels}, "strategy": {"type": "Recreate"}, "template": template}
+    return [
+        {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "hub"}, "spec": deployment},
+        # Without an address of its own: the name leads to the pod, whatever the cluster does with Services.
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": {"name": "hub"},
+            "spec": {"clusterIP": "None", "selector": labels, "ports": [{"port": 8000}]},
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": "tokenmill-environment"},
+            "data": {"HF_ENDPOINT": "http://hub:8000"},
+        },
+    ]
+
+
+def clone(directory: Path) -> Path:
+    """Copy what git would hold of this tree, links as links: what a user has after `git clone`."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    )
+    for name in set(listed.stdout.decode().split("\0")) - {""}:
+        if os.path.lexists(ROOT / name):
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, directory / name, follow_symlinks=False)
+    return directory
+
+
+def node_name(admin: Account) -> str:
+    """Return a node that runs pods, not one that only pretends to; a node that is busy may be back in a moment."""
+
+    def usable() -> list[str]:
+        nodes = [node for node in admin.get("nodes")["items"] if "Ready" in conditions(node)]
+        return [
+            n["metadata"]["name"] for n in nodes if not n["spec"].get("taints") and not n["spec"].get("unschedulable")
+        ]
+
+    names: list[str] = wait_for(usable)
+    assert names, "no node of this cluster is ready without a taint"
+    return names[0]
+
+
+def kubeconfig_for(admin: Account, namespace: str, token: str | None, path: Path) -> Path:
+    """Write a kubeconfig for the current cluster and a namespace, as whoever has the token, else as the caller."""
+    config = json.loads(admin.does("kubectl config view --raw --minify --flatten -o json"))
+    context = config["contexts"][0]["context"]
+    context["namespace"] = namespace
+    if token is not None:
+        config["users"] = [{"name": "editor", "user": {"token": token}}]
+        context["user"] = "editor"
+    path.write_text(json.dumps(config))
+    path.chmod(0o600)
+    return path
+
+
+def make_namespace(name: str, caller: Account, data: Path, scratch: Path) -> Namespace:
+    """Make a namespace, a user of it, and a directory for its shared storage."""
+    labels = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn")}
+    caller.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
+    admin = Account(kubeconfig_for(caller, name, None, scratch / f"{name}-admin.json"), caller.directory)
+    admin.does("kubectl create serviceaccount editor")
+    admin.does(f"kubectl create rolebinding editor --clusterrole=edit --serviceaccount={name}:editor")
+    token = admin.does("kubectl create token editor --duration=4h").strip()
+    user = Account(kubeconfig_for(caller, name, token, scratch / f"{name}-user.json"), caller.directory)
+    data.mkdir(parents=True)
+    data.chmod(0o777)  # whatever this machine's user is: the pods' is another
+    return Namespace(name, user, admin, data)
+
+
+def begin_removal(namespace: Namespace) -> None:
+    """Have the cluster remove a namespace, without waiting for it."""
+    namespace.admin.run(f"kubectl delete namespace {namespace.name} --wait=false")
+
+
+def end_removal(namespace: Namespace) -> None:
+    """Wait until a namespace is gone, then remove its volumes and its directory."""
+    namespace.admin.run(f"kubectl wait --for=delete namespace/{namespace.name} --timeout=120s")
+    for volume in namespace.admin.get("persistentvolumes")["items"]:
+        if volume["spec"].get("claimRef", {}).get("namespace") == namespace.name:
+            namespace.admin.run(f"kubectl delete persistentvolume {volume['metadata']['name']} --timeout=30s")
+    shutil.rmtree(namespace.data, ignore_errors=True)

@@ -1,0 +1,74 @@
+"""Fixtures of the end-to-end tests, which run against the cluster of KUBECONFIG: `make e2e`.
+
+The node must have the jobs image, and see a directory of this machine under the same path: where the cluster's node is
+another machine or a container, TOKENMILL_E2E_PATH names one that both share.
+"""
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from e2e.cluster import Account, Namespace, begin_removal, clone, end_removal, make_namespace
+from e2e.corpus import run_locally, serve, write_hub
+
+
+@pytest.fixture(scope="session")
+def caller(tmp_path_factory: pytest.TempPathFactory) -> Account:
+    """Return whoever runs the tests, in a clone of the tree."""
+    missing = [name for name in ("kubectl", "helm") if shutil.which(name) is None]
+    if "KUBECONFIG" not in os.environ or missing:
+        pytest.exit(f"the end-to-end tests need KUBECONFIG, and {', '.join(missing) or 'kubectl and helm'} on PATH", 2)
+    return Account(Path(os.environ["KUBECONFIG"]), clone(tmp_path_factory.mktemp("clone")))
+
+
+@pytest.fixture(scope="session")
+def leaving(caller: Account) -> Iterator[list[Namespace]]:
+    """Collect the namespaces that are being removed, and wait for them at the end: each takes ten seconds."""
+    namespaces: list[Namespace] = []
+    yield namespaces
+    for namespace in namespaces:
+        end_removal(namespace)
+
+
+@pytest.fixture(scope="module")
+def namespace(
+    caller: Account,
+    leaving: list[Namespace],
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Namespace]:
+    """Make a namespace for a module, with shared storage."""
+    name = f"{re.sub('[^a-z0-9]+', '-', request.module.__name__.rpartition('.')[2])}-{os.urandom(3).hex()}"
+    base = os.environ.get("TOKENMILL_E2E_PATH")
+    data = (Path(base) if base else tmp_path_factory.mktemp("node")) / name
+    made = make_namespace(name, caller, data, tmp_path_factory.mktemp("kubeconfig"))
+    leaving.append(made)
+    try:
+        made.make_storage()
+        yield made
+    finally:
+        begin_removal(made)
+
+
+@pytest.fixture(scope="session")
+def hub_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write what the test Hub serves."""
+    return write_hub(tmp_path_factory.mktemp("hub"))
+
+
+@pytest.fixture(scope="module")
+def with_hub(namespace: Namespace, hub_files: Path) -> Namespace:
+    """Return the module's namespace with a Hub in it."""
+    namespace.start_hub(hub_files)
+    return namespace
+
+
+@pytest.fixture(scope="session")
+def undisturbed(hub_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the output of a local run of the four stages; not to be changed."""
+    with serve(hub_files) as hub:
+        return run_locally(hub, tmp_path_factory.mktemp("local") / "slimpajama")

@@ -1,0 +1,48 @@
+"""What cannot work is refused when it is installed, in words that say what to change; nothing is left behind."""
+
+import pytest
+
+from e2e.cluster import CLAIM, Namespace
+
+pytestmark = pytest.mark.e2e
+
+REFUSED = {
+    "unknown key": ("x charts/dataset-extract --set dataset.inputPath=a --set wrokers=2", "wrokers"),
+    "negative workers": ("x charts/dataset-extract --set dataset.inputPath=a --set workers=-1", "workers"),
+    "no claim": ("x charts/dataset-extract --set dataset.inputPath=a --set storage.pvcName=", "storage.pvcName"),
+    "absent claim": (
+        "x charts/dataset-extract --set dataset.inputPath=a --set storage.pvcName=nowhere",
+        'there is no PersistentVolumeClaim "nowhere"',
+    ),
+    "no files": ("x charts/dataset-concatenate --set dataset.inputPath=a --set dataset.targetFiles=0", "targetFiles"),
+    "path outside": (
+        "x charts/dataset-extract --set dataset.inputPath=a --set dataset.outputPath=../x",
+        'dataset.outputPath="../x"',
+    ),
+    "sample of everything": (
+        "x charts/dataset-download --set dataset.outputPath=a --set dataset.fullDataset=true"
+        " --set dataset.sampleFiles=100",
+        "sampleFiles",
+    ),
+    "long name": (f"{'x' * 50} charts/dataset-concatenate --set dataset.inputPath=a --set workers=100", "too long"),
+}
+
+
+@pytest.mark.parametrize("program", ["helm", "helm4"])
+@pytest.mark.parametrize(("line", "message"), REFUSED.values(), ids=REFUSED)
+def test_refused_at_install(namespace: Namespace, line: str, message: str, program: str) -> None:
+    release, rest = line.split(" ", 1)
+    refused = namespace.user.run(
+        f"{program} install {release} {rest.replace(' --', f' --set storage.pvcName={CLAIM} --', 1)}"
+    )
+    assert refused.code != 0 and message in refused.err
+    assert namespace.user.run(f"helm status {release}").code != 0, "a release was left"
+    assert namespace.user.get("jobs")["items"] == []
+
+
+def test_a_tag_of_digits_is_taken_as_it_was_typed(namespace: Namespace) -> None:
+    line = f"x charts/dataset-extract --set storage.pvcName={CLAIM} --set dataset.inputPath=a --set image.tag=20260422"
+    namespace.install(f"{line} --set image.pullPolicy=Never")
+    (container,) = namespace.job("x-extract")["spec"]["template"]["spec"]["containers"]
+    namespace.user.does("helm uninstall x")
+    assert container["image"] == "localhost/tokenmill-jobs:20260422"

@@ -1,0 +1,101 @@
+"""Put helm 3, helm 4, helm-unittest and helm-docs into .cache/bin: `make chart-tools`.
+
+What PATH holds in the right version is linked, the rest is built once with Go.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+CACHE = Path(__file__).parents[1] / ".cache"
+BIN = CACHE / "bin"
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A program: its module's package and version, and what one from PATH answers when it will do."""
+
+    name: str
+    package: str
+    version: str
+    asked: tuple[str, ...]
+    answer: str
+    also_named: tuple[str, ...] = ()
+
+
+HELM_VERSION = ("version", "--short")
+TOOLS = (
+    Tool("helm", "helm.sh/helm/v3/cmd/helm", "v3.22.0", HELM_VERSION, "v3."),
+    Tool("helm4", "helm.sh/helm/v4/cmd/helm", "v4.3.1", HELM_VERSION, "v4.", ("helm",)),
+    # A helm-unittest that Go installed does not know its version, so any answer will do.
+    Tool("helm-unittest", "github.com/helm-unittest/helm-unittest/cmd/helm-unittest", "v0.8.2", ("--help",), ""),
+    # Another version writes other READMEs.
+    Tool(
+        "helm-docs",
+        "github.com/norwoodj/helm-docs/cmd/helm-docs",
+        "v1.14.2",
+        ("--version",),
+        "helm-docs version 1.14.2",
+    ),
+)
+
+
+def provide(tool: Tool) -> None:
+    """Make .cache/bin/NAME stand for the tool; leave what already does."""
+    found = on_path(tool) or built(tool)
+    link = BIN / tool.name
+    if not (link.is_symlink() and link.resolve() == found.resolve()):
+        link.unlink(missing_ok=True)
+        link.symlink_to(found)
+        print(f"{tool.name}: {found}")
+
+
+def on_path(tool: Tool) -> Path | None:
+    """Return the program that PATH holds where it is one of the right version."""
+    path = os.pathsep.join(entry for entry in os.get_exec_path() if Path(entry).resolve() != BIN.resolve())
+    for name in (tool.name, *tool.also_named):
+        found = shutil.which(name, path=path)
+        if found and tool.answer in ask(found, *tool.asked):
+            return Path(found).absolute()
+    return None
+
+
+def ask(*command: str) -> str:
+    """Return what a command says, "" where it fails."""
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    return "" if done.returncode else done.stdout
+
+
+def built(tool: Tool) -> Path:
+    """Return the tool as Go builds it, in a directory of its version, so that a new version is built anew."""
+    directory = CACHE / "tools" / f"{tool.name}-{tool.version}"
+    program = directory / tool.package.rpartition("/")[2]
+    if program.exists():
+        return program
+    go = shutil.which("go")
+    if go is None:
+        sys.exit(
+            f"{tool.name} {tool.version} is needed to test the charts, and there is no Go to build it with: "
+            "put it on PATH, or install Go (https://go.dev/dl)"
+        )
+    print(f"building {tool.name} {tool.version}", flush=True)
+    environment = os.environ | {"GOBIN": str(directory), "CGO_ENABLED": "0"}
+    install = [go, "install", "-ldflags", "-s -w", f"{tool.package}@{tool.version}"]
+    # A download that breaks off is the usual failure; what came stays.
+    if all(subprocess.run(install, check=False, env=environment).returncode for _ in range(3)):
+        sys.exit(f"Go could not build {tool.name} {tool.version}; run the same command again, or put it on PATH")
+    return program
+
+
+def main() -> None:
+    """Provide every tool."""
+    BIN.mkdir(parents=True, exist_ok=True)
+    for tool in TOOLS:
+        provide(tool)
+
+
+if __name__ == "__main__":
+    main()
