@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from e2e.cluster import Namespace, conditions, exit_code
+from contract.commandline import data_of
+from e2e.cluster import Namespace, conditions, exit_code, node_name
 from e2e.corpus import DATASET, assert_same, content, done, serve
 
 pytestmark = pytest.mark.e2e
@@ -74,6 +75,27 @@ def test_helm_test_verifies_the_output(ran: Any, namespace: Namespace, release: 
     namespace.user.does(f"helm test {release} --timeout 120s")
     pod = JOBS[release] + "-verify"
     assert namespace.logs(pod).endswith("all right\n")
+
+
+def test_a_stage_reads_one_claim_and_writes_into_a_directory_of_another(
+    slimpajama: Path, namespace: Namespace, undisturbed: Path
+) -> None:
+    second = namespace.data / "second"
+    second.mkdir()
+    second.chmod(0o777)
+    namespace.admin.does(
+        "helm install second-storage charts/shared-storage --set backend=local --set pvc.name=second"
+        f" --set local.path={second} --set local.nodeName={node_name(namespace.admin)}"
+    )
+    namespace.install(
+        "apart charts/dataset-extract --set storage.pvcName=shared-storage-pvc --set dataset.inputPath=slimpajama"
+        " --set dataset.fromStage=download --set storage.outputPvcName=second --set storage.outputSubPath=deep"
+        " --set dataset.outputPath=out"
+    )
+    namespace.wait_for_job("apart-extract")
+    expected = {name: data for name, data in data_of(undisturbed / "preprocessed").items() if name.endswith(".jsonl")}
+    assert_same(data_of(second / "deep/out"), expected)
+    namespace.user.does("helm test apart --timeout 120s")
 
 
 def test_a_stage_that_comes_too_early_says_what_it_waits_for(with_hub: Namespace, hub_files: Path) -> None:

@@ -15,7 +15,7 @@ Input: the stage's dict; "said", what it does with what; "next", the stage that 
 {{- if eq .root.Values.job.naming "hash" }}{{ $job = printf "$(kubectl get job -o name -l app.kubernetes.io/instance=%s%s)" $release.Name $n }}{{ end -}}
 {{- $pods := printf "-l app.kubernetes.io/instance=%s,app.kubernetes.io/component=%s%s" $release.Name .stage $n -}}
 {{ .said }}
-Follow it:          kubectl logs -f {{ $job }}{{ $n }} --pod-running-timeout=10m
+Follow it:          kubectl logs -f {{ $job }}{{ $n }}   (once its pod has started)
 How far it is:      kubectl exec {{ $job }}{{ $n }} -- tokenmill status {{ include "tokenmill.typed" $paths.about }}
 Wait for its end:   until kubectl get {{ $job }}{{ $n }} -o 'jsonpath={.status.conditions[*].type}' | grep -E 'Complete|Failed'; do sleep 5; done
 Check the output:   helm test {{ $release.Name }}{{ $n }} --timeout 24h
