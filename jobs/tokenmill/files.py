@@ -125,6 +125,14 @@ def abandoned(path: Path) -> bool:
         return False
 
 
+def matching(directory: Path, pattern: str) -> list[Path]:
+    """List a directory's entries like a pattern, in order; none when it is missing, or is removed at this moment."""
+    try:
+        return sorted(directory.glob(pattern))
+    except FileNotFoundError:
+        return []
+
+
 def size_of(path: str | Path) -> int | None:
     """Return a file's size in bytes; None when it is missing."""
     try:

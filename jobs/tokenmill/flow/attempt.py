@@ -15,7 +15,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from tokenmill.files import CLOCK, abandoned, read_json, readable_json, server_time, write_atomic
+from tokenmill.files import CLOCK, abandoned, matching, read_json, readable_json, server_time, write_atomic
 from tokenmill.flow.record import StageRecord
 from tokenmill.machine import is_alive, machine, machine_tag, start_ticks
 
@@ -160,7 +160,7 @@ def sweep(record: StageRecord, finished: set[str]) -> None:
     planner = read_owner(record.directory / LEASE)
     if planner is not None and planner.liveness() is Liveness.DEAD:
         break_lease(record.directory / LEASE, planner)
-    for path in (record.directory / "failures").glob("*.json"):
+    for path in matching(record.directory / "failures", "*.json"):
         if path.stem in finished:  # its worker was killed between the receipt and the removal
             path.unlink(missing_ok=True)
     _sweep_temporaries(record)
@@ -170,7 +170,7 @@ def sweep(record: StageRecord, finished: set[str]) -> None:
 
 
 def _sweep_temporaries(record: StageRecord) -> None:
-    for path in record.attempts.glob(".*.tmp"):
+    for path in matching(record.attempts, ".*.tmp"):
         if path.is_dir() and abandoned(path):
             shutil.rmtree(path, ignore_errors=True)
     for folder, _, names in os.walk(record.directory):  # not rglob: it raises where another worker removes a directory

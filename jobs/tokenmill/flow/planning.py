@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokenmill.errors import WITH_REPLACE, RequestError, Stopped, Superseded, TokenmillError
-from tokenmill.files import inside, publish_once, read_json, readable_json, write_atomic
+from tokenmill.files import inside, matching, publish_once, read_json, readable_json, write_atomic
 from tokenmill.flow.attempt import LEASE, Liveness, break_lease, leftovers, owner_record, read_owner
 from tokenmill.flow.record import PLANNING, Plan, StageRecord, Unit, record_failure
 from tokenmill.flow.runs import Runs
@@ -179,7 +179,7 @@ def _clear(record: StageRecord) -> None:
             for name in unit.outputs:
                 inside(record.output, name).unlink(missing_ok=True)
             path.unlink(missing_ok=True)
-        for failure in (record.directory / "failures").glob("*.json"):
+        for failure in matching(record.directory / "failures", "*.json"):
             failure.unlink(missing_ok=True)
         for found in leftovers(record).values():
             for leftover in found:

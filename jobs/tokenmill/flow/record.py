@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import RequestError, TokenmillError
-from tokenmill.files import content_id, hash_file, inside, read_json, readable_json, write_atomic
+from tokenmill.files import content_id, hash_file, inside, matching, read_json, readable_json, write_atomic
 
 FORMAT = 1
 """Version of the three records' layout."""
@@ -232,10 +232,7 @@ class StageRecord:
 
     def failures(self) -> list[dict[str, Any]]:
         """Return why units failed last, for those that have not succeeded since."""
-        directory = self.directory / "failures"
-        if not directory.is_dir():
-            return []
-        found = (read_json(path) for path in sorted(directory.glob("*.json")))
+        found = (read_json(path) for path in matching(self.directory / "failures", "*.json"))
         wanted = {"plan", "unit", "message", "time", "host"}
         return [failure for failure in found if isinstance(failure, dict) and wanted <= failure.keys()]
 
