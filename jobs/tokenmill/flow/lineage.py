@@ -15,7 +15,7 @@ from tokenmill.files import check_inside, content_id, patiently, settle_seconds,
 from tokenmill.flow.attempt import LEASE, Liveness, read_owner
 from tokenmill.flow.progress import size
 from tokenmill.flow.provenance import Part, whole
-from tokenmill.flow.record import STAGES, Manifest, StageRecord, complete
+from tokenmill.flow.record import PLANNING, STAGES, Manifest, StageRecord, complete
 
 SEARCH_DEPTH = 2
 """How far below a dataset's root the outputs of its stages are looked for."""
@@ -218,7 +218,9 @@ def _brought(root: Path, usable: Sequence[str] | None, output: Path | None) -> D
         raise RequestError(f"{root} cannot be both input and output; give an output directory of its own")
     for record in find_records(root, depth=0):
         for failure in record.failures():
-            raise RequestError(f"{record.stage} in {root} has nothing to read, since it failed: {failure['message']}")
+            if failure["unit"] == PLANNING:
+                said = f"{record.stage} in {root} has nothing to read, since it failed: {failure['message']}"
+                raise RequestError(said)
     if (root / ".tokenmill").is_dir():
         raise RequestError(
             f"{root} holds an output of tokenmill that this stage does not read (tokenmill status {root}); give the "

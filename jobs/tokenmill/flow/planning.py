@@ -115,7 +115,7 @@ def _plan_under_lease(
         new = request.make()
         refuse_foreign(record, old, new.units)
     except TokenmillError as error:
-        if old is None:
+        if old is None and not isinstance(error, Stopped):
             record_failure(record, None, PLANNING, error)
         raise
     record.failure_path(PLANNING).unlink(missing_ok=True)
@@ -127,7 +127,7 @@ def _plan_under_lease(
     if not request.replace:
         if _loses_finished(record, old, new):
             raise RequestError(_difference(record, old, request))
-        say(f"the input changed ({_changes(old, request)}); nothing was finished from that, so it is planned anew")
+        say(f"the input changed ({_changes(old, request)}); planned anew, and what is finished is kept")
     _go_on(should_stop)  # a pod that was told to end may not replace the plan of those that come after it
     write_atomic(record.replaced_path, old.to_bytes())
     runs.close_others()
