@@ -7,6 +7,7 @@ on a truncated zstd frame and ignore what follows the last bzip2 or gzip stream.
 """
 
 from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Protocol, Self, cast
@@ -43,10 +44,10 @@ def is_data_file(name: str) -> bool:
 
 
 class DecompressedReader:
-    """Iterate over the decompressed blocks of one file.
+    """Hand out one file's decompressed bytes, as blocks of at most `chunk` bytes or into the caller's buffers.
 
-    A block is never empty and holds a half to one and a half times `chunk` bytes, the last one less; the codec
-    follows the file's suffix. `compressed_read` counts the file's bytes behind the blocks handed out so
+    Blocks and buffers are full until the data end, however small the frames are that they come from. The
+    codec follows the file's suffix. `compressed_read` counts the file's bytes behind what is handed out so
     far. A file of 0 bytes has no blocks, whatever its suffix.
 
     Raises InputError, naming the file and the offset in it, where the data are damaged, cut short or
@@ -59,13 +60,21 @@ class DecompressedReader:
         self.compressed_read = 0
         self._chunk = chunk
         self._file: IO[bytes] = path.open("rb", buffering=0)
-        self._blocks = self._gather()
+        self._stream = self._decode()
 
     def __iter__(self) -> Iterator[bytes]:
         return self
 
     def __next__(self) -> bytes:
-        return next(self._blocks)
+        block = b"" if self._file.closed else self._stream.read(self._chunk)
+        if not block:
+            self.close()
+            raise StopIteration
+        return block
+
+    def readinto(self, buffer: memoryview) -> int:
+        """Decompress the next bytes into a buffer, and return how many; fewer than it holds only at the end, then 0."""
+        return self._stream.readinto(buffer)
 
     def __enter__(self) -> Self:
         return self
@@ -77,98 +86,28 @@ class DecompressedReader:
 
     def close(self) -> None:
         """Close the file; no block follows."""
-        self._blocks.close()
         self._file.close()
 
-    def _gather(self) -> Generator[bytes, None, None]:
-        """Join the small pieces that small frames come out in."""
-        pieces: list[bytes] = []
-        size = 0
-        for piece in self._decode():
-            pieces.append(piece)
-            size += len(piece)
-            if size >= self._chunk // 2:
-                yield pieces[0] if len(pieces) == 1 else b"".join(pieces)
-                pieces, size = [], 0
-        if size:
-            yield b"".join(pieces)
-        self._file.close()
-
-    def _decode(self) -> Iterator[bytes]:
+    def _decode(self) -> "_Stream":
         match self.codec:
             case None:
-                return self._plain()
+                return _Plain(self)
             case "zst":
-                return self._zstd()
+                return _Zstd(self)
             case "gz":
                 import zlib
 
-                return self._streams(_GzipMember, (zlib.error,))
+                return _Streams(self, _GzipMember, (zlib.error,))
             case "bz2":
                 import bz2
 
-                return self._streams(bz2.BZ2Decompressor, (OSError, ValueError))
+                return _Streams(self, bz2.BZ2Decompressor, (OSError, ValueError))
             case _:
                 import lzma
 
-                return self._streams(
-                    lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY), (lzma.LZMAError,)
+                return _Streams(
+                    self, lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY), (lzma.LZMAError,)
                 )
-
-    def _plain(self) -> Iterator[bytes]:
-        while block := self._read(self._chunk):
-            yield block
-
-    def _streams(self, new: Callable[[], "_Decoder"], damages: tuple[type[Exception], ...]) -> Iterator[bytes]:
-        """Decode gzip members or bzip2 or xz streams one after the other, zero bytes between them allowed."""
-        decoder: _Decoder | None = None
-        streams = 0
-        left = b""
-        while data := left or self._read(_FEED):
-            left = b""
-            if decoder is None:
-                if streams:
-                    data = data.lstrip(b"\0")
-                    if not data:
-                        continue
-                magic = _MAGIC[self.codec or ""][: len(data)]
-                if not data.startswith(magic):
-                    raise self._foreign(self.compressed_read - len(data))
-                decoder = new()
-            start = self.compressed_read - len(data)
-            while True:
-                try:
-                    piece = decoder.decompress(data, self._chunk)
-                except damages as error:
-                    raise self._damaged(start, str(error)) from error
-                if piece:
-                    yield piece
-                if decoder.eof:
-                    left, decoder = decoder.unused_data, None
-                    streams += 1
-                    break
-                if not piece and decoder.needs_input:
-                    break
-                data = b""
-        if decoder is not None:
-            raise self._truncated()
-
-    def _zstd(self) -> Iterator[bytes]:
-        import zstandard
-
-        source = _ZstdFrames(self)
-        stream = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW).stream_reader(
-            cast(IO[bytes], source), read_size=_FEED, read_across_frames=True
-        )
-        while True:
-            try:
-                piece = stream.read(self._chunk)
-            except zstandard.ZstdError as error:
-                source.check_end()
-                raise self._damaged(self.compressed_read, str(error)) from error
-            if not piece:
-                return
-            yield piece
 
     def _read(self, size: int) -> bytes:
         data = self._file.read(size)
@@ -199,6 +138,121 @@ REMEDY = "Put a whole copy in its place; if it was downloaded, delete it and run
 def open_decompressed(path: Path, *, display: str | None = None, chunk: int = 1 << 20) -> DecompressedReader:
     """Open a plain or compressed file for reading in blocks; see DecompressedReader."""
     return DecompressedReader(path, display=display, chunk=chunk)
+
+
+class _Stream(Protocol):
+    """A file's decompressed bytes in order; `read` and `readinto` fall short of what is asked only at the end."""
+
+    def read(self, size: int, /) -> bytes: ...
+    def readinto(self, buffer: memoryview, /) -> int: ...
+
+
+class _Plain:
+    """A file that is not compressed."""
+
+    def __init__(self, reader: DecompressedReader) -> None:
+        self._reader = reader
+
+    def read(self, size: int) -> bytes:
+        return self._reader._read(size)
+
+    def readinto(self, buffer: memoryview) -> int:
+        done = 0
+        while got := self._reader._file.readinto(buffer[done:]):  # type: ignore[attr-defined]
+            done += got
+        self._reader.compressed_read += done
+        return done
+
+
+class _Streams:
+    """Decode gzip members or bzip2 or xz streams one after the other, zero bytes between them allowed."""
+
+    def __init__(
+        self, reader: DecompressedReader, new: Callable[[], "_Decoder"], damages: tuple[type[Exception], ...]
+    ) -> None:
+        self._reader = reader
+        self._new = new
+        self._damages = damages
+        self._decoder: _Decoder | None = None
+        self._streams = 0  # ended
+        self._data = b""  # read and not yet given to a decoder
+        self._start = 0  # where in the file the decoder's last data begin
+
+    def read(self, size: int) -> bytes:
+        pieces: list[bytes] = []
+        while size and (piece := self._piece(size)):
+            pieces.append(piece)
+            size -= len(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def readinto(self, buffer: memoryview) -> int:
+        done = 0
+        while done < len(buffer) and (piece := self._piece(len(buffer) - done)):
+            buffer[done : done + len(piece)] = piece
+            done += len(piece)
+        return done
+
+    def _piece(self, size: int) -> bytes:
+        """Decode at most so many bytes; none at the end of the file."""
+        reader = self._reader
+        while True:
+            wanting = self._decoder is None or self._decoder.needs_input
+            if wanting and not self._data:
+                self._data = reader._read(_FEED)
+                if not self._data:
+                    if self._decoder is not None:
+                        raise reader._truncated()
+                    return b""
+            data, self._data = self._data, b""
+            if self._decoder is None:
+                if self._streams:
+                    data = data.lstrip(b"\0")
+                    if not data:
+                        continue
+                if not data.startswith(_MAGIC[reader.codec or ""][: len(data)]):
+                    raise reader._foreign(reader.compressed_read - len(data))
+                self._decoder = self._new()
+            if data:
+                self._start = reader.compressed_read - len(data)
+            try:
+                piece = self._decoder.decompress(data, size)
+            except self._damages as error:
+                raise reader._damaged(self._start, str(error)) from error
+            if self._decoder.eof:
+                self._data, self._decoder = self._decoder.unused_data, None
+                self._streams += 1
+            if piece:
+                return piece
+
+
+class _Zstd:
+    """Decode zstd frames."""
+
+    def __init__(self, reader: DecompressedReader) -> None:
+        import zstandard
+
+        self._reader = reader
+        self._source = _ZstdFrames(reader)
+        self._error = zstandard.ZstdError
+        self._stream = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW).stream_reader(
+            cast(IO[bytes], self._source), read_size=_FEED, read_across_frames=True
+        )
+
+    def read(self, size: int) -> bytes:
+        with self._explained():
+            return self._stream.read(size)
+
+    def readinto(self, buffer: memoryview) -> int:
+        with self._explained():
+            return self._stream.readinto(buffer)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except self._error as error:
+            self._source.check_end()
+            raise self._reader._damaged(self._reader.compressed_read, str(error)) from error
 
 
 class _Decoder(Protocol):
