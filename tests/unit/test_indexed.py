@@ -32,11 +32,18 @@ def write_pair(prefix: Path, documents: list[list[list[int]]], dtype: Any = np.i
     offsets = np.cumsum([0, *map(len, sentences)])
     counts = np.array([len(document) for document in documents], dtype=np.int64)
     with Path(f"{prefix}.bin").open("wb") as bin_file:
-        writer = IndexedWriter(bin_file, prefix.parent, prefix.name, dtype)
+        writer = IndexedWriter(bin_file, prefix.with_name("index"), dtype)
         writer.add(*assemble(ids, offsets, counts, eod, dtype))
-    with Path(f"{prefix}.idx").open("wb") as idx_file:
-        writer.write_index(idx_file)
+    Path(f"{prefix}.idx").write_bytes(index_of(writer, prefix.with_name("index")))
     writer.discard()
+
+
+def index_of(writer: IndexedWriter, index: Path) -> bytes:
+    """Return the .idx: what lies in the writer's file, and the rest."""
+    rest = io.BytesIO()
+    writer.write_header()
+    writer.write_rest(rest)
+    return index.read_bytes()[: writer.index_bytes] + rest.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +62,8 @@ def test_bytes_equal_megatron(
     lines = (CONFORMANCE / "inputs" / f"{vector['input']}.jsonl").read_bytes().split(b"\n")
     records = [json.loads(line) for line in lines if line.strip()]
     for key, output in vector["outputs"].items():
-        bin_file, idx_file = io.BytesIO(), io.BytesIO()
-        writer = IndexedWriter(bin_file, tmp_path, key, dtype_for(4096))
+        bin_file = io.BytesIO()
+        writer = IndexedWriter(bin_file, tmp_path / key, dtype_for(4096))
         for start in range(0, len(records), 97):
             texts = [record[key] for record in records[start : start + 97]]
             lists = [text if isinstance(text, list) else [text] for text in texts]
@@ -65,10 +72,10 @@ def test_bytes_equal_megatron(
             ids = np.array([token for sentence in encoded for token in sentence], dtype=np.uint32)
             offsets = np.cumsum([0, *map(len, encoded)]).astype(np.uint64)
             writer.add(*assemble(ids, offsets, counts, eod, writer.dtype))
-        writer.write_index(idx_file)
+        index = index_of(writer, tmp_path / key)
         writer.discard()
         assert hashlib.sha256(bin_file.getvalue()).hexdigest() == output["bin_sha256"]
-        assert hashlib.sha256(idx_file.getvalue()).hexdigest() == output["idx_sha256"]
+        assert hashlib.sha256(index).hexdigest() == output["idx_sha256"]
         assert (writer.sequences, writer.documents) == (output["sequences"], output["documents"])
     assert not list(tmp_path.iterdir())
 
@@ -151,44 +158,58 @@ def test_a_resumed_writer_gives_the_same_bytes(tmp_path: Path) -> None:
         return assemble(ids, np.concatenate(([0], np.cumsum(lengths))), None, 5, np.int32)
 
     first, lost, second = batch(), batch(), batch()
-    whole, whole_idx = io.BytesIO(), io.BytesIO()
-    straight = IndexedWriter(whole, tmp_path, "straight", np.int32)
+    whole = io.BytesIO()
+    straight = IndexedWriter(whole, tmp_path / "straight", np.int32)
+    straight.add(*EVEN)
     straight.add(*first)
     straight.add(*second)
-    straight.write_index(whole_idx)
 
-    parts, parts_idx = io.BytesIO(), io.BytesIO()
-    killed = IndexedWriter(parts, tmp_path, "killed", np.int32)
-    killed.add(*first)
-    state = json.loads(json.dumps(killed.mark()))
-    killed.add(*lost)
-    killed.close()
-    parts.truncate(state["bin_bytes"])
-    parts.seek(state["bin_bytes"])
-    resumed = IndexedWriter.resume(state, parts, tmp_path, "killed")
-    resumed.add(*second)
-    resumed.write_index(parts_idx)
-    assert (parts.getvalue(), parts_idx.getvalue()) == (whole.getvalue(), whole_idx.getvalue())
+    for marked_after in (1, 2):
+        parts = io.BytesIO()
+        killed = IndexedWriter(parts, tmp_path / "killed", np.int32)
+        killed.add(*EVEN)
+        if marked_after == 2:
+            killed.add(*first)
+        state = json.loads(json.dumps(killed.mark()))
+        killed.add(*lost)
+        killed.close()
+        parts.truncate(state["bin_bytes"])
+        parts.seek(state["bin_bytes"])
+        resumed = IndexedWriter.resume(state, parts, tmp_path / "killed")
+        if marked_after == 1:
+            resumed.add(*first)
+        resumed.add(*second)
+        assert parts.getvalue() == whole.getvalue()
+        assert index_of(resumed, tmp_path / "killed") == index_of(straight, tmp_path / "straight")
+        resumed.close()
 
-    resumed.close()
-    (tmp_path / "killed.lengths").write_bytes(b"\0" * 8)
-    with pytest.raises(InputError, match=r"killed\.lengths.*8 bytes.*start the unit over"):
-        IndexedWriter.resume(state, parts, tmp_path, "killed")
-    (tmp_path / "killed.lengths").unlink()
-    with pytest.raises(InputError, match=r"killed\.lengths.*missing.*start the unit over"):
-        IndexedWriter.resume(state, parts, tmp_path, "killed")
+    for name, size in (("killed", 8), ("killed.documents", 8)):
+        data = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(b"\0" * size)
+        with pytest.raises(InputError, match=rf"{name}: 8 bytes.*start the unit over"):
+            IndexedWriter.resume(state, parts, tmp_path / "killed")
+        (tmp_path / name).unlink()
+        with pytest.raises(InputError, match=rf"{name}: missing.*start the unit over"):
+            IndexedWriter.resume(state, parts, tmp_path / "killed")
+        (tmp_path / name).write_bytes(data)
+
+
+EVEN = (np.arange(30, dtype=np.int32), np.full(10, 3, np.int32), None)
+"""A batch of documents of one sequence each, of which nothing is kept but their number."""
 
 
 def test_an_index_larger_than_a_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    documents = [[[1] * (i % 7)] for i in range(100)]
+    documents = [[[1] * (1 + i % 7)] for i in range(30)] + [[[1] * (i % 7)] for i in range(100)]
     write_pair(tmp_path / "one", documents)
     monkeypatch.setattr(indexed, "CHUNK", 8)
     write_pair(tmp_path / "many", documents)
+    reader = IndexedReader(tmp_path / "many")
+    assert [reader.document(i).tolist()[:-1] for i in range(130)] == [document[0] for document in documents]
     assert (tmp_path / "one.idx").read_bytes() == (tmp_path / "many.idx").read_bytes()
 
 
 def test_a_batch_that_contradicts_itself_is_a_bug(tmp_path: Path) -> None:
-    writer = IndexedWriter(io.BytesIO(), tmp_path, "p", np.int32)
+    writer = IndexedWriter(io.BytesIO(), tmp_path / "p", np.int32)
     with pytest.raises(ValueError, match="must sum"):
         writer.add(np.zeros(3, np.int32), np.array([2], np.int32), np.array([1]))
 

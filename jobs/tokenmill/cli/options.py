@@ -19,7 +19,7 @@ Workers = Annotated[
     int, typer.Option("--workers", envvar="TOKENMILL_WORKERS", min=1, help="How many workers share the work.")
 ]
 Processes = Annotated[
-    int | None, typer.Option("--processes", min=1, help="Units done at a time; as many as CPUs when left out.")
+    int | None, typer.Option("--processes", min=1, help="Processes that do the work; as many as CPUs when left out.")
 ]
 Replace = Annotated[
     bool,
@@ -71,6 +71,17 @@ SpecialTokens = Annotated[
 ]
 EncoderName = Annotated[
     str, typer.Option("--encoder", help="auto, fastokens, gigatoken or hf; auto takes the first that proves exact.")
+]
+VerifyEncoder = Annotated[
+    str,
+    typer.Option(
+        "--verify-encoder",
+        help="Encode with Hugging Face too and stop at a difference: all, sample (one text in 1,000), or start: only "
+        "the hostile texts and first documents of the plan.",
+    ),
+]
+EncoderPatience = Annotated[
+    float, typer.Option("--encoder-patience", min=0.1, help="Replace an encoder that is silent for so many seconds.")
 ]
 OnBadRecord = Annotated[
     str, typer.Option("--on-bad-record", help="fail, or quarantine: keep bad records beside the output and go on.")

@@ -35,6 +35,8 @@ def run(
     target_files: o.TargetFiles = None,
     name: o.Name = "part",
     encoder: o.EncoderName = "auto",
+    verify_encoder: o.VerifyEncoder = "start",
+    encoder_patience: o.EncoderPatience = 120.0,
     on_bad_record: o.OnBadRecord = "fail",
     max_bad_records: o.MaxBadRecords = 1000,
     processes: o.Processes = None,
@@ -64,6 +66,8 @@ def run(
         stall_seconds=stall_seconds,
         endpoint=endpoint,
         encoder=o.one_of("--encoder", encoder, "auto", "fastokens", "gigatoken", "hf"),
+        verify_encoder=o.one_of("--verify-encoder", verify_encoder, "all", "sample", "start"),
+        encoder_patience=encoder_patience,
         on_bad_record=o.one_of("--on-bad-record", on_bad_record, "fail", "quarantine"),
         max_bad_records=max_bad_records,
     )

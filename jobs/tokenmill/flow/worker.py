@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -42,7 +42,12 @@ class Stage(Protocol):
     RESUMABLE: bool
     """Whether a later attempt at a unit can go on with what a dead one left."""
     THREADS: bool
-    """Whether units wait for a network rather than compute, so that threads serve them best."""
+    """Whether units wait for others, a network or encoder processes, rather than compute: threads serve them best."""
+
+    def common(
+        self, job: "Job", plan: Plan, todo: Sequence[Unit], warn: Callable[[str], None]
+    ) -> contextlib.AbstractContextManager[Any]:
+        """Open what the units of this process share; each finds it in its workspace. Only for a stage with THREADS."""
 
     def do(self, unit: Unit, workspace: Workspace) -> Counts:
         """Do one unit through the workspace; return its counts, `in` = `out` + `rejected` among them."""
@@ -194,7 +199,8 @@ def _execute(
         return before + counter.value, finished
 
     with (
-        _executor(job, plan, min(spread.processes, len(todo)), counter) as pool,
+        job.load().common(job, plan, todo, reporter.warn) as common,
+        _executor(job, plan, min(spread.processes, len(todo)), counter, common) as pool,
         reporter.progress(plan.stage, total, len(mine), read) as progress,
         contextlib.ExitStack() as whatever_happens,
     ):
@@ -228,7 +234,7 @@ def _execute(
         pool.stop()
         if _STOP.is_set() and job.load().THREADS and wait(running, timeout=STOP_SECONDS).not_done:
             # A thread that waits for a silent server cannot be told, and a grace period is shorter than its patience.
-            reporter.warn(f"{plan.stage} stopped while waiting for the network; run the same command again to go on")
+            reporter.warn(f"{plan.stage} stopped while waiting for an answer; run the same command again to go on")
             os._exit(Stopped.exit_code)
         for future, unit in running.items():
             problem = _problem(future, unit)
@@ -283,6 +289,7 @@ def do_unit(
     found: list[Leftover],
     should_stop: Callable[[], bool],
     advance: Callable[[int], None],
+    common: Any = None,
 ) -> None:
     """Do one unit and commit it."""
     stage = job.load()
@@ -297,6 +304,7 @@ def do_unit(
             advance=advance,
             found=found,
             resumable=stage.RESUMABLE,
+            common=common,
         )
         with workspace:
             workspace.checkpoint()
@@ -330,7 +338,7 @@ class _Pool:
 
 
 @contextlib.contextmanager
-def _executor(job: Job, plan: Plan, width: int, counter: _Counter) -> Iterator[_Pool]:
+def _executor(job: Job, plan: Plan, width: int, counter: _Counter, common: Any) -> Iterator[_Pool]:
     if job.load().THREADS:
         halt = threading.Event()
 
@@ -340,7 +348,7 @@ def _executor(job: Job, plan: Plan, width: int, counter: _Counter) -> Iterator[_
         with ThreadPoolExecutor(width) as threads:
             yield _Pool(
                 width,
-                lambda unit, found: threads.submit(do_unit, job, plan, unit, found, stopped, counter.add),
+                lambda unit, found: threads.submit(do_unit, job, plan, unit, found, stopped, counter.add, common),
                 halt.set,
             )
         return

@@ -141,6 +141,7 @@ class Workspace:
         advance: Callable[[int], None],
         found: list[Leftover],
         resumable: bool,
+        common: Any = None,
     ) -> None:
         """Begin the attempt; leftovers of dead attempts at the unit are taken over or removed."""
         self.record = record
@@ -148,6 +149,8 @@ class Workspace:
         self.unit = unit
         self.input_root = input_root
         self.settings = settings
+        self.common = common
+        """What the stage's units share in this process (see worker.Stage)."""
         self.inputs: list[dict[str, Any]] = []
         """Where each input's records begin in the output, for the receipt."""
         self.empty: list[dict[str, Any]] = []
@@ -335,6 +338,12 @@ class Workspace:
         self._advance(-self._advanced)
         if isinstance(error, Superseded) or not self._resumable:
             shutil.rmtree(self.directory, ignore_errors=True)
+
+
+@contextmanager
+def nothing_common(*_: Any) -> Iterator[None]:
+    """Serve as the `common` of a stage whose units share nothing."""
+    yield None
 
 
 def copy_chunks(source: IO[bytes], buffer: memoryview) -> Any:

@@ -13,10 +13,11 @@ from tokenmill.flow.lineage import Dataset
 from tokenmill.flow.partition import groups
 from tokenmill.flow.provenance import narrow
 from tokenmill.flow.record import Counts, Plan, Unit
-from tokenmill.flow.workspace import OutputFile, Workspace
+from tokenmill.flow.workspace import OutputFile, Workspace, nothing_common
 
 RESUMABLE = False
 THREADS = False
+common = nothing_common
 
 
 def prepare(dataset: Dataset, *, target_files: int, name: str) -> tuple[dict[str, Any], Callable[[], Plan]]:

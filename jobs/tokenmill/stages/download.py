@@ -18,10 +18,11 @@ from tokenmill.errors import InputError, RequestError, TransientError
 from tokenmill.files import safe_name, update_hash
 from tokenmill.flow.provenance import whole
 from tokenmill.flow.record import Counts, Plan, Unit
-from tokenmill.flow.workspace import OutputFile, Workspace
+from tokenmill.flow.workspace import OutputFile, Workspace, nothing_common
 
 RESUMABLE = True
 THREADS = True
+common = nothing_common
 
 WRONG_HASHES = 3
 """Whole downloads of a file with a wrong hash before the unit fails."""

@@ -22,8 +22,8 @@ from tokenmill.flow.progress import Reporter
 from tokenmill.flow.record import Plan, StageRecord
 
 if TYPE_CHECKING:
-    from tokenmill.tokens.encoders import Encoder
     from tokenmill.tokens.gate import Verdict
+    from tokenmill.tokens.serve import Task
     from tokenmill.tokens.tokenizer import ResolvedTokenizer
 
 GATE_FILES, GATE_DOCUMENTS, GATE_BYTES = 8, 25, 128 << 10
@@ -42,9 +42,6 @@ class Recipe:
     special_tokens: bool
     target_files: int | None
     name: str
-
-
-_LOADED: dict[tuple[str, bool, str], "Encoder"] = {}
 
 
 @dataclass(frozen=True)
@@ -66,20 +63,28 @@ class Encoders:
         placed = _lies_there(self.record.output / "tokenizer", plan.details["tokenizer"]["files"])
         return placed and self._verdict(plan.basis["tokenizer"], plan.basis["special_tokens"], encoder) is not None
 
-    def load(self, fingerprint: str, special_tokens: bool, encoder: str) -> "Encoder":
-        """Return this process's encoder, loaded once: the one the gate chose."""
-        from tokenmill.tokens.encoders import load_encoder
+    def task(self, plan: Plan, encoder: str, verify: str) -> "Task":
+        """Return what the encoder processes are to do: with the encoder that the gate chose."""
+        from tokenmill.tokens.serve import Task
 
-        key = (fingerprint, special_tokens, encoder)
-        if key not in _LOADED:
-            verdict = self._verdict(*key)
-            if verdict is None:
-                raise TransientError(
-                    f"no verdict on encoders for --encoder {encoder} in {self.directory(fingerprint)} that holds for "
-                    "the versions installed here; run the same command again"
-                )
-            _LOADED[key] = load_encoder(verdict.encoder, self.backend(fingerprint), special_tokens, verdict.guard)
-        return _LOADED[key]
+        basis = plan.basis
+        fingerprint, special_tokens = basis["tokenizer"], basis["special_tokens"]
+        verdict = self._verdict(fingerprint, special_tokens, encoder)
+        if verdict is None:
+            raise TransientError(
+                f"no verdict on encoders for --encoder {encoder} in {self.directory(fingerprint)} that holds for "
+                "the versions installed here; run the same command again"
+            )
+        return Task(
+            verdict.encoder,
+            str(self.backend(fingerprint)),
+            special_tokens,
+            verdict.guard,
+            tuple(basis["keys"]),
+            basis["eod"],
+            basis["dtype"],
+            verify,
+        )
 
     def _verdict(self, fingerprint: str, special_tokens: bool, encoder: str) -> "Verdict | None":
         from tokenmill.tokens.encoders import encoder_version

@@ -11,10 +11,11 @@ from tokenmill.files import safe_name
 from tokenmill.flow.lineage import Dataset
 from tokenmill.flow.provenance import narrow
 from tokenmill.flow.record import Counts, Plan, Unit
-from tokenmill.flow.workspace import Workspace
+from tokenmill.flow.workspace import Workspace, nothing_common
 
 RESUMABLE = False
 THREADS = False
+common = nothing_common
 
 
 def prepare(dataset: Dataset) -> tuple[dict[str, Any], Callable[[], Plan]]:

@@ -113,6 +113,8 @@ def preprocess(
     on_bad_record: str,
     max_bad_records: int,
     endpoint: str | None,
+    verify_encoder: str = "start",
+    encoder_patience: float = 120.0,
     from_stage: str | None = None,
 ) -> Summary:
     """Tokenise the files of `source` into indexed datasets in `output`."""
@@ -122,7 +124,14 @@ def preprocess(
     dataset = upstream_of(source, "preprocess", only=from_stage, usable=DATA_SUFFIXES, output=output)
     _say(how, dataset)
     prepared = prepare(dataset, output, recipe, encoder=encoder, endpoint=endpoint, reporter=how.reporter)
-    settings = {"encoder": encoder, "on_bad_record": on_bad_record, "max_bad_records": max_bad_records}
+    settings = {
+        "encoder": encoder,
+        "verify_encoder": verify_encoder,
+        "encoder_patience": encoder_patience,
+        "on_bad_record": on_bad_record,
+        "max_bad_records": max_bad_records,
+        "processes": how.spread().processes,
+    }
     return _run(_job("preprocess", output, dataset, settings), prepared, how, dataset)
 
 
@@ -161,6 +170,8 @@ class Pipeline:
     stall_seconds: float = 60.0
     endpoint: str | None = None
     encoder: str = "auto"
+    verify_encoder: str = "start"
+    encoder_patience: float = 120.0
     on_bad_record: str = "fail"
     max_bad_records: int = 1000
 
@@ -200,6 +211,8 @@ class Pipeline:
                 how,
                 recipe=self.recipe,
                 encoder=self.encoder,
+                verify_encoder=self.verify_encoder,
+                encoder_patience=self.encoder_patience,
                 on_bad_record=self.on_bad_record,
                 max_bad_records=self.max_bad_records,
                 endpoint=self.endpoint,

@@ -217,7 +217,7 @@ def answer(name: str, directory: Path) -> dict[str, Any]:
     first = wrong[0]
     expected = ids[offsets[first] : offsets[first + 1]]
     got, _ = encoder.encode([texts[first]])
-    return found | {"rejected": _difference(texts[first], expected, got, backend, add)}
+    return found | {"rejected": difference(texts[first], expected, got, backend, add)}
 
 
 def _joined(probes: Sequence[str]) -> list[Sequence[str]]:
@@ -250,7 +250,7 @@ def _differing(encoder: "Encoder", texts: list[str], ids: "Ids", offsets: "Offse
     ]
 
 
-def _difference(text: str, expected: "Ids", got: "Ids", backend: Path, add_special_tokens: bool) -> dict[str, Any]:
+def difference(text: str, expected: "Ids", got: "Ids", backend: Path, add_special_tokens: bool) -> dict[str, Any]:
     """Describe the first place where ids differ, with the text there as Hugging Face locates it."""
     from tokenizers import Tokenizer
 

@@ -18,7 +18,7 @@ empty documents and EOD: Megatron-LM, `megatron/core/datasets/indexed_dataset.py
 
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Protocol, Self
 
@@ -78,6 +78,8 @@ def assemble(
     sequences_per_document: Array | None,
     eod: int | None,
     dtype: npt.DTypeLike,
+    *,
+    room: Callable[[int], Array] | None = None,
 ) -> tuple[Array, Array, Array]:
     """Apply Megatron-LM's rules for empty text and EOD to one encoder batch.
 
@@ -86,8 +88,8 @@ def assemble(
     each document; a document without tokens has no sequence and no EOD, but stays a document.
 
     Returns the ids as they go into the `.bin`, the lengths of the sequences (int32, EOD counted) and the
-    number of sequences of each document. The ids may share memory with the input. An id that `dtype`
-    cannot hold is a RequestError.
+    number of sequences of each document. The ids lie in what `room` gives for so many, else they may share
+    memory with the input. An id that `dtype` cannot hold is a RequestError.
     """
     dtype = np.dtype(dtype)
     starts = np.asarray(offsets).astype(np.int64)
@@ -115,11 +117,15 @@ def assemble(
         places = np.cumsum(lengths)[last] + np.arange(len(last))
         is_text = np.ones(len(ids) + len(last), dtype=bool)
         is_text[places] = False
-        with_eod = np.empty(len(is_text), dtype=dtype)
+        with_eod = room(len(is_text)) if room else np.empty(len(is_text), dtype=dtype)
         with_eod[is_text] = ids
         with_eod[places] = eod
         ids = with_eod
         lengths[last] += 1
+    elif room:
+        placed = room(len(ids))
+        placed[:] = ids
+        ids = placed
     if lengths.size and lengths.max() > np.iinfo(np.int32).max:
         raise RequestError(
             f"a text has {int(lengths.max()):,} tokens; the format holds {np.iinfo(np.int32).max:,}: split it"
@@ -130,53 +136,53 @@ def assemble(
 class IndexedWriter:
     """Stream one `.bin` and build its `.idx` on disk, so that memory is bounded by the batch.
 
-    Lengths (int32) and document indices (int64) are spilled to `<prefix>.lengths` and `<prefix>.documents`
-    in `spill_dir`; `write_index` makes the `.idx` of them, `discard` removes them. `mark` makes the spills
-    durable and returns what `resume` needs to go on from there. The `.bin` is the caller's: it must be
+    The lengths are written where they will stand in the `.idx`, into the file `index`; how many sequences each
+    document has goes to `index` + ".documents", from the first document on that has not just one. `mark` makes
+    both durable and returns what `resume` needs to go on from there. The `.bin` is the caller's: it must be
     durable before the mark is recorded, and truncated to the mark's `bin_bytes` on resuming.
     """
 
-    def __init__(
-        self,
-        write_bin: SupportsWrite,
-        spill_dir: Path,
-        prefix: str,
-        dtype: npt.DTypeLike,
-        *,
-        _mode: str = "w+b",
-    ) -> None:
+    def __init__(self, write_bin: SupportsWrite, index: Path, dtype: npt.DTypeLike, *, _mode: str = "w+b") -> None:
         self.dtype = np.dtype(dtype)
         self.sequences = 0
         self.documents = 0
         self.tokens = 0
+        self._even = 0  # documents at the beginning that have one sequence each
         self._code = dtype_code(self.dtype)
         self._bin = write_bin
-        self._lengths: IO[bytes] = (spill_dir / f"{prefix}.lengths").open(_mode)
-        self._documents: IO[bytes] = (spill_dir / f"{prefix}.documents").open(_mode)
+        self._index: IO[bytes] = index.open(_mode)
+        self._index.seek(HEADER.size)
+        self._documents_path = Path(f"{index}.documents")
+        self._documents: IO[bytes] | None = None
 
     @classmethod
-    def resume(cls, state: Mapping[str, Any], write_bin: SupportsWrite, spill_dir: Path, prefix: str) -> Self:
-        """Go on from a mark: what was spilled after it is cut off.
+    def resume(cls, state: Mapping[str, Any], write_bin: SupportsWrite, index: Path) -> Self:
+        """Go on from a mark: what was written after it is cut off.
 
-        Spills that are missing or shorter than the mark are an InputError: the unit must start over.
+        Files that are missing or shorter than the mark are an InputError: the unit must start over.
         """
         try:
-            writer = cls(write_bin, spill_dir, prefix, DTYPES[state["dtype_code"]], _mode="r+b")
+            writer = cls(write_bin, index, DTYPES[state["dtype_code"]], _mode="r+b")
+            writer.sequences = int(state["sequences"])
+            writer.documents = int(state["documents"])
+            writer.tokens = int(state["tokens"])
+            writer._even = int(state["even"])
+            if writer._even < writer.documents:
+                writer._documents = writer._documents_path.open("r+b")
         except FileNotFoundError as error:
             raise InputError(f"{error.filename}: missing, though a journal counts on it; start the unit over") from None
-        writer.sequences = int(state["sequences"])
-        writer.documents = int(state["documents"])
-        writer.tokens = int(state["tokens"])
-        for spill, size in (
-            (writer._lengths, 4 * writer.sequences),
-            (writer._documents, 8 * writer.documents),
+        for file, size in (
+            (writer._index, HEADER.size + 4 * writer.sequences),
+            (writer._documents, 8 * (writer.documents - writer._even)),
         ):
-            found = spill.seek(0, os.SEEK_END)
+            if file is None:
+                continue
+            found = file.seek(0, os.SEEK_END)
             if found < size:
                 writer.close()
-                raise InputError(f"{spill.name}: {found} bytes where a journal counts on {size}; start the unit over")
-            spill.truncate(size)
-            spill.seek(size)
+                raise InputError(f"{file.name}: {found} bytes where a journal counts on {size}; start the unit over")
+            file.truncate(size)
+            file.seek(size)
         return writer
 
     @property
@@ -184,55 +190,83 @@ class IndexedWriter:
         """Count the bytes given to the `.bin` so far."""
         return self.tokens * self.dtype.itemsize
 
-    def add(self, ids: Array, lengths: Array, sequences_per_document: Array) -> None:
-        """Append a batch as `assemble` returns it; a batch that contradicts itself is a ValueError."""
-        if int(lengths.sum(dtype=np.int64)) != ids.size or int(sequences_per_document.sum()) != lengths.size:
+    @property
+    def index_bytes(self) -> int:
+        """Count the bytes of the `.idx` that lie in the file `index`: header and lengths."""
+        return HEADER.size + 4 * self.sequences
+
+    def add(self, ids: Array, lengths: Array, sequences_per_document: Array | None) -> None:
+        """Append a batch as `assemble` returns it; None for documents of one sequence each.
+
+        A batch that contradicts itself is a ValueError.
+        """
+        counts = sequences_per_document
+        if int(lengths.sum(dtype=np.int64)) != ids.size or (counts is not None and int(counts.sum()) != lengths.size):
             raise ValueError("lengths must sum to the number of ids, sequences per document to that of lengths")
+        documents = lengths.size if counts is None else counts.size
         _write(self._bin, ids.astype(self.dtype, copy=False))
-        _write(self._lengths, lengths.astype("<i4", copy=False))
-        # The entry of a document is where the next one begins: Megatron-LM's leading 0 is not spilled.
-        _write(self._documents, (self.sequences + np.cumsum(sequences_per_document)).astype("<i8", copy=False))
+        _write(self._index, lengths.astype("<i4", copy=False))
+        if self._documents is None and (counts is None or bool((counts == 1).all())):
+            self._even += documents
+        else:
+            if self._documents is None:
+                self._documents = self._documents_path.open("w+b")
+            # The entry of a document is where the next one begins: Megatron-LM's leading 0 is not among them.
+            ends = self.sequences + (np.arange(1, documents + 1) if counts is None else np.cumsum(counts))
+            _write(self._documents, ends.astype("<i8", copy=False))
         self.tokens += ids.size
         self.sequences += lengths.size
-        self.documents += sequences_per_document.size
+        self.documents += documents
 
     def mark(self) -> dict[str, int]:
-        """Make the spills durable and return the state to resume from, fit for JSON."""
-        for spill in (self._lengths, self._documents):
-            spill.flush()
-            os.fdatasync(spill.fileno())
+        """Make what `index` holds durable and return the state to resume from, fit for JSON."""
+        for file in (self._index, self._documents):
+            if file is not None:
+                file.flush()
+                os.fdatasync(file.fileno())
         return {
             "dtype_code": self._code,
             "sequences": self.sequences,
             "documents": self.documents,
+            "even": self._even,
             "tokens": self.tokens,
             "bin_bytes": self.bin_bytes,
         }
 
-    def write_index(self, out: SupportsWrite) -> None:
-        """Write the `.idx` of everything added so far."""
-        out.write(memoryview(HEADER.pack(MAGIC, VERSION, self._code, self.sequences, self.documents + 1)))
-        for chunk in _chunks(self._lengths, "<i4"):
-            _write(out, chunk)
+    def write_header(self) -> None:
+        """Complete the beginning of the `.idx` in place: the first `index_bytes` of the file `index`."""
+        self._index.flush()
+        os.pwrite(self._index.fileno(), HEADER.pack(MAGIC, VERSION, self._code, self.sequences, self.documents + 1), 0)
+
+    def write_rest(self, out: SupportsWrite) -> None:
+        """Write what follows in the `.idx`: where each sequence and each document begins."""
         start = 0
-        for chunk in _chunks(self._lengths, "<i4"):
+        self._index.flush()
+        self._index.seek(HEADER.size)
+        # Not to the file's end: the rest may be written to this very file.
+        for chunk in _chunks(self._index, "<i4", self.sequences):
             ends = start + np.cumsum(chunk, dtype=np.int64) * self.dtype.itemsize
             _write(out, np.concatenate(([start], ends[:-1])).astype("<i8", copy=False))
             start = int(ends[-1])
-        _write(out, np.zeros(1, dtype="<i8"))
-        for chunk in _chunks(self._documents, "<i8"):
-            _write(out, chunk)
+        for first in range(0, self._even + 1, CHUNK):
+            _write(out, np.arange(first, min(first + CHUNK, self._even + 1), dtype="<i8"))
+        if self._documents is not None:
+            self._documents.flush()
+            self._documents.seek(0)
+            for chunk in _chunks(self._documents, "<i8", self.documents - self._even):
+                _write(out, chunk)
 
     def close(self) -> None:
-        """Close the spills and leave them where they are, to resume from."""
-        self._lengths.close()
-        self._documents.close()
+        """Close the files and leave them where they are: to resume from, or for the `.idx`."""
+        self._index.close()
+        if self._documents is not None:
+            self._documents.close()
 
     def discard(self) -> None:
-        """Close the spills and remove them: the `.idx` is written, or the attempt is given up."""
+        """Close and remove them: the attempt is given up, or the pair has no tokens."""
         self.close()
-        for spill in (self._lengths, self._documents):
-            Path(spill.name).unlink(missing_ok=True)
+        for name in (self._index.name, self._documents_path):
+            Path(name).unlink(missing_ok=True)
 
 
 def _write(out: SupportsWrite | IO[bytes], array: Array) -> None:
@@ -240,12 +274,12 @@ def _write(out: SupportsWrite | IO[bytes], array: Array) -> None:
         out.write(np.ascontiguousarray(array).data.cast("B"))
 
 
-def _chunks(spill: IO[bytes], dtype: str) -> Iterator[Array]:
-    """Yield a spill's entries CHUNK at a time and leave its position at the end."""
-    spill.flush()
-    spill.seek(0)
-    while data := spill.read(CHUNK * np.dtype(dtype).itemsize):
-        yield np.frombuffer(data, dtype=dtype)
+def _chunks(file: IO[bytes], dtype: str, count: int) -> Iterator[Array]:
+    """Yield so many of a file's entries from its position on, CHUNK at a time."""
+    while count:
+        taken = min(CHUNK, count)
+        yield np.frombuffer(file.read(taken * np.dtype(dtype).itemsize), dtype=dtype)
+        count -= taken
 
 
 class Index(NamedTuple):

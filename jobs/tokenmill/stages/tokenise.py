@@ -1,0 +1,293 @@
+"""One unit of preprocess: its files in blocks through the encoder processes, and into its pairs.
+
+Blocks are filled ahead of those whose ids come back, as far as the unit's share of the processes goes; small files
+share a block. The order is that of the records throughout. A journal at the end of a file says how far all is on
+disk: a later attempt goes on there.
+"""
+
+import time
+from collections import deque
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tokenmill.errors import InputError, RequestError
+from tokenmill.files import read_json, readable_json, write_atomic
+from tokenmill.flow.provenance import narrow
+from tokenmill.flow.record import Counts, Unit
+from tokenmill.flow.workspace import OutputFile, Workspace
+
+if TYPE_CHECKING:
+    from tokenmill.corpus.parse import Rejected
+    from tokenmill.tokens.indexed import IndexedWriter
+    from tokenmill.tokens.pool import EncoderProcesses, Slot
+    from tokenmill.tokens.serve import Found, Segment
+
+JOURNAL_SECONDS = 1.0
+"""The journal is written at the first file boundary after this time: syncing costs milliseconds."""
+
+
+@dataclass
+class _Column:
+    """One key's output: the .bin being written and the .idx being built."""
+
+    key: str
+    prefix: str
+    bin: OutputFile
+    writer: "IndexedWriter"
+    index: str
+
+
+@dataclass
+class _File:
+    """An input file on its way: what came back of it so far."""
+
+    item: dict[str, Any]
+    path: Path
+    first: int = 0
+    records: int = 0
+    lines: int = 0
+    refused: list[int] = field(default_factory=list)
+
+
+@dataclass
+class _Piece:
+    """A file's part of a block; `compressed` bytes of the file are behind it, `last` says that it ends the file."""
+
+    file: _File
+    segment: "Segment"
+    compressed: int
+    last: bool
+
+
+class Tokenising:
+    """One unit's state between input files: what the journal holds."""
+
+    def __init__(self, unit: Unit, workspace: Workspace) -> None:
+        """See run."""
+        self.unit = unit
+        self.workspace = workspace
+        self.basis = workspace.plan.basis
+        self.counts: Counts = {"in": 0, "out": 0, "rejected": 0, "blank": 0}
+        self.done = 0
+        self.parts: list[dict[str, Any]] = []
+        self.rejects: OutputFile | None = None
+        self.columns: list[_Column] = []
+        self.marked = time.monotonic()
+        self._pending: deque[tuple[Slot, list[_Piece]]] = deque()
+        self._slot: Slot | None = None
+        self._pieces: list[_Piece] = []
+
+    def run(self) -> Counts:
+        """Do the unit, or what the journal left of it."""
+        self._open()
+        processes: EncoderProcesses = self.workspace.common
+        with processes.share() as self._share:
+            for item in self.unit.spec["inputs"][self.done :]:
+                self._read(item)
+            self._submit()
+            while self._pending:
+                self._take()
+        return self._finish()
+
+    def _read(self, item: dict[str, Any]) -> None:
+        """Cut one file into blocks and submit them."""
+        from tokenmill.corpus.blocks import open_blocks
+        from tokenmill.tokens.pool import BLOCK
+        from tokenmill.tokens.serve import Segment
+
+        with (
+            self.workspace.reading(item["path"], item["bytes"]) as path,
+            closing(open_blocks(path, self.basis["keys"], display=str(path))) as blocks,
+        ):
+            file, begins, compressed = _File(item, path), True, 0
+            while True:
+                slot = self._current()
+                begin = self._pieces[-1].segment.end if self._pieces else 0
+                end = blocks.fill(slot.text, begin, BLOCK)
+                if begin and not blocks.finished:
+                    self._submit()  # it does not fit in beside the files before it
+                    continue
+                segment = Segment(begin, end, blocks.rows, begins)
+                self._pieces.append(_Piece(file, segment, blocks.compressed - compressed, blocks.finished))
+                begins, compressed = False, blocks.compressed
+                if blocks.rows or not blocks.finished or end > BLOCK // 2:
+                    self._submit()
+                if blocks.finished:
+                    return
+
+    def _current(self) -> "Slot":
+        """Return the slot that is being filled, or a free one; for that, blocks that are ready are taken."""
+        while self._slot is None:
+            while self._pending and self._pending[0][0].ready():
+                self._take()
+            self._slot = self._share.acquire()
+            if self._slot is None:
+                self._take()
+        return self._slot
+
+    def _submit(self) -> None:
+        if self._slot is not None and self._pieces:
+            self._slot.submit([piece.segment for piece in self._pieces])
+            self._pending.append((self._slot, self._pieces))
+            self._slot, self._pieces = None, []
+
+    def _take(self) -> None:
+        """Wait for the oldest block and write its ids."""
+        import numpy as np
+
+        slot, pieces = self._pending.popleft()
+        columns, found, refused = slot.result()
+        if refused:
+            raise RequestError(f"{pieces[0].file.path}: {refused}")
+        for piece, what in zip(pieces, found, strict=True):
+            self._account(piece, what)
+        for column, answer in zip(self.columns, columns, strict=True):
+            writer = column.writer
+            ids = np.frombuffer(slot.ids.data, writer.dtype, answer.size // writer.dtype.itemsize, answer.start)
+            counts = np.frombuffer(answer.counts, np.int64) if answer.counts else None
+            writer.add(ids, np.frombuffer(answer.lengths, np.int32), counts)
+            del ids  # a view of memory that may be given back now
+        self._share.release(slot)
+        self.workspace.checkpoint(sum(piece.compressed for piece in pieces))
+        more = self.done < len(self.unit.spec["inputs"])
+        if pieces[-1].last and more and time.monotonic() - self.marked > JOURNAL_SECONDS:
+            self._mark()
+
+    def _account(self, piece: _Piece, found: "Found") -> None:
+        """Count a piece's records; at the end of its file, say where they stand in the output."""
+        from tokenmill.corpus.parse import Rejected
+        from tokenmill.corpus.readers import bad_record
+
+        file = piece.file
+        if piece.segment.begins_file:
+            file.first = self.counts["out"]
+        for values in found.rejected:
+            bad = Rejected(*values)
+            bad = bad._replace(record=file.records + bad.record, line=file.lines + bad.line)
+            if self.workspace.settings["on_bad_record"] == "fail":
+                raise bad_record(str(file.path), piece.segment.rows, bad)
+            file.refused.append(bad.record)
+            self._reject(file.item["path"], bad)
+        file.records += found.records
+        file.lines += found.records + found.blank
+        self.counts["in"] += found.records
+        self.counts["out"] += found.documents
+        self.counts["blank"] += found.blank
+        if piece.last:
+            self.parts.extend(narrow(file.item["parts"], file.records, file.refused))
+            inputs = {"path": file.item["path"], "first": file.first, "count": self.counts["out"] - file.first}
+            self.workspace.inputs.append(inputs)
+            self.done += 1
+
+    def _open(self) -> None:
+        import numpy as np
+
+        from tokenmill.tokens.indexed import IndexedWriter
+
+        journal = self._journal()
+        for number, key in enumerate(self.basis["keys"]):
+            prefix = f"{self.unit.spec['name']}_{key}_document"
+            state = journal["columns"][number] if journal else None
+            output = self.workspace.open(
+                f"{prefix}.bin", temporary=f"bin-{number}", keep=state["bin_bytes"] if state else 0
+            )
+            index = self.workspace.path(f"idx-{number}")
+            writer = (
+                IndexedWriter.resume(state, output, index)
+                if state
+                else IndexedWriter(output, index, np.dtype(self.basis["dtype"]))
+            )
+            self.columns.append(_Column(key, prefix, output, writer, index.name))
+        if journal:
+            self.counts, self.done, self.parts = journal["counts"], journal["done"], journal["parts"]
+            self.workspace.inputs = journal["inputs"]
+            if journal["rejected_bytes"]:
+                self.rejects = self._open_rejects(journal["rejected_bytes"])
+            self.workspace.checkpoint(sum(item["bytes"] for item in self.unit.spec["inputs"][: self.done]))
+
+    def _journal(self) -> dict[str, Any] | None:
+        """Return a taken-over journal whose files are all there, else None and begin anew."""
+        from tokenmill.tokens.indexed import HEADER
+
+        journal = read_json(self.workspace.path("journal.json"))
+        if not isinstance(journal, dict) or "even" not in journal["columns"][0]:  # of an earlier version
+            return None
+        wanted = [("rejected", journal["rejected_bytes"])] if journal["rejected_bytes"] else []
+        for number, state in enumerate(journal["columns"]):
+            wanted.append((f"bin-{number}", state["bin_bytes"]))
+            wanted.append((f"idx-{number}", HEADER.size + 4 * state["sequences"]))
+            if state["even"] < state["documents"]:
+                wanted.append((f"idx-{number}.documents", 8 * (state["documents"] - state["even"])))
+        for name, size in wanted:
+            path = self.workspace.path(name)
+            if not path.exists() or path.stat().st_size < size:
+                return None
+        return journal
+
+    def _mark(self) -> None:
+        """Make what is written durable, then say in the journal that it is there."""
+        for column in self.columns:
+            column.bin.sync()
+        if self.rejects:
+            self.rejects.sync()
+        journal = {
+            "done": self.done,
+            "columns": [column.writer.mark() for column in self.columns],
+            "rejected_bytes": self.rejects.bytes if self.rejects else 0,
+            "counts": self.counts,
+            "parts": self.parts,
+            "inputs": self.workspace.inputs,
+        }
+        write_atomic(self.workspace.path("journal.json"), readable_json(journal))
+        self.marked = time.monotonic()
+
+    def _reject(self, name: str, rejected: "Rejected") -> None:
+        """Keep a bad record beside the output, as it was, with where it stood and why."""
+        limit = self.workspace.settings["max_bad_records"]
+        self.counts["rejected"] += 1
+        if self.counts["rejected"] > limit:
+            raise InputError(
+                f"more than {limit} bad records for {self.unit.spec['name']}, the latest in "
+                f"{self.workspace.input_root / name}, line {rejected.line}: {rejected.reason}; mend the input, or "
+                "raise --max-bad-records"
+            )
+        if self.rejects is None:
+            self.rejects = self._open_rejects(0)
+        import base64
+        import json
+
+        try:
+            raw = {"record": rejected.raw.decode()}
+        except UnicodeDecodeError:
+            raw = {"record_base64": base64.b64encode(rejected.raw).decode()}
+        line = {"file": name, "line": rejected.line, "reason": rejected.reason, **raw}
+        self.rejects.write(json.dumps(line).encode() + b"\n")
+
+    def _open_rejects(self, keep: int) -> OutputFile:
+        output = self.workspace.open(f"rejected/{self.unit.spec['name']}.jsonl", temporary="rejected", keep=keep)
+        output.describe(role="rejected")
+        return output
+
+    def _finish(self) -> Counts:
+        """Write the indices; a pair without tokens is recorded as empty, since Megatron-LM cannot map it."""
+        tokens = sequences = 0
+        for column in self.columns:
+            writer = column.writer
+            about = {"key": column.key, "prefix": column.prefix, "documents": writer.documents}
+            tokens += writer.tokens
+            sequences += writer.sequences
+            if writer.tokens == 0:
+                self.workspace.drop(column.bin)
+                self.workspace.empty.append(about)
+                writer.discard()
+                continue
+            about |= {"sequences": writer.sequences, "tokens": writer.tokens}
+            column.bin.describe(role="bin", **about, parts=self.parts)
+            writer.write_header()
+            index = self.workspace.open(f"{column.prefix}.idx", temporary=column.index, keep=writer.index_bytes)
+            index.describe(role="idx", key=column.key, prefix=column.prefix)
+            writer.write_rest(index)
+            writer.close()
+        return {**self.counts, "tokens": tokens, "sequences": sequences}

@@ -1,0 +1,218 @@
+"""An encoder process: `python -m tokenmill.tokens.serve CONTROL SLABS`, started by `tokens.pool` and by nobody else.
+
+Takes the texts out of blocks of records in shared memory, encodes them, and puts the ids where the .bin takes them
+from. It loads an encoder and what reads JSON, and nothing else; what a third-party encoder does ends with it.
+
+Messages on the control socket are `marshal`, the same Python being at both ends: first a Task, then for each block
+(slab, its sizes, segments), answered by an Answer.
+"""
+
+import contextlib
+import marshal
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tokenmill.tokens.slab import Slab
+
+if TYPE_CHECKING:
+    from tokenmill.corpus.parse import Parsed
+    from tokenmill.tokens.encoders import Encoder
+
+SAMPLE = 1000
+"""One text in so many is verified with --verify-encoder=sample."""
+
+
+class Task(NamedTuple):
+    """What the encoder processes of a stage do with every block.
+
+    `verify`: which texts are encoded by Hugging Face too: all, sample, or none beyond the gate's (start).
+    """
+
+    encoder: str
+    backend: str
+    special_tokens: bool
+    guard: str
+    keys: tuple[str, ...]
+    eod: int | None
+    dtype: str
+    verify: str
+
+
+class Segment(NamedTuple):
+    """Whole records of one file in a block: from byte `start` to `end`, Arrow rows or lines."""
+
+    start: int
+    end: int
+    rows: bool
+    begins_file: bool
+
+
+class Column(NamedTuple):
+    """One key's part of an answer.
+
+    `size` bytes of ids from `start` in the slab, int32 lengths of the sequences, int64 sequences of each document
+    (empty: one each).
+    """
+
+    start: int
+    size: int
+    lengths: bytes
+    counts: bytes
+
+
+class Found(NamedTuple):
+    """What a segment held; `rejected` are the fields of corpus.parse.Rejected, counted from the segment's start."""
+
+    documents: int
+    records: int
+    blank: int
+    rejected: Sequence[tuple[int, int, str, bytes]]
+
+
+class Answer(NamedTuple):
+    """What became of a block; `refused` says why nothing did, `memory` is what the process holds, in bytes."""
+
+    ids_bytes: int
+    columns: list[Column]
+    segments: list[Found]
+    memory: int
+    refused: str
+
+
+class _Server:
+    def __init__(self, task: Task, slabs: list[tuple[Slab, Slab]]) -> None:
+        import numpy as np
+
+        from tokenmill.tokens.encoders import load_encoder
+
+        self._task = task
+        self._slabs = slabs
+        self._dtype = np.dtype(task.dtype)
+        self._encoder = load_encoder(task.encoder, Path(task.backend), task.special_tokens, task.guard)
+        self._exact: Encoder | None = None
+        if task.verify != "start" and task.encoder != "hf":
+            self._exact = load_encoder("hf", Path(task.backend), task.special_tokens)
+        self._blocks = 0
+        self._end = 0  # of the last column's ids
+
+    def answer(self, number: int, text_bytes: int, ids_bytes: int, segments: list[tuple[Any, ...]]) -> Answer:
+        """Encode one block."""
+        from tokenmill.errors import RequestError
+
+        text, ids = self._slabs[number]
+        text.follow(text_bytes)
+        ids.follow(ids_bytes)
+        self._blocks += 1
+        parsed = [self._parse(text, Segment(*segment)) for segment in segments]
+        try:
+            columns = [self._column(index, parsed, ids) for index in range(len(self._task.keys))]
+            refused = ""
+        except RequestError as error:
+            columns, refused = [], str(error)
+        found = [Found(p.documents, p.records, p.blank, p.rejected) for p in parsed]
+        return Answer(len(ids.data), columns, found, _memory(), refused)
+
+    def _parse(self, text: Slab, segment: Segment) -> "Parsed":
+        from tokenmill.corpus.parse import parse_lines, parse_rows
+
+        keys = self._task.keys
+        if segment.rows:
+            return parse_rows(text.data, segment.start, segment.end, keys, "")
+        return parse_lines(text.data, segment.start, segment.end, keys, begins_file=segment.begins_file)
+
+    def _column(self, index: int, parsed: "list[Parsed]", slab: Slab) -> Column:
+        import numpy as np
+
+        from tokenmill.tokens.indexed import assemble
+
+        texts = parsed[0].texts[index] if len(parsed) == 1 else [t for p in parsed for t in p.texts[index]]
+        flat, sequences = _flatten(texts)
+        ids, offsets = self._encoder.encode(flat)
+        if self._exact is not None:
+            self._verify(self._exact, flat, ids, offsets)
+        # Columns lie one after the other; the first begins at 0.
+        start = self._end if index else 0
+
+        def room(count: int) -> Any:
+            slab.grow(start + count * self._dtype.itemsize)
+            return np.frombuffer(slab.data, self._dtype, count, start)
+
+        placed, lengths, counts = assemble(ids, offsets, sequences, self._task.eod, self._dtype, room=room)
+        size = placed.nbytes
+        self._end = start + -(-size // 4) * 4
+        even = len(lengths) == len(counts) and bool((counts == 1).all())
+        del placed  # a view of the slab, which may grow for the next column
+        return Column(start, size, lengths.tobytes(), b"" if even else counts.tobytes())
+
+    def _verify(self, encoder: "Encoder", texts: list[str], ids: Any, offsets: Any) -> None:
+        import numpy as np
+
+        from tokenmill.errors import RequestError
+        from tokenmill.tokens.gate import difference
+
+        step = SAMPLE if self._task.verify == "sample" else 1
+        chosen = range(self._blocks * 7919 % step % max(len(texts), 1), len(texts), step)
+        exact, exact_offsets = encoder.encode([texts[i] for i in chosen])
+        for k, i in enumerate(chosen):
+            expected, got = exact[exact_offsets[k] : exact_offsets[k + 1]], ids[offsets[i] : offsets[i + 1]]
+            if not np.array_equal(expected, got):
+                found = difference(texts[i], expected, got, Path(self._task.backend), self._task.special_tokens)
+                raise RequestError(
+                    f"the encoder {self._task.encoder} {found['reason']} on {found['text']} (expected "
+                    f"{found['expected']}, got {found['got']}); nothing of this file is kept: run the same command "
+                    "with --encoder hf, and report the text"
+                )
+
+
+def _flatten(texts: Sequence[Any]) -> tuple[list[str], Any]:
+    """Return the texts as one list, and how many belong to each document (None: one each)."""
+    if not any(type(text) is list for text in texts):
+        return list(texts), None
+    import numpy as np
+
+    flat = [t for text in texts for t in (text if isinstance(text, list) else (text,))]
+    return flat, np.array([len(text) if isinstance(text, list) else 1 for text in texts])
+
+
+def _plain(answer: Answer) -> bytes:
+    """Spell an answer as marshal takes it, which knows no named tuples."""
+    columns = [tuple(column) for column in answer.columns]
+    segments = [(*found[:3], [tuple(bad) for bad in found.rejected]) for found in answer.segments]
+    return marshal.dumps((answer.ids_bytes, columns, segments, answer.memory, answer.refused))
+
+
+def _memory() -> int:
+    """Return the memory that this process alone holds, in bytes; 0 where the system does not say."""
+    try:
+        _, resident, shared, *_ = Path("/proc/self/statm").read_bytes().split()
+    except OSError:
+        return 0
+    return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
+
+
+def main() -> None:
+    """Serve until the parent closes its end or dies."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # the parent gets them too, and says when it is over
+    with contextlib.suppress(OSError):  # rather this process than the parent, which has another made
+        Path("/proc/self/oom_score_adj").write_text("500")
+    control = Connection(int(sys.argv[1]))
+    slabs = []
+    for pair in sys.argv[2].split(","):
+        text, ids = map(int, pair.split(":"))
+        slabs.append((Slab(os.fstat(text).st_size, text), Slab(os.fstat(ids).st_size, ids)))
+    with contextlib.suppress(EOFError, ConnectionError):
+        server = _Server(Task(*marshal.loads(control.recv_bytes())), slabs)  # noqa: S302 - from the parent
+        while True:
+            answer = server.answer(*marshal.loads(control.recv_bytes()))  # noqa: S302
+            control.send_bytes(_plain(answer))
+    os._exit(0)  # tables of a vocabulary take a while to be freed one by one
+
+
+if __name__ == "__main__":
+    main()
