@@ -24,12 +24,15 @@ DOCUMENTS = POINTERS + 8 * SEQUENCES
 def write_pair(prefix: Path, lengths: list[int], eod: int | None = EOD, seed: int = 1, dtype: Any = np.uint16) -> None:
     ids = np.random.default_rng(seed).integers(1, VOCABULARY, sum(lengths)).astype(np.uint32)
     with Path(f"{prefix}.bin").open("wb") as file:
-        writer = IndexedWriter(file, prefix.parent, prefix.name, dtype)
+        writer = IndexedWriter(file, Path(f"{prefix}.idx"), dtype)
         writer.add(*assemble(ids, np.cumsum([0, *lengths]), None, eod, dtype))
-    index = io.BytesIO()
-    writer.write_index(index)
-    writer.discard()
-    Path(f"{prefix}.idx").write_bytes(index.getvalue())
+    rest = io.BytesIO()
+    writer.write_header()
+    writer.write_rest(rest)
+    writer.close()
+    Path(f"{prefix}.idx.documents").unlink(missing_ok=True)
+    with Path(f"{prefix}.idx").open("ab") as index:
+        index.write(rest.getvalue())
 
 
 def receipt(prefix: Path) -> dict[str, Any]:

@@ -20,7 +20,7 @@ class Slab:
         self.data = mmap.mmap(self.fd, size)
 
     def grow(self, size: int) -> None:
-        """Have at least so many bytes; what is there stays. No view of `data` may be left."""
+        """Have at least so many bytes; what is there stays. Views of `data` are of no use any more."""
         if size > len(self.data):
             os.ftruncate(self.fd, size)
             self.follow(size)
@@ -34,12 +34,11 @@ class Slab:
     def follow(self, size: int) -> None:
         """Map as much as the other side says there is."""
         if size != len(self.data):
-            self.data.close()
+            # The old mapping is not closed but let go of: the traceback of a unit that failed may have views of it.
             self.data = mmap.mmap(self.fd, size)
 
     def close(self) -> None:
         """Let go of it."""
-        self.data.close()
         os.close(self.fd)
 
 
