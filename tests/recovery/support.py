@@ -153,6 +153,19 @@ def group_members(group: int) -> list[int]:
     return found
 
 
+def children(parent: int, command: str) -> list[int]:
+    """Return the live children of a process whose command line holds `command`, the oldest first."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+            if int(fields[1]) == parent and fields[0] not in "ZX" and command in path.with_name("cmdline").read_text():
+                found.append(int(path.parent.name))
+        except OSError:
+            continue
+    return sorted(found)
+
+
 def all_gone(group: int, seconds: float = 15.0) -> bool:
     """Wait until no process of the group lives."""
     deadline = time.monotonic() + seconds
