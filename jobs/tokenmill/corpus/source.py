@@ -1,6 +1,6 @@
 """Where a corpus comes from: a listing with pinned content, and bytes from an offset.
 
-First step of all: `stages.download` plans from the listing and fetches through `read`. Everything that
+First step of all: `stages.download` plans from the listing, `corpus.fetch` reads. Everything that
 arrives here is hostile until checked: names, sizes, hashes, redirects.
 """
 
@@ -8,7 +8,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from tokenmill.errors import RequestError, Stopped, TransientError
@@ -27,6 +27,16 @@ class RemoteFile:
     sha256: str | None = None
     git_sha1: str | None = None
     version: str | None = None
+
+    def spec(self) -> dict[str, Any]:
+        """Return what a plan says of this file: source, bytes, and the one of sha256, git_sha1, version it has."""
+        known = {key: getattr(self, key) for key in ("sha256", "git_sha1", "version")}
+        return {"source": self.path, "bytes": self.size} | {k: v for k, v in known.items() if v is not None}
+
+    @classmethod
+    def of_spec(cls, spec: dict[str, Any]) -> "RemoteFile":
+        """Read what `spec` gave."""
+        return cls(spec["source"], spec["bytes"], spec.get("sha256"), spec.get("git_sha1"), spec.get("version"))
 
 
 @dataclass(frozen=True)
