@@ -53,8 +53,8 @@ class Retry(Exception):
     """A fetch ended early in a way that another try may cure.
 
     `after` is how long the server asked to wait, in seconds; `refused` marks answers that are final
-    when they repeat (401, 403, 404); `silent` that nobody answered; `restart` that the bytes fetched so far
-    are not to be kept.
+    when they repeat (401, 403, 404), `code` why, in the Hub's words; `silent` that nobody answered; `restart`
+    that the bytes fetched so far are not to be kept.
     """
 
     def __init__(
@@ -65,6 +65,7 @@ class Retry(Exception):
         refused: bool = False,
         restart: bool = False,
         silent: bool = False,
+        code: str = "",
     ) -> None:
         """See the class."""
         super().__init__(reason)
@@ -72,6 +73,11 @@ class Retry(Exception):
         self.refused = refused
         self.restart = restart
         self.silent = silent
+        self.code = code
+
+
+class Changed(Exception):
+    """A file is another than the one that was listed."""
 
 
 @dataclass(frozen=True)
@@ -92,14 +98,27 @@ class Patience:
             time.sleep(min(left, 0.5))
 
 
+class Body(Protocol):
+    """The bytes of a file from an offset, in blocks; raises Retry when they end early or do not come."""
+
+    stop: int | None
+    """Where they end when not all of the rest was given; then other parts can be had from the same place."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Yield the bytes, once."""
+
+    def part(self, start: int, stop: int) -> "Body":
+        """Open another part, in any thread."""
+
+
 class Source(Protocol):
     """A place to fetch from; one object serves all threads of a worker."""
 
     def list(self, revision: str | None, patience: Patience) -> Listing:
         """List the files, pinned; raises RequestError when there is nothing there or no permission."""
 
-    def read(self, file: RemoteFile, revision: str | None, offset: int) -> Iterator[bytes]:
-        """Yield a file's bytes from `offset`; raises Retry when they end early or do not come."""
+    def open(self, file: RemoteFile, revision: str | None, offset: int, stop: int | None = None) -> Body:
+        """Open a file's bytes from `offset`, only to `stop` if it can be; raises Retry, or Changed."""
 
 
 def without_secrets(uri: str) -> str:

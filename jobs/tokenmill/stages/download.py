@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tokenmill.corpus.fetch import fetch, worth_keeping
-from tokenmill.corpus.source import Listing, Patience, RemoteFile, open_source, without_secrets
+from tokenmill.corpus.fetch import Lines, fetch, worth_keeping
+from tokenmill.corpus.source import Listing, Patience, RemoteFile, Source, open_source, without_secrets
 from tokenmill.errors import InputError, RequestError
 from tokenmill.files import safe_name
 from tokenmill.flow.provenance import whole
@@ -180,24 +180,30 @@ def do(unit: Unit, workspace: Workspace) -> Counts:
     """Fetch one file, from where a dead attempt stopped, and check its hash."""
     file = RemoteFile.of_spec(unit.spec)
     output = workspace.open(unit.outputs[0], temporary="data", keep=worth_keeping(file, workspace.path("data")))
+    source, lines = _shared(workspace)
     fetch(
-        _source(workspace),
+        source,
         file,
         workspace.plan.source["revision"],
         output,
         give_up_at=workspace.settings["give_up_at"],
         checkpoint=workspace.checkpoint,
+        lines=lines,
     )
     output.describe(parts=whole(file.path))
     workspace.inputs = [{"path": file.path, "first": 0, "count": None}]
     return {"in": 1, "out": 1, "rejected": 0, "bytes": output.bytes}
 
 
-_SOURCES: dict[tuple[str, str | None, float], Any] = {}
+_SHARED: dict[tuple[Any, ...], tuple[Source, Lines]] = {}
 
 
-def _source(workspace: Workspace) -> Any:
-    """Return the source of this process: its threads share connections' limits and the server's patience."""
+def _shared(workspace: Workspace) -> tuple[Source, Lines]:
+    """Return what the threads of this process share: the source, with the server's patience, and the connections."""
     settings = workspace.settings
-    key = (settings["uri"], settings.get("endpoint"), settings["stall_seconds"])
-    return _SOURCES.setdefault(key, open_source(key[0], stall_seconds=key[2], endpoint=key[1]))
+    uri, endpoint, stall, connections = (settings[name] for name in ("uri", "endpoint", "stall_seconds", "connections"))
+    key = (uri, endpoint, stall, connections)
+    if key not in _SHARED:
+        made = open_source(uri, stall_seconds=stall, endpoint=endpoint), Lines(connections)
+        return _SHARED.setdefault(key, made)
+    return _SHARED[key]
