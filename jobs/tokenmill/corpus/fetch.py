@@ -311,9 +311,11 @@ def _part_end(start: int, size: int | None) -> int:
 
 def _exactly(body: Body, start: int, stop: int) -> Iterator[bytes]:
     """Yield the bytes of one part; raises Retry where they are fewer or more."""
-    part = body.part(start, stop)
-    if part.stop is None:
-        raise Retry("the server no longer divides the file")
+    try:
+        part = body.part(start, stop)
+    except Retry as retry:
+        retry.restart = False  # whether what came before is of use is for the next request from there to say
+        raise
     left = stop - start
     for block in part:
         if len(block) > left:

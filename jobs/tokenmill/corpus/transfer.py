@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from email.utils import parsedate_to_datetime
+from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 import requests
@@ -78,14 +79,32 @@ class Transfer:
         self.gate = Gate()
         self._timeout = (min(CONNECT_SECONDS, stall_seconds), stall_seconds)
         self._local = threading.local()
+        self._known: dict[tuple[str, ...], tuple[dict[str, Any], Any]] = {}
 
     def session(self) -> requests.Session:
         """Return this thread's session."""
         if not hasattr(self._local, "session"):
             self._local.session = requests.Session()
             self._local.session.headers["User-Agent"] = f"tokenmill/{__version__}"
+            self._local.session.trust_env = False  # see `_surroundings`
         session: requests.Session = self._local.session
         return session
+
+    def _get(self, url: str, headers: dict[str, str]) -> requests.Response:
+        session, (settings, auth) = self.session(), self._surroundings(url)
+        request = session.prepare_request(requests.Request("GET", url, headers=headers, auth=auth))
+        return session.send(request, allow_redirects=False, timeout=self._timeout, **settings)
+
+    def _surroundings(self, url: str) -> tuple[dict[str, Any], Any]:
+        """Return what the environment says for an origin: proxies, certificates, and a login from netrc.
+
+        requests looks all of it up for every request, which takes longer than to fetch a small file.
+        """
+        origin = urlsplit(url)[:2]
+        if origin not in self._known:
+            settings = requests.Session().merge_environment_settings(url, {}, True, None, None)
+            self._known[origin] = dict(settings), requests.utils.get_netrc_auth(url)
+        return self._known[origin]
 
     def open(
         self, url: str, headers: dict[str, str], offset: int = 0, stop: int | None = None, version: str | None = None
@@ -109,9 +128,7 @@ class Transfer:
             if offset or stop is not None:
                 sent["Range"] = f"bytes={offset}-{'' if stop is None else stop - 1}"
             try:
-                response = self.session().get(
-                    url, headers=sent, stream=True, allow_redirects=False, timeout=self._timeout
-                )
+                response = self._get(url, sent)
             except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
                 raise Retry(f"no answer from {_host(url)}: {_reason(error)}", silent=True) from error
             if response.is_redirect:

@@ -47,7 +47,7 @@ class Request:
 
     `kind` is api, tree, resolve or cdn, `file` a path in a repository ("" unless resolve or cdn), `time`
     the monotonic clock at arrival, `bytes_sent` the body handed to the network, `retry_after` the
-    seconds the client was told to wait.
+    seconds the client was told to wait, `client` the client's end of the connection.
     """
 
     method: str
@@ -60,6 +60,7 @@ class Request:
     bytes_sent: int = 0
     fault: str | None = None
     retry_after: float | None = None
+    client: tuple[str, int] = ("", 0)
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer any request: fault, authorization, rate limit, then what was asked for."""
-        self.seen = Request(self.command, self.path, self.headers)
+        self.seen = Request(self.command, self.path, self.headers, client=self.client_address)
         self.posted = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         try:
             try:
