@@ -6,6 +6,7 @@ documents; huggingface_hub would take longer to import than to ask, and retries 
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,8 @@ UNREACHABLE = 4
 """Tries without any answer before the network is taken to be down: half a minute."""
 BELIEVED = 3
 """Times that the address of a file is refused before that is believed: a signed link may have expired."""
+
+_XET = re.compile("[0-9a-f]{64}")
 
 T = TypeVar("T")
 
@@ -84,6 +87,20 @@ class Hub:
                 raise ValueError(f"its listing is none ({type(error).__name__}: {error})") from error
         return found
 
+    def xet(self, commit: str) -> dict[str, Any]:
+        """Return where the repository's Xet storage is and a token for it, as hf_xet names them."""
+        url = f"{self._api}/xet-read-token/{commit}"
+        body = self._transfer.open(url, authorization())
+        b"".join(body)  # the same as JSON
+        headers = body.headers
+        return {
+            "endpoint": headers["X-Xet-Cas-Url"],
+            "token": headers["X-Xet-Access-Token"],
+            "token_expiry_unix_secs": int(headers["X-Xet-Token-Expiration"]),
+            "token_refresh_url": url,
+            "token_refresh_headers": authorization(),
+        }
+
     def _get(self, url: str) -> tuple[Any, str | None]:
         """Return an answer, and where its next page is."""
         # A link may lead elsewhere, behind a mirror for one; the token does not go there.
@@ -97,7 +114,10 @@ def _file(item: dict[str, Any]) -> RemoteFile:
     known = lfs["oid"] if lfs else item["oid"]
     if not isinstance(path, str) or not isinstance(size, int) or size < 0 or not isinstance(known, str):
         raise TypeError(f"{path!r} has size {size!r} and hash {known!r}")
-    return RemoteFile(path, size, sha256=known) if lfs else RemoteFile(path, size, git_sha1=known)
+    if not lfs:
+        return RemoteFile(path, size, git_sha1=known)
+    xet = item.get("xetHash")
+    return RemoteFile(path, size, sha256=known, xet=xet if isinstance(xet, str) and _XET.fullmatch(xet) else None)
 
 
 def ask(

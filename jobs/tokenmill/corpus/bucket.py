@@ -60,7 +60,9 @@ class BucketSource:
             return {}
         return found
 
-    def open(self, file: RemoteFile, revision: str | None, offset: int, stop: int | None = None) -> "_Body":
+    def open(
+        self, file: RemoteFile, revision: str | None, offset: int, stop: int | None = None, *, plain: bool = False
+    ) -> "_Body":
         """Open the bytes from `offset`; nothing is asked yet."""
         return _Body(self._fs, self._root.rstrip("/"), file, offset)
 

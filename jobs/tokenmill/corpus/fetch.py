@@ -239,7 +239,8 @@ class _Fetch:
             return None
         start = self.sink.bytes
         divided = size is not None and self.lines.limit > 1 and size - start >= LARGE
-        body = self.source.open(self.file, self.revision, start, _part_end(start, size) if divided else None)
+        stop = _part_end(start, size) if divided else None
+        body = self.source.open(self.file, self.revision, start, stop, plain=self.wrong > 0)
         problem = self._append(body)
         if problem is None and size is not None and body.stop is not None:
             problem = self._parts(body, size)

@@ -5,11 +5,13 @@ halves what a download takes from the quota (59,166 files at 5,000 requests in 5
 """
 
 import re
+from collections.abc import Callable
 from urllib.parse import quote
 
 from tokenmill.corpus.asking import Hub, ask, authorization, hub_address
-from tokenmill.corpus.source import Listing, Patience, RemoteFile, without_secrets
-from tokenmill.corpus.transfer import Body, Transfer
+from tokenmill.corpus.source import Body, Listing, Patience, RemoteFile, without_secrets
+from tokenmill.corpus.transfer import Transfer
+from tokenmill.corpus.xet import Xet
 from tokenmill.errors import RequestError
 
 _URI = re.compile(r"hf://datasets/([\w.-]+/[\w.-]+)(?:@([^/]+))?(?:/(.+))?")
@@ -18,7 +20,14 @@ _URI = re.compile(r"hf://datasets/([\w.-]+/[\w.-]+)(?:@([^/]+))?(?:/(.+))?")
 class HubSource:
     """`hf://datasets/ORG/NAME[@REVISION][/FOLDER]`."""
 
-    def __init__(self, uri: str, *, stall_seconds: float, endpoint: str | None = None) -> None:
+    def __init__(
+        self,
+        uri: str,
+        *,
+        stall_seconds: float,
+        endpoint: str | None = None,
+        warn: Callable[[str], None] = lambda _: None,
+    ) -> None:
         """Parse the URI; nothing is asked yet."""
         match = _URI.fullmatch(uri.rstrip("/"))
         if not match:
@@ -28,13 +37,16 @@ class HubSource:
         self.repository, self._revision, self._folder = match.groups()
         self.endpoint = hub_address(endpoint)
         self._transfer = Transfer(stall_seconds)
+        self._hub = Hub(self._transfer, self.endpoint, "datasets", self.repository)
+        self._stall_seconds, self._warn = stall_seconds, warn
+        self._xet: dict[str | None, Xet] = {}
 
     def list(self, revision: str | None, patience: Patience) -> Listing:
         """Resolve the revision to a commit and list its files, with sizes and hashes."""
         if revision and self._revision and revision != self._revision:
             raise RequestError(f"--revision {revision} contradicts the revision {self._revision} in the source")
         authorization()  # a token that is none is said so before it is sent
-        hub = Hub(self._transfer, self.endpoint, "datasets", self.repository)
+        hub = self._hub
         wanted = revision or self._revision or "main"
         what = f"the dataset {self.repository}"
         commit = ask(lambda: hub.commit(wanted), what, patience, revision=wanted)
@@ -46,8 +58,15 @@ class HubSource:
         )
         return Listing(f"hf://datasets/{self.repository}", commit, files)
 
-    def open(self, file: RemoteFile, revision: str | None, offset: int, stop: int | None = None) -> Body:
-        """Open a file's bytes; each call resolves anew, since a signed link expires."""
+    def open(
+        self, file: RemoteFile, revision: str | None, offset: int, stop: int | None = None, *, plain: bool = False
+    ) -> Body:
+        """Open a file's bytes, from Xet storage where it is; else each call resolves anew: a signed link expires."""
+        if file.xet and revision and not plain:
+            made = Xet(lambda: self._hub.xet(revision), self._stall_seconds, self._warn)
+            body = self._xet.setdefault(revision, made).open(file, offset)
+            if body:
+                return body
         path = quote(file.path, safe="/", errors="surrogatepass")
         url = f"{self.endpoint}/datasets/{self.repository}/resolve/{revision}/{path}"
         return self._transfer.open(url, authorization(), offset, stop)

@@ -13,13 +13,15 @@ from urllib.parse import urlsplit
 
 from tokenmill.errors import RequestError, Stopped, TransientError
 
+_KNOWN = ("sha256", "git_sha1", "version", "xet")
+
 
 @dataclass(frozen=True)
 class RemoteFile:
     """A file of a listing. `size` None: the server does not say; of the hashes at most one is known.
 
     `git_sha1` is git's blob hash, SHA-1 over "blob <size>\\0" and the content; `version` is whatever
-    else changes with the content (ETag, modification time).
+    else changes with the content (ETag, modification time), `xet` its name in the Hub's Xet storage.
     """
 
     path: str
@@ -27,16 +29,17 @@ class RemoteFile:
     sha256: str | None = None
     git_sha1: str | None = None
     version: str | None = None
+    xet: str | None = None
 
     def spec(self) -> dict[str, Any]:
-        """Return what a plan says of this file: source, bytes, and the one of sha256, git_sha1, version it has."""
-        known = {key: getattr(self, key) for key in ("sha256", "git_sha1", "version")}
+        """Return what a plan says of this file: source, bytes, and what it has of the others."""
+        known = {key: getattr(self, key) for key in _KNOWN}
         return {"source": self.path, "bytes": self.size} | {k: v for k, v in known.items() if v is not None}
 
     @classmethod
     def of_spec(cls, spec: dict[str, Any]) -> "RemoteFile":
         """Read what `spec` gave."""
-        return cls(spec["source"], spec["bytes"], spec.get("sha256"), spec.get("git_sha1"), spec.get("version"))
+        return cls(spec["source"], spec["bytes"], **{key: spec.get(key) for key in _KNOWN})
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,7 @@ class Patience:
 
 
 class Body(Protocol):
-    """The bytes of a file from an offset, in blocks; raises Retry when they end early or do not come."""
+    """The bytes of a file from an offset, in blocks, some empty; raises Retry when they end early or do not come."""
 
     stop: int | None
     """Where they end when not all of the rest was given; then other parts can be had from the same place."""
@@ -117,8 +120,13 @@ class Source(Protocol):
     def list(self, revision: str | None, patience: Patience) -> Listing:
         """List the files, pinned; raises RequestError when there is nothing there or no permission."""
 
-    def open(self, file: RemoteFile, revision: str | None, offset: int, stop: int | None = None) -> Body:
-        """Open a file's bytes from `offset`, only to `stop` if it can be; raises Retry, or Changed."""
+    def open(
+        self, file: RemoteFile, revision: str | None, offset: int, stop: int | None = None, *, plain: bool = False
+    ) -> Body:
+        """Open a file's bytes from `offset`, only to `stop` if it can be; raises Retry, or Changed.
+
+        `plain`: by the simplest way there is, because what came by another was wrong.
+        """
 
 
 def without_secrets(uri: str) -> str:
@@ -132,7 +140,9 @@ def without_secrets(uri: str) -> str:
     return f"{scheme}://{place}{slash}{path}"
 
 
-def open_source(uri: str, *, stall_seconds: float, endpoint: str | None = None) -> Source:
+def open_source(
+    uri: str, *, stall_seconds: float, endpoint: str | None = None, warn: Callable[[str], None] = lambda _: None
+) -> Source:
     """Return the source that a URI names: hf:// https:// http:// s3:// gs:// az:// file:// or a path."""
     if not uri:
         raise RequestError("the source is empty; give hf://datasets/ORG/NAME, https://, s3://, gs://, az:// or a path")
@@ -140,7 +150,7 @@ def open_source(uri: str, *, stall_seconds: float, endpoint: str | None = None) 
     if scheme == "hf":
         from tokenmill.corpus.hub import HubSource
 
-        return HubSource(uri, stall_seconds=stall_seconds, endpoint=endpoint)
+        return HubSource(uri, stall_seconds=stall_seconds, endpoint=endpoint, warn=warn)
     if scheme in ("http", "https"):
         from tokenmill.corpus.web import WebSource
 

@@ -42,6 +42,8 @@ class WebSource:
         size = int(length) if length and length.isdigit() else None
         return Listing(self._said, None, [RemoteFile(self._name, size, version=tag)], by_name=True)
 
-    def open(self, file: RemoteFile, revision: str | None, offset: int, stop: int | None = None) -> Body:
+    def open(
+        self, file: RemoteFile, revision: str | None, offset: int, stop: int | None = None, *, plain: bool = False
+    ) -> Body:
         """Open the bytes from `offset`; a file that changed since it was planned is refused."""
         return self._transfer.open(self._url, {}, offset, stop, file.version)

@@ -204,6 +204,7 @@ def _shared(workspace: Workspace) -> tuple[Source, Lines]:
     uri, endpoint, stall, connections = (settings[name] for name in ("uri", "endpoint", "stall_seconds", "connections"))
     key = (uri, endpoint, stall, connections)
     if key not in _SHARED:
-        made = open_source(uri, stall_seconds=stall, endpoint=endpoint), Lines(connections)
+        warn = settings["warn"]
+        made = open_source(uri, stall_seconds=stall, endpoint=endpoint, warn=warn), Lines(connections)
         return _SHARED.setdefault(key, made)
     return _SHARED[key]

@@ -75,6 +75,7 @@ def download(
         "stall_seconds": stall_seconds,
         "give_up_at": give_up_at,
         "connections": connections,
+        "warn": how.reporter.warn,
     }
     job = Job("tokenmill.stages.download", output, output, settings)
     return _run(job, prepared, how, processes=connections)
