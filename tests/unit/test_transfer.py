@@ -29,10 +29,9 @@ def transfer() -> Transfer:
     return Transfer(stall_seconds=0.5)
 
 
-def fetch(transfer: Transfer, hub: Hub, name: str = "b.zst", offset: int = 0, size: int | None = None) -> bytes:
+def fetch(transfer: Transfer, hub: Hub, name: str = "b.zst", offset: int = 0) -> bytes:
     url = f"{hub.endpoint}/datasets/org/c/resolve/main/{name}"
-    response = transfer.locate(url, {"Authorization": "Bearer secret"}, offset)
-    return b"".join(transfer.body(response, offset, size))
+    return b"".join(transfer.open(url, {"Authorization": "Bearer secret"}, offset))
 
 
 def wait(**headers: str) -> float | None:
@@ -116,7 +115,7 @@ def test_a_connection_that_breaks_keeps_what_came(transfer: Transfer, hub: Hub, 
     url = f"{hub.endpoint}/datasets/org/c/resolve/main/b.zst"
     came = b""
     with pytest.raises(Retry) as caught:
-        for block in transfer.body(transfer.locate(url, {}, 0), 0, len(PACKED)):
+        for block in transfer.open(url, {}):
             came += block
     assert not caught.value.restart
     assert PACKED.startswith(came)

@@ -1,19 +1,28 @@
-"""Ask the Hub something, again while it is down or limits us, and word its refusals for a person.
+"""Ask the Hub what it has, again while it is down or limits us, and word its refusals for a person.
 
-Used for the listings of datasets (`corpus.hub`) and for tokenizers (`tokens.origin`); the client library
-retries some of its calls and not others.
+Used for the listings of datasets (`corpus.hub`) and for tokenizers (`tokens.origin`). The answers are two JSON
+documents; huggingface_hub would take longer to import than to ask, and retries some of its calls and not others.
 """
 
+import json
 import os
+import re
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import quote
 
-from tokenmill.corpus.source import Patience, Retry
-from tokenmill.corpus.transfer import REFUSALS, pause, told_to_wait
+from tokenmill.corpus.source import Patience, RemoteFile, Retry
+from tokenmill.corpus.transfer import Transfer, pause
 from tokenmill.errors import RequestError, TransientError
 
 UNREACHABLE = 4
 """Tries without any answer before the network is taken to be down: half a minute."""
+BELIEVED = 3
+"""Times that the address of a file is refused before that is believed: a signed link may have expired."""
+
+_XET = re.compile("[0-9a-f]{64}")
 
 T = TypeVar("T")
 
@@ -28,66 +37,135 @@ def hub_address(endpoint: str | None) -> str:
 
 def authorization() -> dict[str, str]:
     """Return the header that carries the access token (HF_TOKEN), if there is one."""
-    from huggingface_hub import get_token
-
-    token = get_token()
+    token = _token()
     if token and not (token.isascii() and token.isprintable()):
         raise RequestError("the access token holds what no token has, such as quotation marks; mend HF_TOKEN")
     return {"Authorization": f"Bearer {token}"} if token else {}
 
 
-def ask(question: Callable[[], T], what: str, patience: Patience, *, revision: str, otherwise: str = "") -> T:
+def _token() -> str | None:
+    """Return the access token as huggingface_hub finds it, which is asked only where it may find one elsewhere."""
+    given = os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN")
+    if "HF_OIDC_RESOURCE" not in os.environ and "google.colab" not in sys.modules:
+        if given:
+            return given.strip() or None
+        cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+        home = os.environ.get("HF_HOME") or f"{cache}/huggingface"
+        path = os.path.expandvars(os.environ.get("HF_TOKEN_PATH") or f"{home}/token")
+        if not Path(path).expanduser().exists():
+            return None
+    from huggingface_hub import get_token
+
+    return get_token()
+
+
+class Hub:
+    """The Hub's own answers, for one repository: `kind` is "datasets" or "models"."""
+
+    def __init__(self, transfer: Transfer, endpoint: str, kind: str, name: str) -> None:
+        """Ask nothing yet."""
+        self._transfer = transfer
+        self._api = f"{endpoint}/api/{kind}/{quote(name, safe='/')}"
+
+    def commit(self, revision: str) -> str:
+        """Return the commit that a branch, a tag or a commit stands for."""
+        answer, _ = self._get(f"{self._api}/revision/{quote(revision, safe='')}?expand=sha")
+        if not isinstance(answer, dict) or not isinstance(answer.get("sha"), str) or not answer["sha"]:
+            raise ValueError("it gave no commit")
+        return str(answer["sha"])
+
+    def files(self, commit: str, folder: str | None = None, *, recursive: bool) -> list[RemoteFile]:
+        """List the files with their sizes and hashes."""
+        path = f"/{quote(folder, safe='')}" if folder else ""
+        url: str | None = f"{self._api}/tree/{commit}{path}?recursive={json.dumps(recursive)}&expand=false"
+        found = []
+        while url:
+            page, url = self._get(url)
+            try:
+                found += [_file(item) for item in page if item["type"] == "file"]
+            except (TypeError, KeyError, AttributeError) as error:
+                raise ValueError(f"its listing is none ({type(error).__name__}: {error})") from error
+        return found
+
+    def xet(self, commit: str) -> dict[str, Any]:
+        """Return where the repository's Xet storage is and a token for it, as hf_xet names them."""
+        url = f"{self._api}/xet-read-token/{commit}"
+        body = self._transfer.open(url, authorization())
+        b"".join(body)  # the same as JSON
+        headers = body.headers
+        return {
+            "endpoint": headers["X-Xet-Cas-Url"],
+            "token": headers["X-Xet-Access-Token"],
+            "token_expiry_unix_secs": int(headers["X-Xet-Token-Expiration"]),
+            "token_refresh_url": url,
+            "token_refresh_headers": authorization(),
+        }
+
+    def _get(self, url: str) -> tuple[Any, str | None]:
+        """Return an answer, and where its next page is."""
+        # A link may lead elsewhere, behind a mirror for one; the token does not go there.
+        ours = url.startswith(self._api)
+        body = self._transfer.open(url, authorization() if ours else {})
+        return json.loads(b"".join(body)), body.links.get("next", {}).get("url")
+
+
+def _file(item: dict[str, Any]) -> RemoteFile:
+    path, size, lfs = item["path"], item["size"], item.get("lfs")
+    known = lfs["oid"] if lfs else item["oid"]
+    if not isinstance(path, str) or not isinstance(size, int) or size < 0 or not isinstance(known, str):
+        raise TypeError(f"{path!r} has size {size!r} and hash {known!r}")
+    if not lfs:
+        return RemoteFile(path, size, git_sha1=known)
+    xet = item.get("xetHash")
+    return RemoteFile(path, size, sha256=known, xet=xet if isinstance(xet, str) and _XET.fullmatch(xet) else None)
+
+
+def ask(
+    question: Callable[[], T],
+    what: str,
+    patience: Patience,
+    *,
+    revision: str,
+    otherwise: str = "",
+    links: bool = False,
+) -> T:
     """Return the answer to a question about `what` ("the dataset ORG/NAME").
 
-    For messages, `revision` is what was asked for and `otherwise` what one can do without the Hub. Raises
-    RequestError for what asking again cannot change, TransientError when patience ends or nothing answers.
+    For messages, `revision` is what was asked for and `otherwise` what one can do without the Hub. `links`: the
+    question is for a file, whose signed link may be refused for a while. Raises RequestError for what asking again
+    cannot change, TransientError when patience ends or nothing answers.
     """
-    from huggingface_hub.errors import (  # type: ignore[attr-defined]
-        EntryNotFoundError,
-        GatedRepoError,
-        HfHubHTTPError,
-        HFValidationError,
-        HTTPError,
-        OfflineModeIsEnabled,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
-
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        raise RequestError(f"{what} is on the Hub, and HF_HUB_OFFLINE is set; unset it{otherwise}")
     attempt = silent = refused = 0
     while True:
         attempt += 1
         try:
             return question()
-        except OfflineModeIsEnabled as error:
-            raise RequestError(f"{what} is on the Hub, and HF_HUB_OFFLINE is set; unset it{otherwise}") from error
-        except GatedRepoError as error:
-            raise RequestError(
-                f"{what} is gated: accept its terms on its page with the account whose token you use, and set HF_TOKEN"
-            ) from error
-        except RevisionNotFoundError as error:
-            raise RequestError(f"{what} has no revision {revision}; look at its branches, tags and commits") from error
-        except EntryNotFoundError as error:
-            raise RequestError(f"{what} has no such folder or file at this revision") from error
-        except RepositoryNotFoundError as error:
-            raise RequestError(
-                f"the Hub does not know {what}, or hides it from this account: check the name, or "
-                f"set HF_TOKEN{otherwise}"
-            ) from error
-        except (HTTPError, OSError, ValueError, Retry) as error:  # ValueError: an answer that is no JSON
-            response: Any = getattr(error, "response", None)
+        except (Retry, ValueError) as error:  # ValueError: an answer that is no JSON
             said = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
-            final = isinstance(error, HFValidationError)
-            final |= isinstance(error, HfHubHTTPError) and response.status_code in REFUSALS
-            # A signed link may have expired: what refuses a file is asked again, where to find it too.
-            refused += isinstance(error, Retry) and error.refused
-            if final or refused == 3:
-                raise RequestError(
-                    f"the Hub refused {what}: {said}; check the name, and that HF_TOKEN may read it"
-                ) from error
-            silent += response is None and not isinstance(error, (Retry, ValueError))
+            retry = error if isinstance(error, Retry) else Retry(said)
+            refused += retry.refused
+            if retry.refused and (not links or refused == BELIEVED):
+                raise RequestError(_refusal(retry.code, what, said, revision, otherwise)) from error
+            silent += retry.silent
             if silent == UNREACHABLE:
                 raise TransientError(
                     f"could not reach the Hub for {what}: {said}; run the same command again{otherwise}"
                 ) from error
-            told = told_to_wait(response.headers) if response is not None else getattr(error, "after", None)
-            patience.wait(pause(attempt, told), f"the Hub did not give {what}: {said}")
+            patience.wait(pause(attempt, retry.after), f"the Hub did not give {what}: {said}")
+
+
+def _refusal(code: str, what: str, said: str, revision: str, otherwise: str) -> str:
+    """Word a refusal, by the code that the Hub gives it (X-Error-Code)."""
+    if code == "GatedRepo":
+        return f"{what} is gated: accept its terms on its page with the account whose token you use, and set HF_TOKEN"
+    if code == "RevisionNotFound":
+        return f"{what} has no revision {revision}; look at its branches, tags and commits"
+    if code == "EntryNotFound":
+        return f"{what} has no such folder or file at this revision"
+    if code == "RepoNotFound":
+        return (
+            f"the Hub does not know {what}, or hides it from this account: check the name, or set HF_TOKEN{otherwise}"
+        )
+    return f"the Hub refused {what}: {said}; check the name, and that HF_TOKEN may read it"

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tokenmill.corpus.source import Listing, Patience, RemoteFile, Retry, without_secrets
+from tokenmill.corpus.source import Changed, Listing, Patience, RemoteFile, Retry, without_secrets
 from tokenmill.errors import RequestError
 from tokenmill.files import walk_files
 
@@ -60,21 +60,40 @@ class BucketSource:
             return {}
         return found
 
-    def read(self, file: RemoteFile, revision: str | None, offset: int) -> Iterator[bytes]:
-        """Yield the bytes from `offset`."""
-        root = self._root.rstrip("/")
-        path = root if self._fs.isfile(root) else f"{root}/{file.path}"
+    def open(
+        self, file: RemoteFile, revision: str | None, offset: int, stop: int | None = None, *, plain: bool = False
+    ) -> "_Body":
+        """Open the bytes from `offset`; nothing is asked yet."""
+        return _Body(self._fs, self._root.rstrip("/"), file, offset)
+
+
+class _Body:
+    """All of a file from an offset."""
+
+    stop: int | None = None
+
+    def __init__(self, fs: Any, root: str, file: RemoteFile, offset: int) -> None:
+        self._fs, self._root, self._file, self._offset = fs, root, file, offset
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Yield the bytes; a file that changed since it was planned is refused."""
+        path = self._root
         try:
-            if file.version and _version(self._fs.info(path)) != file.version:
-                raise RequestError(f"{path} changed since it was planned; download into another directory")
+            path = path if self._fs.isfile(path) else f"{path}/{self._file.path}"
+            if self._file.version and _version(self._fs.info(path)) != self._file.version:
+                raise Changed
             with self._fs.open(path, "rb", block_size=CHUNK) as stream:
-                stream.seek(offset)
+                stream.seek(self._offset)
                 while block := stream.read(CHUNK):
                     yield block
         except FileNotFoundError as error:
             raise Retry(f"{path} is not there", refused=True) from error
         except OSError as error:
             raise Retry(f"{type(error).__name__}: {error}") from error
+
+    def part(self, start: int, stop: int) -> "_Body":
+        """Not divided: a bucket's own client reads ahead."""
+        raise NotImplementedError
 
 
 def _version(about: dict[str, Any]) -> str | None:

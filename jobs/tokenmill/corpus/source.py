@@ -1,6 +1,6 @@
 """Where a corpus comes from: a listing with pinned content, and bytes from an offset.
 
-First step of all: `stages.download` plans from the listing and fetches through `read`. Everything that
+First step of all: `stages.download` plans from the listing, `corpus.fetch` reads. Everything that
 arrives here is hostile until checked: names, sizes, hashes, redirects.
 """
 
@@ -8,10 +8,12 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from tokenmill.errors import RequestError, Stopped, TransientError
+
+_KNOWN = ("sha256", "git_sha1", "version", "xet")
 
 
 @dataclass(frozen=True)
@@ -19,7 +21,7 @@ class RemoteFile:
     """A file of a listing. `size` None: the server does not say; of the hashes at most one is known.
 
     `git_sha1` is git's blob hash, SHA-1 over "blob <size>\\0" and the content; `version` is whatever
-    else changes with the content (ETag, modification time).
+    else changes with the content (ETag, modification time), `xet` its name in the Hub's Xet storage.
     """
 
     path: str
@@ -27,6 +29,17 @@ class RemoteFile:
     sha256: str | None = None
     git_sha1: str | None = None
     version: str | None = None
+    xet: str | None = None
+
+    def spec(self) -> dict[str, Any]:
+        """Return what a plan says of this file: source, bytes, and what it has of the others."""
+        known = {key: getattr(self, key) for key in _KNOWN}
+        return {"source": self.path, "bytes": self.size} | {k: v for k, v in known.items() if v is not None}
+
+    @classmethod
+    def of_spec(cls, spec: dict[str, Any]) -> "RemoteFile":
+        """Read what `spec` gave."""
+        return cls(spec["source"], spec["bytes"], **{key: spec.get(key) for key in _KNOWN})
 
 
 @dataclass(frozen=True)
@@ -43,8 +56,8 @@ class Retry(Exception):
     """A fetch ended early in a way that another try may cure.
 
     `after` is how long the server asked to wait, in seconds; `refused` marks answers that are final
-    when they repeat (401, 403, 404); `silent` that nobody answered; `restart` that the bytes fetched so far
-    are not to be kept.
+    when they repeat (401, 403, 404), `code` why, in the Hub's words; `silent` that nobody answered; `restart`
+    that the bytes fetched so far are not to be kept.
     """
 
     def __init__(
@@ -55,6 +68,7 @@ class Retry(Exception):
         refused: bool = False,
         restart: bool = False,
         silent: bool = False,
+        code: str = "",
     ) -> None:
         """See the class."""
         super().__init__(reason)
@@ -62,6 +76,11 @@ class Retry(Exception):
         self.refused = refused
         self.restart = restart
         self.silent = silent
+        self.code = code
+
+
+class Changed(Exception):
+    """A file is another than the one that was listed."""
 
 
 @dataclass(frozen=True)
@@ -82,14 +101,32 @@ class Patience:
             time.sleep(min(left, 0.5))
 
 
+class Body(Protocol):
+    """The bytes of a file from an offset, in blocks, some empty; raises Retry when they end early or do not come."""
+
+    stop: int | None
+    """Where they end when not all of the rest was given; then other parts can be had from the same place."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Yield the bytes, once."""
+
+    def part(self, start: int, stop: int) -> "Body":
+        """Open another part, in any thread."""
+
+
 class Source(Protocol):
     """A place to fetch from; one object serves all threads of a worker."""
 
     def list(self, revision: str | None, patience: Patience) -> Listing:
         """List the files, pinned; raises RequestError when there is nothing there or no permission."""
 
-    def read(self, file: RemoteFile, revision: str | None, offset: int) -> Iterator[bytes]:
-        """Yield a file's bytes from `offset`; raises Retry when they end early or do not come."""
+    def open(
+        self, file: RemoteFile, revision: str | None, offset: int, stop: int | None = None, *, plain: bool = False
+    ) -> Body:
+        """Open a file's bytes from `offset`, only to `stop` if it can be; raises Retry, or Changed.
+
+        `plain`: by the simplest way there is, because what came by another was wrong.
+        """
 
 
 def without_secrets(uri: str) -> str:
@@ -103,7 +140,9 @@ def without_secrets(uri: str) -> str:
     return f"{scheme}://{place}{slash}{path}"
 
 
-def open_source(uri: str, *, stall_seconds: float, endpoint: str | None = None) -> Source:
+def open_source(
+    uri: str, *, stall_seconds: float, endpoint: str | None = None, warn: Callable[[str], None] = lambda _: None
+) -> Source:
     """Return the source that a URI names: hf:// https:// http:// s3:// gs:// az:// file:// or a path."""
     if not uri:
         raise RequestError("the source is empty; give hf://datasets/ORG/NAME, https://, s3://, gs://, az:// or a path")
@@ -111,7 +150,7 @@ def open_source(uri: str, *, stall_seconds: float, endpoint: str | None = None) 
     if scheme == "hf":
         from tokenmill.corpus.hub import HubSource
 
-        return HubSource(uri, stall_seconds=stall_seconds, endpoint=endpoint)
+        return HubSource(uri, stall_seconds=stall_seconds, endpoint=endpoint, warn=warn)
     if scheme in ("http", "https"):
         from tokenmill.corpus.web import WebSource
 

@@ -10,17 +10,20 @@ import threading
 import time
 from collections.abc import Iterator
 from email.utils import parsedate_to_datetime
+from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 import requests
 import urllib3
 
 from tokenmill import __version__
-from tokenmill.corpus.source import Retry
+from tokenmill.corpus.source import Changed, Retry
 
 CHUNK = 1 << 20
 CONNECT_SECONDS = 15.0
 MAX_REDIRECTS = 6
+SHORT = 1 << 16
+"""Longest body of a redirect or a refusal that is read for the sake of its connection."""
 REFUSALS = (400, 401, 403, 404, 405, 410, 451)
 
 _RATE_LIMIT = re.compile(r"(?:^|;)\s*(r|t)\s*=\s*(\d+)")
@@ -76,16 +79,40 @@ class Transfer:
         self.gate = Gate()
         self._timeout = (min(CONNECT_SECONDS, stall_seconds), stall_seconds)
         self._local = threading.local()
+        self._known: dict[tuple[str, ...], tuple[dict[str, Any], Any]] = {}
 
     def session(self) -> requests.Session:
         """Return this thread's session."""
         if not hasattr(self._local, "session"):
             self._local.session = requests.Session()
             self._local.session.headers["User-Agent"] = f"tokenmill/{__version__}"
+            self._local.session.trust_env = False  # see `_surroundings`
         session: requests.Session = self._local.session
         return session
 
-    def locate(self, url: str, headers: dict[str, str], offset: int) -> requests.Response:
+    def _get(self, url: str, headers: dict[str, str]) -> requests.Response:
+        session, (settings, auth) = self.session(), self._surroundings(url)
+        request = session.prepare_request(requests.Request("GET", url, headers=headers, auth=auth))
+        return session.send(request, allow_redirects=False, timeout=self._timeout, **settings)
+
+    def _surroundings(self, url: str) -> tuple[dict[str, Any], Any]:
+        """Return what the environment says for an origin: proxies, certificates, and a login from netrc.
+
+        requests looks all of it up for every request, which takes longer than to fetch a small file.
+        """
+        origin = urlsplit(url)[:2]
+        if origin not in self._known:
+            settings = requests.Session().merge_environment_settings(url, {}, True, None, None)
+            self._known[origin] = dict(settings), requests.utils.get_netrc_auth(url)
+        return self._known[origin]
+
+    def open(
+        self, url: str, headers: dict[str, str], offset: int = 0, stop: int | None = None, version: str | None = None
+    ) -> "Body":
+        """Return the bytes behind an address from `offset`, to `stop` where the server heeds it."""
+        return Body(self, self.locate(url, headers, offset, stop), offset, stop, version)
+
+    def locate(self, url: str, headers: dict[str, str], offset: int, stop: int | None = None) -> requests.Response:
         """Follow redirects to the response that carries the body, from `offset`.
 
         Authorization goes to the first origin alone. Raises Retry for every answer that is no body.
@@ -98,17 +125,15 @@ class Transfer:
             sent = {"Accept-Encoding": "identity"}
             if urlsplit(url)[:2] == origin:
                 sent.update(headers)
-            if offset:
-                sent["Range"] = f"bytes={offset}-"
+            if offset or stop is not None:
+                sent["Range"] = f"bytes={offset}-{'' if stop is None else stop - 1}"
             try:
-                response = self.session().get(
-                    url, headers=sent, stream=True, allow_redirects=False, timeout=self._timeout
-                )
+                response = self._get(url, sent)
             except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
                 raise Retry(f"no answer from {_host(url)}: {_reason(error)}", silent=True) from error
             if response.is_redirect:
                 url = urljoin(url, response.headers["Location"])
-                response.close()
+                _leave(response)
                 continue
             if response.status_code in (200, 206):
                 return response
@@ -119,26 +144,71 @@ class Transfer:
         status, where = response.status_code, _host(response.url)
         detail = response.headers.get("X-Error-Message") or response.reason
         after = told_to_wait(response.headers)
-        response.close()
+        _leave(response)
         if status == 429 and after is not None:
             self.gate.close_for(after)
         if status == 416:
             raise Retry(f"{where} has nothing at this offset", restart=True)
-        raise Retry(f"{where} answered {status} {detail}", after=after, refused=status in REFUSALS)
+        code = response.headers.get("X-Error-Code", "")
+        if status == 401 and detail != "Invalid credentials in Authorization header":
+            code = code or "RepoNotFound"  # to a stranger the Hub hides what is private
+        raise Retry(f"{where} answered {status} {detail}", after=after, refused=status in REFUSALS, code=code)
 
-    def body(self, response: requests.Response, offset: int, size: int | None) -> Iterator[bytes]:
-        """Yield the body from `offset`; raises Retry when it ends before `size`, or is another range."""
-        with response:
+
+class Body:
+    """The bytes of one answer, in blocks; raises Retry when they break off or are another range.
+
+    `stop` is None when all that follows comes, because nothing else was asked for or the server does not
+    divide its files; else other parts can be had from the same place.
+    """
+
+    def __init__(
+        self, transfer: Transfer, response: requests.Response, offset: int, stop: int | None, version: str | None
+    ) -> None:
+        """Check that the answer is what was asked for: these bytes, of the `version` (ETag) that is wanted."""
+        self._transfer = transfer
+        self._response = response
+        self._version = version
+        self.stop = stop if response.status_code == 206 else None
+        self.headers = response.headers
+        self.links: dict[str, dict[str, str]] = response.links
+        try:
+            if version and response.headers.get("ETag", version) != version:
+                raise Changed
             if offset and response.status_code == 200:
                 raise Retry("the server ignores ranges", restart=True)
-            if response.status_code == 206:
-                given = response.headers.get("Content-Range", "")
-                if not given.startswith(f"bytes {offset}-"):
-                    raise Retry(f"asked from byte {offset}, got {given!r}", restart=True)
-            try:
+            given = response.headers.get("Content-Range", "")
+            if response.status_code == 206 and not given.startswith(f"bytes {offset}-"):
+                raise Retry(f"asked from byte {offset}, got {given!r}", restart=True)
+        except BaseException:
+            response.close()
+            raise
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Yield the bytes."""
+        try:
+            with self._response as response:
                 yield from response.raw.stream(CHUNK, decode_content=False)
-            except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
-                raise Retry(f"the connection broke: {_reason(error)}") from error
+        except (requests.RequestException, urllib3.exceptions.HTTPError, OSError) as error:
+            raise Retry(f"the connection broke: {_reason(error)}") from error
+
+    def part(self, start: int, stop: int) -> "Body":
+        """Return another part of the same file, from where redirects led; may be called in any thread."""
+        request = self._response.request
+        kept = {name: value for name, value in request.headers.items() if name == "Authorization"}
+        return self._transfer.open(self._response.url, kept, start, stop, self._version)
+
+
+def _leave(response: requests.Response) -> None:
+    """Leave an answer that is of no interest; one that is short is read, so that its connection can be used again."""
+    try:
+        length = response.headers.get("Content-Length", "")
+        if length.isdecimal() and int(length) <= SHORT:
+            response.raw.read(SHORT, decode_content=False)
+    except (urllib3.exceptions.HTTPError, OSError):
+        pass
+    finally:
+        response.close()
 
 
 def _reason(error: Exception) -> str:

@@ -1,13 +1,10 @@
 """One file at an http:// or https:// address as a source; its name is the last part of the path."""
 
-from collections.abc import Iterator
 from urllib.parse import unquote, urlsplit
-
-import requests
 
 from tokenmill.corpus.asking import UNREACHABLE
 from tokenmill.corpus.source import Listing, Patience, RemoteFile, Retry, without_secrets
-from tokenmill.corpus.transfer import Transfer, pause
+from tokenmill.corpus.transfer import Body, Transfer, pause
 from tokenmill.errors import RequestError, TransientError
 
 
@@ -45,10 +42,8 @@ class WebSource:
         size = int(length) if length and length.isdigit() else None
         return Listing(self._said, None, [RemoteFile(self._name, size, version=tag)], by_name=True)
 
-    def read(self, file: RemoteFile, revision: str | None, offset: int) -> Iterator[bytes]:
-        """Yield the bytes from `offset`; a file that changed since it was planned is refused."""
-        response: requests.Response = self._transfer.locate(self._url, {}, offset)
-        if file.version and response.headers.get("ETag", file.version) != file.version:
-            response.close()
-            raise RequestError(f"{self._said} changed since it was planned; download into another directory")
-        return self._transfer.body(response, offset, file.size)
+    def open(
+        self, file: RemoteFile, revision: str | None, offset: int, stop: int | None = None, *, plain: bool = False
+    ) -> Body:
+        """Open the bytes from `offset`; a file that changed since it was planned is refused."""
+        return self._transfer.open(self._url, {}, offset, stop, file.version)

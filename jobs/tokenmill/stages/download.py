@@ -6,29 +6,23 @@ have that hash. What a server refuses is asked again until the deadline, never s
 
 import fnmatch
 import hashlib
-import random
 import re
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from tokenmill.corpus.source import Listing, Patience, RemoteFile, Retry, open_source, without_secrets
-from tokenmill.errors import InputError, RequestError, TransientError
-from tokenmill.files import safe_name, update_hash
+from tokenmill.corpus.fetch import Lines, fetch, worth_keeping
+from tokenmill.corpus.source import Listing, Patience, RemoteFile, Source, open_source, without_secrets
+from tokenmill.errors import InputError, RequestError
+from tokenmill.files import safe_name
 from tokenmill.flow.provenance import whole
 from tokenmill.flow.record import Counts, Plan, Unit
-from tokenmill.flow.workspace import OutputFile, Workspace, nothing_common
+from tokenmill.flow.worker import Job
+from tokenmill.flow.workspace import Workspace
 
 RESUMABLE = True
 THREADS = True
-common = nothing_common
-
-WRONG_HASHES = 3
-"""Whole downloads of a file with a wrong hash before the unit fails."""
-REFUSALS = 5
-"""Consecutive 401, 403 or 404 answers before they are believed."""
-BACKOFF_SECONDS = (1.0, 60.0)
 
 SPLITS = ("train", "validation", "test")
 _SPLIT_NAMES = {"train": "train", "validation": "validation", "valid": "validation", "val": "validation"}
@@ -80,11 +74,7 @@ def prepare(
 
 
 def _unit(file: RemoteFile, name: str) -> Unit:
-    spec = {"source": file.path, "bytes": file.size}
-    for key in ("sha256", "git_sha1", "version"):
-        if getattr(file, key) is not None:
-            spec[key] = getattr(file, key)
-    return Unit(safe_name(name), file.size or 0, spec, [name])
+    return Unit(safe_name(name), file.size or 0, file.spec(), [name])
 
 
 def select(listing: Listing, selection: Selection) -> tuple[list[RemoteFile], list[str]]:
@@ -188,129 +178,29 @@ def _parents(path: str) -> list[str]:
     return ["/".join(folders[: i + 1]) for i in range(len(folders))]
 
 
+@contextmanager
+def common(job: Job, plan: Plan, todo: Sequence[Unit], warn: Callable[[str], None]) -> Iterator[tuple[Source, Lines]]:
+    """Give the units one source, for a server's patience is one, and the connections that they share."""
+    uri, endpoint, stall, connections = (
+        job.settings[name] for name in ("uri", "endpoint", "stall_seconds", "connections")
+    )
+    yield open_source(uri, stall_seconds=stall, endpoint=endpoint, warn=warn), Lines(connections)
+
+
 def do(unit: Unit, workspace: Workspace) -> Counts:
     """Fetch one file, from where a dead attempt stopped, and check its hash."""
-    spec = unit.spec
-    file = RemoteFile(spec["source"], spec["bytes"], spec.get("sha256"), spec.get("git_sha1"), spec.get("version"))
-    fetch = _Fetch(file, workspace)
-    output = fetch.run()
+    file = RemoteFile.of_spec(unit.spec)
+    output = workspace.open(unit.outputs[0], temporary="data", keep=worth_keeping(file, workspace.path("data")))
+    source, lines = workspace.common
+    fetch(
+        source,
+        file,
+        workspace.plan.source["revision"],
+        output,
+        give_up_at=workspace.settings["give_up_at"],
+        checkpoint=workspace.checkpoint,
+        lines=lines,
+    )
     output.describe(parts=whole(file.path))
     workspace.inputs = [{"path": file.path, "first": 0, "count": None}]
     return {"in": 1, "out": 1, "rejected": 0, "bytes": output.bytes}
-
-
-_SOURCES: dict[tuple[str, str | None, float], Any] = {}
-
-
-def _source(workspace: Workspace) -> Any:
-    """Return the source of this process: its threads share connections' limits and the server's patience."""
-    settings = workspace.settings
-    key = (settings["uri"], settings.get("endpoint"), settings["stall_seconds"])
-    return _SOURCES.setdefault(key, open_source(key[0], stall_seconds=key[2], endpoint=key[1]))
-
-
-class _Fetch:
-    """One file's way through everything a server may do."""
-
-    def __init__(self, file: RemoteFile, workspace: Workspace) -> None:
-        self.file = file
-        self.name = file.path if file.path.isprintable() else repr(file.path)  # it goes to logs and terminals
-        self.workspace = workspace
-        self.deadline = workspace.settings["give_up_at"]
-        self.fruitless = self.refused = self.wrong = self.restarts = 0
-
-    def run(self) -> OutputFile:
-        """Fetch until the file is whole and right; raises when it is refused for good or time is up."""
-        output = self._open()
-        while True:
-            before = output.bytes
-            try:
-                problem = self._stream(output) or self._check(output)
-                if problem is None:
-                    return output
-                self.wrong += 1
-                if self.wrong >= WRONG_HASHES:
-                    self._restart(output)
-                    raise TransientError(
-                        f"{self.name}: {problem} after {self.wrong} whole downloads; the server, or a proxy or "
-                        "cache before it, gives wrong bytes. Nothing of it is kept; run the same command again"
-                    )
-                raise Retry(problem, restart=True)
-            except Retry as retry:
-                if retry.restart:
-                    self.restarts += 1
-                    self.workspace.checkpoint(-output.bytes)
-                    self._restart(output)
-                progress = output.bytes > before
-                self.fruitless = 0 if progress else self.fruitless + 1
-                self.refused = self.refused + 1 if retry.refused else 0
-                if self.refused >= REFUSALS:
-                    raise RequestError(
-                        f"{self.name}: {retry}, {self.refused} times in a row; the repository needs a token with "
-                        "access (HF_TOKEN), or the file is gone from this revision"
-                    ) from retry
-                self._pause(retry)
-
-    def _open(self) -> OutputFile:
-        path = self.workspace.path("data")
-        # Bytes of a dead attempt are worth keeping only where a hash will tell whether they are right.
-        hashed = self.file.sha256 or self.file.git_sha1
-        keep = path.stat().st_size if hashed and path.exists() else 0
-        if self.file.size is not None and keep > self.file.size:
-            keep = 0
-        output = self.workspace.open(self.workspace.unit.outputs[0], temporary="data", keep=keep)
-        self._digest = self._new_digest()
-        if keep:
-            update_hash(self._digest, path, keep)
-            self.workspace.checkpoint(keep)
-        return output
-
-    def _new_digest(self) -> Any:
-        if self.file.git_sha1 and not self.file.sha256:
-            return hashlib.sha1(b"blob %d\0" % (self.file.size or 0), usedforsecurity=False)
-        return hashlib.sha256()
-
-    def _restart(self, output: OutputFile) -> None:
-        output.restart()
-        self._digest = self._new_digest()
-
-    def _stream(self, output: OutputFile) -> str | None:
-        """Fetch the rest of the file; return what is wrong when there is more of it than there should be."""
-        size = self.file.size
-        if size is not None and output.bytes == size:
-            return None
-        revision = self.workspace.plan.source["revision"]
-        for block in _source(self.workspace).read(self.file, revision, output.bytes):
-            if size is not None and output.bytes + len(block) > size:
-                return f"it has more than the {size} bytes that were listed"
-            output.write(block)
-            self._digest.update(block)
-            self.workspace.checkpoint(len(block))
-        if size is not None and output.bytes < size:
-            raise Retry(f"the connection closed at byte {output.bytes} of {size}")
-        return None
-
-    def _check(self, output: OutputFile) -> str | None:
-        """Return what is wrong with a whole file, None when nothing is."""
-        want = self.file.sha256 or self.file.git_sha1
-        if want and self._digest.hexdigest() != want:
-            kind = "sha256" if self.file.sha256 else "git hash"
-            return f"{kind} is {self._digest.hexdigest()}, the listing says {want}"
-        return None
-
-    def _pause(self, retry: Retry) -> None:
-        """Wait as long as the server asked, else longer each time without progress; jitter parts the workers."""
-        low, high = BACKOFF_SECONDS
-        backoff = min(high, low * 2 ** min(self.fruitless, 10)) * random.uniform(0.5, 1.0)
-        if retry.after is not None:
-            backoff = retry.after + random.uniform(0.0, 0.5)
-        elif retry.restart:
-            backoff = min(high, low * 2 ** min(self.restarts - 1, 10)) * random.uniform(0.5, 1.0)
-        elif not self.fruitless:
-            backoff = random.uniform(0.0, low / 4)
-        if time.monotonic() + backoff > self.deadline:
-            raise TransientError(f"{self.name}: {retry}; the deadline of this run has come") from retry
-        until = time.monotonic() + backoff
-        while (left := until - time.monotonic()) > 0:
-            self.workspace.checkpoint()
-            time.sleep(min(left, 0.5))

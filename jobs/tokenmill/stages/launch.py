@@ -74,6 +74,7 @@ def download(
         "endpoint": endpoint,
         "stall_seconds": stall_seconds,
         "give_up_at": give_up_at,
+        "connections": connections,
     }
     job = Job("tokenmill.stages.download", output, output, settings)
     return _run(job, prepared, how, processes=connections)

@@ -33,7 +33,8 @@ WHERE = {
     "cdn": ("cdn",),
     "tree": ("tree",),
     "info": ("api",),
-    "any": ("api", "tree", "resolve", "cdn"),
+    "xet": ("xet",),
+    "any": ("api", "tree", "resolve", "cdn", "xet"),
 }
 
 

@@ -29,6 +29,7 @@ from urllib.parse import parse_qs, quote, unquote_to_bytes
 
 from tokenmill.testhub.faults import BODY_KINDS, STATUS_KINDS, Fault
 from tokenmill.testhub.repository import DATE, Commit, Content, File, Repository, RepoType
+from tokenmill.testhub.xet import TOKEN, reconstruction, xorb, xorb_id
 
 if TYPE_CHECKING:
     from tokenmill.testhub.server import Door
@@ -36,8 +37,9 @@ if TYPE_CHECKING:
 CHUNK = 1 << 20
 API = re.compile(
     r"/api/(?P<type>dataset|model)s/(?P<id>[^/]+(?:/[^/]+)??)"
-    r"(?:/(?P<verb>revision|tree|paths-info)/(?P<rest>.+))?"
+    r"(?:/(?P<verb>revision|tree|paths-info|xet-read-token)/(?P<rest>.+))?"
 )
+XET = re.compile(r"/(?P<what>v2/reconstructions|xorb)/(?P<file>[0-9a-f]{64})(?:/(?P<number>\d+))?")
 RESOLVE = re.compile(r"/(?:(?P<type>dataset)s/)?(?P<id>[^/]+(?:/[^/]+)?)/resolve/(?P<rest>.+)")
 
 
@@ -45,9 +47,9 @@ RESOLVE = re.compile(r"/(?:(?P<type>dataset)s/)?(?P<id>[^/]+(?:/[^/]+)?)/resolve
 class Request:
     """Record one request and what it was answered.
 
-    `kind` is api, tree, resolve or cdn, `file` a path in a repository ("" unless resolve or cdn), `time`
+    `kind` is api, tree, resolve, cdn or xet, `file` a path in a repository ("" for api and tree), `time`
     the monotonic clock at arrival, `bytes_sent` the body handed to the network, `retry_after` the
-    seconds the client was told to wait.
+    seconds the client was told to wait, `client` the client's end of the connection.
     """
 
     method: str
@@ -60,6 +62,7 @@ class Request:
     bytes_sent: int = 0
     fault: str | None = None
     retry_after: float | None = None
+    client: tuple[str, int] = ("", 0)
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer any request: fault, authorization, rate limit, then what was asked for."""
-        self.seen = Request(self.command, self.path, self.headers)
+        self.seen = Request(self.command, self.path, self.headers, client=self.client_address)
         self.posted = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         try:
             try:
@@ -122,6 +125,9 @@ class Handler(BaseHTTPRequestHandler):
         hub = self.server.hub
         path, _, query = self.path.partition("?")
         arguments = {name: values[-1] for name, values in parse_qs(query).items()}
+        if self.server.cdn and (found := XET.fullmatch(path)):
+            self.xet(hub.xet_files.get(found["file"]), found["what"], int(found["number"] or 0))
+            return
         if self.server.cdn:
             file = hub.links.get(path.rpartition("/")[2])
             self.arrive("cdn", file.path if file else "")
@@ -137,7 +143,7 @@ class Handler(BaseHTTPRequestHandler):
         repo_type: RepoType = "model" if (match["type"] or "model") == "model" else "dataset"
         repo_id, rest = decode(match["id"]), match["rest"] or "main"
         _, name, _ = split_revision(hub.find(repo_type, repo_id), rest)
-        kind = {"resolve": "resolve", "tree": "tree"}.get(verb, "api")
+        kind = {"resolve": "resolve", "tree": "tree", "xet-read-token": "xet"}.get(verb, "api")
         self.arrive(kind, name if kind == "resolve" else "")
         # Looked up again: the hook may have moved the branch.
         repo = hub.find(repo_type, repo_id)
@@ -154,10 +160,28 @@ class Handler(BaseHTTPRequestHandler):
             self.resolve(commit, name)
         elif verb == "tree":
             self.tree(commit, name, path, arguments)
+        elif verb == "xet-read-token":
+            until = str(int(time.time() + hub.link_seconds))
+            told = {"X-Xet-Cas-Url": hub.cdn_endpoint, "X-Xet-Access-Token": TOKEN, "X-Xet-Token-Expiration": until}
+            answer = {"casUrl": hub.cdn_endpoint, "accessToken": TOKEN, "exp": int(until)}
+            self.send_json(answer, headers=told)
         elif verb == "paths-info":
             self.paths_info(commit)
         else:
             self.info(repo, revision, commit, arguments)
+
+    def xet(self, file: File | None, what: str, number: int) -> None:
+        """Answer for Xet storage."""
+        self.arrive("xet", file.path if file else "")
+        if not file:
+            raise Refusal(404, "File not found")
+        if what == "xorb":
+            self.send_file(xorb(file, number), {"ETag": f'"{xorb_id(file, number)}"'})
+            return
+        if self.headers.get("Authorization") != f"Bearer {TOKEN}":
+            raise Refusal(401, "Unauthorized")
+        start, stop = parse_range(self.headers.get("Range", "bytes=0-"), file.size) or (0, file.size)
+        self.send_json(reconstruction(file, start, stop, f"{self.server.hub.cdn_endpoint}/xorb"))
 
     def arrive(self, kind: str, file: str = "") -> None:
         """Record the request, call the hook, and let a fault that replaces the answer strike."""
@@ -244,6 +268,8 @@ class Handler(BaseHTTPRequestHandler):
             more = "&".join(f"{n}={quote(v)}" for n, v in (arguments | {"cursor": str(stop)}).items())
             headers["Link"] = f'<{hub.endpoint}{path}?{more}>; rel="next"'
         page = entries[start:stop]
+        if hub.xet:
+            page = [e | {"xetHash": commit.files[e["path"]].xet} if "lfs" in e else e for e in page]
         if arguments.get("expand", "").lower() in ("1", "true"):
             last = {"id": commit.sha, "title": "Upload", "date": DATE}
             page = [entry | {"lastCommit": last} for entry in page]

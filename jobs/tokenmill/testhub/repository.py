@@ -64,6 +64,11 @@ class File:
             entry["lfs"] = {"oid": self.sha256, "size": self.size, "pointerSize": self.pointer_size}
         return entry
 
+    @property
+    def xet(self) -> str:
+        """Its name in Xet storage; any 64 digits will do, since a download does not compute it."""
+        return digest("sha256", b"xet " + encode(f"{self.path} {self.sha256}"))
+
 
 def digest(algorithm: str, content: Content, prefix: bytes = b"") -> str:
     """Return the hexadecimal digest of prefix and content."""

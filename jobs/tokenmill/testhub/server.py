@@ -71,7 +71,8 @@ class Hub:
     `port` and `cdn_port` 0 take free ports, which are kept over stop() and start(). `public_host` is
     the name clients use where it is not `host`. With `token`, everything but the CDN wants it.
     `rate_limit` (requests, seconds) answers 429 to further resolve requests in a fixed window. Signed
-    links hold for `link_seconds`. `on_request` is called with every request before it is answered.
+    links hold for `link_seconds`. With `xet`, LFS files are in Xet storage too. `on_request` is called
+    with every request before it is answered.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Hub:
         public_host: str | None = None,
         link_seconds: float = 3600,
         rate_limit: tuple[int, float] | None = None,
+        xet: bool = False,
         on_request: Callable[[Request], None] | None = None,
     ) -> None:
         self.host = host
@@ -95,10 +97,12 @@ class Hub:
         self.public_host = public_host or ("127.0.0.1" if host in ("", "0.0.0.0") else host)  # noqa: S104
         self.link_seconds = link_seconds
         self.rate_limit = rate_limit
+        self.xet = xet
         self.on_request = on_request
         self.faults = FaultPlan()
         self.requests: list[Request] = []
         self.links: dict[str, File] = {}
+        self.xet_files: dict[str, File] = {}
         self._repositories: dict[tuple[str, str], Repository] = {}
         self._doors: list[Door] = []
         self._lock = Lock()
@@ -185,6 +189,7 @@ class Hub:
             repo.gated = gated
             commit = repo.commit(files, branch, lfs)
             self.links |= {link_key(file): file for file in commit.files.values() if file.sha256}
+            self.xet_files |= {file.xet: file for file in commit.files.values() if file.sha256}
         return commit
 
     def move(self, repo: Repository, branch: str) -> None:

@@ -5,7 +5,6 @@ they hold is hostile until `tokens.resolve` has loaded it in a process of its ow
 """
 
 import hashlib
-import os
 import re
 import time
 from functools import partial
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote
 
-from tokenmill.errors import RequestError, TransientError
+from tokenmill.errors import RequestError
 
 VOCABULARY_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model")
 FILES = frozenset(
@@ -80,12 +79,8 @@ def fetch(name: str, revision: str | None, endpoint: str | None) -> tuple[str, d
     Sizes and hashes come with the listing, and every file is checked against them: huggingface_hub's own
     download does not. The access token, if any, is huggingface_hub's (HF_TOKEN).
     """
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    from huggingface_hub import HfApi
-    from huggingface_hub.hf_api import RepoFile
-
-    from tokenmill.corpus.asking import ask, authorization, hub_address
-    from tokenmill.corpus.source import Patience, Retry
+    from tokenmill.corpus.asking import Hub, ask, authorization, hub_address
+    from tokenmill.corpus.source import Patience, RemoteFile, Retry
     from tokenmill.corpus.transfer import Transfer
 
     patience = Patience(time.monotonic() + PATIENCE_SECONDS)
@@ -94,39 +89,36 @@ def fetch(name: str, revision: str | None, endpoint: str | None) -> tuple[str, d
         "; or, without a network, give a directory that holds the tokenizer's files",
     )
     base, headers = hub_address(endpoint), authorization()
-    api = HfApi(endpoint=base, library_name="tokenmill")
+    transfer = Transfer(60.0)
+    hub = Hub(transfer, base, "models", name)
     wanted = revision or "main"
-    commit = ask(lambda: api.repo_info(name, revision=wanted).sha, what, patience, revision=wanted, otherwise=otherwise)
-    if not commit:
-        raise TransientError(f"the Hub gave no commit for the tokenizer {name} at {wanted}; run the same again")
-    tree = ask(
-        lambda: list(api.list_repo_tree(name, revision=commit)), what, patience, revision=wanted, otherwise=otherwise
-    )
-    entries = [entry for entry in tree if isinstance(entry, RepoFile) and entry.path in FILES]
+    commit = ask(lambda: hub.commit(wanted), what, patience, revision=wanted, otherwise=otherwise)
+    tree = ask(lambda: hub.files(commit, recursive=False), what, patience, revision=wanted, otherwise=otherwise)
+    entries = [entry for entry in tree if entry.path in FILES]
     _check_complete({entry.path: b"" for entry in entries}, f"{name} at {wanted}")
 
-    transfer = Transfer(60.0)
-
-    def download(entry: RepoFile) -> bytes:
+    def download(entry: RemoteFile) -> bytes:
         url = f"{base}/{name}/resolve/{commit}/{quote(entry.path)}"
         data = bytearray()
-        for chunk in transfer.body(transfer.locate(url, headers, 0), 0, entry.size):
+        for chunk in transfer.open(url, headers):
             data += chunk
-            if len(data) > entry.size:
+            if len(data) > (entry.size or 0):
                 break
-        if entry.lfs:
-            whole = hashlib.sha256(data).hexdigest() == entry.lfs.sha256
+        if entry.sha256:
+            whole = hashlib.sha256(data).hexdigest() == entry.sha256
         else:  # git's blob id: https://git-scm.com/book/en/v2/Git-Internals-Git-Objects
             blob = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False)
-            whole = blob.hexdigest() == entry.blob_id
+            whole = blob.hexdigest() == entry.git_sha1
         if not whole:
             raise Retry(f"{entry.path} arrived with other content than the listing promises")
         return bytes(data)
 
     files = {}
     for entry in sorted(entries, key=lambda entry: entry.path):
-        _check_size(entry.path, entry.size, name)
-        files[entry.path] = ask(partial(download, entry), what, patience, revision=wanted, otherwise=otherwise)
+        _check_size(entry.path, entry.size or 0, name)
+        files[entry.path] = ask(
+            partial(download, entry), what, patience, revision=wanted, otherwise=otherwise, links=True
+        )
     return commit, files
 
 

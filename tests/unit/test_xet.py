@@ -1,0 +1,166 @@
+"""Files in Xet storage, through the Hub's own client: the same bytes, and the CDN's where it fails."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from contract.commandline import Ended, data_of, finish, start, tokenmill
+from tokenmill.corpus.fetch import fetch_to
+from tokenmill.corpus.source import Patience, open_source
+from tokenmill.errors import Stopped
+from tokenmill.testhub import Fault, Hub
+
+pytest.importorskip("hf_xet")
+
+URI = "hf://datasets/org/c"
+BIG = os.urandom(3_300_001)
+FILES = {"big.jsonl.zst": BIG, **{f"{n}.jsonl.zst": BIG[n : n + 70_000] for n in range(6)}, "plain.jsonl": b"{}\n"}
+FAILED = "Xet storage does not work here"
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with Hub(xet=True) as made:
+        made.add_dataset("org/c", FILES)
+        yield made
+
+
+def download(hub: Hub, output: Path, *more: Any, **environment: str) -> Ended:
+    return tokenmill("download", URI, output, "--stall-seconds", 2, *more, hub=hub, **environment)
+
+
+def kinds(hub: Hub) -> dict[str, int]:
+    found = [request.kind for request in hub.requests]
+    return {kind: found.count(kind) for kind in set(found)}
+
+
+def test_a_download_from_xet_takes_one_token_and_no_file_from_the_quota(hub: Hub, tmp_path: Path) -> None:
+    ended = download(hub, tmp_path / "out")
+    assert ended.code == 0, ended.err
+    assert data_of(tmp_path / "out") == FILES and FAILED not in ended.err
+    assert [request.file for request in hub.requests if request.kind in ("resolve", "cdn")] == ["plain.jsonl"]
+    assert sum("xet-read-token" in request.path for request in hub.requests) == 1
+    assert not any("telemetry" in request.path for request in hub.requests)
+
+
+def test_xet_is_left_out_when_the_hubs_own_switch_says_so(hub: Hub, tmp_path: Path) -> None:
+    assert download(hub, tmp_path / "out", HF_HUB_DISABLE_XET="1").code == 0
+    assert data_of(tmp_path / "out") == FILES and "xet" not in kinds(hub)
+
+
+def test_a_private_repository(tmp_path: Path) -> None:
+    with Hub(xet=True, token="hf_secret", link_seconds=3) as private:  # a token that is renewed at once
+        private.add_dataset("org/c", FILES)
+        ended = download(private, tmp_path / "out", HF_TOKEN="hf_secret")
+        assert ended.code == 0, ended.err
+        assert data_of(tmp_path / "out") == FILES and FAILED not in ended.err
+        for request in private.requests:
+            secret = "hf_secret" in (request.headers["Authorization"] or "")
+            assert secret == (request.path.startswith(("/api", "/datasets")))
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault("404", where="xet", path="", times=None),
+        Fault("503", where="xet", times=None, path="big*"),
+        Fault("404", where="xet", times=None, path="?.jsonl.zst"),
+        Fault("cut", where="xet", times=None, after=1, path="big*"),
+        Fault("drop", where="xet", times=None, path="big*"),
+        Fault("stall", where="xet", times=None, after=2, path="big*", seconds=60),
+    ],
+    ids=lambda fault: f"{fault.kind}-{fault.path}",
+)
+def test_where_xet_fails_the_cdn_serves_and_it_is_said_once(hub: Hub, tmp_path: Path, fault: Fault) -> None:
+    hub.faults.add(fault)
+    ended = download(hub, tmp_path / "out")
+    assert ended.code == 0, ended.err
+    assert data_of(tmp_path / "out") == FILES
+    assert ended.err.count(FAILED) == 1
+    assert kinds(hub)["cdn"]
+
+
+def test_wrong_bytes_from_xet_are_noticed_and_fetched_from_the_cdn(hub: Hub, tmp_path: Path) -> None:
+    hub.faults.add(Fault("flip", where="xet", times=None, after=1, at=50_000, path="big*"))
+    ended = download(hub, tmp_path / "out")
+    assert ended.code == 0, ended.err
+    assert data_of(tmp_path / "out") == FILES
+    assert [request.file for request in hub.requests if request.kind == "cdn"] == ["big.jsonl.zst"]
+
+
+class Fetched:
+    """A source and what it lists."""
+
+    def __init__(self, hub: Hub, **more: Any) -> None:
+        self.warned: list[str] = []
+        self.source = open_source(URI, stall_seconds=60, endpoint=hub.endpoint, warn=self.warned.append)
+        listing = self.source.list(None, Patience(time.monotonic() + 10))
+        self.revision, (self.file,) = listing.revision, [f for f in listing.files if f.path == "big.jsonl.zst"]
+
+    def to(self, path: Path, checkpoint: Any = lambda _: None) -> bytes:
+        until = time.monotonic() + 30
+        fetch_to(self.source, self.file, self.revision, path, give_up_at=until, checkpoint=checkpoint)
+        return path.read_bytes()
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+
+
+@pytest.mark.usefixtures("home")
+def test_it_goes_on_from_any_byte(hub: Hub, tmp_path: Path) -> None:
+    fetched = Fetched(hub)
+    for kept in (1, 65_536, 1_234_567, len(BIG) - 1):
+        (tmp_path / "a").write_bytes(BIG[:kept])
+        assert fetched.to(tmp_path / "a") == BIG
+    spans = [request.headers["Range"] for request in hub.requests if "reconstructions" in request.path]
+    assert len(spans) >= 4 and spans[-1].startswith(f"bytes={len(BIG) - 1}-")
+    assert "cdn" not in kinds(hub) and not fetched.warned
+
+
+@pytest.mark.usefixtures("home")
+def test_who_waits_for_a_silent_storage_can_be_told_to_stop(hub: Hub, tmp_path: Path) -> None:
+    hub.faults.add(Fault("stall", where="xet", times=None, path="big*", seconds=60))
+    asked = time.monotonic()
+
+    def stop(count: int) -> None:
+        if not count:
+            raise Stopped("enough")
+
+    with pytest.raises(Stopped):
+        Fetched(hub).to(tmp_path / "a", stop)
+    assert time.monotonic() - asked < 30
+    assert BIG.startswith((tmp_path / "a").read_bytes())
+
+
+@pytest.mark.usefixtures("home")
+def test_without_the_client_nothing_is_said_and_all_is_fetched(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "hf_xet", None)
+    fetched = Fetched(hub)
+    assert fetched.to(tmp_path / "a") == BIG
+    assert "xet" not in kinds(hub) and not fetched.warned
+
+
+def test_a_killed_download_goes_on_and_one_that_is_told_to_stop_ends(hub: Hub, tmp_path: Path) -> None:
+    hub.faults.add(Fault("stall", where="xet", after=3, times=None, path="big*", seconds=60))
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        hub.requests.clear()
+        process = start("download", URI, tmp_path / "out", hub=hub)
+        until = time.monotonic() + 20
+        while not any(request.fault for request in hub.requests):
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        process.send_signal(number)
+        assert finish(process, 12).code == (143 if number == signal.SIGTERM else -number)
+    hub.faults.clear()
+    ended = download(hub, tmp_path / "out")
+    assert ended.code == 0, ended.err
+    assert data_of(tmp_path / "out") == FILES and FAILED not in ended.err
