@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from recovery.conftest import REPOSITORY, TOKENIZER
+from recovery.conftest import REPOSITORY, TOKENIZER, text
 from recovery.support import Forge, assert_kept, assert_same_tree, kill_at, receipts, tree
 from tokenmill.testhub import Hub
 
@@ -141,3 +141,16 @@ def test_read_only_output(forge: Forge, corpus: Path, disk: Disk, tmp_path: Path
     assert_same_tree(output, tree(whole))
     disk.remount("ro")
     forge.done(command)  # nothing is left to do, so nothing needs to be written
+
+
+def test_a_full_scratch_is_named(forge: Forge, settled: Path, disk: Disk, tmp_path: Path) -> None:
+    """A shard that is too large for scratch: the message names scratch, not the output."""
+    disk.remount("size=1m")
+    output = shutil.copytree(settled, tmp_path / "out")
+    with Hub() as hub:
+        hub.add_dataset(REPOSITORY, {"train/a.jsonl": text(0, 6000)})
+        source = ["preprocess", f"hf://datasets/{REPOSITORY}", output, "--endpoint", hub.endpoint]
+        run = forge.run([*source, "--tokenizer", TOKENIZER, "--scratch", disk.path])
+    assert run.exit == 2, run.said
+    assert f"no space left writing {disk.path}" in run.said
+    assert not any(disk.path.iterdir())

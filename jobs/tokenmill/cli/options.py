@@ -8,6 +8,17 @@ import typer
 Input = Annotated[
     Path, typer.Argument(metavar="INPUT", help="A dataset's directory, an earlier stage's output, or a file.")
 ]
+InputOrSource = Annotated[
+    str,
+    typer.Argument(
+        metavar="INPUT",
+        help="A dataset's directory, an earlier stage's output, a file, or a source such as hf://datasets/ORG/NAME, "
+        "whose shards then come to local scratch one by one.",
+    ),
+]
+Scratch = Annotated[
+    Path | None, typer.Option("--scratch", help="Directory for a source's shards, a few at a time; TMPDIR if left out.")
+]
 Output = Annotated[
     Path | None, typer.Argument(metavar="OUTPUT", help="Directory to write to; below INPUT when left out.")
 ]

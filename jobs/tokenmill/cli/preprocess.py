@@ -1,10 +1,16 @@
 """`tokenmill preprocess`: text to Megatron-LM's indexed datasets."""
 
+import time
+from pathlib import Path
+from typing import Any
+
+import typer
+
 from tokenmill.cli import options as o
 
 
 def preprocess(
-    input: o.Input,
+    input: o.InputOrSource,
     output: o.Output = None,
     tokenizer: o.Tokenizer = ...,  # type: ignore[assignment]
     tokenizer_revision: o.TokenizerRevision = None,
@@ -20,6 +26,15 @@ def preprocess(
     on_bad_record: o.OnBadRecord = "fail",
     max_bad_records: o.MaxBadRecords = 1000,
     from_stage: o.From = None,
+    revision: o.Revision = None,
+    include: o.Include = [],  # noqa: B006 - typer copies it
+    exclude: o.Exclude = [],  # noqa: B006
+    split: o.Split = None,
+    sample: o.Sample = None,
+    scratch: o.Scratch = None,
+    connections: o.Connections = 8,
+    deadline: o.Deadline = o.DAY,
+    stall_seconds: o.StallSeconds = 60.0,
     endpoint: o.Endpoint = None,
     worker_index: o.WorkerIndex = 0,
     workers: o.Workers = 1,
@@ -33,13 +48,26 @@ def preprocess(
     from tokenmill.stages import launch
     from tokenmill.stages.encoder import Recipe
 
-    target = output or launch.default_output(input, "preprocess")
+    source: Any = Path(input)
+    target = output
+    if "://" in input:
+        from tokenmill.stages import stream
+        from tokenmill.stages.download import Selection
+
+        selection, give_up_at = Selection(include, exclude, split, sample), time.monotonic() + deadline
+        source = stream.Stream(input, revision, selection, endpoint, stall_seconds, give_up_at, connections, scratch)
+    elif revision or include or exclude or split or sample or scratch:
+        raise typer.BadParameter(f"they choose from a source such as hf://datasets/ORG/NAME; {input} is a path")
+    else:
+        target = output or launch.default_output(Path(input), "preprocess")
+    if target is None:
+        raise typer.BadParameter("name the directory to write to; only below a local input is there a default")
     how = how_to_run(worker_index, workers, processes, replace, verify_hashes, json)
     recipe = Recipe(
         tokenizer, tokenizer_revision, keys.split(","), append_eod, eod_token, special_tokens, target_files, name
     )
     summary = launch.preprocess(
-        input,
+        source,
         target,
         how,
         recipe=recipe,

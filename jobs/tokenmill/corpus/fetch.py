@@ -13,7 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
-from tokenmill.corpus.source import Body, Changed, RemoteFile, Retry, Source
+from tokenmill.corpus.source import Body, Changed, Patience, RemoteFile, Retry, Source
+from tokenmill.corpus.transfer import pause
 from tokenmill.errors import RequestError, TransientError
 from tokenmill.files import size_of, update_hash
 
@@ -22,6 +23,7 @@ WRONG_HASHES = 3
 REFUSALS = 5
 """Consecutive 401, 403 or 404 answers before they are believed."""
 BACKOFF_SECONDS = (1.0, 60.0)
+NO_ACCESS = "the repository needs a token with access (HF_TOKEN), or the file is gone from this revision"
 
 PART = 16 << 20
 """Bytes of a large file that one request asks for: enough that the wait for each answer is no matter."""
@@ -134,6 +136,30 @@ def fetch_to(
         fetch(source, file, revision, scratch, give_up_at=give_up_at, checkpoint=checkpoint, lines=lines)
 
 
+def fetch_head(
+    source: Source, file: RemoteFile, revision: str | None, path: Path, length: int, patience: Patience
+) -> None:
+    """Fetch the first `length` bytes of a file, to look at: no hash tells whether they are right.
+
+    Raises RequestError when the file is refused for good, TransientError when the patience is at its end.
+    """
+    tries = refused = 0
+    while True:
+        try:
+            with Scratch(path) as scratch:
+                for block in source.open(file, revision, 0, min(length, file.size or length), plain=True):
+                    scratch.write(block[: length - scratch.bytes])
+                    if scratch.bytes >= length:
+                        break
+            return
+        except Retry as retry:
+            tries += 1
+            refused = refused + 1 if retry.refused else 0
+            if refused >= REFUSALS:
+                raise RequestError(f"{file.path}: {retry}, {refused} times in a row; {NO_ACCESS}") from retry
+            patience.wait(pause(tries, retry.after), f"{file.path}: {retry}")
+
+
 def fetch(
     source: Source,
     file: RemoteFile,
@@ -216,10 +242,7 @@ class _Fetch:
                 # A link that expires while its file comes is refused once an hour, and no refusal of the file.
                 self.refused = (0 if progress else self.refused) + 1 if retry.refused else 0
                 if self.refused >= REFUSALS:
-                    raise RequestError(
-                        f"{self.name}: {retry}, {self.refused} times in a row; the repository needs a token with "
-                        "access (HF_TOKEN), or the file is gone from this revision"
-                    ) from retry
+                    raise RequestError(f"{self.name}: {retry}, {self.refused} times in a row; {NO_ACCESS}") from retry
                 self._pause(retry)
 
     def _new_digest(self) -> Any:

@@ -23,12 +23,16 @@ SEARCH_DEPTH = 2
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """A file a stage may read: `identity` changes when its content does, `parts` say where it came from."""
+    """A file a stage may read: `identity` changes when its content does, `parts` say where it came from.
+
+    `remote` says how to fetch one that is not here yet (corpus.source.RemoteFile.spec).
+    """
 
     path: str
     bytes: int
     identity: str
     parts: list[Part] = field(repr=False)
+    remote: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)

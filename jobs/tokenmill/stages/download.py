@@ -66,7 +66,7 @@ def prepare(
         files, notes = select(listing, selection)
         for note in notes:
             say(note)
-        units = [_unit(file, name) for file, name in zip(files, _names(files, selection.layout), strict=True)]
+        units = [_unit(file, name) for file, name in zip(files, names(files, selection.layout), strict=True)]
         source = {"uri": listing.uri, "revision": listing.revision}
         return Plan("download", request, units, details={"notes": notes}, source=source)
 
@@ -156,7 +156,8 @@ def _one_split(files: list[RemoteFile], selection: Selection, notes: list[str]) 
     return [file for file in files if _split_of(file.path) == wanted]
 
 
-def _names(files: list[RemoteFile], layout: str) -> list[str]:
+def names(files: list[RemoteFile], layout: str) -> list[str]:
+    """Name the files of a listing below the output, `flat` or as a `tree`."""
     from tokenmill.stages.naming import distinct, flat, tree
 
     paths = [file.path for file in files]

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from tokenmill.errors import RequestError, TransientError
 from tokenmill.files import content_id, read_json, readable_json, write_atomic
-from tokenmill.flow.lineage import Dataset
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.record import Plan, StageRecord
 
@@ -101,7 +100,7 @@ class Encoders:
 
     def resolve(
         self,
-        dataset: Dataset,
+        beginnings: Sequence[Path],
         recipe: Recipe,
         asked: dict[str, Any],
         encoder: str,
@@ -124,7 +123,7 @@ class Encoders:
         found = self._remembered(name, recipe.special_tokens, encoder)
         if found is None:
             reporter.say(f"loading the tokenizer {recipe.tokenizer}, and judging encoders against it")
-        tokenizer, verdict = found or self._resolve(dataset, recipe, name, encoder, endpoint)
+        tokenizer, verdict = found or self._resolve(beginnings, recipe, name, encoder, endpoint)
         for warning in (fallback_warning(verdict), eod_warning(tokenizer) if recipe.append_eod else None):
             if warning:
                 reporter.warn(warning)
@@ -145,7 +144,7 @@ class Encoders:
         return None
 
     def _resolve(
-        self, dataset: Dataset, recipe: Recipe, name: str, encoder: str, endpoint: str | None
+        self, beginnings: Sequence[Path], recipe: Recipe, name: str, encoder: str, endpoint: str | None
     ) -> "tuple[ResolvedTokenizer, Verdict]":
         import tempfile
 
@@ -163,7 +162,7 @@ class Encoders:
                 eod_token=recipe.eod_token,
                 need_eod=recipe.append_eod,
                 add_special_tokens=recipe.special_tokens,
-                texts=_first_texts(dataset, recipe.keys),
+                texts=_first_texts(beginnings, recipe.keys),
                 destination=made,
                 scratch=Path(scratch),
                 encoder=encoder,
@@ -192,13 +191,13 @@ class Encoders:
             (target / name).unlink(missing_ok=True)
 
 
-def _first_texts(dataset: Dataset, keys: Sequence[str]) -> list[str]:
+def _first_texts(paths: Sequence[Path], keys: Sequence[str]) -> list[str]:
     from tokenmill.corpus.readers import first_documents
 
     texts: list[str] = []
-    for file in dataset.readable[:GATE_FILES]:
+    for path in paths[:GATE_FILES]:
         for key in keys:
-            texts += first_documents(dataset.root / file.path, key, GATE_DOCUMENTS, GATE_BYTES)
+            texts += first_documents(path, key, GATE_DOCUMENTS, GATE_BYTES)
     return texts
 
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenmill.flow.lineage import Dataset, upstream_of
 from tokenmill.flow.planning import Request
@@ -15,6 +15,9 @@ from tokenmill.flow.worker import Distribution, Job, Summary, run, stop_requeste
 from tokenmill.machine import cpu_quota
 from tokenmill.stages.download import Selection
 from tokenmill.stages.encoder import Recipe
+
+if TYPE_CHECKING:
+    from tokenmill.stages.stream import Stream
 
 Prepared = tuple[dict[str, Any], Callable[[], Plan]]
 """What a stage's `prepare` gives: the request in JSON, and the function that makes the plan."""
@@ -105,7 +108,7 @@ def concatenate(
 
 
 def preprocess(
-    source: Path,
+    source: "Path | Stream",
     output: Path,
     how: Run,
     *,
@@ -120,24 +123,36 @@ def preprocess(
 ) -> Summary:
     """Tokenise the files of `source` into indexed datasets in `output`."""
     from tokenmill.corpus.compression import DATA_SUFFIXES
-    from tokenmill.stages.preprocess import prepare
+    from tokenmill.stages.preprocess import local, prepare, streamed
 
-    dataset = upstream_of(source, "preprocess", only=from_stage, usable=DATA_SUFFIXES, output=output)
-    _say(how, dataset)
-    prepared = prepare(dataset, output, recipe, encoder=encoder, endpoint=endpoint, reporter=how.reporter)
+    processes = how.spread().processes
+    dataset, stream, ahead = None, None, 0
+    if isinstance(source, Path):
+        dataset = upstream_of(source, "preprocess", only=from_stage, usable=DATA_SUFFIXES, output=output)
+        _say(how, dataset)
+        corpus = local(dataset)
+    else:
+        from tokenmill.corpus.source import Patience
+        from tokenmill.stages.stream import AHEAD
+
+        stream, ahead = source, AHEAD
+        corpus = streamed(stream, how.reporter.say, Patience(stream.give_up_at, stop_requested))
+    prepared = prepare(corpus, output, recipe, encoder=encoder, endpoint=endpoint, reporter=how.reporter)
     settings = {
         "encoder": encoder,
         "verify_encoder": verify_encoder,
         "encoder_patience": encoder_patience,
         "on_bad_record": on_bad_record,
         "max_bad_records": max_bad_records,
-        "processes": how.spread().processes,
+        "processes": processes,
+        "stream": stream,
     }
-    return _run(_job("preprocess", output, dataset, settings), prepared, how, dataset)
+    job = Job("tokenmill.stages.preprocess", output, dataset.root if dataset else output, settings)
+    return _run(job, prepared, how, dataset, processes=processes + ahead)
 
 
-def _job(stage: str, output: Path, dataset: Dataset, settings: dict[str, Any] | None = None) -> Job:
-    return Job(f"tokenmill.stages.{stage}", output, dataset.root, settings or {})
+def _job(stage: str, output: Path, dataset: Dataset) -> Job:
+    return Job(f"tokenmill.stages.{stage}", output, dataset.root)
 
 
 def _say(how: Run, dataset: Dataset) -> None:

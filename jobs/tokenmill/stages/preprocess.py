@@ -5,8 +5,8 @@ The last data stage. A unit is one output pair per key, made from one input file
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,8 @@ from tokenmill.stages.encoder import Encoders, Recipe
 
 if TYPE_CHECKING:
     from tokenmill.corpus.readers import Batch
+    from tokenmill.corpus.source import Patience
+    from tokenmill.stages.stream import Shards, Stream
     from tokenmill.tokens.pool import EncoderProcesses
 
 RESUMABLE = True
@@ -38,8 +40,43 @@ LOOK_BYTES = 1 << 20
 """How much of the first records is looked at for the keys."""
 
 
+@dataclass(frozen=True)
+class Found:
+    """The files to tokenise, what they come from, and local paths of some files, or of their beginnings, to look at."""
+
+    files: list[DataFile]
+    upstream: dict[str, Any]
+    source: dict[str, Any]
+    beginnings: Callable[[], AbstractContextManager[list[Path]]]
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """What is tokenised: `request` names it in the plan, and `find` lists it for whoever makes the plan."""
+
+    request: dict[str, Any]
+    find: Callable[[], Found]
+
+
+def local(dataset: Dataset) -> Corpus:
+    """Tokenise the files of an earlier stage, or files somebody brought."""
+    paths = [dataset.root / file.path for file in dataset.readable]
+    found = Found(dataset.files, dataset.upstream, dataset.source, lambda: nullcontext(paths))
+    return Corpus({"input": dataset.upstream}, lambda: found)
+
+
+def streamed(stream: "Stream", say: Callable[[str], None], patience: "Patience") -> Corpus:
+    """Tokenise the shards of a source, which come one by one."""
+
+    def find() -> Found:
+        shards, source = stream.find(say, patience)
+        return Found(shards, {}, source, lambda: stream.heads(shards, source["revision"], say, patience))
+
+    return Corpus({"source": stream.request()}, find)
+
+
 def prepare(
-    dataset: Dataset, output: Path, recipe: Recipe, *, encoder: str, endpoint: str | None, reporter: Reporter
+    corpus: Corpus, output: Path, recipe: Recipe, *, encoder: str, endpoint: str | None, reporter: Reporter
 ) -> tuple[dict[str, Any], Callable[[], Plan]]:
     """Plan one unit per output; whoever makes the plan resolves the tokenizer and judges the encoders."""
     from tokenmill.stages.naming import check_label
@@ -52,7 +89,7 @@ def prepare(
             raise RequestError(f"--keys {key}: the key is part of the outputs' names and may hold no /")
     check_label(recipe.name)
     request: dict[str, Any] = {
-        "input": dataset.upstream,
+        **corpus.request,
         "tokenizer": tokenizer_request(recipe.tokenizer, recipe.tokenizer_revision),
         "keys": list(recipe.keys),
         "append_eod": recipe.append_eod,
@@ -68,7 +105,8 @@ def prepare(
         known = plan.details["tokenizer"]
         # Of a branch, the commit that was planned with: the branch may have moved since.
         again = replace(recipe, tokenizer_revision=known["revision"] or recipe.tokenizer_revision)
-        found = encoders.resolve(dataset, again, request["tokenizer"], encoder, endpoint, reporter)
+        with corpus.find().beginnings() as paths:
+            found = encoders.resolve(paths, again, request["tokenizer"], encoder, endpoint, reporter)
         if found.fingerprint != plan.basis["tokenizer"]:
             raise RequestError(
                 f"the tokenizer {known['reference']} is not the one {output} was begun with: other versions of "
@@ -76,10 +114,12 @@ def prepare(
             )
 
     def make() -> Plan:
-        units = _units(dataset.files, recipe)
+        found = corpus.find()
+        units = _units(found.files, recipe)
         refuse_foreign(encoders.record, encoders.record.read_plan(), units)
-        _check_keys(dataset, recipe.keys)
-        tokenizer = encoders.resolve(dataset, recipe, request["tokenizer"], encoder, endpoint, reporter)
+        with found.beginnings() as paths:
+            _check_keys(paths, recipe.keys)
+            tokenizer = encoders.resolve(paths, recipe, request["tokenizer"], encoder, endpoint, reporter)
         basis = {
             "tokenizer": tokenizer.fingerprint,
             "keys": list(recipe.keys),
@@ -93,8 +133,8 @@ def prepare(
             units,
             basis=basis,
             details={"tokenizer": tokenizer.to_json()},
-            source=dataset.source,
-            upstream=dataset.upstream,
+            source=found.source,
+            upstream=found.upstream,
             require="tokens",
         )
 
@@ -128,6 +168,7 @@ def _units(files: list[DataFile], recipe: Recipe) -> list[Unit]:
                         "bytes": files[i].bytes,
                         "identity": files[i].identity,
                         "parts": files[i].parts,
+                        **({"remote": files[i].remote} if files[i].remote else {}),
                     }
                     for i in run
                 ],
@@ -162,10 +203,9 @@ def _stem(path: str) -> str:
     return stem
 
 
-def _check_keys(dataset: Dataset, keys: Sequence[str]) -> None:
+def _check_keys(paths: Sequence[Path], keys: Sequence[str]) -> None:
     """Refuse keys that none of the first records has: a wrong key, not bad records."""
-    for file in dataset.readable:
-        path = dataset.root / file.path
+    for path in paths:
         batch = _first_records(path, keys)
         if batch and batch.documents:
             return
@@ -188,20 +228,30 @@ def _first_records(path: Path, keys: Sequence[str]) -> "Batch | None":
     return None
 
 
+@dataclass(frozen=True)
+class Common:
+    """What the units of this process share: the encoder processes, and the way to shards that are not here."""
+
+    processes: "EncoderProcesses"
+    shards: "Shards | None"
+
+
 @contextmanager
-def common(job: Job, plan: Plan, todo: Sequence[Unit], warn: Callable[[str], None]) -> "Iterator[EncoderProcesses]":
+def common(job: Job, plan: Plan, todo: Sequence[Unit], warn: Callable[[str], None]) -> Iterator[Common]:
     """Start the encoder processes: as many as asked for, and no more than the work is worth."""
     from tokenmill.tokens.pool import EncoderProcesses
 
-    task = Encoders(job.record).task(plan, job.settings["encoder"], job.settings["verify_encoder"])
+    settings = job.settings
+    task = Encoders(job.record).task(plan, settings["encoder"], settings["verify_encoder"])
     worth = 1 + sum(unit.weight for unit in todo) // WORTH_A_PROCESS
-    processes = EncoderProcesses(
-        task, min(job.settings["processes"], worth), patience=job.settings["encoder_patience"], warn=warn
-    )
-    try:
-        yield processes
-    finally:
-        processes.close()
+    stream: Stream | None = settings["stream"]
+    with (
+        stream.shards(plan.source["revision"], warn) if stream else nullcontext() as shards,
+        closing(
+            EncoderProcesses(task, min(settings["processes"], worth), patience=settings["encoder_patience"], warn=warn)
+        ) as processes,
+    ):
+        yield Common(processes, shards)
 
 
 def do(unit: Unit, workspace: Workspace) -> Counts:

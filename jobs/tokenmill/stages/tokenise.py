@@ -7,7 +7,7 @@ disk: a later attempt goes on there.
 
 import time
 from collections import deque
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,8 +20,10 @@ from tokenmill.flow.workspace import OutputFile, Workspace
 
 if TYPE_CHECKING:
     from tokenmill.corpus.parse import Rejected
+    from tokenmill.stages.preprocess import Common
+    from tokenmill.stages.stream import Shards
     from tokenmill.tokens.indexed import IndexedWriter
-    from tokenmill.tokens.pool import EncoderProcesses, Slot
+    from tokenmill.tokens.pool import Slot
     from tokenmill.tokens.serve import Found, Segment
 
 JOURNAL_SECONDS = 1.0
@@ -82,8 +84,8 @@ class Tokenising:
     def run(self) -> Counts:
         """Do the unit, or what the journal left of it."""
         self._open()
-        processes: EncoderProcesses = self.workspace.common
-        with processes.share() as self._share:
+        common: Common = self.workspace.common
+        with common.processes.share() as self._share:
             for item in self.unit.spec["inputs"][self.done :]:
                 self._read(item)
             self._submit()
@@ -98,7 +100,7 @@ class Tokenising:
         from tokenmill.tokens.serve import Segment
 
         with (
-            self.workspace.reading(item["path"], item["bytes"]) as path,
+            self._here(item) as path,
             closing(open_blocks(path, self.basis["keys"], display=str(path))) as blocks,
         ):
             file, begins, compressed = _File(item, path), True, 0
@@ -116,6 +118,13 @@ class Tokenising:
                     self._submit()
                 if blocks.finished:
                     return
+
+    def _here(self, item: dict[str, Any]) -> AbstractContextManager[Path]:
+        """Give where an input lies, fetched where it is a shard of a source."""
+        shards: Shards | None = self.workspace.common.shards
+        if shards is not None:
+            return shards.fetched(item, self.workspace.checkpoint)
+        return self.workspace.reading(item["path"], item["bytes"])
 
     def _current(self) -> "Slot":
         """Return the slot that is being filled, or a free one; for that, blocks that are ready are taken."""

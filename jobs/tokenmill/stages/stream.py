@@ -1,0 +1,153 @@
+"""preprocess straight from a source: each shard comes to local scratch, becomes tokens there, and is deleted.
+
+So a corpus of 627 billion tokens costs shared storage what its pairs hold, not several times that. Plan, receipts and
+bytes are those of download and preprocess one after the other; a shard whose unit is killed is fetched again.
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenmill.corpus.fetch import Lines, fetch_head, fetch_to
+from tokenmill.corpus.source import Patience, RemoteFile, open_source, without_secrets
+from tokenmill.errors import RequestError
+from tokenmill.files import explained
+from tokenmill.flow.lineage import DataFile
+from tokenmill.flow.provenance import whole
+from tokenmill.machine import is_alive, machine_tag
+from tokenmill.stages.download import Selection, names, select
+
+HEADS, HEAD_BYTES = 2, 4 << 20
+"""Of how many shards planning looks at the beginning, and how much of each."""
+
+AHEAD = 2
+"""Units beside those that the processes keep busy, whose shards come meanwhile."""
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A source, what of it is wanted, and how to get it."""
+
+    uri: str
+    revision: str | None
+    selection: Selection
+    endpoint: str | None
+    stall_seconds: float
+    give_up_at: float
+    connections: int
+    scratch: Path | None
+
+    def request(self) -> dict[str, Any]:
+        """Return what is asked for, for the plan."""
+        return {
+            "source": without_secrets(self.uri),
+            "revision": self.revision,
+            "include": sorted(self.selection.include),
+            "exclude": sorted(self.selection.exclude),
+            "split": self.selection.split,
+            "sample": self.selection.sample,
+        }
+
+    def find(self, say: Callable[[str], None], patience: Patience) -> tuple[list[DataFile], dict[str, Any]]:
+        """List the shards, named as a download would name them, and say at which revision of the source they are."""
+        listing = self._open(say).list(self.revision, patience)
+        files, notes = select(listing, self.selection)
+        for note in notes:
+            say(note)
+        if unknown := next((file.path for file in files if file.size is None), None):
+            raise RequestError(
+                f"the source does not say how large {unknown} is; use tokenmill download, then preprocess"
+            )
+        shards = [
+            DataFile(
+                name,
+                file.size or 0,
+                file.sha256 or file.git_sha1 or f"{file.size}@{file.version}",
+                whole(file.path),
+                remote=file.spec(),
+            )
+            for file, name in zip(files, names(files, "flat"), strict=True)
+        ]
+        return shards, {"uri": listing.uri, "revision": listing.revision}
+
+    @contextmanager
+    def heads(
+        self, shards: list[DataFile], revision: str | None, say: Callable[[str], None], patience: Patience
+    ) -> Iterator[list[Path]]:
+        """Have the beginnings of some shards here for a while: what planning looks at.
+
+        Parquet has its schema at the end, so that nothing of it is looked at before its unit reads it.
+        """
+        source = self._open(say)
+        with self._scratch() as scratch:
+            paths = []
+            for shard in [shard for shard in shards if not shard.path.lower().endswith(".parquet")][:HEADS]:
+                paths.append(scratch / shard.path)
+                file = RemoteFile.of_spec(shard.remote or {})
+                with explained(scratch):
+                    fetch_head(source, file, revision, paths[-1], HEAD_BYTES, patience)
+            yield paths
+
+    @contextmanager
+    def shards(self, revision: str | None, warn: Callable[[str], None]) -> Iterator["Shards"]:
+        """Open what the units of this process fetch their shards with."""
+        with self._scratch() as scratch:
+            yield Shards(self._open(warn), revision, scratch, self.give_up_at, Lines(self.connections))
+
+    def _open(self, warn: Callable[[str], None]) -> Any:
+        return open_source(self.uri, stall_seconds=self.stall_seconds, endpoint=self.endpoint, warn=warn)
+
+    @contextmanager
+    def _scratch(self) -> Iterator[Path]:
+        """Give a directory of this process's own; those that killed ones left are removed."""
+        try:
+            place = self.scratch or Path(tempfile.gettempdir())
+        except FileNotFoundError as error:
+            raise RequestError(f"{error.strerror}; give --scratch a directory that this user may write") from error
+        mine = f"tokenmill-scratch-{machine_tag()}-"
+        with explained(place):
+            place.mkdir(parents=True, exist_ok=True)
+            for left in place.glob(f"{mine}*"):
+                pid = left.name.removeprefix(mine).partition("-")[0]
+                if pid.isdecimal() and not is_alive(int(pid)):
+                    shutil.rmtree(left, ignore_errors=True)
+            directory = Path(tempfile.mkdtemp(dir=place, prefix=f"{mine}{os.getpid()}-"))
+        try:
+            yield directory
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class Shards:
+    """The way from the source to scratch, for all units of this process."""
+
+    source: Any
+    revision: str | None
+    scratch: Path
+    give_up_at: float
+    lines: Lines
+
+    @contextmanager
+    def fetched(self, item: dict[str, Any], checkpoint: Callable[[], None]) -> Iterator[Path]:
+        """Have one shard here, its hash checked, until it is read."""
+        path, file = self.scratch / item["path"], RemoteFile.of_spec(item["remote"])
+        try:
+            with explained(self.scratch):
+                fetch_to(
+                    self.source,
+                    file,
+                    self.revision,
+                    path,
+                    give_up_at=self.give_up_at,
+                    checkpoint=lambda _: checkpoint(),
+                    lines=self.lines,
+                )
+            yield path
+        finally:
+            path.unlink(missing_ok=True)

@@ -1,0 +1,123 @@
+"""preprocess straight from the Hub: the bytes of download and preprocess, through scratch, whatever happens."""
+
+import json
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recovery.conftest import REPOSITORY, TOKENIZER
+from recovery.support import PATIENCE, Forge, assert_kept, receipts
+from tokenmill.testhub import Fault, Hub
+
+
+def command(hub: Hub, output: Path, scratch: Path, *more: Any) -> list[Any]:
+    source = f"hf://datasets/{REPOSITORY}"
+    options = ["--endpoint", hub.endpoint, "--tokenizer", TOKENIZER, "--scratch", scratch, "--processes", 1]
+    return ["preprocess", source, output, *options, *more]
+
+
+def pairs(output: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in output.glob("*.[bi][id][nx]")}
+
+
+def assert_traced(output: Path, expected: Path) -> None:
+    """Compare the pairs, and what the manifest says that they come from."""
+    assert pairs(output) and pairs(output) == pairs(expected)
+    one, other = (
+        json.loads((path / ".tokenmill/preprocess/manifest.json").read_bytes()) for path in (output, expected)
+    )
+    assert one["files"] == other["files"]
+    assert (one["counts"], one["source"]) == (other["counts"], other["source"])
+
+
+@pytest.fixture
+def output(settled: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(settled, tmp_path / "out"))
+
+
+@pytest.mark.parametrize("target_files", [None, 3])
+def test_the_same_as_download_and_preprocess(
+    forge: Forge, hub: Hub, corpus: Path, output: Path, settled: Path, tmp_path: Path, target_files: int | None
+) -> None:
+    more = ["--target-files", target_files] if target_files else []
+    expected = Path(shutil.copytree(settled, tmp_path / "expected"))
+    forge.done(["preprocess", corpus, expected, "--tokenizer", TOKENIZER, "--processes", 1, *more])
+    forge.done(command(hub, output, tmp_path / "scratch", *more))
+    assert_traced(output, expected)
+    assert not any((tmp_path / "scratch").iterdir()), "nothing stays in scratch"
+    said = forge.done(["inspect", output, "--document", 3]).said
+    assert f"hf://datasets/{REPOSITORY} at revision" in said
+
+
+def test_a_killed_run_goes_on_and_leaves_no_scratch(
+    forge: Forge, hub: Hub, output: Path, settled: Path, tmp_path: Path
+) -> None:
+    scratch, whole = tmp_path / "scratch", Path(shutil.copytree(settled, tmp_path / "whole"))
+    forge.done(command(hub, whole, scratch))
+    run = forge.start(command(hub, output, scratch))
+    while len(receipts(output, "preprocess")) < 3 and run.poll(0.005) is None:
+        pass
+    run.kill()
+    run.wait()
+    done = receipts(output, "preprocess")
+    assert 3 <= len(done) <= 8
+    forge.done(command(hub, output, scratch))
+    assert_kept(done, receipts(output, "preprocess"))
+    assert_traced(output, whole)
+    assert not any(scratch.iterdir())
+
+
+def test_wrong_bytes_never_become_tokens(forge: Forge, shards: dict[str, bytes], output: Path, tmp_path: Path) -> None:
+    """A server that gives a wrong byte is asked again; one that always does fails the unit, which leaves nothing."""
+    with Hub() as hub:
+        hub.add_dataset(REPOSITORY, shards)
+        hub.faults.add(Fault("flip", path="*05*", where="cdn", at=100, times=1000))
+        run = forge.run(command(hub, output, tmp_path / "scratch"))
+    assert run.exit == 1, run.said
+    assert "train/05.jsonl.zst: sha256 is" in run.said
+    assert len(receipts(output, "preprocess")) == len(shards) - 1
+    assert "05_text_document.bin" not in pairs(output)
+
+
+def test_terminated_while_a_shard_comes(forge: Forge, shards: dict[str, bytes], output: Path, tmp_path: Path) -> None:
+    with Hub() as hub:
+        hub.add_dataset(REPOSITORY, shards)
+        # Planning has its looks at the first shards; the last one never comes.
+        hub.faults.add(Fault("stall", path="*07*", where="cdn", at=10, seconds=PATIENCE))
+        run = forge.start(command(hub, output, tmp_path / "scratch"))
+        while len(receipts(output, "preprocess")) < len(shards) - 1 and run.poll(0.0) is None:
+            time.sleep(0.01)
+        os.kill(run.pid, signal.SIGTERM)
+        assert run.wait(25) == 143, run.said
+        done = receipts(output, "preprocess")
+        hub.faults.clear()
+        forge.done(command(hub, output, tmp_path / "scratch"))
+        assert_kept(done, receipts(output, "preprocess"))
+
+
+def test_another_source_on_the_same_output_is_refused(forge: Forge, hub: Hub, output: Path, tmp_path: Path) -> None:
+    forge.done(command(hub, output, tmp_path / "scratch", "--sample", 2))
+    run = forge.run(command(hub, output, tmp_path / "scratch", "--sample", 3))
+    assert run.exit == 2 and '"sample": 2' in run.said and '"sample": 3' in run.said
+    done = receipts(output, "preprocess")
+    forge.done(command(hub, output, tmp_path / "scratch", "--sample", 3, "--replace"))
+    after = receipts(output, "preprocess")
+    assert [after[name][2] for name in done] == [files for _, _, files in done.values()], "the smaller sample is kept"
+
+
+def test_a_wrong_key_is_said_before_any_shard_is_read(forge: Forge, hub: Hub, output: Path, tmp_path: Path) -> None:
+    run = forge.run(command(hub, output, tmp_path / "scratch", "--keys", "body"))
+    assert run.exit == 2 and "no key 'body'" in run.said and "--keys" in run.said
+    assert not receipts(output, "preprocess")
+
+
+def test_options_of_a_source_are_refused_for_a_path(forge: Forge, corpus: Path, tmp_path: Path) -> None:
+    run = forge.run(["preprocess", corpus, tmp_path / "o", "--tokenizer", TOKENIZER, "--sample", 2])
+    assert run.exit == 2 and "they choose from a source" in run.said
+    run = forge.run(["preprocess", "hf://datasets/a/b", "--tokenizer", TOKENIZER])
+    assert run.exit == 2 and "name the directory to write to" in run.said
