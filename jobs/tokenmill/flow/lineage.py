@@ -23,12 +23,17 @@ SEARCH_DEPTH = 2
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """A file a stage may read: `identity` changes when its content does, `parts` say where it came from."""
+    """A file a stage may read: `identity` changes when its content does, `parts` say where it came from.
+
+    `records` and `blank` are its lines, where the stage that made it counted them.
+    """
 
     path: str
     bytes: int
     identity: str
     parts: list[Part] = field(repr=False)
+    records: int | None = None
+    blank: int | None = None
 
 
 @dataclass(frozen=True)
@@ -177,7 +182,9 @@ def _unfinished(record: StageRecord, stage: str) -> str:
 
 def _dataset(record: StageRecord, manifest: Manifest, usable: Sequence[str] | None, notes: list[str]) -> Dataset:
     files = [
-        DataFile(entry["path"], entry["bytes"], entry["xxh3_128"], entry["parts"])
+        DataFile(
+            entry["path"], entry["bytes"], entry["xxh3_128"], entry["parts"], entry.get("records"), entry.get("blank")
+        )
         for entry in manifest.files
         if entry.get("role") is None
     ]
