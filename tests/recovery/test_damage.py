@@ -96,7 +96,7 @@ def test_no_manifest_stands_over_missing_data(forge: Forge, corpus: Path, finish
     assert_same_tree(output, tree(finished))
 
 
-@pytest.mark.parametrize("damage", [truncate, delete], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("damage", [truncate, delete, same_size], ids=lambda f: f.__name__)
 def test_the_next_stage_makes_all_but_what_needs_missing_data(
     forge: Forge, corpus: Path, output: Path, tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
@@ -108,7 +108,7 @@ def test_the_next_stage_makes_all_but_what_needs_missing_data(
     assert UNIT in run.said and "run tokenmill extract again" in run.said
     before = receipts(tmp_path / "next", "concatenate")
     assert len(before) == 3
-    forge.done(rerun(corpus, output))
+    forge.done(rerun(corpus, output, *(["--verify-hashes"] if damage is same_size else [])))
     forge.done(command)
     assert_kept(before, receipts(tmp_path / "next", "concatenate"))
 

@@ -11,7 +11,8 @@ BOM = b"\xef\xbb\xbf"
 CONTENT = re.compile(rb"\S")  # for bytes, \S is all but space, \t, \r, \n, \v and \f
 _NEWLINE = 10
 _STEP = 256 << 10  # bytes looked at several times while the core's cache holds them
-_SAMPLE = 16 << 10
+_SHORT = 256  # bytes of a line, on average, below which looking at each takes longer than looking at each byte
+_PATIENCE = 200_000  # short lines that take half as long as loading numpy
 _BLANK_LINE = re.compile(rb"[ \t\r\v\f]*\n")
 
 
@@ -28,6 +29,7 @@ class RecordCounter:
         self.blank = 0
         self.ends_with_newline = True
         self._head: bytes | None = b""  # what came so far, while it may still become a byte-order mark
+        self._short = 0  # short lines, one after the other
         self._open_content = False  # the line that the last block left open has content
 
     def update(self, block: bytes | bytearray, size: int | None = None) -> None:
@@ -56,8 +58,8 @@ class RecordCounter:
             self._open_content = self._open_content or CONTENT.search(block, start, end) is not None
             return
         content = self._open_content or CONTENT.search(block, start, first) is not None
-        short = end - first > 4 * _SAMPLE and block.count(b"\n", first, first + _SAMPLE) > _SAMPLE >> 9
-        lines, blank = (_short_lines if short else _long_lines)(block, first + 1, end)
+        lines, blank = (_short_lines if self._short > _PATIENCE else _long_lines)(block, first + 1, end)
+        self._short = self._short + lines if lines > (end - start) // _SHORT else 0
         self.records += lines - blank + content
         self.blank += blank + (not content)
         self._open_content = CONTENT.search(block, block.rfind(b"\n", start, end) + 1, end) is not None
@@ -89,7 +91,7 @@ def _long_lines(block: bytes | bytearray, start: int, stop: int) -> tuple[int, i
 
 def _short_lines(block: bytes | bytearray, start: int, stop: int) -> tuple[int, int]:
     """Count the same as `_long_lines`, at a speed that does not depend on the lines' length."""
-    import numpy as np  # longer to load than a small file takes, and long lines do without
+    import numpy as np
 
     data = np.frombuffer(block, np.uint8, stop - start + 1, start - 1)  # its first byte is a newline
     newline = data == _NEWLINE
