@@ -131,3 +131,20 @@ def test_stage_record_lost(
     assert run.exit == 0, run.said
     assert_same_tree(output, tree(finished))
     assert_kept(receipts(finished, "extract"), receipts(output, "extract"))
+
+
+def test_a_download_whose_bytes_changed_is_not_extracted(forge: Forge, tmp_path: Path) -> None:
+    """Not every file has a checksum of its own: the manifest does."""
+    source, data = tmp_path / "source", tmp_path / "data"
+    source.mkdir()
+    for name in ("02.jsonl", UNIT):
+        (source / name).write_bytes(b'{"text": "once"}\n' * 100)
+    download, extract = ["download", source, data], ["extract", data, tmp_path / "out", "--processes", 1]
+    forge.done(download)
+    same_size(data)
+    run = forge.run(extract)
+    assert run.exit == 2
+    assert UNIT in run.said and "run tokenmill download again with --verify-hashes" in run.said
+    assert len(receipts(tmp_path / "out", "extract")) == 1
+    forge.done([*download, "--verify-hashes"])
+    forge.done(extract)

@@ -246,6 +246,16 @@ class Workspace:
                 "then this command"
             )
 
+    def check_hash(self, name: str, identity: str, found: str) -> None:
+        """Refuse an input whose bytes are not those that an earlier stage made; `found` is their xxh3-128."""
+        maker = self.plan.upstream.get("stage")
+        if maker and found != identity:
+            raise InputError(
+                f"{self.input_root / name} is damaged: its bytes are not those that the manifest of the {maker} that "
+                f"made it names; run tokenmill {maker} again with --verify-hashes, which makes anew what is damaged "
+                "there, and then this command"
+            )
+
     def path(self, name: str) -> Path:
         """Return where a file of this attempt lies, such as a journal or a spill."""
         return self.directory / name

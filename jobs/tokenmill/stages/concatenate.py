@@ -14,7 +14,7 @@ from typing import Any
 import xxhash
 
 from tokenmill.corpus.records import BOM, RecordCounter
-from tokenmill.errors import InputError, RequestError, TransientError
+from tokenmill.errors import RequestError, TransientError
 from tokenmill.flow.lineage import DataFile, Dataset
 from tokenmill.flow.overlap import Follower
 from tokenmill.flow.partition import groups
@@ -98,7 +98,7 @@ class _Account:
         self.records = self.blank = 0
         self._output = output
         self._workspace = workspace
-        self._maker = workspace.plan.upstream.get("stage")
+        self._known = workspace.plan.upstream.get("stage") is not None  # what the inputs' bytes hash to
         self._back = output.path.open("rb", buffering=0)
         self._buffer = bytearray(BUFFER)
         self._digest = xxhash.xxh3_128()
@@ -113,7 +113,7 @@ class _Account:
                 if count:
                     count.update(BOM)
             for size in self._read(piece.length):
-                if self._maker:
+                if self._known:
                     self._digest.update(memoryview(self._buffer)[:size])
                 if count:
                     count.update(self._buffer, size)
@@ -134,12 +134,7 @@ class _Account:
             length -= size
 
     def _finish(self, item: dict[str, Any]) -> None:
-        if self._maker and self._digest.hexdigest() != item["identity"]:
-            raise InputError(
-                f"{self._workspace.input_root / item['path']} is damaged: its bytes are not those that the manifest of "
-                f"the {self._maker} that made it names; run tokenmill {self._maker} again with --verify-hashes, which "
-                "makes anew what is damaged there, and then this command"
-            )
+        self._workspace.check_hash(item["path"], item["identity"], self._digest.hexdigest())
         counted = item if "records" in item else {"records": self._counter.finish(), "blank": self._counter.blank}
         records = counted["records"]
         self.parts.extend(narrow(item["parts"], records))

@@ -56,12 +56,15 @@ def prepare(dataset: Dataset) -> tuple[dict[str, Any], Callable[[], Plan]]:
 
 def do(unit: Unit, workspace: Workspace) -> Counts:
     """Decompress one file here, while a thread counts its records, hashes and writes."""
+    import xxhash
+
     from tokenmill.corpus.compression import open_decompressed
     from tokenmill.corpus.records import RecordCounter
     from tokenmill.flow.overlap import Follower
 
     (item,) = unit.spec["inputs"]
     counter = RecordCounter()
+    digest = xxhash.xxh3_128()  # of the input: zstd frames may come without a checksum
     output = workspace.open(unit.outputs[0])
 
     def take(buffer: bytearray, size: int) -> None:
@@ -72,7 +75,7 @@ def do(unit: Unit, workspace: Workspace) -> Counts:
     read = turn = 0
     with (
         workspace.reading(item["path"], unit.weight) as path,
-        open_decompressed(path, display=str(path)) as reader,
+        open_decompressed(path, display=str(path), digest=digest) as reader,
         Follower(BUFFERS - 1) as follower,
     ):
         while (got := reader.readinto(memoryview(ring[turn]))) == BUFFER:
@@ -85,6 +88,7 @@ def do(unit: Unit, workspace: Workspace) -> Counts:
         follower.wait()
         take(ring[turn], got)
         workspace.checkpoint(reader.compressed_read - read)
+    workspace.check_hash(item["path"], item["identity"], digest.hexdigest())
     records = counter.finish()
     output.describe(records=records, blank=counter.blank, parts=narrow(item["parts"], records))
     workspace.inputs = [{"path": item["path"], "first": 0, "count": records}]
