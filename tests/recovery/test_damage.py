@@ -96,7 +96,7 @@ def test_no_manifest_stands_over_missing_data(forge: Forge, corpus: Path, finish
     assert_same_tree(output, tree(finished))
 
 
-@pytest.mark.parametrize("damage", [truncate, delete], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("damage", [truncate, delete, same_size], ids=lambda f: f.__name__)
 def test_the_next_stage_makes_all_but_what_needs_missing_data(
     forge: Forge, corpus: Path, output: Path, tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
@@ -108,7 +108,7 @@ def test_the_next_stage_makes_all_but_what_needs_missing_data(
     assert UNIT in run.said and "run tokenmill extract again" in run.said
     before = receipts(tmp_path / "next", "concatenate")
     assert len(before) == 3
-    forge.done(rerun(corpus, output))
+    forge.done(rerun(corpus, output, *(["--verify-hashes"] if damage is same_size else [])))
     forge.done(command)
     assert_kept(before, receipts(tmp_path / "next", "concatenate"))
 
@@ -131,3 +131,20 @@ def test_stage_record_lost(
     assert run.exit == 0, run.said
     assert_same_tree(output, tree(finished))
     assert_kept(receipts(finished, "extract"), receipts(output, "extract"))
+
+
+def test_a_download_whose_bytes_changed_is_not_extracted(forge: Forge, tmp_path: Path) -> None:
+    """Not every file has a checksum of its own: the manifest does."""
+    source, data = tmp_path / "source", tmp_path / "data"
+    source.mkdir()
+    for name in ("02.jsonl", UNIT):
+        (source / name).write_bytes(b'{"text": "once"}\n' * 100)
+    download, extract = ["download", source, data], ["extract", data, tmp_path / "out", "--processes", 1]
+    forge.done(download)
+    same_size(data)
+    run = forge.run(extract)
+    assert run.exit == 2
+    assert UNIT in run.said and "run tokenmill download again with --verify-hashes" in run.said
+    assert len(receipts(tmp_path / "out", "extract")) == 1
+    forge.done([*download, "--verify-hashes"])
+    forge.done(extract)

@@ -119,6 +119,24 @@ def test_full_disk(
     assert_kept(kept, receipts(output, stage))
 
 
+@pytest.mark.parametrize("stage", ["extract", "concatenate"])
+def test_full_disk_in_the_middle_of_a_large_file(forge: Forge, disk: Disk, stage: str) -> None:
+    """Where a thread writes, what it meets ends the run as it would have without."""
+    source, output = disk.path / "source", disk.path / "out"
+    source.mkdir()
+    (source / "a.jsonl").write_bytes(b'{"text": "%s"}\n' % (b"x" * 1000) * 30_000)
+    disk.remount("size=40m")
+    command = [stage, source, output, "--processes", 1, *(["--target-files", 1] if stage == "concatenate" else [])]
+    run = forge.run(command)
+    assert run.exit == 2
+    assert "no space left" in run.said and "free space" in run.said and "Traceback" not in run.said
+    assert not list((output / ".tokenmill" / stage / "attempts").iterdir())
+    disk.remount("size=70m")
+    forge.done(command)
+    (made,) = output.glob("*.jsonl")
+    assert made.read_bytes() == (source / "a.jsonl").read_bytes()
+
+
 def test_read_only_output(forge: Forge, corpus: Path, disk: Disk, tmp_path: Path) -> None:
     output, whole = disk.path / "out", tmp_path / "whole"
     command = ["extract", corpus, output, "--processes", 1]

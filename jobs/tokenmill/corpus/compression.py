@@ -20,7 +20,7 @@ DATA_SUFFIXES = (
     ".parquet",
 )
 
-_FEED = 64 << 10  # compressed bytes given to a decoder at a time
+_FEED = 256 << 10  # compressed bytes given to a decoder at a time: each time may wait for another thread of Python
 _XZ_MEMORY = 512 << 20
 _MAGIC = {"gz": b"\x1f\x8b", "bz2": b"BZh", "xz": b"\xfd7zXZ\0"}
 
@@ -52,13 +52,18 @@ class DecompressedReader:
 
     Raises InputError, naming the file and the offset in it, where the data are damaged, cut short or
     followed by something else.
+
+    `digest`, a hash object, is fed the file's own bytes: all of them, once the end was reached.
     """
 
-    def __init__(self, path: Path, *, display: str | None = None, chunk: int = 1 << 20) -> None:
+    def __init__(
+        self, path: Path, *, display: str | None = None, chunk: int = 1 << 20, digest: "Digest | None" = None
+    ) -> None:
         self.display = display or str(path)
         self.codec = strip_compression(path.name)[1]
         self.compressed_read = 0
         self._chunk = chunk
+        self._digest = digest
         self._file: IO[bytes] = path.open("rb", buffering=0)
         self._stream = self._decode()
 
@@ -111,8 +116,13 @@ class DecompressedReader:
 
     def _read(self, size: int) -> bytes:
         data = self._file.read(size)
-        self.compressed_read += len(data)
+        self._taken(data)
         return data
+
+    def _taken(self, data: bytes | memoryview) -> None:
+        self.compressed_read += len(data)
+        if self._digest is not None:
+            self._digest.update(data)
 
     def _damaged(self, offset: int, why: str) -> InputError:
         return InputError(f"{self.display}: damaged {self.codec} data near byte {offset:,}: {why}. {REMEDY}")
@@ -135,9 +145,18 @@ class DecompressedReader:
 REMEDY = "Put a whole copy in its place; if it was downloaded, delete it and run tokenmill download again."
 
 
-def open_decompressed(path: Path, *, display: str | None = None, chunk: int = 1 << 20) -> DecompressedReader:
+def open_decompressed(
+    path: Path, *, display: str | None = None, chunk: int = 1 << 20, digest: "Digest | None" = None
+) -> DecompressedReader:
     """Open a plain or compressed file for reading in blocks; see DecompressedReader."""
-    return DecompressedReader(path, display=display, chunk=chunk)
+    return DecompressedReader(path, display=display, chunk=chunk, digest=digest)
+
+
+class Digest(Protocol):
+    """A hash object."""
+
+    def update(self, data: bytes | memoryview, /) -> None:
+        """Take the next bytes."""
 
 
 class _Stream(Protocol):
@@ -160,7 +179,7 @@ class _Plain:
         done = 0
         while got := self._reader._file.readinto(buffer[done:]):  # type: ignore[attr-defined]
             done += got
-        self._reader.compressed_read += done
+        self._reader._taken(buffer[:done])
         return done
 
 

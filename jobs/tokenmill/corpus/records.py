@@ -1,16 +1,18 @@
 """Count the records of line-delimited text at the speed of the disk.
 
 extract and concatenate account for records with it without parsing any; `corpus.readers` agrees with
-its count on every file. Only workers import this module.
+its count on every file.
 """
 
 import re
 
-import numpy as np
-
 BOM = b"\xef\xbb\xbf"
 
 CONTENT = re.compile(rb"\S")  # for bytes, \S is all but space, \t, \r, \n, \v and \f
+_NEWLINE = 10
+_STEP = 256 << 10  # bytes looked at several times while the core's cache holds them
+_SHORT = 256  # bytes of a line, on average, below which looking at each takes longer than looking at each byte
+_PATIENCE = 200_000  # short lines that take half as long as loading numpy
 _BLANK_LINE = re.compile(rb"[ \t\r\v\f]*\n")
 
 
@@ -27,31 +29,40 @@ class RecordCounter:
         self.blank = 0
         self.ends_with_newline = True
         self._head: bytes | None = b""  # what came so far, while it may still become a byte-order mark
+        self._short = 0  # short lines, one after the other
         self._open_content = False  # the line that the last block left open has content
 
-    def update(self, block: bytes | bytearray | memoryview) -> None:
-        """Take the file's next block."""
-        block = bytes(block)
+    def update(self, block: bytes | bytearray, size: int | None = None) -> None:
+        """Take the file's next block, or its first `size` bytes."""
+        end = len(block) if size is None else size
+        start = 0
         if self._head is not None:
-            block = self._head + block
-            if len(block) < len(BOM) and BOM.startswith(block):
-                self._head = block
+            head = self._head + block[: min(end, len(BOM))]
+            if len(head) < len(BOM) and BOM.startswith(head):
+                self._head = head
                 return
+            if head.startswith(BOM):
+                start = len(BOM) - len(self._head)
+            else:
+                self._open_content = len(self._head) > 0
             self._head = None
-            block = block.removeprefix(BOM)
-        if not block:
-            return
-        self.ends_with_newline = block.endswith(b"\n")
-        first = block.find(b"\n")
+        while start < end:
+            stop = min(end, start + _STEP)
+            self._count(block, start, stop)
+            start = stop
+
+    def _count(self, block: bytes | bytearray, start: int, end: int) -> None:
+        self.ends_with_newline = block[end - 1] == _NEWLINE
+        first = block.find(b"\n", start, end)
         if first < 0:
-            self._open_content = self._open_content or CONTENT.search(block) is not None
+            self._open_content = self._open_content or CONTENT.search(block, start, end) is not None
             return
-        content = self._open_content or CONTENT.search(block, 0, first) is not None
-        inner = _long_lines if block.count(b"\n", 0, 1 << 16) < 128 else _short_lines
-        lines, blank = inner(block, first + 1)
+        content = self._open_content or CONTENT.search(block, start, first) is not None
+        lines, blank = (_short_lines if self._short > _PATIENCE else _long_lines)(block, first + 1, end)
+        self._short = self._short + lines if lines > (end - start) // _SHORT else 0
         self.records += lines - blank + content
         self.blank += blank + (not content)
-        self._open_content = CONTENT.search(block, block.rfind(b"\n") + 1) is not None
+        self._open_content = CONTENT.search(block, block.rfind(b"\n", start, end) + 1, end) is not None
 
     def finish(self) -> int:
         """Count the last line where it has no newline, and give the number of records."""
@@ -66,27 +77,29 @@ class RecordCounter:
         return self.records
 
 
-def _long_lines(block: bytes, start: int) -> tuple[int, int]:
-    """Count (lines, blank lines) that begin at `start` or later and end in the block, line by line."""
+def _long_lines(block: bytes | bytearray, start: int, stop: int) -> tuple[int, int]:
+    """Count (lines, blank lines) that begin at `start` or later and end before `stop`, line by line."""
     lines = blank = 0
     find = block.find
-    while (end := find(b"\n", start)) >= 0:
+    while (end := find(b"\n", start, stop)) >= 0:
         lines += 1
-        if block[start] <= 32 and _BLANK_LINE.match(block, start):
+        if block[start] <= 32 and _BLANK_LINE.match(block, start, stop):
             blank += 1
         start = end + 1
     return lines, blank
 
 
-def _short_lines(block: bytes, start: int) -> tuple[int, int]:
+def _short_lines(block: bytes | bytearray, start: int, stop: int) -> tuple[int, int]:
     """Count the same as `_long_lines`, at a speed that does not depend on the lines' length."""
-    data = np.frombuffer(block, np.uint8)[start - 1 :]  # its first byte is a newline
-    newline = data == 10
+    import numpy as np
+
+    data = np.frombuffer(block, np.uint8, stop - start + 1, start - 1)  # its first byte is a newline
+    newline = data == _NEWLINE
     suspect = data[1:] <= 32  # only such a line can be blank
     suspect &= newline[:-1]
     blank = 0
     if suspect.any():
         blank = int(np.count_nonzero(suspect & newline[1:]))
         starts = np.flatnonzero(suspect & ~newline[1:]) + start
-        blank += sum(_BLANK_LINE.match(block, at) is not None for at in starts.tolist())
+        blank += sum(_BLANK_LINE.match(block, at, stop) is not None for at in starts.tolist())
     return int(np.count_nonzero(newline)) - 1, blank

@@ -26,6 +26,7 @@ class DataFile:
     """A file a stage may read: `identity` changes when its content does, `parts` say where it came from.
 
     `remote` says how to fetch one that is not here yet (corpus.source.RemoteFile.spec).
+    `records` and `blank` are its lines, where the stage that made it counted them.
     """
 
     path: str
@@ -33,6 +34,8 @@ class DataFile:
     identity: str
     parts: list[Part] = field(repr=False)
     remote: dict[str, Any] | None = None
+    records: int | None = None
+    blank: int | None = None
 
 
 @dataclass(frozen=True)
@@ -181,7 +184,9 @@ def _unfinished(record: StageRecord, stage: str) -> str:
 
 def _dataset(record: StageRecord, manifest: Manifest, usable: Sequence[str] | None, notes: list[str]) -> Dataset:
     files = [
-        DataFile(entry["path"], entry["bytes"], entry["xxh3_128"], entry["parts"])
+        DataFile(
+            entry["path"], entry["bytes"], entry["xxh3_128"], entry["parts"], entry.get("records"), entry.get("blank")
+        )
         for entry in manifest.files
         if entry.get("role") is None
     ]

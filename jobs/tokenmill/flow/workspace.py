@@ -42,6 +42,9 @@ from tokenmill.flow.attempt import (
 )
 from tokenmill.flow.record import Counts, Plan, StageRecord, Unit
 
+WRITE_BACK = 32 << 20
+"""Bytes written before the disk is set to work on them, so that little is left for the fsync at the end."""
+
 _NO_KERNEL_COPY = (errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM)
 
 
@@ -55,6 +58,8 @@ class OutputFile:
         self.bytes = keep
         self.about: dict[str, Any] = {}
         self._digest = xxhash.xxh3_128()
+        self._hashed = keep
+        self._begun = keep  # up to where write-back was begun
         if keep:
             os.truncate(path, keep)
             if update_hash(self._digest, path, keep) != keep:
@@ -67,22 +72,26 @@ class OutputFile:
     def write(self, data: Any) -> None:
         """Append a bytes-like object."""
         view = memoryview(data).cast("B")
-        self._digest.update(view)
+        self.hash(view)
+        self.append(view)
+
+    def append(self, data: Any) -> None:
+        """Append bytes that `hash` is given too, in their order; another thread may do that."""
+        view = memoryview(data)
         self.bytes += len(view)
-        while len(view):
+        while view:
             view = view[self._file.write(view) :]
+        self._write_back()
 
-    def copy_from(self, source: IO[bytes], offset: int, length: int, data: memoryview) -> None:
-        """Append `length` bytes of an open file from `offset`, in the kernel where it can; `data` are those bytes.
+    def copy_from(self, source: IO[bytes], offset: int, length: int) -> None:
+        """Append so many bytes of an open file, in the kernel where it can, and leave them to `hash` as well.
 
-        The caller has read them to count records, so hashing them costs no second read. The kernel's
-        copy shares blocks where the file system can and spares a copy through user space elsewhere.
+        The kernel's copy shares blocks where the file system can and spares a copy through user space elsewhere.
         """
-        self._digest.update(data)
-        done = 0
-        while self._kernel_copy and done < length:
+        end = offset + length
+        while self._kernel_copy and offset < end:
             try:
-                moved = os.copy_file_range(source.fileno(), self._file.fileno(), length - done, offset + done)
+                moved = os.copy_file_range(source.fileno(), self._file.fileno(), end - offset, offset)
             except OSError as error:
                 if error.errno not in _NO_KERNEL_COPY:
                     raise
@@ -90,18 +99,33 @@ class OutputFile:
                 break
             if moved == 0:
                 break
-            done += moved
-        rest = data[done:]
-        while len(rest):
-            rest = rest[self._file.write(rest) :]
-        self.bytes += length
+            offset += moved
+            self.bytes += moved
+        while offset < end:
+            data = os.pread(source.fileno(), min(end - offset, COPY_CHUNK), offset)
+            if not data:
+                raise TransientError(f"{source.name} became shorter while it was read; run the same command again")
+            self.append(data)
+            offset += len(data)
+        self._write_back()
+
+    def _write_back(self) -> None:
+        if self.bytes - self._begun >= WRITE_BACK and hasattr(os, "posix_fadvise"):
+            # On Linux this begins to write what is dirty, without waiting; what is being written stays in memory.
+            os.posix_fadvise(self._file.fileno(), self._begun, 0, os.POSIX_FADV_DONTNEED)
+            self._begun = self.bytes
+
+    def hash(self, data: memoryview) -> None:
+        """Hash the next of the bytes that were appended."""
+        self._digest.update(data)
+        self._hashed += len(data)
 
     def restart(self) -> None:
         """Forget what was written: the next byte is the file's first."""
         self._file.truncate(0)
         self._file.seek(0)
         self._digest = xxhash.xxh3_128()
-        self.bytes = 0
+        self.bytes = self._hashed = self._begun = 0
 
     def sync(self) -> None:
         """Make what is written so far durable (a journal is about to say it is there)."""
@@ -123,6 +147,10 @@ class OutputFile:
 
     def entry(self) -> dict[str, Any]:
         """Return what the receipt says of this file."""
+        if self._hashed != self.bytes:
+            raise TokenmillError(
+                f"{self.final}: {self._hashed} of {self.bytes} bytes hashed. This is a bug in tokenmill"
+            )
         return {"path": self.final, "bytes": self.bytes, "xxh3_128": self._digest.hexdigest(), **self.about}
 
 
@@ -219,6 +247,16 @@ class Workspace:
                 f"{path} {'is missing' if found is None else f'has {found} bytes'}, and the manifest of the {maker} "
                 f"that made it says {size}: run tokenmill {maker} again, which makes only what is missing there, and "
                 "then this command"
+            )
+
+    def check_hash(self, name: str, identity: str, found: str) -> None:
+        """Refuse an input whose bytes are not those that an earlier stage made; `found` is their xxh3-128."""
+        maker = self.plan.upstream.get("stage")
+        if maker and found != identity:
+            raise InputError(
+                f"{self.input_root / name} is damaged: its bytes are not those that the manifest of the {maker} that "
+                f"made it names; run tokenmill {maker} again with --verify-hashes, which makes anew what is damaged "
+                "there, and then this command"
             )
 
     def path(self, name: str) -> Path:
@@ -344,16 +382,3 @@ class Workspace:
 def nothing_common(*_: Any) -> Iterator[None]:
     """Serve as the `common` of a stage whose units share nothing."""
     yield None
-
-
-def copy_chunks(source: IO[bytes], buffer: memoryview) -> Any:
-    """Yield (offset, bytes read) for a whole file read into `buffer` from its start."""
-    offset = 0
-    while got := source.readinto(buffer):  # type: ignore[attr-defined]
-        yield offset, got
-        offset += got
-
-
-def copy_buffer() -> memoryview:
-    """Return a buffer for `copy_chunks`."""
-    return memoryview(bytearray(COPY_CHUNK))

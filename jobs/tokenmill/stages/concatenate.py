@@ -5,11 +5,18 @@ Stands between extract and preprocess, and can be left out: preprocess groups fi
 file is left out, since in the middle of a file it would be a broken record.
 """
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
 from typing import Any
 
-from tokenmill.errors import RequestError
-from tokenmill.flow.lineage import Dataset
+import xxhash
+
+from tokenmill.corpus.records import BOM, RecordCounter
+from tokenmill.errors import RequestError, TransientError
+from tokenmill.flow.lineage import DataFile, Dataset
+from tokenmill.flow.overlap import Follower
 from tokenmill.flow.partition import groups
 from tokenmill.flow.provenance import narrow
 from tokenmill.flow.record import Counts, Plan, Unit
@@ -18,6 +25,12 @@ from tokenmill.flow.workspace import OutputFile, Workspace, nothing_common
 RESUMABLE = False
 THREADS = False
 common = nothing_common
+
+PIECE = 16 << 20
+"""Bytes copied before they are read back: few enough to be in the page cache still."""
+AHEAD = 2
+"""How many such pieces the copy may be ahead of the reading back."""
+BUFFER = 512 << 10
 
 
 def prepare(dataset: Dataset, *, target_files: int, name: str) -> tuple[dict[str, Any], Callable[[], Plan]]:
@@ -44,10 +57,7 @@ def prepare(dataset: Dataset, *, target_files: int, name: str) -> tuple[dict[str
             )
         units = []
         for index, run in enumerate(groups([file.bytes for file in files], target_files)):
-            inputs = [
-                {"path": files[i].path, "bytes": files[i].bytes, "identity": files[i].identity, "parts": files[i].parts}
-                for i in run
-            ]
+            inputs = [_input(files[i]) for i in run]
             final = f"{name}-{index:05d}-of-{target_files:05d}.jsonl"
             weight = sum(files[i].bytes for i in run)
             units.append(Unit(final, weight, {"inputs": inputs}, [final]))
@@ -56,36 +66,124 @@ def prepare(dataset: Dataset, *, target_files: int, name: str) -> tuple[dict[str
     return request, make
 
 
+def _input(file: DataFile) -> dict[str, Any]:
+    said = {"path": file.path, "bytes": file.bytes, "identity": file.identity, "parts": file.parts}
+    counted = file.records is not None and file.blank is not None
+    return {**said, "records": file.records, "blank": file.blank} if counted else said
+
+
+@dataclass(slots=True)
+class _Piece:
+    """Bytes of an input that were appended to the output: all of it, or one piece of a large one.
+
+    `skipped` and `newline` tell whether a byte-order mark was left out before them and a newline put behind them,
+    `last` whether they end the input.
+    """
+
+    item: dict[str, Any]
+    length: int
+    skipped: bool = False
+    newline: bool = False
+    last: bool = False
+
+
+class _Account:
+    """What becomes known of the bytes appended: the output's hash, and each input's hash and records.
+
+    They are read back from the output, out of the page cache: so an input is known to be what its manifest
+    says as it was copied, not as it was a moment before or after.
+    """
+
+    def __init__(self, output: OutputFile, workspace: Workspace) -> None:
+        self.parts: list[dict[str, Any]] = []
+        self.records = self.blank = 0
+        self._output = output
+        self._workspace = workspace
+        self._known = workspace.plan.upstream.get("stage") is not None  # what the inputs' bytes hash to
+        self._back = output.path.open("rb", buffering=0)
+        self._buffer = bytearray(BUFFER)
+        self._digest = xxhash.xxh3_128()
+        self._counter = RecordCounter()
+
+    def take(self, pieces: list[_Piece]) -> None:
+        """Read back pieces, in the order they were appended."""
+        for piece in pieces:
+            count = self._counter if "records" not in piece.item else None
+            if piece.skipped:
+                self._digest.update(BOM)
+                if count:
+                    count.update(BOM)
+            for size in self._read(piece.length):
+                if self._known:
+                    self._digest.update(memoryview(self._buffer)[:size])
+                if count:
+                    count.update(self._buffer, size)
+            for _ in self._read(int(piece.newline)):
+                pass  # hashed as the output's alone
+            if piece.last:
+                self._finish(piece.item)
+
+    def _read(self, length: int) -> Iterator[int]:
+        """Read on into the buffer, hashing it as the output's, and yield how much it holds."""
+        while length:
+            view = memoryview(self._buffer)[: min(length, BUFFER)]
+            size = self._back.readinto(view)
+            if not size:
+                raise TransientError(f"{self._back.name} is shorter than was written; run the same command again")
+            self._output.hash(view[:size])
+            yield size
+            length -= size
+
+    def _finish(self, item: dict[str, Any]) -> None:
+        self._workspace.check_hash(item["path"], item["identity"], self._digest.hexdigest())
+        counted = item if "records" in item else {"records": self._counter.finish(), "blank": self._counter.blank}
+        records = counted["records"]
+        self.parts.extend(narrow(item["parts"], records))
+        self._workspace.inputs.append({"path": item["path"], "first": self.records, "count": records})
+        self.records += records
+        self.blank += counted["blank"]
+        self._digest.reset()
+        self._counter = RecordCounter()
+
+    def close(self) -> None:
+        """Close what is read back."""
+        self._back.close()
+
+
 def do(unit: Unit, workspace: Workspace) -> Counts:
-    """Join one run of files, counting records and keeping where each file's begin."""
+    """Join one run of files here, while a thread hashes and counts, keeping where each file's records begin."""
     output = workspace.open(unit.outputs[0])
-    parts: list[dict[str, Any]] = []
-    records = blank = 0
-    for item in unit.spec["inputs"]:
-        count, empty = _append(output, workspace, item["path"], item["bytes"])
-        parts.extend(narrow(item["parts"], count))
-        workspace.inputs.append({"path": item["path"], "first": records, "count": count})
-        records += count
-        blank += empty
-    output.describe(records=records, parts=parts)
-    return {"in": records, "out": records, "rejected": 0, "blank": blank}
+    waiting: list[_Piece] = []
+    length = 0
+    with closing(_Account(output, workspace)) as account, Follower(AHEAD) as follower:
+        for item in unit.spec["inputs"]:
+            for piece in _append(output, workspace, item):
+                waiting.append(piece)
+                length += piece.length
+                if length >= PIECE:
+                    follower.do(account.take, waiting)
+                    waiting, length = [], 0
+                workspace.checkpoint(piece.length)
+        follower.wait()
+        account.take(waiting)
+    output.describe(records=account.records, parts=account.parts)
+    return {"in": account.records, "out": account.records, "rejected": 0, "blank": account.blank}
 
 
-def _append(output: OutputFile, workspace: Workspace, name: str, size: int) -> tuple[int, int]:
-    """Append one file; return its records and blank lines."""
-    from tokenmill.corpus.records import BOM, RecordCounter
-    from tokenmill.flow.workspace import copy_buffer, copy_chunks
-
-    counter = RecordCounter()
-    buffer = copy_buffer()
-    with workspace.reading(name, size) as path, path.open("rb", buffering=0) as source:
-        for offset, got in copy_chunks(source, buffer):
-            block = buffer[:got]
-            counter.update(block)
-            skip = len(BOM) if offset == 0 and block[: len(BOM)] == BOM else 0
-            output.copy_from(source, offset + skip, got - skip, block[skip:])
-            workspace.checkpoint(got)
-    records = counter.finish()
-    if not counter.ends_with_newline:
-        output.write(b"\n")
-    return records, counter.blank
+def _append(output: OutputFile, workspace: Workspace, item: dict[str, Any]) -> Iterator[_Piece]:
+    """Append one file, whole lines alone, and say so piece by piece."""
+    size = item["bytes"]
+    with workspace.reading(item["path"], size) as path, path.open("rb", buffering=0) as source:
+        skipped = os.pread(source.fileno(), len(BOM), 0) == BOM
+        offset = len(BOM) if skipped else 0
+        newline = size > offset and os.pread(source.fileno(), 1, size - 1) != b"\n"
+        last = False
+        while not last:
+            length = min(size - offset, PIECE)
+            output.copy_from(source, offset, length)
+            offset += length
+            last = offset == size
+            if last and newline:
+                output.append(b"\n")
+            yield _Piece(item, length, skipped, last and newline, last)
+            skipped = False

@@ -17,6 +17,11 @@ RESUMABLE = False
 THREADS = False
 common = nothing_common
 
+BUFFER = 1 << 20
+"""Bytes decompressed at a time: large enough to amortise the hand-over, small enough for the caches."""
+BUFFERS = 4
+"""How many of them: one is filled, one is counted, hashed and written, and the others level out."""
+
 
 def prepare(dataset: Dataset) -> tuple[dict[str, Any], Callable[[], Plan]]:
     """Plan one unit per file of the dataset; Parquet is refused, since preprocess reads it as it is."""
@@ -51,24 +56,41 @@ def prepare(dataset: Dataset) -> tuple[dict[str, Any], Callable[[], Plan]]:
 
 
 def do(unit: Unit, workspace: Workspace) -> Counts:
-    """Decompress one file, counting its records on the way."""
+    """Decompress one file here, while a thread counts its records, hashes and writes."""
+    import xxhash
+
     from tokenmill.corpus.compression import open_decompressed
     from tokenmill.corpus.records import RecordCounter
+    from tokenmill.flow.overlap import Follower
 
     (item,) = unit.spec["inputs"]
     counter = RecordCounter()
+    digest = xxhash.xxh3_128()  # of the input: zstd frames may come without a checksum
     output = workspace.open(unit.outputs[0])
-    read = 0
+
+    def take(buffer: bytearray, size: int) -> None:
+        counter.update(buffer, size)
+        output.write(memoryview(buffer)[:size])
+
+    ring = [bytearray(BUFFER)]
+    read = turn = 0
     with (
         workspace.reading(item["path"], unit.weight) as path,
-        open_decompressed(path, display=str(path), chunk=4 << 20) as blocks,
+        open_decompressed(path, display=str(path), digest=digest) as reader,
+        Follower(BUFFERS - 1) as follower,
     ):
-        for block in blocks:
-            counter.update(block)
-            output.write(block)
-            workspace.checkpoint(blocks.compressed_read - read)
-            read = blocks.compressed_read
+        while (got := reader.readinto(memoryview(ring[turn]))) == BUFFER:
+            follower.do(take, ring[turn], got)
+            turn = (turn + 1) % BUFFERS
+            if turn == len(ring):
+                ring.append(bytearray(BUFFER))
+            workspace.checkpoint(reader.compressed_read - read)
+            read = reader.compressed_read
+        follower.wait()
+        take(ring[turn], got)
+        workspace.checkpoint(reader.compressed_read - read)
+    workspace.check_hash(item["path"], item["identity"], digest.hexdigest())
     records = counter.finish()
-    output.describe(records=records, parts=narrow(item["parts"], records))
+    output.describe(records=records, blank=counter.blank, parts=narrow(item["parts"], records))
     workspace.inputs = [{"path": item["path"], "first": 0, "count": records}]
     return {"in": records, "out": records, "rejected": 0, "blank": counter.blank}
