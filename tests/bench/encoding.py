@@ -105,21 +105,20 @@ def megatron(s: Setting) -> Section:
         return run([python, checkout / "tools" / f"{name}.py", *arguments], cpus=s.cpus, env=environment)
 
     classic, fast = "preprocess_data", "preprocess_data_fast"
-    sides: dict[str, Callable[[], Run]] = {
-        WORKER: partial(s.worker, tokenizer, corpus.given, output, processes=2, cpus=s.cpus),
-        FIRST: partial(first_command, s, tokenizer, corpus.given, 2, s.cpus),
-        fast: partial(tool, fast, "--use-gigatoken"),
-    }
-    slow: list[Run] = []
+    rounds = iter(range(s.rounds))
 
-    def seldom() -> Run:
+    def seldom() -> Run | None:
         """Run the classic tool in the first two rounds alone: it takes minutes, and hardly varies."""
-        if len(slow) < 2:
-            slow.append(tool(classic, "--workers", "2"))
-        return slow[-1]
+        return tool(classic, "--workers", "2") if next(rounds) < 2 else None
 
-    runs = s.in_rounds(sides | {classic: seldom})
-    runs[classic] = slow
+    runs = s.in_rounds(
+        {
+            WORKER: partial(s.worker, tokenizer, corpus.given, output, processes=2, cpus=s.cpus),
+            FIRST: partial(first_command, s, tokenizer, corpus.given, 2, s.cpus),
+            fast: partial(tool, fast, "--use-gigatoken"),
+            classic: seldom,
+        }
+    )
 
     ours = [path for kind in ("bin", "idx") for path in sorted(output.glob(f"*.{kind}"))]
     theirs = [s.scratch / classic / f"x_text_document.{kind}" for kind in ("bin", "idx")]
@@ -139,7 +138,7 @@ def megatron(s: Setting) -> Section:
     section.add_runs(runs, corpus.megabytes)
     section.notes += [
         "The classic tool's .bin and .idx have the SHA-256 of tokenmill's. It ran in "
-        f"{len(slow)} of {s.rounds} rounds.",
+        f"{len(runs[classic])} of {s.rounds} rounds.",
         f"The fast tool's .bin has {tokens[0] - tokens[1]:,} tokens less: {corpus.about['documents']:,} documents "
         "without BOS." if tokens[0] != tokens[1] else "The fast tool made as many tokens.",
     ]  # fmt: skip

@@ -59,7 +59,7 @@ class Setting:
         """512 MB of mixed text."""
         return mixed(self.cache, self.size(512, 4))
 
-    def in_rounds(self, sides: Mapping[str, Callable[[], Run]]) -> dict[str, list[Run]]:
+    def in_rounds(self, sides: Mapping[str, Callable[[], Run | None]]) -> dict[str, list[Run]]:
         """Run the sides in turn, as often as was asked."""
         return in_rounds(self.rounds, sides, say)
 
@@ -77,9 +77,11 @@ class Setting:
         *options: str | Path,
         cpus: Sequence[int] = (),
         watch: bool = False,
+        env: Mapping[str, str] = {},
     ) -> Run:
         """Run a stage, and see that it did all of its work now."""
-        done = run([*TOKENMILL, stage, source, output, *options, "--json"], cpus=cpus or self.cpus, watch=watch)
+        command = [*TOKENMILL, stage, source, output, *options, "--json"]
+        done = run(command, cpus=cpus or self.cpus, watch=watch, env=env)
         result = done.result
         if not result["complete"] or result["units_done_now"] != result["units"]:
             raise Failed(f"tokenmill {stage} did not do all of its work: {result}")
@@ -111,9 +113,9 @@ class Setting:
         records = Path(".tokenmill", "preprocess", "encoders")
         if tokenizer not in self._judged:
             made = self.kept / f"judged-{tokenizer}"
-            self._judged[tokenizer] = made
             arguments = ("--tokenizer", self.tokenizers / tokenizer, *NOTHING_TO_DO, "--json")
             run([*TOKENMILL, "preprocess", self.small.given, made, *arguments])
+            self._judged[tokenizer] = made
         for part in (records, Path("tokenizer")):
             shutil.copytree(self._judged[tokenizer] / part, output / part)
         return output

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -11,10 +12,11 @@ from pathlib import Path
 from .corpora import Corpus, need, shaped
 from .encoding import sha256
 from .measure import MB, Failed, Run, run
-from .mill import NOTHING_TO_DO, Setting, data_bytes, undo
+from .mill import Setting, data_bytes, undo
 from .report import Figure, Section, ratios
 
 CONNECTIONS = 8
+MEMORY = "/dev/shm"
 DATASET = "bench/corpus"
 
 
@@ -95,6 +97,7 @@ def download(s: Setting) -> Section:
             {
                 "download": mill,
                 "curl": fetch,
+                "curl, sync": partial(fetch, " && sync *"),
                 "curl, sha256sum, sync": partial(fetch, " && sha256sum * > sums && rm sums && sync *"),
             }
         )
@@ -106,7 +109,10 @@ def download(s: Setting) -> Section:
     what = f"wall time of download, sha256 and fsync included, {CONNECTIONS} connections"
     section.figures += [
         Figure(what, "of `curl --parallel`", ratios(runs["download"], runs["curl"]), "of it", most=1.15),
-        Figure(what, "of curl, sha256sum, sync", ratios(runs["download"], runs["curl, sha256sum, sync"]), "of it"),
+        *(
+            Figure(what, f"of {side}", ratios(runs["download"], runs[side]), "of it")
+            for side in ("curl, sync", "curl, sha256sum, sync")
+        ),
     ]
     section.add_runs(runs, sum(path.stat().st_size for path in served) / MB)
     rate = section.runs["curl"]["mb_per_second"]["median"]
@@ -140,7 +146,7 @@ def fused(s: Setting) -> Section:
     disk's file system write (`ru_oublock`), wherever in the tree of processes.
     """
     tokenizer = "llama3_1"
-    if s.scratch.stat().st_dev == os.stat("/dev/shm").st_dev:
+    if s.scratch.stat().st_dev == os.stat(MEMORY).st_dev:
         raise Failed(f"{s.scratch} is no disk; name another directory with --cache")
     corpus = s.large
     need(s.scratch, 5 * corpus.about["jsonl_bytes"])
@@ -149,14 +155,15 @@ def fused(s: Setting) -> Section:
     with hub(s, shards) as endpoint:
         options = ("--endpoint", endpoint)
         recipe = ("--tokenizer", s.tokenizers / tokenizer)
-        streamed = ("--scratch", f"/dev/shm/tokenmill-bench-{os.getpid()}")
+        own = Path(MEMORY, f"tokenmill-bench-{os.getpid()}")
+        streamed, env = ("--scratch", own), {"TMPDIR": MEMORY}
 
         def stages() -> Run:
             data, done = s.fresh("data"), []
             done.append(s.mill("download", uri, data, *options))
             done.append(s.mill("extract", data, data / "extracted"))
             done.append(s.mill("concatenate", data, data / "concatenated", "--target-files", "4"))
-            done.append(s.mill("preprocess", data, data / "preprocessed", *recipe))
+            done.append(s.mill("preprocess", data, data / "preprocessed", *recipe, env=env))
             return Run(
                 seconds=sum(run.seconds for run in done),
                 cpu_seconds=sum(run.cpu_seconds for run in done),
@@ -166,39 +173,25 @@ def fused(s: Setting) -> Section:
             )
 
         def whole() -> Run:
-            return s.mill("preprocess", uri, s.fresh("fused"), *options, *recipe, *streamed)
+            return s.mill("preprocess", uri, s.fresh("fused"), *options, *recipe, *streamed, env=env)
 
-        planned = s.judged(tokenizer, s.fresh("planned"))
-        run(
-            [
-                sys.executable,
-                "-m",
-                "tokenmill",
-                "preprocess",
-                uri,
-                planned,
-                *options,
-                *recipe,
-                *streamed,
-                *NOTHING_TO_DO,
-            ]
-        )
+        planned = s.planned(tokenizer, uri, "planned", *options, *streamed)
 
         def worker() -> Run:
             undo(planned)
-            return s.mill("preprocess", uri, planned, *options, *recipe, *streamed)
+            return s.mill("preprocess", uri, planned, *options, *recipe, *streamed, env=env)
 
         sides: dict[str, Callable[[], Run]] = {
             "fused worker": worker,
             "fused, first command": whole,
             "by stages": stages,
         }
-        runs = s.in_rounds(sides)
-    made = {
-        name: data_bytes(s.scratch / where)
-        for name, where in (("fused worker", "planned"), ("fused, first command", "fused"))
-    }
-    made["by stages"] = data_bytes(data / "preprocessed")
+        try:
+            runs = s.in_rounds(sides)
+        finally:
+            shutil.rmtree(own, ignore_errors=True)
+    outputs = (planned, s.scratch / "fused", data / "preprocessed")
+    made = dict(zip(sides, map(data_bytes, outputs), strict=True))
     tokens = {name: of[0].result["counts"]["tokens"] for name, of in runs.items()}
     if len(set(tokens.values())) != 1:
         raise Failed(f"not the same tokens: {tokens}")
