@@ -75,8 +75,8 @@ conformance: $(VENV)/.installed-dev $(MEGATRON_VENV)/.installed $(NPM_TOKENIZERS
 	TOKENMILL_MEGATRON_PYTHON=$(abspath $(MEGATRON_VENV)/bin/python) \
 	  $(BIN)/python -m pytest -n 2 -m conformance
 
-bench: $(VENV)/.installed-dev $(VENV)/.installed-bench $(NPM_TOKENIZERS)/llama3_1 ## Measure against what people use instead
-	$(BIN)/python -m tests.bench --tokenizer $(NPM_TOKENIZERS)/llama3_1 --alternatives .venv-bench/bin/python
+bench: $(VENV)/.installed-dev $(VENV)/.installed-bench $(foreach name,llama3_1 qwen3 gemma3,$(NPM_TOKENIZERS)/$(name)) ## Measure against what people use instead (FLAGS="--only extract --rounds 5")
+	$(BIN)/python -m tests.bench --tokenizers $(NPM_TOKENIZERS) --alternatives .venv-bench/bin/python $(FLAGS)
 
 locks: $(VENV)/.installed ## Pin the dependencies anew, with hashes
 	$(BIN)/python tools/lock.py

@@ -1,247 +1,178 @@
-"""Measure tokenmill beside what people use instead: `python -m tests.bench --tokenizer DIRECTORY`.
+"""Measure tokenmill beside what people use instead: `python -m tests.bench --tokenizers DIRECTORY`.
 
-Each thing measured is a whole process, pinned to one CPU; one round runs all of them, so that a machine
-that slows down slows all. Ratios are taken within a round.
+Everything measured is a whole process; one round runs all sides of a comparison, in turn from the front and
+from the back, so that a machine that slows down slows all. Ratios are taken within a round. Each section's result is
+kept as soon as it is there: sections may be measured one by one, in quiet moments.
 """
 
 import argparse
-import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .measure import Run, Spread, machine, pin, run
-from .report import write_results
+from . import encoding, moving
+from .corpora import Corpus, shaped
+from .measure import MB, Failed, machine
+from .mill import Setting, say
+from .report import Section, read, write
 
-HERE = Path(__file__).parent
-MB = 1_000_000
-TOKENMILL = (sys.executable, "-m", "tokenmill")
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """A corpus as `corpus.py` made it."""
-
-    plain: Path
-    compressed: Path
-    about: dict[str, Any]
-
-    @property
-    def megabytes(self) -> float:
-        """Size of the text in 10^6 bytes of UTF-8."""
-        return float(self.about["text_bytes"]) / MB
+SMALL_BARS = {"hf": 10.0}
+LARGE_BARS = {"raw": 0.65, "aim": 0.80, "hf": 25.0}
+GEMMA_BARS = {"hf": 6.0}
 
 
-@dataclass(frozen=True)
-class Setting:
-    """What the command line chose."""
-
-    tokenizer: Path
-    alternatives: str | None
-    scratch: Path
-    rounds: int
+def many(s: Setting) -> Corpus:
+    """2,000 files of about 30 kB."""
+    return shaped(s.cache, "many", s.large, s.size(2000, 20), s.size(2000, 20) * 150_000)
 
 
-def corpus(directory: Path, megabytes: int) -> Corpus:
-    """Return a corpus, made where it is not there or older than the recipe."""
-    stem = directory / f"{platform.python_version()}-{megabytes}.jsonl"
-    about = stem.with_suffix(".json")
-    recipe = HERE / "corpus.py"
-    if not about.exists() or about.stat().st_mtime < recipe.stat().st_mtime:
-        say(f"making a corpus of {megabytes} MB")
-        subprocess.run([sys.executable, str(recipe), str(stem), str(megabytes)], check=True)
-    return Corpus(stem, Path(f"{stem}.zst"), json.loads(about.read_bytes()))
+def huge(s: Setting) -> Corpus:
+    """512 MB in documents of 10 to 50 MB."""
+    return shaped(s.cache, "huge", s.large, s.size(512, 4), 800 * MB)
 
 
-def preprocess(setting: Setting, of: Corpus, output: Path) -> tuple[Run, dict[str, Any]]:
-    """Run `tokenmill preprocess` as a user types it; return its own account with the run."""
-    done = run(
-        [
-            *(*TOKENMILL, "preprocess", str(of.compressed), str(output)),
-            *("--tokenizer", str(setting.tokenizer), "--processes", "1", "--json"),
-        ]
-    )
-    result = json.loads(done.output.splitlines()[-1])
-    if not result["complete"] or result["units_done_now"] != result["units"]:
-        sys.exit(f"tokenmill did not do all of its work: {result}")
-    return done, result
+def speed(tokenizer: str, size: str, bars: dict[str, float], datatrove: bool = False) -> Callable[[Setting], Section]:
+    """Return the comparison of preprocess with one tokenizer on one size."""
+    return lambda s: encoding.preprocess(s, tokenizer, getattr(s, size), bars, datatrove)
 
 
-def forget_work(output: Path) -> None:
-    """Leave an output as it is when the plan is made and no unit is done."""
-    records = output / ".tokenmill" / "preprocess"
-    shutil.rmtree(records / "receipts")
-    (records / "manifest.json").unlink()
-    for path in (*output.glob("*.bin"), *output.glob("*.idx")):
-        path.unlink()
+SECTIONS: dict[str, Callable[[Setting], Section]] = {
+    "start": encoding.start,
+    "preprocess-llama3_1-small": speed("llama3_1", "small", SMALL_BARS, datatrove=True),
+    "preprocess-qwen3-small": speed("qwen3", "small", SMALL_BARS),
+    "preprocess-llama3_1-large": speed("llama3_1", "large", LARGE_BARS),
+    "preprocess-qwen3-large": speed("qwen3", "large", LARGE_BARS),
+    "gemma": speed("gemma3", "small", GEMMA_BARS),
+    "megatron": encoding.megatron,
+    "scaling-files": lambda s: encoding.scaling(s, many(s), "many files"),
+    "scaling-huge": lambda s: encoding.scaling(s, s.large, "one huge file"),
+    "shapes-files": lambda s: encoding.shapes(s, many(s), "many small files"),
+    "shapes-huge": lambda s: encoding.shapes(s, huge(s), "a few huge documents"),
+    "extract": moving.extract,
+    "concatenate": moving.concatenate,
+    "download": moving.download,
+    "fused": moving.fused,
+    "memory": encoding.memory,
+    "linear-files": lambda s: encoding.linear(s, "files", s.size(59_166, 400), "files"),
+    "linear-documents": lambda s: encoding.linear(s, "documents", s.size(31_000_000, 40_000), "documents"),
+}
 
 
-def speed(setting: Setting, of: Corpus) -> dict[str, Any]:
-    """Time preprocess and the alternatives on the same texts, in rounds."""
-    runs: dict[str, list[Run]] = {}
-    work: list[float] = []
-    tokens: dict[str, int] = {}
-    for number in range(setting.rounds):
-        say(f"speed: round {number + 1} of {setting.rounds}")
-        output = fresh(setting.scratch / "output")
-        done, result = preprocess(setting, of, output)
-        runs.setdefault("tokenmill", []).append(done)
-        forget_work(output)
-        done, result = preprocess(setting, of, output)
-        runs.setdefault("worker", []).append(done)
-        work.append(result["seconds"] - result["planning_seconds"])
-        tokens["tokenmill"] = result["counts"]["tokens"]
-        for name, python in (("hf", sys.executable), ("datatrove", setting.alternatives)):
-            if python is None:
-                continue
-            output = fresh(setting.scratch / "output")
-            arguments = (name, str(setting.tokenizer), str(of.plain), str(output))
-            # The last two hold for every thread pool that these libraries may have.
-            done = run([python, str(HERE / "alternatives.py"), *arguments], RAYON_NUM_THREADS="1", OMP_NUM_THREADS="1")
-            runs.setdefault(name, []).append(done)
-            tokens[name] = json.loads(done.output.splitlines()[-1])["tokens"]
-        check_tokens(tokens, of.about["documents"])
+def chosen(only: str | None, megatron: bool) -> list[str]:
+    """Return the sections of `--only`: names, or what they begin with up to a hyphen."""
+    if only is None:
+        return [name for name in SECTIONS if megatron or name != "megatron"]
+    wanted = only.split(",")
+    unknown = [want for want in wanted if not any(f"{name}-".startswith(f"{want}-") for name in SECTIONS)]
+    if unknown:
+        sys.exit(f"no section {', '.join(unknown)}; there are {', '.join(SECTIONS)}")
+    return [name for name in SECTIONS if any(f"{name}-".startswith(f"{want}-") for want in wanted)]
 
-    rates = {
-        name: {
-            "seconds": Spread.of([r.seconds for r in done]).to_json(),
-            "cpu_seconds": Spread.of([r.cpu_seconds for r in done]).to_json(),
-            "mb_per_second": Spread.of([of.megabytes / r.seconds for r in done]).to_json(),
+
+def commit() -> str:
+    """Return what is measured, as git knows it."""
+    done = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
+
+
+def describe(s: Setting) -> dict[str, Any]:
+    """Describe the machine and the corpora."""
+    where = machine()
+    if s.alternatives:
+        ask = "from importlib.metadata import version as v; print(v('datatrove'))"
+        where["packages"]["datatrove"] = subprocess.run(
+            [s.alternatives, "-c", ask], check=True, capture_output=True, text=True
+        ).stdout.strip()
+    corpora = {
+        f"{corpus.megabytes:.0f} MB of mixed text": f"{corpus.about['documents']:,} documents, "
+        f"{corpus.about['zst_bytes'] / MB:.1f} MB as .jsonl.zst, xxh3-128 of the .jsonl {corpus.about['xxh3_128']}"
+        for corpus in (s.small, s.large)
+    }
+    return {"machine": where, "corpora": corpora}
+
+
+def measure(s: Setting, names: list[str], earlier: dict[str, Any], directory: Path) -> list[str]:
+    """Measure sections, keeping each as it is done; return those that failed."""
+    where = describe(s)
+    if earlier and any(earlier["machine"][fact] != where["machine"][fact] for fact in ("cpu", "cores")):
+        sys.exit(f"{directory}/results.json is of another machine; name another directory with --results")
+    results: dict[str, Any] = {"quick": s.quick, "sections": {}} | earlier | where
+    sections = results["sections"]
+    failed = []
+    for name in names:
+        say(f"{name} ({time.strftime('%H:%M:%S')})")
+        load = os.getloadavg()[0]
+        own = s.section(name)
+        own.scratch.mkdir()
+        try:
+            found = SECTIONS[name](own)
+        except Failed as error:
+            say(f"{name} was not measured: {error}")
+            failed.append(name)
+            continue
+        finally:
+            shutil.rmtree(own.scratch, ignore_errors=True)
+        sections[name] = found.to_json() | {
+            "rounds": s.rounds,
+            "at": time.strftime("%Y-%m-%d %H:%M"),
+            "load": [round(load, 1), round(os.getloadavg()[0], 1)],
+            "commit": commit(),
         }
-        for name, done in runs.items()
-    }
-    rates["stage"] = {
-        "seconds": Spread.of(work).to_json(),
-        "mb_per_second": Spread.of([of.megabytes / s for s in work]).to_json(),
-    }
-    ratios = {
-        f"{ours} / {theirs}": {
-            "wall": Spread.of([b.seconds / a.seconds for a, b in zip(runs[ours], runs[theirs], strict=True)]).to_json(),
-            "cpu": Spread.of(
-                [b.cpu_seconds / a.cpu_seconds for a, b in zip(runs[ours], runs[theirs], strict=True)]
-            ).to_json(),
-        }
-        for ours in ("tokenmill", "worker")
-        for theirs in ("hf", "datatrove")
-        if theirs in runs
-    }
-    return {"rounds": setting.rounds, "tokens": tokens, "rates": rates, "ratios": ratios}
-
-
-def check_tokens(tokens: dict[str, int], documents: int) -> None:
-    """Refuse to compare unequal work: HF adds no EOD, datatrove no BOS (where the tokenizer adds one at all)."""
-    for name in tokens.keys() - {"tokenmill"}:
-        if tokens["tokenmill"] - tokens[name] not in (0, documents):
-            sys.exit(f"{name} made other tokens of the same texts: {tokens}, {documents} documents")
-
-
-def memory(setting: Setting, small: Corpus, large: Corpus) -> dict[str, Any]:
-    """Measure the peak of one process, of the planning and of a worker, on a corpus and on a larger one."""
-    rounds = max(1, setting.rounds // 2)  # peaks hardly vary
-    peaks: dict[str, Any] = {
-        "rounds": rounds,
-        "small_mb": round(small.megabytes),
-        "large_mb": round(large.megabytes),
-    }
-    workers: dict[str, list[int]] = {"small": [], "large": []}
-    whole: list[int] = []
-    rates: list[float] = []
-    for number in range(rounds):
-        say(f"memory: round {number + 1} of {rounds}")
-        for name, of in (("small", small), ("large", large)):
-            output = fresh(setting.scratch / "output")
-            whole.append(preprocess(setting, of, output)[0].peak_bytes)
-            forget_work(output)
-            done, _ = preprocess(setting, of, output)
-            workers[name].append(done.peak_bytes)
-            if name == "large":
-                rates.append(of.megabytes / done.seconds)
-    peaks |= {
-        name: Spread.of([peak / MB for peak in found]).to_json() for name, found in {**workers, "whole": whole}.items()
-    }
-    peaks["growth"] = Spread.of([b / a - 1 for a, b in zip(workers["small"], workers["large"], strict=True)]).to_json()
-    return peaks | {"large_mb_per_second": Spread.of(rates).to_json()}
-
-
-def startup(setting: Setting) -> dict[str, Any]:
-    """Time what a person waits for before anything happens, beside a Python that does nothing."""
-    commands = {
-        "tokenmill --help": (*TOKENMILL, "--help"),
-        "import tokenmill": (sys.executable, "-c", "import tokenmill"),
-        "python": (sys.executable, "-c", "pass"),
-    }
-    times: dict[str, list[float]] = {name: [] for name in commands}
-    for number in range(3 * setting.rounds + 1):
-        for name, command in commands.items():
-            done = run(command)
-            if number:  # the first compiles and fills the page cache
-                times[name].append(done.seconds)
-    return {name: Spread.of(found).to_json() for name, found in times.items()}
-
-
-def fresh(directory: Path) -> Path:
-    """Return a path at which nothing is."""
-    shutil.rmtree(directory, ignore_errors=True)
-    return directory
-
-
-def say(text: str) -> None:
-    """Tell the person how far it is."""
-    print(text, file=sys.stderr, flush=True)
-
-
-def alternative_packages(python: str | None) -> Iterator[tuple[str, str]]:
-    """Yield the versions in the alternatives' environment that matter."""
-    if python:
-        ask = (
-            "from importlib.metadata import version as v; print(*(f'{n} {v(n)}' for n in ('datatrove', 'tokenizers')))"
-        )
-        words = subprocess.run([python, "-c", ask], check=True, capture_output=True, text=True).stdout.split()
-        yield from zip(words[::2], words[1::2], strict=True)
+        ordered = {name: sections[name] for name in SECTIONS if name in sections}
+        write(results | {"sections": ordered}, directory)
+    return failed
 
 
 def main() -> None:
-    """Measure, and write results.md and results.json."""
+    """Measure, and write results.json and results.md."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
-    parser.add_argument("--tokenizer", type=Path, required=True, help="directory of a tokenizer, such as Llama 3.1's")
-    parser.add_argument("--alternatives", help="Python in whose environment datatrove is; left out without one")
-    parser.add_argument("--quick", action="store_true", help="little text and one round: does it work at all")
-    parser.add_argument("--rounds", type=int, help="alternating runs of each thing (5)")
-    parser.add_argument("--cpu", type=int, help="CPU to pin everything to (the last one)")
-    parser.add_argument("--cache", type=Path, default=Path(".cache/bench"), help="where the corpora are kept")
+    parser.add_argument("--tokenizers", type=Path, help="holds llama3_1, qwen3 and gemma3, a directory each")
+    parser.add_argument("--only", metavar="SECTIONS", help=f"comma-separated, of: {', '.join(SECTIONS)}")
+    parser.add_argument("--quick", action="store_true", help="tiny inputs and one round: does it work at all")
+    parser.add_argument("--rounds", type=int, help="runs of each side (5)")
+    parser.add_argument("--cpus", help="two CPUs to use, such as 2,3; pinned to one means the last")
+    parser.add_argument("--cache", type=Path, default=Path(".cache/bench"), help="for corpora and everything made")
     parser.add_argument("--results", type=Path, help="where to write (docs/benchmarks; with --quick, the cache)")
-    chosen = parser.parse_args()
+    parser.add_argument("--report", action="store_true", help="write results.md from results.json, measure nothing")
+    parser.add_argument("--alternatives", metavar="PYTHON", help="in whose environment datatrove is")
+    parser.add_argument("--megatron", type=Path, metavar="DIRECTORY", help="a checkout of Megatron-LM")
+    parser.add_argument("--megatron-python", default=sys.executable, metavar="PYTHON", help="that can run it")
+    asked = parser.parse_args()
 
-    sizes = (1, 4) if chosen.quick else (64, 512)
-    results = chosen.results or (chosen.cache / "quick" if chosen.quick else Path("docs/benchmarks"))
-    load_before = os.getloadavg()[0]
-    cpu = pin(chosen.cpu)
-    small, large = (corpus(chosen.cache, size) for size in sizes)
-    setting = Setting(
-        tokenizer=chosen.tokenizer,
-        alternatives=chosen.alternatives,
-        scratch=chosen.cache / f"run-{os.getpid()}",
-        rounds=chosen.rounds or (1 if chosen.quick else 5),
-    )
-    try:
-        facts: dict[str, Any] = {
-            "machine": machine(cpu) | {"alternatives": dict(alternative_packages(chosen.alternatives))},
-            "tokenizer": chosen.tokenizer.name,
-            "corpora": {"small": small.about, "large": large.about},
-            "startup": startup(setting),
-            "speed": speed(setting, small),
-            "memory": memory(setting, small, large),
-        }
-    finally:
-        shutil.rmtree(setting.scratch, ignore_errors=True)
-    facts["machine"]["load"] = [round(load_before, 1), round(os.getloadavg()[0], 1)]
-    print(write_results(facts, results))
+    directory = asked.results or (asked.cache / "quick" if asked.quick else Path("docs/benchmarks"))
+    results = read(directory)
+    if asked.report:
+        write(results, directory)
+        return
+    if asked.tokenizers is None:
+        parser.error("--tokenizers is needed; make bench fetches them")
+    names = chosen(asked.only, asked.megatron is not None)
+    usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    cache = asked.cache.resolve()
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache, prefix="run-") as scratch:
+        s = Setting(
+            tokenizers=asked.tokenizers.resolve(),
+            cache=cache,
+            kept=Path(scratch),
+            scratch=Path(scratch),
+            rounds=asked.rounds or (1 if asked.quick else 5),
+            cpus=[int(cpu) for cpu in asked.cpus.split(",")] if asked.cpus else usable[:2],
+            alternatives=asked.alternatives and str(Path(asked.alternatives).absolute()),
+            megatron=asked.megatron and asked.megatron.resolve(),
+            megatron_python=asked.megatron_python,
+            quick=asked.quick,
+        )
+        failed = measure(s, names, results, directory)
+    say(f"written to {directory}/results.md")
+    if failed:
+        sys.exit(f"not measured: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

@@ -1,24 +1,45 @@
-"""Run whole processes on one CPU and say what they took."""
+"""Run whole processes and say what they took: wall and CPU time, memory, bytes written."""
 
+import contextlib
+import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+MB = 1_000_000
+
+
+class Failed(Exception):
+    """A section cannot be measured, or what it compares did not do the same work."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One process: wall and CPU seconds with those of its children, and the peak of the largest of them."""
+    """One command: its wall and CPU seconds, the peak of its largest process, the bytes it made a disk write.
+
+    Of children, those count that were waited for; `peak_bytes` is of all when they were watched.
+    """
 
     seconds: float
     cpu_seconds: float
     peak_bytes: int
+    written_bytes: int
     output: str
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """What the command said last, as JSON."""
+        said: dict[str, Any] = json.loads(self.output.splitlines()[-1])
+        return said
 
 
 @dataclass(frozen=True)
@@ -43,37 +64,117 @@ class Spread:
         return {name: round(value, 4) for name, value in vars(self).items()}
 
 
-def pin(cpu: int | None) -> int | None:
-    """Keep this process, and so everything it starts, on one CPU; return which, None where that cannot be."""
-    if not hasattr(os, "sched_setaffinity"):
-        return None
-    chosen = max(os.sched_getaffinity(0)) if cpu is None else cpu
-    os.sched_setaffinity(0, {chosen})
-    return chosen
+def run(
+    command: Sequence[str | Path], *, cpus: Sequence[int] = (), watch: bool = False, env: Mapping[str, str] = {}
+) -> Run:
+    """Run a command to its end on these CPUs (all when there are none); raise Failed with what it said."""
+    return together([command], cpus=cpus, watch=watch, env=env)[0]
 
 
-def run(command: Sequence[str], **environment: str) -> Run:
-    """Run a command to its end; one that fails ends the benchmark with what it said.
+def together(
+    commands: Sequence[Sequence[str | Path]],
+    *,
+    cpus: Sequence[int] = (),
+    watch: bool = False,
+    env: Mapping[str, str] = {},
+) -> list[Run]:
+    """Start commands at once and wait for all; of each `seconds` is at most the time to the end of the last.
 
-    A child's peak begins with the memory of the process that started it (Linux), so the caller must be small.
+    A child's peak begins with the memory of the process that started it (Linux), so the caller must stay small.
     """
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as said:
+    with contextlib.ExitStack() as files:
         started = time.perf_counter()
-        process = subprocess.Popen(command, stdout=out, stderr=said, env=os.environ | environment)
-        _, status, usage = os.wait4(process.pid, 0)
-        seconds = time.perf_counter() - started
-        process.returncode = os.waitstatus_to_exitcode(status)
-        if process.returncode:
-            said.seek(0)
-            sys.exit(
-                f"{' '.join(command)}\nended with {process.returncode}:\n{said.read().decode(errors='replace')[-4000:]}"
+        processes = []
+        peaks: dict[int, int] = {}
+        over = threading.Event()
+        try:
+            for command in commands:
+                out, said = (files.enter_context(tempfile.TemporaryFile()) for _ in range(2))
+                with _on(cpus):
+                    process = subprocess.Popen(
+                        command, stdout=out, stderr=said, env=os.environ | env, start_new_session=True
+                    )
+                processes.append((process, out, said))
+            if watch:
+                sessions = {process.pid for process, _, _ in processes}
+                watcher = threading.Thread(target=_watch, args=(sessions, peaks, over))
+                watcher.start()
+                files.callback(watcher.join)
+                files.callback(over.set)
+            ended = []
+            for process, _, _ in processes:
+                _, status, usage = os.wait4(process.pid, 0)
+                ended.append((time.perf_counter() - started, status, usage))
+                process.returncode = os.waitstatus_to_exitcode(status)
+        except BaseException as error:
+            for process, _, _ in processes:
+                if process.returncode is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+            if isinstance(error, FileNotFoundError):
+                raise Failed(f"{error.filename} is not there") from error
+            raise
+        runs = []
+        for command, (process, out, said), (seconds, _, usage) in zip(commands, processes, ended, strict=True):
+            if process.returncode:
+                said.seek(0)
+                words = said.read().decode(errors="replace")[-4000:]
+                raise Failed(f"{' '.join(map(str, command))}\nended with {process.returncode}:\n{words}")
+            out.seek(0)
+            peak = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+            runs.append(
+                Run(
+                    seconds=seconds,
+                    cpu_seconds=usage.ru_utime + usage.ru_stime,
+                    peak_bytes=max([peak, *peaks.values()]),
+                    written_bytes=usage.ru_oublock * 512,
+                    output=out.read().decode(),
+                )
             )
-        out.seek(0)
-        unit = 1 if sys.platform == "darwin" else 1024
-        return Run(seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * unit, out.read().decode())
+        return runs
 
 
-def machine(cpu: int | None) -> dict[str, Any]:
+@contextlib.contextmanager
+def _on(cpus: Sequence[int]) -> Iterator[None]:
+    """Move this thread to some CPUs, which what it starts inherits, and back."""
+    if not cpus or not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cpus)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _watch(sessions: set[int], peaks: dict[int, int], over: threading.Event) -> None:
+    """Note the peak of every process of the sessions: wait4 does not tell of those that nobody waited for."""
+    while not over.wait(0.1):
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError, StopIteration):
+                if int((entry / "stat").read_text().rpartition(")")[2].split()[3]) in sessions:
+                    lines = (entry / "status").read_text().splitlines()
+                    peak = next(line for line in lines if line.startswith("VmHWM"))
+                    peaks[int(entry.name)] = int(peak.split()[1]) * 1024
+
+
+def in_rounds(
+    rounds: int, sides: Mapping[str, Callable[[], Run | None]], say: Callable[[str], None]
+) -> dict[str, list[Run]]:
+    """Run each side once a round, in turn from the front and from the back; a side may sit out the last rounds."""
+    runs: dict[str, list[Run]] = {name: [] for name in sides}
+    for number in range(rounds):
+        for name in list(sides) if number % 2 == 0 else reversed(list(sides)):
+            os.sync()  # what the side before left to be written is not this one's
+            done = sides[name]()
+            if done:
+                runs[name].append(done)
+                say(f"  round {number + 1} of {rounds}: {name}: {done.seconds:.2f} s")
+    return runs
+
+
+def machine() -> dict[str, Any]:
     """Describe where the figures were measured, without naming the machine."""
     import platform
     from importlib.metadata import version
@@ -91,9 +192,8 @@ def machine(cpu: int | None) -> dict[str, Any]:
     return {
         "cpu": field("/proc/cpuinfo", "model name"),
         "cores": os.cpu_count(),
-        "pinned": cpu is not None,
         "memory_gb": round(int(memory) / 2**20, 1) if memory.isdecimal() else None,
         "os": release.get("PRETTY_NAME", platform.system()),
         "python": platform.python_version(),
-        "packages": {name: version(name) for name in ("tokenmill", *packages)},
+        "packages": {name: version(name) for name in packages},
     }

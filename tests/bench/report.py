@@ -1,148 +1,163 @@
-"""Write what was measured: a table for people, JSON for machines."""
+"""What a section found: figures with their bars, the runs behind them; a table for people, JSON for machines."""
 
 import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .measure import Spread
-
-NAMES = {
-    "tokenmill": "`tokenmill preprocess`, planning and the encoders' parity gate included",
-    "worker": "`tokenmill preprocess`, plan already made: what each worker of many pays",
-    "stage": "its work alone, by its own clock",
-    "hf": "Hugging Face `encode_batch_fast` alone (load, read, encode; nothing written)",
-    "datatrove": "datatrove `JsonlReader` + `MegatronDocumentTokenizer`",
-}
-RATIO_BAR = 8.0
-PEAK_BAR_MB = 500.0
-START_BAR_SECONDS = 0.25
+from .measure import MB, Run, Spread
 
 
-def write_results(facts: dict[str, Any], directory: Path) -> str:
-    """Write results.json and results.md; return the latter's text."""
-    directory.mkdir(parents=True, exist_ok=True)
-    text = markdown(facts)
-    (directory / "results.json").write_text(json.dumps(facts, indent=2) + "\n")
-    (directory / "results.md").write_text(text)
-    return text
+@dataclass(frozen=True)
+class Figure:
+    """One figure of each round, and the bar its median is held to."""
+
+    what: str
+    against: str
+    values: Sequence[float]
+    unit: str = "times"
+    digits: int = 2
+    least: float | None = None
+    most: float | None = None
+    aim: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it with its values summarised."""
+        facts = asdict(self) | {"values": [round(value, 4) for value in self.values]}
+        return {name: value for name, value in facts.items() if value is not None}
 
 
-def markdown(facts: dict[str, Any]) -> str:
-    """Lay the figures out as Markdown tables."""
-    speed, memory, startup = facts["speed"], facts["memory"], facts["startup"]
-    small = facts["corpora"]["small"]
-    lines = [
-        "# Benchmark results",
+@dataclass
+class Section:
+    """What was measured together."""
+
+    title: str
+    figures: list[Figure] = field(default_factory=list)
+    runs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def add_runs(self, runs: Mapping[str, Sequence[Run]], megabytes: float | None = None) -> None:
+        """Keep what the processes took."""
+        for name, done in runs.items():
+            of = {
+                "seconds": [run.seconds for run in done],
+                "cpu_seconds": [run.cpu_seconds for run in done],
+                "peak_mb": [run.peak_bytes / MB for run in done],
+            }
+            if megabytes:
+                of["mb_per_second"] = [megabytes / run.seconds for run in done]
+            self.runs[name] = {"rounds": len(done)} | {what: Spread.of(v).to_json() for what, v in of.items()}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as results.json has it."""
+        return {
+            "title": self.title,
+            "figures": [figure.to_json() for figure in self.figures],
+            "runs": self.runs,
+            "notes": self.notes,
+        }
+
+
+def ratios(over: Iterable[Run | float], under: Iterable[Run | float]) -> list[float]:
+    """Divide seconds round by round; one side may have had fewer rounds."""
+    seconds = ([run.seconds if isinstance(run, Run) else run for run in side] for side in (over, under))
+    return [a / b for a, b in zip(*seconds, strict=False)]
+
+
+TEXT = ("what", "against", "whole process", "bar", "")
+"""Columns of words."""
+
+HEAD = """# Benchmark results
+
+Written by `make bench` from [results.json](results.json); what is measured, and how: [benchmarks.md](../benchmarks.md).
+Figures are medians (least to greatest); ratios are taken within a round. "times" is how many times as fast.
+"""
+
+
+def markdown(results: Mapping[str, Any]) -> str:
+    """Lay the results out as Markdown tables."""
+    sections: dict[str, Any] = results["sections"]
+    lines = [HEAD]
+    if results.get("quick"):
+        lines += ["**Made with --quick: tiny inputs and one round, nothing here is worth quoting.**", ""]
+    barred = [(name, f) for name, section in sections.items() for f in section["figures"] if _bar(f)]
+    lines += [
+        "## Figures that have a bar",
         "",
-        "Written by `make bench`; what is measured, and how: [benchmarks.md](../benchmarks.md). "
-        "Figures are medians (least to greatest).",
-        "",
-        f"## Preprocess: {small['text_bytes'] / 1e6:.0f} MB of mixed text, tokenizer {facts['tokenizer']}, one CPU, "
-        f"{speed['rounds']} alternating runs",
-        "",
-        *_table(
-            ("whole process", "s", "CPU s", "MB/s"),
-            [
-                (
-                    NAMES[name],
-                    _spread(rate["seconds"], 2),
-                    _spread(rate["cpu_seconds"], 2) if "cpu_seconds" in rate else "",
-                    _spread(rate["mb_per_second"], 1),
-                )
-                for name, rate in ((name, speed["rates"][name]) for name in NAMES if name in speed["rates"])
-            ],
-        ),
-        "",
-        *_table(
-            ("times as fast as", "wall", "CPU time", "bar"),
-            [
-                (
-                    f"{_SHORT[ours]} / {_SHORT[theirs]}",
-                    _spread(ratio["wall"], 1),
-                    _spread(ratio["cpu"], 1),
-                    _bar(ratio["wall"]["median"] >= RATIO_BAR, f"at least {RATIO_BAR:g}") if theirs == "hf" else "",
-                )
-                for (ours, theirs), ratio in ((pair.split(" / "), ratio) for pair, ratio in speed["ratios"].items())
-            ],
-        ),
-        "",
-        f"## Peak memory of one process, {memory['rounds']} runs",
-        "",
-        *_table(
-            ("", "MB", "bar"),
-            [
-                *(
-                    (
-                        f"a worker, {memory[f'{name}_mb']} MB of text",
-                        _spread(memory[name], 0),
-                        _bar(memory[name]["greatest"] < PEAK_BAR_MB, f"below {PEAK_BAR_MB:g}"),
-                    )
-                    for name in ("small", "large")
-                ),
-                ("growth between them, %", _spread({k: 100 * v for k, v in memory["growth"].items()}, 1), ""),
-                (
-                    "any process of the whole command, planning included",
-                    _spread(memory["whole"], 0),
-                    _bar(memory["whole"]["greatest"] < PEAK_BAR_MB, f"below {PEAK_BAR_MB:g}"),
-                ),
-            ],
-        ),
-        "",
-        f"The worker on {memory['large_mb']} MB: {_spread(memory['large_mb_per_second'], 1)} MB/s.",
-        "",
-        "## Start",
-        "",
-        *_table(
-            ("", "s", "bar"),
-            [
-                (
-                    f"`{name}`" if name != "python" else "a Python that does nothing",
-                    _spread(found, 3),
-                    _bar(found["median"] < START_BAR_SECONDS, f"below {START_BAR_SECONDS}") if name != "python" else "",
-                )
-                for name, found in startup.items()
-            ],
-        ),
-        "",
-        "## Where",
-        "",
-        *_machine(facts),
+        *_table(("what", "against", "median (least to greatest)", "bar", ""), [_row(f, bar=True) for _, f in barred]),
     ]
+    for name, section in sections.items():
+        others = [_row(figure)[:3] for figure in section["figures"] if not _bar(figure)]
+        lines += ["", f"## {name}: {section['title']}", ""]
+        if others:
+            lines += [*_table(("what", "against", "median (least to greatest)"), others), ""]
+        if section["runs"]:
+            lines += [*_runs(section["runs"]), ""]
+        lines += [f"- {note}" for note in section["notes"]]
+        load = " and ".join(f"{value:.1f}" for value in section["load"])
+        lines.append(f"- Measured {section['at']} at commit {section['commit']}; load average before and after: {load}")
+    lines += ["", "## Where", "", *(f"- {row}" for row in _machine(results))]
     return "\n".join(lines) + "\n"
 
 
-_SHORT = {"tokenmill": "whole command", "worker": "worker", "hf": "Hugging Face", "datatrove": "datatrove"}
+def _row(figure: Mapping[str, Any], bar: bool = False) -> tuple[str, ...]:
+    spread = Spread.of(figure["values"])
+    unit = "" if figure["unit"] == "times" else f" {figure['unit']}"
+    value = f"{spread.text(figure['digits'])}{unit}"
+    cells = (figure["what"], figure["against"], value)
+    if not bar:
+        return cells
+    met = spread.median >= figure["least"] if "least" in figure else spread.median <= figure["most"]
+    return (*cells, _bar(figure), "met" if met else "**missed**")
 
 
-def _machine(facts: dict[str, Any]) -> list[str]:
-    where, small, large = facts["machine"], facts["corpora"]["small"], facts["corpora"]["large"]
+def _bar(figure: Mapping[str, Any]) -> str:
+    unit = "" if figure["unit"] == "times" else f" {figure['unit']}"
+    if "least" in figure:
+        aim = f", aim {figure['aim']:g}" if "aim" in figure else ""
+        return f"at least {figure['least']:g}{unit}{aim}"
+    return f"at most {figure['most']:g}{unit}" if "most" in figure else ""
+
+
+def _runs(runs: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    rate = any("mb_per_second" in run for run in runs.values())
+    head = ("whole process", "runs", "s", "CPU s", "peak MB", *(("MB/s",) if rate else ()))
+    columns = [("seconds", 2), ("cpu_seconds", 2), ("peak_mb", 0), *([("mb_per_second", 1)] if rate else [])]
     rows = [
-        f"{where['cpu']}, {where['cores']} cores, {where['memory_gb']} GB, {where['os']}",
-        f"Load average before and after: {where['load'][0]} and {where['load'][1]} (this benchmark is 1)",
-        "Everything pinned to one CPU" if where["pinned"] else "Not pinned: this system cannot",
-        f"Python {where['python']}; " + ", ".join(f"{name} {found}" for name, found in where["packages"].items()),
+        (name, str(run["rounds"]), *(Spread(**run[c]).text(digits) if c in run else "" for c, digits in columns))
+        for name, run in runs.items()
     ]
-    if where["alternatives"]:
-        rows.append("Alternatives: " + ", ".join(f"{name} {found}" for name, found in where["alternatives"].items()))
-    for about in (small, large):
-        rows.append(
-            f"Corpus of {about['documents']:,} documents, {about['text_bytes'] / 1e6:.1f} MB of text, "
-            f"{about['zst_bytes'] / 1e6:.1f} MB as .jsonl.zst, xxh3-128 of the .jsonl {about['xxh3_128']}"
-        )
-    return [f"- {row}" for row in rows]
+    return _table(head, rows)
 
 
-def _spread(found: dict[str, float], digits: int) -> str:
-    return Spread(**found).text(digits)
-
-
-def _bar(met: bool, bar: str) -> str:
-    return f"{bar}: {'met' if met else '**missed**'}"
+def _machine(results: Mapping[str, Any]) -> list[str]:
+    where = results["machine"]
+    packages = ", ".join(f"{name} {version}" for name, version in where["packages"].items())
+    return [
+        f"{where['cpu']}, {where['cores']} cores, {where['memory_gb']} GB, {where['os']}",
+        f"Python {where['python']}; {packages}",
+        *(f"{name}: {text}" for name, text in results["corpora"].items()),
+    ]
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
     return [
         "| " + " | ".join(head) + " |",
-        "|" + "|".join(["---"] + ["---:"] * (len(head) - 1)) + "|",
+        "|" + "|".join("---" if name in TEXT else "---:" for name in head) + "|",
         *("| " + " | ".join(row) + " |" for row in rows),
     ]
+
+
+def read(directory: Path) -> dict[str, Any]:
+    """Return the results in a directory, none when there are none in this form."""
+    path = directory / "results.json"
+    found: dict[str, Any] = json.loads(path.read_bytes()) if path.exists() else {}
+    return found if "sections" in found else {}
+
+
+def write(results: Mapping[str, Any], directory: Path) -> None:
+    """Write results.json, and results.md from it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "results.json").write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")
+    (directory / "results.md").write_text(markdown(results))

@@ -1,0 +1,327 @@
+"""Text to tokens: preprocess beside what people use instead; its start, memory, scaling, and cost as work grows."""
+
+import hashlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from .corpora import HERE, Corpus, shaped
+from .measure import MB, Failed, Run, run, together
+from .mill import TOKENMILL, Setting, undo
+from .report import Figure, Section, ratios
+
+PYTHON = (sys.executable, "-c", "pass")
+WORKER = "worker"
+FIRST = "first command"
+BOTH_RAW = ("fastokens", "gigatoken")
+ONE_THREAD = {"RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+"""Holds for every thread pool that these libraries may have."""
+
+
+def alternative(s: Setting, name: str, tokenizer: str, corpus: Path, part: str = "0/1") -> list[str | Path]:
+    """Return the command of an alternative."""
+    last: str | Path = s.fresh("datatrove") if name == "datatrove" else part
+    python = s.alternatives if name == "datatrove" and s.alternatives else sys.executable
+    return [python, HERE / "alternatives.py", name, s.tokenizers / tokenizer, corpus, last]
+
+
+def run_alternative(s: Setting, name: str, tokenizer: str, corpus: Path, cpus: Sequence[int]) -> Run:
+    """Run an alternative on all of a corpus."""
+    return run(alternative(s, name, tokenizer, corpus), cpus=cpus, env=ONE_THREAD)
+
+
+def first_command(s: Setting, tokenizer: str, source: Path, processes: int = 1, cpus: Sequence[int] = ()) -> Run:
+    """Run preprocess as the first command on an output: resolve the tokenizer, judge the encoders, do the work."""
+    return s.preprocess(tokenizer, source, s.fresh("first"), processes=processes, cpus=cpus)
+
+
+def bare(done: Sequence[Run], python: Sequence[Run]) -> list[float]:
+    """Return the seconds of raw encoders without their reading: a Python's start, load and encode."""
+    results = [run.result for run in done]
+    return [p.seconds + r["load_seconds"] + r["encode_seconds"] for p, r in zip(python, results, strict=True)]
+
+
+def same_tokens(runs: Mapping[str, Sequence[Run]], documents: int, beside: str = WORKER) -> None:
+    """Refuse to compare unequal work: of BOS and EOD some add none, everything else is the same."""
+    ours = runs[beside][0].result["counts"]["tokens"]
+    for name, done in runs.items():
+        for result in (one.result for one in done):
+            found = result["counts"]["tokens"] if "counts" in result else result["tokens"]
+            if ours - found not in (0, documents, 2 * documents):
+                raise Failed(f"{name} made {found} tokens of {documents} documents, and tokenmill {ours}")
+
+
+def preprocess(s: Setting, tokenizer: str, corpus: Corpus, bars: Mapping[str, float], datatrove: bool) -> Section:
+    """Time preprocess and the alternatives on the same texts, pinned to one CPU."""
+    output = s.planned(tokenizer, corpus.given)
+    sides: dict[str, Callable[[], Run]] = {
+        "python": partial(run, PYTHON, cpus=s.one),
+        WORKER: partial(s.worker, tokenizer, corpus.given, output),
+        FIRST: partial(first_command, s, tokenizer, corpus.given),
+    }
+    if s.quick and not datatrove:  # planning is what takes time in small runs
+        del sides[FIRST]
+    for name in (*BOTH_RAW, "hf", *(("datatrove",) if datatrove and s.alternatives else ())):
+        sides[name] = partial(run_alternative, s, name, tokenizer, corpus.plain, s.one)
+    runs = s.in_rounds(sides)
+    python = runs.pop("python")
+    same_tokens(runs, corpus.about["documents"])
+
+    what = f"preprocess, {tokenizer}, {corpus.megabytes:.0f} MB, one CPU"
+    section = Section(f"{what}, whole processes")
+    for raw in BOTH_RAW:
+        pure = bare(runs[raw], python)
+        bar, aim = bars.get("raw"), bars.get("aim")
+        section.figures += [
+            Figure(what, f"raw {raw}: Python's start, load, encode", ratios(pure, runs[WORKER]), least=bar, aim=aim),
+            Figure(what, f"raw {raw}, reading included", ratios(runs[raw], runs[WORKER])),
+        ]
+    hf = "Hugging Face `encode_batch_fast`"
+    section.figures.append(Figure(what, hf, ratios(runs["hf"], runs[WORKER]), digits=1, least=bars.get("hf")))
+    if FIRST in runs:
+        section.figures.append(Figure(f"{what}, planning included", hf, ratios(runs["hf"], runs[FIRST]), digits=1))
+    if "datatrove" in runs:
+        section.figures.append(Figure(what, "datatrove", ratios(runs["datatrove"], runs[WORKER]), digits=1))
+    section.add_runs(runs, corpus.megabytes)
+    return section
+
+
+def megatron(s: Setting) -> Section:
+    """Time preprocess and Megatron-LM's own tools on two CPUs."""
+    tokenizer, corpus = "llama3_1", s.large
+    if s.megatron is None:
+        raise Failed("name a checkout of Megatron-LM with --megatron, and a Python that can run it")
+    output = s.planned(tokenizer, corpus.given)
+    checkout, python = s.megatron, s.megatron_python
+
+    def tool(name: str, *options: str) -> Run:
+        made = s.fresh(name)
+        made.mkdir()
+        arguments = ["--input", str(corpus.plain), "--output-prefix", str(made / "x"), "--append-eod", *options]
+        arguments += ["--tokenizer-type", "HuggingFaceTokenizer", "--tokenizer-model", str(s.tokenizers / tokenizer)]
+        environment = {"PYTHONPATH": str(checkout), "TOKENIZERS_PARALLELISM": "false"}
+        return run([python, checkout / "tools" / f"{name}.py", *arguments], cpus=s.cpus, env=environment)
+
+    classic, fast = "preprocess_data", "preprocess_data_fast"
+    rounds = iter(range(s.rounds))
+
+    def seldom() -> Run | None:
+        """Run the classic tool in the first two rounds alone: it takes minutes, and hardly varies."""
+        return tool(classic, "--workers", "2") if next(rounds) < 2 else None
+
+    runs = s.in_rounds(
+        {
+            WORKER: partial(s.worker, tokenizer, corpus.given, output, processes=2, cpus=s.cpus),
+            FIRST: partial(first_command, s, tokenizer, corpus.given, 2, s.cpus),
+            fast: partial(tool, fast, "--use-gigatoken"),
+            classic: seldom,
+        }
+    )
+
+    ours = [path for kind in ("bin", "idx") for path in sorted(output.glob(f"*.{kind}"))]
+    theirs = [s.scratch / classic / f"x_text_document.{kind}" for kind in ("bin", "idx")]
+    if [sha256(path) for path in ours] != [sha256(path) for path in theirs]:
+        raise Failed(f"Megatron-LM's classic tool made other bytes: {theirs}, {ours}")
+    tokens = [path.stat().st_size // 4 for path in (ours[0], s.scratch / fast / "x_text_document.bin")]
+    if tokens[0] - tokens[1] not in (0, corpus.about["documents"]):
+        raise Failed(f"Megatron-LM's fast tool made {tokens[1]} tokens, and tokenmill {tokens[0]}")
+    what = f"preprocess, {tokenizer}, {corpus.megabytes:.0f} MB, two CPUs"
+    section = Section(f"{what}, whole processes")
+    for name, bar in ((classic, 40.0), (fast, 2.5)):
+        against = f"Megatron-LM's `tools/{name}.py`"
+        section.figures += [
+            Figure(what, against, ratios(runs[name], runs[WORKER]), digits=1, least=bar),
+            Figure(f"{what}, planning included", against, ratios(runs[name], runs[FIRST]), digits=1),
+        ]
+    section.add_runs(runs, corpus.megabytes)
+    section.notes += [
+        "The classic tool's .bin and .idx have the SHA-256 of tokenmill's. It ran in "
+        f"{len(runs[classic])} of {s.rounds} rounds.",
+        f"The fast tool's .bin has {tokens[0] - tokens[1]:,} tokens less: {corpus.about['documents']:,} documents "
+        "without BOS." if tokens[0] != tokens[1] else "The fast tool made as many tokens.",
+    ]  # fmt: skip
+    return section
+
+
+def sha256(path: Path) -> str:
+    """Hash a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def scaling(s: Setting, corpus: Corpus, what: str) -> Section:
+    """Compare what a second process gains with what a second raw encoder gains."""
+    tokenizer, raw = "llama3_1", "fastokens"
+    output = s.planned(tokenizer, corpus.given)
+    halves: list[list[Run]] = []
+
+    def two_raw() -> Run:
+        commands = [alternative(s, raw, tokenizer, corpus.plain, part) for part in ("0/2", "1/2")]
+        halves.append(together(commands, cpus=s.cpus, env=ONE_THREAD))
+        return max(halves[-1], key=lambda half: half.seconds)
+
+    runs = s.in_rounds(
+        {
+            "--processes 1, one CPU": partial(s.worker, tokenizer, corpus.given, output),
+            "--processes 2, two CPUs": partial(s.worker, tokenizer, corpus.given, output, processes=2, cpus=s.cpus),
+            "raw encoder": partial(run_alternative, s, raw, tokenizer, corpus.plain, s.one),
+            "two raw encoders": two_raw,
+            "python": partial(run, PYTHON, cpus=s.one),
+        }
+    )
+    python = runs.pop("python")
+    one, two, raw_one, raw_two = runs.values()
+    whole = sum(half.result["tokens"] for half in halves[0])
+    if whole != raw_one[0].result["tokens"]:
+        raise Failed(f"two raw encoders made {whole} tokens, one made {raw_one[0].result['tokens']}")
+    same_tokens({"one": one, "two": two, "raw": raw_one}, corpus.about["documents"], beside="one")
+    section = Section(f"two processes against one, {what}, {corpus.megabytes:.0f} MB of text, {tokenizer}")
+    pure = bare(raw_one, python)
+    slower = [max(bare(pair, [start, start])) for pair, start in zip(halves, python, strict=True)]
+    gain, raw_gain, raw_whole = ratios(one, two), ratios(pure, slower), ratios(raw_one, raw_two)
+    shared = ratios(gain, raw_gain)
+    raw_said = "gain of a second raw encoder: start, load, encode"
+    section.figures += [
+        Figure(f"gain of a second process, {what}", raw_said, shared, least=0.95),
+        Figure(f"gain of a second process, {what}", "the same, reading included", ratios(gain, raw_whole)),
+        Figure("gain of a second process", "one process", gain),
+        Figure(raw_said, "one", raw_gain),
+        Figure("gain of a second raw encoder, reading included", "one", raw_whole),
+    ]  # fmt: skip
+    section.add_runs(runs, corpus.megabytes)
+    return section
+
+
+def start(s: Setting) -> Section:
+    """Time what a worker needs for one short document, beside the encoder's own load, and the shortest commands."""
+    tokenizer, one = "llama3_1", s.fresh("one")
+    one.mkdir(parents=True)
+    source = one / "one.jsonl"
+    source.write_text('{"text": "What a worker needs before its first token."}\n')
+    output = s.planned(tokenizer, source)
+    commands = {
+        "python": PYTHON,
+        "tokenmill --help": (*TOKENMILL, "--help"),
+        "import tokenmill": (sys.executable, "-c", "import tokenmill"),
+    }
+    runs = s.in_rounds(
+        {name: partial(run, command, cpus=s.one) for name, command in commands.items()}
+        | {
+            WORKER: partial(s.worker, tokenizer, source, output),
+            "raw fastokens": partial(run_alternative, s, "fastokens", tokenizer, source, s.one),
+        }
+    )
+    section = Section(f"start, {tokenizer}, one CPU")
+    load = [done.result["load_seconds"] for done in runs["raw fastokens"]]
+    seconds = {name: [done.seconds for done in of] for name, of in runs.items()}
+    rest = [a - b for a, b in zip(seconds[WORKER], load, strict=True)]
+    section.figures += [
+        Figure("a worker's first token: whole process, one short document", "", seconds[WORKER], "s", most=1.3),
+        Figure("raw fastokens, the same document, whole process", "", seconds["raw fastokens"], "s"),
+        Figure("of which its load", "", load, "s"),
+        Figure("a worker without the encoder's load", "", rest, "s"),
+        Figure("`tokenmill --help`", "", seconds["tokenmill --help"], "s", 3, most=0.25),
+        Figure("`import tokenmill`", "", seconds["import tokenmill"], "s", 3),
+        Figure("a Python that does nothing", "", seconds["python"], "s", 3),
+    ]  # fmt: skip
+    section.add_runs(runs)
+    return section
+
+
+def memory(s: Setting) -> Section:
+    """Measure the largest process of a run on a file, and on one four times as long."""
+    tokenizer = "llama3_1"
+    sides: dict[str, Callable[[], Run]] = {}
+    sizes = s.size(2000, 4), s.size(8000, 16)
+    corpora = [shaped(s.scratch, "long", s.large, size, int(1.6 * size * MB)) for size in sizes]
+    for corpus in corpora:
+        name = f"{corpus.megabytes / 1000:.3g} GB"
+        output = s.planned(tokenizer, corpus.given, f"planned-{name}")
+        sides[name] = partial(_emptied, s, tokenizer, corpus.given, output)
+    sides[FIRST] = lambda: s.preprocess(tokenizer, s.small.given, s.fresh("first"), cpus=s.cpus, watch=True)
+    runs = s.in_rounds(sides)
+    peaks = {name: [done.peak_bytes / MB for done in of] for name, of in runs.items()}
+    peak = "peak of one process"
+    small, large, _ = peaks
+    growth = [100 * (b / a - 1) for a, b in zip(peaks[small], peaks[large], strict=True)]
+    section = Section(f"largest process of a worker by input, {tokenizer}, --processes 1, all its processes watched")
+    section.figures += [Figure(f"{peak}, {n}", "", peaks[n], "MB", 0, most=500) for n in (small, large)]
+    section.figures += [
+        Figure(f"growth from {small} to {large}", "", growth, "%", 1, most=5),
+        Figure(f"{peak}, planning included, {s.small.megabytes:.0f} MB", "", peaks[FIRST], "MB", 0, most=500),
+    ]
+    for name, corpus in zip((small, large), corpora, strict=True):
+        section.add_runs({f"worker, {name}": runs[name]}, corpus.megabytes)
+    return section
+
+
+def _emptied(s: Setting, tokenizer: str, source: Path, output: Path) -> Run:
+    """Run a worker and leave nothing of it: two large outputs would fill a disk."""
+    done = s.worker(tokenizer, source, output, cpus=s.cpus, watch=True)
+    undo(output)
+    return done
+
+
+def shapes(s: Setting, corpus: Corpus, what: str) -> Section:
+    """Time a shape on one CPU beside the raw encoder, with its peak."""
+    tokenizer = "llama3_1"
+    output = s.planned(tokenizer, corpus.given)
+    runs = s.in_rounds(
+        {
+            "python": partial(run, PYTHON, cpus=s.one),
+            WORKER: partial(s.worker, tokenizer, corpus.given, output, watch=True),
+            "fastokens": partial(run_alternative, s, "fastokens", tokenizer, corpus.plain, s.one),
+        }
+    )
+    python = runs.pop("python")
+    same_tokens(runs, corpus.about["documents"])
+    section = Section(f"{what}, {tokenizer}, one CPU")
+    pure = bare(runs["fastokens"], python)
+    section.figures += [
+        Figure(f"preprocess, {what}", "raw fastokens: Python's start, load, encode", ratios(pure, runs[WORKER])),
+        Figure(f"peak of one process, {what}", "", [done.peak_bytes / MB for done in runs[WORKER]], "MB", 0),
+    ]
+    section.add_runs(runs, corpus.megabytes)
+    return section
+
+
+def linear(s: Setting, shape: str, full: int, unit: str) -> Section:
+    """Time a quarter, a half and all of many units of work, planning included, the tokenizer resolved."""
+    tokenizer = "llama3_1"
+    disk = full * (8000 if shape == "files" else 300)
+    corpora = {part: shaped(s.scratch, shape, s.large, full // part, disk // part) for part in (4, 2, 1)}
+    names = {part: f"{full // part:,} {unit}" for part in corpora}
+    sides: dict[str, Callable[[], Run]] = {}
+    for part, corpus in corpora.items():
+
+        def whole(given: Path = corpus.given) -> Run:
+            return s.preprocess(tokenizer, given, s.judged(tokenizer, s.fresh("output")), watch=True)
+
+        sides[names[part]] = whole
+    runs = s.in_rounds(sides)
+    quarter, half, all_of_it = ([done.seconds for done in runs[names[part]]] for part in (4, 2, 1))
+    for part, corpus in corpora.items():
+        said: dict[str, Any] = runs[names[part]][0].result
+        if said["counts"]["out"] != corpus.about["documents"]:
+            raise Failed(f"{said['counts']['out']} of {corpus.about['documents']} documents were written")
+    peaks = [[done.peak_bytes for done in runs[names[part]]] for part in (2, 1)]
+    section = Section(f"time as the work grows, {unit}, {tokenizer}, one CPU, planning included")
+    each = [a / 2 / h for a, h in zip(all_of_it, half, strict=True)]
+    later = [(a - h) / 2 / (h - q) for a, h, q in zip(all_of_it, half, quarter, strict=True)]
+    grown = [100 * (b / a - 1) for a, b in zip(*peaks, strict=True)]
+    section.figures += [
+        Figure(f"time for each of {names[1]}", f"for each of {names[2]}", each, "of it", most=1.1),
+        Figure(
+            f"time for each of the second half of {names[1]}",
+            "for each of its second quarter",
+            later,
+            "of it",
+            most=1.1,
+        ),
+        Figure(f"peak of one process, {names[1]}", "", [peak / MB for peak in peaks[1]], "MB", 0, most=500),
+        Figure(f"growth of the peak from {names[2]} to {names[1]}", "", grown, "%", 1, most=5),
+    ]
+    section.add_runs(runs)
+    return section

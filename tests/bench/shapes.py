@@ -1,0 +1,186 @@
+"""Give the benchmark's text other shapes: `shapes.py SHAPE BASE.jsonl DIRECTORY SIZE`.
+
+Writes DIRECTORY/files (what tokenmill is given), where something else reads the same DIRECTORY/texts.jsonl (all texts,
+plain), and last DIRECTORY/about.json. BASE is a corpus of `corpus.py`. A shape larger than BASE goes through
+it several times, each time with two letters and all digits exchanged: many words are kept, as in
+a real corpus, and many are new.
+
+A process of its own: Linux counts a parent's memory into a child's peak, so `tests.bench` must stay small.
+"""
+
+import itertools
+import json
+import random
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO
+
+import orjson
+import zstandard
+
+MB = 1_000_000
+MANY_TEXT = 100_000
+"""Bytes of text in one of many small files: about 30 kB compressed."""
+HUGE = (10, 50)
+"""Megabytes of a huge document when all of them are HUGE_ALL."""
+HUGE_ALL = 512
+PIECES = 200
+TINY, TINY_FILE = 60, 20
+"""Characters of a tiny document; tiny documents of a tiny file."""
+
+Count = dict[str, int]
+
+
+def texts(base: Path) -> Iterator[str]:
+    """Yield texts without end, other ones in every pass."""
+    swaps = list(itertools.combinations("bfgjkpqvwxyz", 2))
+    random.Random(0).shuffle(swaps)
+    digits = "0123456789"
+    for copy in itertools.count():
+        a, b = swaps[copy % len(swaps)]
+        turned = digits[copy % 10 :] + digits[: copy % 10]
+        old, new = f"{a}{b}{a.upper()}{b.upper()}{digits}", f"{b}{a}{b.upper()}{a.upper()}{turned}"
+        table = bytes.maketrans(old.encode(), new.encode())
+        with base.open("rb") as lines:
+            for line in lines:
+                text = orjson.loads(line)["text"]
+                yield text.encode().translate(table).decode() if copy else text
+
+
+def record(text: str) -> bytes:
+    """Return a line."""
+    return orjson.dumps({"text": text}) + b"\n"
+
+
+class Out:
+    """Where lines go: counts documents and bytes of text, and gives each file a zstd frame every 64 MB."""
+
+    FRAME = 64 * MB
+
+    def __init__(self, directory: Path) -> None:
+        self.files = directory / "files"
+        self.files.mkdir(parents=True)
+        self.about: Count = {"documents": 0, "text_bytes": 0, "files": 0}
+
+    def line(self, text: str) -> bytes:
+        """Count a document and return its line."""
+        self.about["documents"] += 1
+        self.about["text_bytes"] += len(text.encode())
+        return record(text)
+
+    def file(self, name: str, lines: Iterator[bytes], plain: IO[bytes] | None = None) -> None:
+        """Compress lines into a file, and copy them as they are."""
+        self.about["files"] += 1
+        compressor = zstandard.ZstdCompressor()
+        with (self.files / f"{name}.jsonl.zst").open("wb") as out:
+            while True:
+                held = list(_up_to(self.FRAME, lines))
+                if not held:
+                    return
+                block = b"".join(held)
+                out.write(compressor.compress(block))
+                if plain:
+                    plain.write(block)
+
+
+def _up_to(size: int, lines: Iterator[bytes]) -> Iterator[bytes]:
+    for line in lines:
+        yield line
+        size -= len(line)
+        if size <= 0:
+            return
+
+
+def many(base: Path, directory: Path, count: int) -> Count:
+    """Make `count` small files."""
+    out, source = Out(directory), texts(base)
+
+    def lines() -> Iterator[bytes]:
+        held = 0
+        while held < MANY_TEXT:
+            text = next(source)
+            held += len(text.encode())
+            yield out.line(text)
+
+    with (directory / "texts.jsonl").open("wb") as plain:
+        for number in range(count):
+            out.file(f"{number:05d}", lines(), plain)
+    return out.about
+
+
+def huge(base: Path, directory: Path, megabytes: int) -> Count:
+    """Make one file of a few huge documents; smaller ones where `megabytes` is less than HUGE_ALL."""
+    out, source, dice = Out(directory), texts(base), random.Random(0)
+
+    def lines() -> Iterator[bytes]:
+        left = megabytes * MB
+        while left > 0:
+            size = min(left, dice.uniform(*HUGE) * MB * megabytes / HUGE_ALL)
+            held: list[str] = []
+            while size > 0:
+                held.append(next(source))
+                size -= len(held[-1].encode())
+            text = "\n\n".join(held)
+            left -= len(text.encode())
+            yield out.line(text)
+
+    with (directory / "texts.jsonl").open("wb") as plain:
+        out.file("texts", lines(), plain)
+    return out.about
+
+
+def long(base: Path, directory: Path, megabytes: int) -> Count:
+    """Make one file of very much text."""
+    out, source = Out(directory), texts(base)
+
+    def lines() -> Iterator[bytes]:
+        while out.about["text_bytes"] < megabytes * MB:
+            yield out.line(next(source))
+
+    out.file("texts", lines())
+    return out.about
+
+
+def pieces(base: Path, directory: Path, megabytes: int) -> Count:
+    """Make PIECES plain files of equal size, repeating the base: nothing here depends on what is in them."""
+    out = Out(directory)
+    lines = itertools.chain.from_iterable(base.open("rb") for _ in itertools.count())
+    for number in range(PIECES):
+        with (out.files / f"piece-{number:03d}.jsonl").open("wb") as file:
+            for line in _up_to(megabytes * MB // PIECES, lines):
+                file.write(line)
+                out.about["documents"] += 1
+        out.about["files"] += 1
+    return out.about
+
+
+def tiny_texts(base: Path) -> Iterator[str]:
+    """Yield tiny documents without end."""
+    for text in texts(base):
+        for start in range(0, len(text), TINY):
+            yield text[start : start + TINY]
+
+
+def documents(base: Path, directory: Path, count: int) -> Count:
+    """Make one file of very many tiny documents."""
+    out = Out(directory)
+    out.file("texts", map(out.line, itertools.islice(tiny_texts(base), count)))
+    return out.about
+
+
+def files(base: Path, directory: Path, count: int) -> Count:
+    """Make very many files of TINY_FILE tiny documents."""
+    out, source = Out(directory), tiny_texts(base)
+    for number in range(count):
+        out.file(f"{number:06d}", map(out.line, itertools.islice(source, TINY_FILE)))
+    return out.about
+
+
+SHAPES: dict[str, Callable[[Path, Path, int], Count]] = {
+    shape.__name__: shape for shape in (many, huge, long, pieces, documents, files)
+}
+
+if __name__ == "__main__":
+    made = SHAPES[sys.argv[1]](Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]))
+    Path(sys.argv[3], "about.json").write_text(json.dumps(made, indent=2) + "\n")

@@ -1,0 +1,77 @@
+"""What is compared did the same work, what fails says why, and a result is judged by its bar."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench.encoding import same_tokens
+from bench.measure import Failed, Run, in_rounds, run
+from bench.report import Figure, Section, ratios, read, write
+
+
+def done(seconds: float, tokens: int = 0) -> Run:
+    return Run(seconds, seconds, 0, 0, json.dumps({"counts": {"tokens": tokens}, "tokens": tokens}))
+
+
+def test_a_failing_command_ends_the_section_with_its_words() -> None:
+    with pytest.raises(Failed, match=r"ended with 3(.|\n)*out of ink"):
+        run([sys.executable, "-c", "import sys; print('out of ink', file=sys.stderr); sys.exit(3)"])
+    with pytest.raises(Failed, match="no-such-program"):
+        run(["/no-such-program"])
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
+def test_a_watched_run_knows_of_a_process_that_nobody_waited_for() -> None:
+    held = "import os, time; x = bytearray(200_000_000); print('held', flush=True); time.sleep(60)"
+    code = f"""
+import os, subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", {held!r}], stdout=subprocess.PIPE)
+child.stdout.readline()
+seen = [0]
+while seen[-1] < 3:  # let the watcher look more than once
+    seen.append(int(os.times().user / 0.2))
+child.kill()
+os._exit(0)
+"""
+    assert run([sys.executable, "-c", code], watch=True).peak_bytes > 200_000_000
+    assert run([sys.executable, "-c", code]).peak_bytes < 200_000_000
+
+
+def test_unequal_work_is_not_compared() -> None:
+    ours = [done(1, tokens=1000)]
+    same_tokens({"worker": ours, "no EOD": [done(1, tokens=990)], "no BOS either": [done(1, tokens=980)]}, 10)
+    with pytest.raises(Failed, match="other"):
+        same_tokens({"worker": ours, "other": [done(1, tokens=999)]}, 10)
+
+
+def test_sides_take_turns_and_ratios_are_of_a_round() -> None:
+    order: list[str] = []
+
+    def side(name: str, seconds: float) -> Run:
+        order.append(name)
+        return done(seconds * len(order))
+
+    runs = in_rounds(2, {"a": lambda: side("a", 1), "b": lambda: side("b", 4)}, lambda text: None)
+    assert order == ["a", "b", "b", "a"]
+    assert ratios(runs["b"], runs["a"]) == [8.0, 3.0]
+
+
+def test_figures_are_judged_by_their_medians(tmp_path: Path) -> None:
+    section = Section("title", notes=["a note"])
+    section.figures += [
+        Figure("speed", "zstd", [0.8, 0.95, 1.0], least=0.9),
+        Figure("wall", "curl", [1.0, 1.2, 1.3], "of it", most=1.15),
+    ]
+    section.add_runs({"ours": [done(1), done(2)]}, 10)
+    facts = section.to_json() | {"at": "now", "load": [0.1, 0.2], "commit": "abc"}
+    machine = {"cpu": "C", "cores": 2, "memory_gb": 1, "os": "O", "python": "3", "packages": {}}
+    write({"machine": machine, "corpora": {}, "sections": {"one": facts}}, tmp_path)
+    text = (tmp_path / "results.md").read_text()
+    assert "| speed | zstd | 0.95 (0.80 to 1.00) | at least 0.9 | met |" in text
+    assert "| wall | curl | 1.20 (1.00 to 1.30) of it | at most 1.15 of it | **missed** |" in text
+    assert "- a note" in text
+    before = (tmp_path / "results.md").read_bytes()
+    write(read(tmp_path), tmp_path)
+    assert (tmp_path / "results.md").read_bytes() == before

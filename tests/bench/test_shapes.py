@@ -1,0 +1,60 @@
+"""The benchmark's shapes are reproducible, and its two halves are one whole."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import orjson
+import pytest
+import zstandard
+
+from bench.alternatives import batches
+
+HERE = Path(__file__).parent
+BASE = [f"{n} Ways to read chapter {n * 7919}: the value 12345 is given.\n" * (n % 7 + 1) for n in range(300)]
+SIZES = {"many": 3, "huge": 1, "long": 1, "pieces": 1, "documents": 5000, "files": 30}
+ONE_MB = 1_000_000
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("base") / "base.jsonl"
+    path.write_bytes(b"".join(orjson.dumps({"text": text}) + b"\n" for text in BASE))
+    return path
+
+
+def lines(directory: Path) -> list[bytes]:
+    found = []
+    for path in sorted((directory / "files").iterdir()):
+        data = path.read_bytes()
+        if path.suffix == ".zst":
+            data = zstandard.ZstdDecompressor().stream_reader(data, read_across_frames=True).readall()
+        found += data.splitlines()
+    return found
+
+
+@pytest.mark.parametrize("shape", SIZES)
+def test_shape_is_reproducible_and_counted(shape: str, base: Path, tmp_path: Path) -> None:
+    made = []
+    for name in ("one", "two"):
+        script = [sys.executable, str(HERE / "shapes.py")]
+        subprocess.run([*script, shape, str(base), str(tmp_path / name), str(SIZES[shape])], check=True)
+        made.append(lines(tmp_path / name))
+    assert made[0] == made[1]
+    about = json.loads((tmp_path / "one" / "about.json").read_bytes())
+    assert about["documents"] == len(made[0])
+    assert about["files"] == len(list((tmp_path / "one" / "files").iterdir()))
+    plain = tmp_path / "one" / "texts.jsonl"
+    if plain.exists():
+        assert plain.read_bytes().splitlines() == made[0]
+    texts = [orjson.loads(line)["text"] for line in made[0]]
+    if shape == "long":
+        assert about["text_bytes"] == sum(len(text.encode()) for text in texts) >= ONE_MB
+        assert len(set(texts)) > 2 * len(BASE)  # later passes are other texts
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 7])
+def test_parts_are_disjoint_and_complete(parts: int, base: Path) -> None:
+    texts = [text for part in range(parts) for batch in batches(base, part, parts) for text in batch]
+    assert texts == BASE
