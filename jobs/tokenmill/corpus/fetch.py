@@ -23,9 +23,9 @@ REFUSALS = 5
 """Consecutive 401, 403 or 404 answers before they are believed."""
 BACKOFF_SECONDS = (1.0, 60.0)
 
-PART = 16 << 20
+PART = 8 << 20
 """Bytes of a large file that one request asks for: enough that the wait for each answer is no matter."""
-LARGE = 8 * PART
+LARGE = 16 * PART
 """What a file must have left to be fetched over several connections."""
 
 
@@ -367,10 +367,13 @@ class _Parts:
         while True:
             with self._changed:
                 if start in self._done or start in self._failed or not self._threads:
+                    blocks = self._done.pop(start, None)
+                    if blocks is not None:
+                        self._written = _part_end(start, self._size)  # else it would be claimed again
                     break
                 self._changed.wait(0.5)
             wait()
-        yield from self._done.pop(start, ())
+        yield from blocks or ()
         if start in self._failed:
             came, error = self._failed[start]
             yield from came
