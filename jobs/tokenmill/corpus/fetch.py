@@ -147,8 +147,8 @@ def fetch(
     """Fetch a file into a sink, until it is whole and has its hash; a large one over all `lines` that are spare.
 
     `give_up_at` is a time of the monotonic clock; `checkpoint` is called with the bytes that came since (less
-    than 0 when they are fetched again), at least twice a second while waiting, and may raise to stop here. Raises
-    RequestError when the file is refused for good, TransientError when it stays wrong or the time is up.
+    than 0 when they are fetched again), twice a second in a pause, and may raise to stop here. Raises RequestError
+    when the file is refused for good, TransientError when it stays wrong or the time is up.
     """
     lines = lines or Lines(1)
     lines.take()
@@ -238,7 +238,7 @@ class _Fetch:
         if size is not None and self.sink.bytes == size:
             return None
         start = self.sink.bytes
-        divided = size is not None and self.lines.limit > 1 and size - start >= LARGE
+        divided = size is not None and self.lines.limit > 1 and size - start >= LARGE and not self.wrong
         stop = _part_end(start, size) if divided else None
         body = self.source.open(self.file, self.revision, start, stop, plain=self.wrong > 0)
         problem = self._append(body)
@@ -429,5 +429,6 @@ class _Parts:
     def _end(self, start: int, where: dict[int, Any], what: Any) -> None:
         with self._changed:
             self._claimed.discard(start)
-            where[start] = what
+            if not self._stopped:  # else it may belong to bytes that were given up
+                where[start] = what
             self._changed.notify_all()
