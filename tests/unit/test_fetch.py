@@ -158,6 +158,18 @@ def test_a_large_file_comes_over_all_spare_connections_and_is_located_once(parts
     assert 2 <= len(clients) <= 5  # four threads at a time, and the one that began
 
 
+def test_no_part_comes_twice_while_its_bytes_are_written(parts: Hub, tmp_path: Path) -> None:
+    written = [0]
+
+    def checkpoint(count: int) -> None:
+        written[0] += count
+        if written[0] == 4 << 16:  # the four threads claim what they may, six parts ahead, and wait
+            wait_for(lambda: len(asked(parts)) >= 10)
+
+    Fetched(parts).to(tmp_path / "a", "big.zst", lines=Lines(4), checkpoint=checkpoint)
+    assert len(asked(parts)) == len(set(asked(parts)))
+
+
 def test_without_spare_connections_one_is_used_and_kept(parts: Hub, tmp_path: Path) -> None:
     lines = Lines(2)
     lines.take()

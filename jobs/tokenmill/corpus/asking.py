@@ -76,7 +76,7 @@ class Hub:
 
     def files(self, commit: str, folder: str | None = None, *, recursive: bool) -> list[RemoteFile]:
         """List the files with their sizes and hashes."""
-        path = f"/{quote(folder, safe='')}" if folder else ""
+        path = f"/{quote(folder, safe='', errors='surrogatepass')}" if folder else ""
         url: str | None = f"{self._api}/tree/{commit}{path}?recursive={json.dumps(recursive)}&expand=false"
         found = []
         while url:

@@ -25,9 +25,9 @@ REFUSALS = 5
 BACKOFF_SECONDS = (1.0, 60.0)
 NO_ACCESS = "the repository needs a token with access (HF_TOKEN), or the file is gone from this revision"
 
-PART = 16 << 20
+PART = 8 << 20
 """Bytes of a large file that one request asks for: enough that the wait for each answer is no matter."""
-LARGE = 8 * PART
+LARGE = 16 * PART
 """What a file must have left to be fetched over several connections."""
 
 
@@ -173,8 +173,8 @@ def fetch(
     """Fetch a file into a sink, until it is whole and has its hash; a large one over all `lines` that are spare.
 
     `give_up_at` is a time of the monotonic clock; `checkpoint` is called with the bytes that came since (less
-    than 0 when they are fetched again), at least twice a second while waiting, and may raise to stop here. Raises
-    RequestError when the file is refused for good, TransientError when it stays wrong or the time is up.
+    than 0 when they are fetched again), twice a second in a pause, and may raise to stop here. Raises RequestError
+    when the file is refused for good, TransientError when it stays wrong or the time is up.
     """
     lines = lines or Lines(1)
     lines.take()
@@ -261,7 +261,7 @@ class _Fetch:
         if size is not None and self.sink.bytes == size:
             return None
         start = self.sink.bytes
-        divided = size is not None and self.lines.limit > 1 and size - start >= LARGE
+        divided = size is not None and self.lines.limit > 1 and size - start >= LARGE and not self.wrong
         stop = _part_end(start, size) if divided else None
         body = self.source.open(self.file, self.revision, start, stop, plain=self.wrong > 0)
         problem = self._append(body)
@@ -390,10 +390,13 @@ class _Parts:
         while True:
             with self._changed:
                 if start in self._done or start in self._failed or not self._threads:
+                    blocks = self._done.pop(start, None)
+                    if blocks is not None:
+                        self._written = _part_end(start, self._size)  # else it would be claimed again
                     break
                 self._changed.wait(0.5)
             wait()
-        yield from self._done.pop(start, ())
+        yield from blocks or ()
         if start in self._failed:
             came, error = self._failed[start]
             yield from came
@@ -449,5 +452,6 @@ class _Parts:
     def _end(self, start: int, where: dict[int, Any], what: Any) -> None:
         with self._changed:
             self._claimed.discard(start)
-            where[start] = what
+            if not self._stopped:  # else it may belong to bytes that were given up
+                where[start] = what
             self._changed.notify_all()

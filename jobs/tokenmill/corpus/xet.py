@@ -47,31 +47,40 @@ class Xet:
         self.stall_seconds = stall_seconds
         self._connect = connect
         self._warn = warn
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._group: Any = None
 
     def open(self, file: RemoteFile, offset: int) -> "_Body | None":
         """Open a file's bytes; None when they cannot be had from here."""
         if not self.on or not file.xet or not file.size:
             return None
+        with self._lock:
+            if self._group is None and self.on:
+                self._group = self._begin()
+        if self._group is None:
+            return None
         try:
             import hf_xet  # type: ignore[import-untyped]
 
-            with self._lock:
-                if self._group is None:
-                    limits = {"client.connect_timeout": timedelta(seconds=min(15.0, self.stall_seconds))}
-                    limits["client.read_timeout"] = timedelta(seconds=self.stall_seconds)
-                    session = hf_xet.XetSession(hf_xet.XetConfig().with_config(CONFIG | limits))
-                    self._group = session.new_download_stream_group(**self._connect())
-            about = hf_xet.XetFileInfo(file.xet, file.size)
-            return _Body(self, self._group.download_stream(about, start=offset, end=file.size))
-        except Retry as retry:
-            if not retry.refused:
-                raise
-            self.fail(retry)
+            return _Body(self, self._group.download_stream(hf_xet.XetFileInfo(file.xet, file.size), offset, file.size))
         except Exception as error:
             self.fail(error)
         return None
+
+    def _begin(self) -> Any:
+        """Connect; while one thread does, the others wait, and find it done or turned off."""
+        try:
+            import hf_xet
+
+            limits = {"client.connect_timeout": timedelta(seconds=min(15.0, self.stall_seconds))}
+            limits["client.read_timeout"] = timedelta(seconds=self.stall_seconds)
+            session = hf_xet.XetSession(hf_xet.XetConfig().with_config(CONFIG | limits))
+            return session.new_download_stream_group(**self._connect())
+        except Exception as error:
+            if isinstance(error, Retry) and not error.refused:
+                raise
+            self.fail(error)
+            return None
 
     def fail(self, error: BaseException) -> None:
         """Do without Xet from now on."""
