@@ -138,6 +138,11 @@ REFUSED = [
     ("extract", {"storage.mountPath": "/opt"}, 'storage.mountPath="/opt" lies where'),
     ("extract", {"image.repository": "registry/jobs:1"}, "/image/repository"),
     ("download", {"dataset.source": "https://me:secret@host/x"}, "dataset.source holds a password"),
+    (
+        "preprocess",
+        {"dataset.stream": "true", "dataset.inputPath": "", "dataset.source": "s3://me:secret@x"},
+        "a password",
+    ),
     ("preprocess", {"encoder": "fast"}, "/encoder"),
     ("preprocess", {"tokenizer.name": ""}, "/tokenizer/name"),
 ]

@@ -33,14 +33,14 @@ Input: a string. Output: a YAML string.
 
 {{/*
 The directories that a stage reads and writes, relative to their volumes, as the values name them; empty where they do
-not: download reads none, and the others' commands have a default below what they read. `dataset.root` stands in for
-download's output and the others' input, so that one file of values serves all stages.
+not: a stage with a source reads none, and the others' commands have a default below what they read. `dataset.root`
+stands in for the former's output and the latter's input, so that one file of values serves all stages.
 Input: the stage's dict, see tokenmill.stage. Output: YAML of `reads` and `writes`.
   {{ $directories := include "tokenmill.directories" . | fromYaml }}
 */}}
 {{- define "tokenmill.directories" -}}
 {{- $dataset := .root.Values.dataset -}}
-{{- if eq .stage "download" -}}
+{{- if .source -}}
 reads: ""
 writes: {{ $dataset.outputPath | default $dataset.root | default "" | toJson }}
 {{- else -}}

@@ -3,7 +3,7 @@ All objects of a stage: its Job, what clears the Job on an upgrade, its service 
 Input: a dict of
   root    the chart's context, $
   stage   the command: download, extract, concatenate or preprocess
-  source  where the corpus comes from, an URI; for download alone
+  source  where the corpus comes from, an URI; for download, and for a preprocess that streams
   flags   the stage's own options: dict of option to value
 Output: documents.
   {{ include "tokenmill.stage" (dict "root" . "stage" "extract" "flags" (dict "from" .Values.dataset.fromStage)) }}

@@ -11,6 +11,9 @@ Input: the stage's dict, see tokenmill.stage. Output: nothing; the render fails 
 {{- if not $storage.pvcName }}
 {{- fail (printf "\nstorage.pvcName is not set: it names the claim that holds the data.\nAdd --set storage.pvcName=NAME; `kubectl get pvc -n %s` lists the claims, and charts/shared-storage makes one." .root.Release.Namespace) }}
 {{- end }}
+{{- if regexMatch "^[a-z0-9+]+://[^/]*:[^/]*@" (.source | default "") }}
+{{- fail "\ndataset.source holds a password, which would be seen in the Job and in logs.\nTake it out, and give credentials by serviceAccount or by extraEnv with a secretKeyRef." }}
+{{- end }}
 {{- with .root.Values.job.maxFailedIndexes }}
 {{- if gt (int64 .) (int64 $.root.Values.workers) }}
 {{- fail (printf "\njob.maxFailedIndexes=%d is more than workers=%d.\nLeave it out, or lower it." (int64 .) (int64 $.root.Values.workers)) }}

@@ -1,11 +1,8 @@
 {{/*
-How much is to be fetched is said by two keys, which must agree; a source holds no password. Input: $. Output: nothing, or the render fails.
+How much is to be fetched is said by two keys, which must agree. Input: $. Output: nothing, or the render fails.
   {{ include "dataset-download.validate" . }}
 */}}
 {{- define "dataset-download.validate" -}}
-{{- if regexMatch "^[a-z0-9+]+://[^/]*:[^/]*@" (.Values.dataset.source | default "") }}
-{{- fail "\ndataset.source holds a password, which would be seen in the Job and in logs.\nTake it out, and give credentials by serviceAccount or by extraEnv with a secretKeyRef." }}
-{{- end }}
 {{- $full := .Values.dataset.fullDataset -}}
 {{- $sample := .Values.dataset.sampleFiles -}}
 {{- if and (eq (toJson $full) "true") (not (kindIs "invalid" $sample)) }}
