@@ -76,7 +76,7 @@ def quick_to_load(backend: dict[str, Any]) -> dict[str, Any]:
     or would begin a comment line (models/bpe/mod.rs of Hugging Face tokenizers).
     """
     merges = backend["model"].get("merges") or []
-    if not all(type(merge) is list and len(merge) == 2 for merge in merges):
+    if not merges or not all(type(merge) is list and len(merge) == 2 for merge in merges):
         return backend
     joined = list(map(" ".join, merges))
     if any(merge.count(" ") > 1 or merge.startswith("#version") for merge in joined):
