@@ -40,6 +40,7 @@ CHUNK = 64
 SLICE_CHARACTERS = 1_000_000
 """Hugging Face's answers take 100 bytes a token or more until they are laid on end."""
 
+LATE = "did not answer within"
 ASKED, ANSWERED = b"asked\n", b"answered\n"
 """What `prepare` says when the backend and the texts lie in the directory, and when Hugging Face's ids do."""
 
@@ -144,7 +145,10 @@ def judge(
     rejected: list[Rejection] = []
     while names:
         if begun:
-            ended, begun = _end(begun, timeout), None
+            process, begun = begun, None
+            ended = _end(process, timeout)
+            if process.returncode == -signal.SIGKILL and not ended.startswith(LATE):
+                continue  # most likely for want of memory beside the resolving process, which has ended now
         else:
             with answering(directory, names) as process:
                 ended = _end(process, timeout)
@@ -171,7 +175,7 @@ def _end(process: "subprocess.Popen[bytes]", timeout: float) -> str:
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
-        return f"did not answer within {timeout:g} s"
+        return f"{LATE} {timeout:g} s"
     if process.returncode < 0:
         return f"crashed ({signal.Signals(-process.returncode).name})"
     last = said.decode(errors="replace").strip().splitlines()[-1:] or [f"exit code {process.returncode}"]
