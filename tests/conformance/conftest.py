@@ -32,7 +32,7 @@ def preprocess(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=900,
             check=False,
         )
         assert result.returncode == 0, f"{' '.join(command)}\n{result.stdout}\n{result.stderr}"

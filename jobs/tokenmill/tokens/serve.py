@@ -162,7 +162,7 @@ class _Server:
             if not np.array_equal(expected, got):
                 found = difference(texts[i], expected, got, Path(self._task.backend), self._task.special_tokens)
                 raise RequestError(
-                    f"the encoder {self._task.encoder} {found['reason']} on {found['text']} (expected "
+                    f"the encoder {self._task.encoder} differs from Hugging Face on {found['text']} (expected "
                     f"{found['expected']}, got {found['got']}); nothing of this file is kept: run the same command "
                     "with --encoder hf, and report the text"
                 )

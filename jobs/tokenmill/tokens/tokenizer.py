@@ -3,7 +3,7 @@
 `tokenmill preprocess` resolves once, at plan time, and leaves beside the data
 
     tokenizer/      the tokenizer's files as they came; training loads these, offline
-    backend.json    the backend of the AutoTokenizer made from them; workers load their encoder from it
+    backend.json    the backend of the AutoTokenizer made from them, as encoders load it fastest
     resolved.json   ResolvedTokenizer
     verdict.json    tokens.gate.Verdict: the encoder, and why not another
 
@@ -25,7 +25,7 @@ from typing import Any, Literal
 from tokenmill.errors import MachineError, RequestError
 from tokenmill.files import readable_json, write_atomic
 from tokenmill.machine import memory_words
-from tokenmill.tokens.gate import CANDIDATES, Verdict, environment, judge
+from tokenmill.tokens.gate import CANDIDATES, Verdict, answering, environment, judge
 from tokenmill.tokens.origin import fetch, local_directory, read_directory
 
 TIMEOUT_SECONDS = 600.0
@@ -61,10 +61,11 @@ class ResolvedTokenizer:
     """What a plan records of a tokenizer.
 
     `reference` is a Hub name or a directory's base name, `revision` a commit; `files` maps names to SHA-256,
-    `fingerprint` is the SHA-256 of backend.json. `vocab_size` is len(AutoTokenizer), from which Megatron-LM
-    takes the dtype; ids may still lie above it, so `max_token_id` is kept. The EOD is None where none was
-    needed and the tokenizer names no eos. `added` holds the tokens put into every text by default (BOS),
-    `eod_candidates` the vocabulary's usual end-of-text tokens, for messages.
+    `fingerprint` is the SHA-256 of the backend's JSON as the AutoTokenizer gives it. `vocab_size` is
+    len(AutoTokenizer), from which Megatron-LM takes the dtype; ids may still lie above it, so `max_token_id`
+    is kept. The EOD is None where none was needed and the tokenizer names no eos. `added` holds the tokens
+    put into every text by default (BOS), `eod_candidates` the vocabulary's usual end-of-text tokens, for
+    messages.
     """
 
     reference: str
@@ -147,20 +148,19 @@ def resolve_tokenizer(
             "need_eod": need_eod,
             "add_special_tokens": add_special_tokens,
             "texts": _first(texts),
+            "encoder": encoder,
         }
-        settled = _settle(work, request)
+        settled, verdict = _settle(work, request)
         backend = (work / "backend.json").read_bytes()
         resolved = ResolvedTokenizer.from_json(
             {
                 "reference": reference,
                 "revision": commit,
                 "files": _hashes(files),
-                "fingerprint": hashlib.sha256(backend).hexdigest(),
                 "add_special_tokens": add_special_tokens,
                 **settled,
             }
         )
-        verdict = judge(work, encoder)
     for name, data in files.items():
         write_atomic(destination / "tokenizer" / name, data)
     write_atomic(destination / "backend.json", backend)
@@ -209,29 +209,42 @@ def _first(texts: Sequence[str]) -> list[str]:
     return taken
 
 
-def _settle(work: Path, request: dict[str, Any]) -> dict[str, Any]:
-    """Have the child load the tokenizer in `work`; return the fields of ResolvedTokenizer it finds."""
+def _settle(work: Path, request: dict[str, Any]) -> tuple[dict[str, Any], Verdict]:
+    """Have a child load the tokenizer in `work`, and another judge encoders on it.
+
+    Returns the fields of ResolvedTokenizer that the first finds, and the verdict.
+    """
     (work / "request.json").write_text(json.dumps(request))
     environ = environment() | {"HF_HOME": str(work / "home")}
     command = [sys.executable, "-P", "-m", "tokenmill.tokens.resolve", str(work)]
-    name = request["reference"]
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environ
+    ) as child:
+        try:
+            with answering(work, source=child.stdout) as begun:
+                assert child.stdout  # noqa: S101  (a pipe, as asked for)
+                child.stdout.close()
+                return _settled(child, work, request["reference"]), judge(work, request["encoder"], begun=begun)
+        finally:
+            child.kill()
+
+
+def _settled(child: "subprocess.Popen[bytes]", work: Path, name: str) -> dict[str, Any]:
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=TIMEOUT_SECONDS, check=False, env=environ
-        )
+        _, said = child.communicate(timeout=TIMEOUT_SECONDS)
     except subprocess.TimeoutExpired as error:
         raise RequestError(
             f"the tokenizer {name} did not load within {TIMEOUT_SECONDS:g} s; check that its files are a tokenizer's"
         ) from error
-    if done.returncode == -signal.SIGKILL:
+    if child.returncode == -signal.SIGKILL:
         raise MachineError(
             f"the process loading the tokenizer {name} was killed, most likely for want of memory ({memory_words()}); "
             "it takes about 1 GB: raise the limit (in a chart: --set resources.limits.memory=2Gi)"
         )
-    if done.returncode:
-        last = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["nothing said"]
+    if child.returncode:
+        last = said.decode(errors="replace").strip().splitlines()[-1:] or ["nothing said"]
         raise RequestError(
-            f"the process loading the tokenizer {name} ended with exit code {done.returncode}: {last[0][:300]}; check "
+            f"the process loading the tokenizer {name} ended with exit code {child.returncode}: {last[0][:300]}; check "
             "the tokenizer's files"
         )
     outcome: dict[str, Any] = json.loads((work / "outcome.json").read_bytes())
