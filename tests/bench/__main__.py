@@ -100,6 +100,8 @@ def describe(s: Setting) -> dict[str, Any]:
 def measure(s: Setting, names: list[str], earlier: dict[str, Any], directory: Path) -> list[str]:
     """Measure sections, keeping each as it is done; return those that failed."""
     where = describe(s)
+    if earlier and earlier["quick"] != s.quick:
+        sys.exit(f"{directory}/results.json is not of the same kind (--quick); name another directory with --results")
     if earlier and any(earlier["machine"][fact] != where["machine"][fact] for fact in ("cpu", "cores")):
         sys.exit(f"{directory}/results.json is of another machine; name another directory with --results")
     results: dict[str, Any] = {"quick": s.quick, "sections": {}} | earlier | where
@@ -148,6 +150,8 @@ def main() -> None:
     directory = asked.results or (asked.cache / "quick" if asked.quick else Path("docs/benchmarks"))
     results = read(directory)
     if asked.report:
+        if not results:
+            sys.exit(f"{directory} has no results.json of this form; measure first, or name a directory with --results")
         write(results, directory)
         return
     if asked.tokenizers is None:
