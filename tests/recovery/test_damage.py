@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from recovery.conftest import TOKENIZER
 from recovery.support import Forge, assert_kept, assert_same_tree, receipts, tree
 
 UNIT = "03.jsonl"
@@ -111,6 +112,25 @@ def test_the_next_stage_makes_all_but_what_needs_missing_data(
     forge.done(rerun(corpus, output, *(["--verify-hashes"] if damage is same_size else [])))
     forge.done(command)
     assert_kept(before, receipts(tmp_path / "next", "concatenate"))
+
+
+def test_text_that_changed_on_the_disk_never_becomes_tokens(
+    forge: Forge, corpus: Path, output: Path, settled: Path, tmp_path: Path
+) -> None:
+    """Another letter in a record is as good JSON as before; the hash tells."""
+    data = (output / UNIT).read_bytes()
+    at = data.index(b'"text": "') + 9
+    (output / UNIT).write_bytes(data[:at] + b"Q" + data[at + 1 :])
+    result = shutil.copytree(settled, tmp_path / "next")
+    command = ["preprocess", output, result, "--tokenizer", TOKENIZER, "--processes", 1]
+    run = forge.run(command)
+    assert run.exit == 2
+    assert f"{output / UNIT} is damaged" in run.said and "run tokenmill extract again with --verify-hashes" in run.said
+    before = receipts(result, "preprocess")
+    assert len(before) == 7
+    forge.done(rerun(corpus, output, "--verify-hashes"))
+    forge.done(command)
+    assert_kept(before, receipts(result, "preprocess"))
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "plan.json"])

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    from tokenmill.corpus.compression import Digest
+
 STEP = 256 << 10
 """Bytes decompressed at a time, so that they are still in the cache when they are searched."""
 
@@ -54,11 +56,20 @@ class Blocks(Protocol):
         """Close the file."""
 
 
-def open_blocks(path: Path, keys: Sequence[str], *, display: str) -> Blocks:
-    """Open a file of lines, plain or compressed, or of Parquet; RequestError for a Parquet column that is not there."""
-    if path.name.lower().endswith(".parquet"):
+def open_blocks(path: Path, keys: Sequence[str], *, display: str, digest: "Digest | None" = None) -> Blocks:
+    """Open a file of lines, plain or compressed, or of Parquet; RequestError for a Parquet column that is not there.
+
+    `digest` is fed the bytes of a file of lines; of Parquet, which is read here and there, it is not, and pages have
+    checksums of their own.
+    """
+    if is_parquet(path):
         return _Rows(path, keys, display)
-    return _Lines(path, display)
+    return _Lines(path, display, digest)
+
+
+def is_parquet(path: Path) -> bool:
+    """Tell by its name whether a file is Parquet."""
+    return path.name.lower().endswith(".parquet")
 
 
 class _Lines:
@@ -66,8 +77,8 @@ class _Lines:
 
     rows = False
 
-    def __init__(self, path: Path, display: str) -> None:
-        self._source = open_decompressed(path, display=display)
+    def __init__(self, path: Path, display: str, digest: "Digest | None") -> None:
+        self._source = open_decompressed(path, display=display, digest=digest)
         self._rest = b""  # what was read behind the last block's end
         self.finished = False
         self.compressed = 0

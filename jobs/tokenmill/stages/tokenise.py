@@ -95,13 +95,16 @@ class Tokenising:
 
     def _read(self, item: dict[str, Any]) -> None:
         """Cut one file into blocks and submit them."""
-        from tokenmill.corpus.blocks import open_blocks
+        import xxhash
+
+        from tokenmill.corpus.blocks import is_parquet, open_blocks
         from tokenmill.tokens.pool import BLOCK
         from tokenmill.tokens.serve import Segment
 
+        digest = xxhash.xxh3_128()  # zstd frames may come without a checksum
         with (
             self._here(item) as path,
-            closing(open_blocks(path, self.basis["keys"], display=str(path))) as blocks,
+            closing(open_blocks(path, self.basis["keys"], display=str(path), digest=digest)) as blocks,
         ):
             file, begins, compressed = _File(item, path), True, 0
             while True:
@@ -117,7 +120,9 @@ class Tokenising:
                 if blocks.rows or not blocks.finished or end > BLOCK // 2:
                     self._submit()
                 if blocks.finished:
-                    return
+                    break
+            if not is_parquet(path):
+                self.workspace.check_hash(item["path"], item["identity"], digest.hexdigest())
 
     def _here(self, item: dict[str, Any]) -> AbstractContextManager[Path]:
         """Give where an input lies, fetched where it is a shard of a source."""
