@@ -267,6 +267,7 @@ WRONG: list[tuple[str, str, Any]] = [
     ("normal forms", "NFC", normalizers.NFKC()),
     ("normal forms", "NFKC", normalizers.NFC()),
     ("code points", "", replacing("\ua7ce")),
+    ("code points", "NFC", normalizers.Sequence([replacing("a\u089a\u0301"), normalizers.NFC()])),
     ("code points", "NFC", normalizers.Sequence([normalizers.NFC(), replacing("\U00016d63\U00016d67")])),
 ]
 
