@@ -158,7 +158,7 @@ def test_a_long_unit_goes_on_where_its_journal_ends(
     forge.done(tokenise(inputs, whole))
 
     end = kill_at if how == signal.SIGKILL else stop_at
-    run = forge.start(tokenise(inputs, output), stop_at(inputs, "open .*/06.jsonl"), end(inputs, "open .*/09.jsonl"))
+    run = forge.start(tokenise(inputs, output), stop_at(inputs, "open .*/06.jsonl"), end(inputs, "open .*/07.jsonl"))
     assert run.wait() == "stopped", run.said
     go_on_and_journal(run)
     assert (run.wait() if how == signal.SIGKILL else terminate(run)) == (-9 if how == signal.SIGKILL else 143), run.said

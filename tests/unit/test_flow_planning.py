@@ -285,6 +285,8 @@ def test_finished_files_are_read_again_on_request(source: Path, tmp_path: Path) 
 
 
 ENDLESS = """
+from tokenmill.flow.workspace import nothing_common as common
+
 RESUMABLE, THREADS = False, True
 
 def do(unit, workspace):
