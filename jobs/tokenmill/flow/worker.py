@@ -214,7 +214,8 @@ def _execute(
                 running[pool.submit(unit, left.get(unit.id, []))] = unit
             if not running:
                 break
-            ready, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
+            # Often: a signal that the kernel hands to another thread wakes nobody here.
+            ready, _ = wait(running, timeout=0.1, return_when=FIRST_COMPLETED)
             fatal = False
             for future in ready:
                 unit = running.pop(future)
