@@ -7,7 +7,7 @@ import pytest
 
 from contract.commandline import data_of
 from e2e.cluster import Namespace, conditions, exit_code, node_name
-from e2e.corpus import DATASET, assert_same, content, done, serve
+from e2e.corpus import DATASET, MODEL, assert_same, content, done, serve
 
 pytestmark = pytest.mark.e2e
 
@@ -96,6 +96,22 @@ def test_a_stage_reads_one_claim_and_writes_into_a_directory_of_another(
     expected = {name: data for name, data in data_of(undisturbed / "preprocessed").items() if name.endswith(".jsonl")}
     assert_same(data_of(second / "deep/out"), expected)
     namespace.user.does("helm test apart --timeout 120s")
+
+
+def test_shards_that_are_streamed_leave_nothing_but_pairs(with_hub: Namespace, hub_files: Path, tmp_path: Path) -> None:
+    """Two pods fetch to their scratch; the volume ends with the bytes of download and preprocess, and no shard."""
+    with_hub.install(
+        "stream charts/dataset-preprocess --set storage.pvcName=shared-storage-pvc --set dataset.stream=true"
+        f" --set dataset.repo={DATASET} --set dataset.sampleFiles=20 --set dataset.root=streamed --set workers=2"
+    )
+    with_hub.wait_for_job("stream-preprocess")
+    with serve(hub_files) as hub:
+        done("download", f"hf://datasets/{DATASET}", tmp_path / "corpus", "--sample", 20, hub=hub)
+        done("preprocess", tmp_path / "corpus", tmp_path / "expected", "--tokenizer", MODEL, hub=hub)
+    found = data_of(with_hub.data / "streamed")
+    assert_same(found, data_of(tmp_path / "expected"))
+    assert sum(name.endswith(".bin") for name in found) == 20
+    with_hub.user.does("helm test stream --timeout 120s")
 
 
 def test_a_stage_that_comes_too_early_says_what_it_waits_for(with_hub: Namespace, hub_files: Path) -> None:
