@@ -1,6 +1,6 @@
 """`python -m tokenmill`: the console script without an installation."""
 
-from tokenmill.cli import main
+from tokenmill.cli import console
 
 if __name__ == "__main__":
-    main()
+    console()

@@ -1,9 +1,12 @@
 """The command line: one file a command; parse, plan, do. Errors become messages and exit codes here alone."""
 
+import contextlib
 import gc
 import io
 import json
+import os
 import sys
+from typing import NoReturn
 
 import typer
 
@@ -52,3 +55,16 @@ def main() -> None:
         else:
             sys.stderr.write(f"error: {error}\n")
         sys.exit(error.exit_code)
+
+
+def console() -> NoReturn:
+    """Run the command line and end the process at once: taking all its modules apart would take a tenth of a second."""
+    code: object = 0
+    try:
+        main()
+    except SystemExit as end:
+        code = end.code
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # whoever read it has gone
+            stream.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
