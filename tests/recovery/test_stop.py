@@ -85,6 +85,7 @@ def test_terminated_while_the_hub_lets_the_planner_wait(forge: Forge, tmp_path: 
             time.sleep(0.01)
         os.kill(run.pid, signal.SIGTERM)
         assert run.wait(25) == 143, run.said
+        assert "503" in run.said and "asking again in" in run.said
         assert "failed" not in ends(tokenmill("status", output))[1], "to be told to stop is no failure"
         forge.done(command)
     assert (output / "a.jsonl").exists()

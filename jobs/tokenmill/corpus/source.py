@@ -85,15 +85,20 @@ class Changed(Exception):
 
 @dataclass(frozen=True)
 class Patience:
-    """How long a source that is busy is asked again for its listing: until a time, or until told to stop."""
+    """How long a source that is busy is asked again for its listing: until a time, or until told to stop.
+
+    `say` hears what is waited for.
+    """
 
     until: float
     should_stop: Callable[[], bool] = lambda: False
+    say: Callable[[str], None] = lambda _: None
 
     def wait(self, seconds: float, problem: str) -> None:
         """Wait before the next try; raises TransientError when the time is up, Stopped when asked to stop."""
         if time.monotonic() + seconds > self.until:
             raise TransientError(f"{problem}; the deadline of this run has come")
+        self.say(f"{problem}; asking again in {seconds:.0f} s")
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             if self.should_stop():

@@ -70,7 +70,7 @@ def download(
     from tokenmill.stages.download import prepare
 
     give_up_at = time.monotonic() + deadline_seconds
-    patience = Patience(give_up_at, stop_requested)
+    patience = Patience(give_up_at, stop_requested, how.reporter.say)
     prepared = prepare(uri, revision, selection, endpoint=endpoint, say=how.reporter.say, patience=patience)
     settings = {
         "uri": uri,
@@ -136,7 +136,8 @@ def preprocess(
         from tokenmill.stages.stream import AHEAD
 
         stream, ahead = source, AHEAD
-        corpus = streamed(stream, how.reporter.say, Patience(stream.give_up_at, stop_requested))
+        patience = Patience(stream.give_up_at, stop_requested, how.reporter.say)
+        corpus = streamed(stream, how.reporter.say, patience)
     prepared = prepare(corpus, output, recipe, encoder=encoder, endpoint=endpoint, reporter=how.reporter)
     settings = {
         "encoder": encoder,
