@@ -139,16 +139,16 @@ def test_a_worker_killed_for_memory_says_its_limit_and_its_unit(slow_hub: Namesp
         f"heavy charts/dataset-preprocess {STORAGE} --set dataset.inputPath=heavy --set workers=2 --set processes=1"
         " --set resources.requests.cpu=50m,resources.requests.memory=256Mi --set job.backoffLimitPerIndex=0"
     )
-    slow_hub.install(f"{line} --set resources.limits.memory=320Mi")
+    slow_hub.install(f"{line} --set resources.limits.memory=600Mi")
     slow_hub.wait_for_job("heavy-preprocess", "Failed")
     (killed,) = (pod for pod in slow_hub.pods("heavy-preprocess") if exit_code(pod) != 0)
     ended = killed["status"]["containerStatuses"][0]["state"]["terminated"]
     assert ended["reason"] == "OOMKilled"
     last = ended["message"].splitlines()[-1]
-    assert "at work: outsize (" in last and last.endswith("; memory limit 320 MiB")
+    assert "at work: outsize (" in last and last.endswith("; memory limit 600 MiB")
     finished = receipts(brought / "preprocessed", "preprocess")
     assert finished.keys() == {"light"}
-    slow_hub.user.does(f"helm upgrade {line} --set resources.limits.memory=1Gi")
+    slow_hub.user.does(f"helm upgrade {line} --set resources.limits.memory=1536Mi")
     slow_hub.wait_for_job("heavy-preprocess")
     assert receipts(brought / "preprocessed", "preprocess").items() > finished.items()
 
