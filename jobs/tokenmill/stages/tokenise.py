@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenmill.errors import InputError, RequestError
+from tokenmill.errors import InputError, RequestError, TransientError
 from tokenmill.files import read_json, readable_json, write_atomic
 from tokenmill.flow.provenance import narrow
 from tokenmill.flow.record import Counts, Unit
@@ -152,9 +152,13 @@ class Tokenising:
         import numpy as np
 
         slot, pieces = self._pending.popleft()
-        columns, found, refused = slot.result()
+        where = ", ".join(str(piece.file.path) for piece in pieces[:3])
+        try:
+            columns, found, refused = slot.result()
+        except TransientError as error:
+            raise TransientError(f"{where}: {error}") from error
         if refused:
-            raise RequestError(f"{pieces[0].file.path}: {refused}")
+            raise RequestError(f"{where}: {refused}")
         for piece, what in zip(pieces, found, strict=True):
             self._account(piece, what)
         for column, answer in zip(self.columns, columns, strict=True):
