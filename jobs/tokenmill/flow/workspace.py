@@ -260,7 +260,7 @@ class Workspace:
             )
 
     def path(self, name: str) -> Path:
-        """Return where a file of this attempt lies, such as a journal or a spill."""
+        """Return where a file of this attempt lies, such as its journal."""
         return self.directory / name
 
     def open(self, final: str, *, temporary: str | None = None, keep: int = 0) -> OutputFile:
