@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contract.commandline import data_of, tokenmill
-from tokenmill.corpus.source import Listing, Patience, RemoteFile, open_source
+from tokenmill.corpus.source import Listing, Patience, RemoteFile, Selection, open_source
 from tokenmill.errors import InputError, RequestError, TransientError
 from tokenmill.flow.progress import Reporter
 from tokenmill.stages import launch
-from tokenmill.stages.download import Selection, prepare, select
+from tokenmill.stages.download import prepare, select
 from tokenmill.testhub import Fault, Hub
 
 SLIMPAJAMA = [

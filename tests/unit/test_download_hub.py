@@ -13,12 +13,11 @@ from typing import Any
 import pytest
 
 from contract.commandline import Ended, data_of, finish, start, tokenmill
-from tokenmill.corpus.source import open_source
+from tokenmill.corpus.source import Selection, open_source
 from tokenmill.errors import InputError, RequestError, TransientError
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.worker import Summary
 from tokenmill.stages import launch
-from tokenmill.stages.download import Selection
 from tokenmill.stages.launch import Run
 from tokenmill.testhub import Fault, Hub
 

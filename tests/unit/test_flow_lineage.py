@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tokenmill.corpus.compression import DATA_SUFFIXES
+from tokenmill.corpus.source import Selection
 from tokenmill.errors import RequestError, TransientError
 from tokenmill.flow.attempt import LEASE, owner_record
 from tokenmill.flow.lineage import Dataset, upstream_of
@@ -20,7 +21,6 @@ from tokenmill.flow.status import statuses
 from tokenmill.flow.worker import Summary
 from tokenmill.stages import launch
 from tokenmill.stages.dataset import check
-from tokenmill.stages.download import Selection
 
 FILES = 4
 

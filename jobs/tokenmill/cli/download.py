@@ -29,8 +29,8 @@ def download(
 ) -> None:
     """Fetch a corpus from the Hub, a bucket, the web or a disk, checking every file's hash."""
     from tokenmill.cli.report import how_to_run, report
+    from tokenmill.corpus.source import Selection
     from tokenmill.stages import launch
-    from tokenmill.stages.download import Selection
 
     how = how_to_run(worker_index, workers, None, replace, verify_hashes, json)
     summary = launch.download(

@@ -51,8 +51,8 @@ def preprocess(
     source: Any = Path(input)
     target = output
     if "://" in input:
+        from tokenmill.corpus.source import Selection
         from tokenmill.stages import stream
-        from tokenmill.stages.download import Selection
 
         selection, give_up_at = Selection(include, exclude, split, sample), time.monotonic() + deadline
         source = stream.Stream(input, revision, selection, endpoint, stall_seconds, give_up_at, connections, scratch)

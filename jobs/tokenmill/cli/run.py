@@ -46,7 +46,7 @@ def run(
 ) -> None:
     """Take a source through download, preprocess and verify on this machine; extract and concatenate on request."""
     from tokenmill.cli.report import how_to_run, report_pipeline
-    from tokenmill.stages.download import Selection
+    from tokenmill.corpus.source import Selection
     from tokenmill.stages.encoder import Recipe
     from tokenmill.stages.launch import Pipeline
 

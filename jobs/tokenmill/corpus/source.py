@@ -6,7 +6,7 @@ arrives here is hostile until checked: names, sizes, hashes, redirects.
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import urlsplit
@@ -50,6 +50,17 @@ class Listing:
     revision: str | None
     files: list[RemoteFile]
     by_name: bool = False
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which files of a listing are wanted, and how they are laid out (`flat` or `tree`)."""
+
+    include: Sequence[str] = ()
+    exclude: Sequence[str] = ()
+    split: str | None = None
+    sample: int | None = None
+    layout: str = "flat"
 
 
 class Retry(Exception):

@@ -9,11 +9,18 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from tokenmill.corpus.fetch import Lines, fetch, worth_keeping
-from tokenmill.corpus.source import Listing, Patience, RemoteFile, Source, open_source, without_secrets
+from tokenmill.corpus.source import (
+    Listing,
+    Patience,
+    RemoteFile,
+    Selection,
+    Source,
+    open_source,
+    without_secrets,
+)
 from tokenmill.errors import InputError, RequestError
 from tokenmill.files import safe_name
 from tokenmill.flow.provenance import whole
@@ -28,17 +35,6 @@ SPLITS = ("train", "validation", "test")
 _SPLIT_NAMES = {"train": "train", "validation": "validation", "valid": "validation", "val": "validation"}
 _SPLIT_NAMES |= {"dev": "validation", "test": "test"}
 _SPLIT_FILE = re.compile(r"(train|validation|valid|val|dev|test)[-_.]")
-
-
-@dataclass(frozen=True)
-class Selection:
-    """Which files of a listing are wanted, and how they are laid out (`flat` or `tree`)."""
-
-    include: Sequence[str] = ()
-    exclude: Sequence[str] = ()
-    split: str | None = None
-    sample: int | None = None
-    layout: str = "flat"
 
 
 def prepare(

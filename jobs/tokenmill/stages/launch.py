@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tokenmill.corpus.source import Selection
 from tokenmill.flow.lineage import Dataset, upstream_of
 from tokenmill.flow.planning import Request
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.record import STAGES, Plan
 from tokenmill.flow.worker import Distribution, Job, Summary, run, stop_requested
 from tokenmill.machine import cpu_quota
-from tokenmill.stages.download import Selection
 from tokenmill.stages.encoder import Recipe
 
 if TYPE_CHECKING:

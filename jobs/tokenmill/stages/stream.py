@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.corpus.fetch import Lines, fetch_head, fetch_to
-from tokenmill.corpus.source import Patience, RemoteFile, open_source, without_secrets
+from tokenmill.corpus.source import Patience, RemoteFile, Selection, open_source, without_secrets
 from tokenmill.errors import RequestError
 from tokenmill.files import explained
 from tokenmill.flow.lineage import DataFile
 from tokenmill.flow.provenance import whole
 from tokenmill.machine import is_alive, machine_tag
-from tokenmill.stages.download import Selection, names, select
+from tokenmill.stages.download import names, select
 
 HEADS, HEAD_BYTES = 2, 4 << 20
 """Of how many shards planning looks at the beginning, and how much of each."""

@@ -8,7 +8,6 @@ differ on some models.
 import itertools
 import os
 from collections.abc import Callable, Iterable
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -36,7 +35,6 @@ class Encoder(Protocol):
     """What turns texts into token ids; of one process, not shared by threads."""
 
     name: str
-    version: str
 
     def encode(self, texts: list[str]) -> tuple[Ids, Offsets]:
         """Encode texts: all ids on end, and len(texts)+1 offsets; text i has ids[offsets[i]:offsets[i+1]].
@@ -100,6 +98,8 @@ def is_byte_level(pre_tokenizer: Any) -> bool:
 
 def encoder_version(name: str) -> str:
     """Return the installed version of an encoder's package, "none" without it."""
+    from importlib.metadata import PackageNotFoundError, version  # here: encoder processes do without it
+
     try:
         return version(PACKAGES[name])
     except PackageNotFoundError:
@@ -116,7 +116,6 @@ class _Fastokens:
         os.environ["FASTOKENS_BPE_THREADS"] = "1"
         import fastokens
 
-        self.version = encoder_version(self.name)
         self._add = add_special_tokens
         self._tokenizer = fastokens.Tokenizer.from_file(str(backend))
 
@@ -135,7 +134,6 @@ class _Gigatoken:
         import orjson
 
         known = orjson.loads(backend.read_bytes())
-        self.version = encoder_version(self.name)
         self._before, self._after = template(known["post_processor"]) if add_special_tokens else ([], [])
         # Without the byte-level alphabet, each batch begins with a cold cache: text by text is 1.2 to 1.6 times
         # faster, and spares the import of awkward, 0.3 s and 40 MB. With it, batches are a tenth faster.
@@ -183,7 +181,6 @@ class _HuggingFace:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
         from tokenizers import Tokenizer
 
-        self.version = encoder_version(self.name)
         self._add = add_special_tokens
         self._tokenizer = Tokenizer.from_file(str(backend))
 
@@ -195,7 +192,7 @@ class _Guarded:
     """Leaves texts with a guarded character to Hugging Face, which is loaded when the first one comes."""
 
     def __init__(self, encoder: Encoder, guard: str, backend: Path, add_special_tokens: bool) -> None:
-        self.name, self.version = encoder.name, encoder.version
+        self.name = encoder.name
         self._encoder = encoder
         self._guarded = np.zeros(0x110000, bool)
         for span in guard.split(","):

@@ -7,6 +7,7 @@ and the block it had goes to Hugging Face; one that grew is replaced between two
 
 import marshal
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -100,6 +101,10 @@ class _Child:
                 env=environment() | {"GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", MALLOC)},
             )
         self._control = Connection(ours.detach())
+        self._answers = (
+            select.poll()
+        )  # Connection.poll makes a new one each time, which costs as much as a block's rest
+        self._answers.register(self._control, select.POLLIN)
         self._send(tuple(task))
 
     def _send(self, message: Any) -> None:
@@ -113,7 +118,7 @@ class _Child:
     def receive(self, seconds: float) -> Answer | None:
         """Return its next answer, None when there is none for so long; raises EOFError when it died."""
         try:
-            if not self._control.poll(seconds):
+            if not self._answers.poll(seconds * 1000):
                 return None
             return Answer(*marshal.loads(self._control.recv_bytes()))  # noqa: S302 - the same Python wrote it
         except OSError as error:
