@@ -172,7 +172,7 @@ def test_no_part_comes_twice_while_its_bytes_are_written(parts: Hub, tmp_path: P
 
 def test_without_spare_connections_one_is_used_and_kept(parts: Hub, tmp_path: Path) -> None:
     lines = Lines(2)
-    lines.take()
+    lines.take(lambda: None)
     assert Fetched(parts).to(tmp_path / "a", "big.zst", lines=lines) == BIG
     assert len({request.client for request in parts.requests if request.kind == "cdn"}) == 1
     parts.requests.clear()

@@ -91,7 +91,7 @@ class Hub:
         """Return where the repository's Xet storage is and a token for it, as hf_xet names them."""
         url = f"{self._api}/xet-read-token/{commit}"
         body = self._transfer.open(url, authorization())
-        b"".join(body)  # the same as JSON
+        body.read()  # the same as JSON
         headers = body.headers
         return {
             "endpoint": headers["X-Xet-Cas-Url"],
@@ -106,7 +106,7 @@ class Hub:
         # A link may lead elsewhere, behind a mirror for one; the token does not go there.
         ours = url.startswith(self._api)
         body = self._transfer.open(url, authorization() if ours else {})
-        return json.loads(b"".join(body)), body.links.get("next", {}).get("url")
+        return json.loads(body.read()), body.links.get("next", {}).get("url")
 
 
 def _file(item: dict[str, Any]) -> RemoteFile:

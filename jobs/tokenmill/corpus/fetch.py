@@ -87,28 +87,37 @@ class Lines:
         """Allow so many."""
         self.limit = limit
         self._used = 0
-        self._lock = threading.Lock()
+        self._waiting = 0
+        self._freed = threading.Condition()
 
-    def take(self) -> None:
-        """Take the one that every file has."""
-        with self._lock:
-            self._used += 1
+    def take(self, waiting: Callable[[], None]) -> None:
+        """Take the one that every file has; `waiting` is called twice a second until there is one, and may raise."""
+        with self._freed:
+            self._waiting += 1
+            try:
+                while self._used >= self.limit:
+                    if not self._freed.wait(0.5):
+                        waiting()
+                self._used += 1
+            finally:
+                self._waiting -= 1
 
     def take_spare(self) -> bool:
-        """Take one more if there is one."""
-        with self._lock:
-            spare = self._used < self.limit
+        """Take one more if there is one that no file waits for."""
+        with self._freed:
+            spare = self._used + self._waiting < self.limit
             self._used += spare
             return spare
 
     def give(self) -> None:
         """Give one back."""
-        with self._lock:
+        with self._freed:
             self._used -= 1
+            self._freed.notify()
 
     def wanted(self) -> bool:
-        """Tell whether more are in use than there are: who has several is to give one back."""
-        return self._used > self.limit
+        """Tell whether a file waits for one: who has several is to give one back."""
+        return self._waiting > 0
 
 
 def worth_keeping(file: RemoteFile, path: Path) -> int:
@@ -177,7 +186,7 @@ def fetch(
     when the file is refused for good, TransientError when it stays wrong or the time is up.
     """
     lines = lines or Lines(1)
-    lines.take()
+    lines.take(lambda: checkpoint(0))
     try:
         _Fetch(source, file, revision, sink, give_up_at, checkpoint, lines).run()
     finally:
@@ -271,7 +280,7 @@ class _Fetch:
             raise Retry(f"the connection closed at byte {self.sink.bytes} of {size}")
         return problem
 
-    def _append(self, blocks: Iterable[bytes]) -> str | None:
+    def _append(self, blocks: Iterable[bytes | memoryview]) -> str | None:
         size = self.file.size
         for block in blocks:
             if size is not None and self.sink.bytes + len(block) > size:
@@ -290,6 +299,7 @@ class _Fetch:
         parts = _Parts(body, self.sink.bytes, size, self.lines, self.ahead)
         try:
             problem = None
+            blocks: Iterable[bytes | memoryview]
             while self.sink.bytes < size and problem is None:
                 start = self.sink.bytes
                 if parts.staffed(start):
@@ -333,7 +343,7 @@ def _part_end(start: int, size: int | None) -> int:
     return end if size is None else min(size, end)
 
 
-def _exactly(body: Body, start: int, stop: int) -> Iterator[bytes]:
+def _exactly(body: Body, start: int, stop: int) -> Iterator[bytes | memoryview]:
     """Yield the bytes of one part; raises Retry where they are fewer or more."""
     try:
         part = body.part(start, stop)
@@ -443,7 +453,7 @@ class _Parts:
             for block in _exactly(self._body, start, _part_end(start, self._size)):
                 if self._stopped:
                     return
-                came.append(block)
+                came.append(bytes(block))
         except BaseException as error:  # it is raised where the part is waited for
             self._end(start, self._failed, (came, error))
         else:

@@ -118,12 +118,15 @@ class Patience:
 
 
 class Body(Protocol):
-    """The bytes of a file from an offset, in blocks, some empty; raises Retry when they end early or do not come."""
+    """The bytes of a file from an offset, in blocks, some empty; raises Retry when they end early or do not come.
+
+    A block is good until the next one is asked for.
+    """
 
     stop: int | None
     """Where they end when not all of the rest was given; then other parts can be had from the same place."""
 
-    def __iter__(self) -> Iterator[bytes]:
+    def __iter__(self) -> "Iterator[bytes] | Iterator[memoryview]":
         """Yield the bytes, once."""
 
     def part(self, start: int, stop: int) -> "Body":

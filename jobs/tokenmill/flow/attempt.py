@@ -12,10 +12,11 @@ import socket
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tokenmill.files import CLOCK, abandoned, matching, read_json, readable_json, server_time, write_atomic
+from tokenmill.files import CLOCK, abandoned, matching, read_json, readable_json, server_time
 from tokenmill.flow.record import StageRecord
 from tokenmill.machine import is_alive, machine, machine_tag, start_ticks
 
@@ -48,14 +49,19 @@ class Owner:
     @classmethod
     def me(cls) -> "Owner":
         """Return this process's identity."""
-        boot, namespace = machine()
-        return cls(socket.gethostname(), boot, namespace, os.getpid(), start_ticks(os.getpid()) or 0)
+        return _process(os.getpid())
 
     def liveness(self) -> Liveness:
         """Tell whether the process lives; only its own machine and pid namespace can know."""
         if (self.boot, self.namespace) != machine():
             return Liveness.UNKNOWN
         return Liveness.ALIVE if is_alive(self.pid, self.started) else Liveness.DEAD
+
+
+@cache
+def _process(pid: int) -> Owner:
+    boot, namespace = machine()
+    return Owner(socket.gethostname(), boot, namespace, pid, start_ticks(pid) or 0)
 
 
 def read_owner(path: Path) -> Owner | None:
@@ -94,7 +100,8 @@ def new_attempt_directory(record: StageRecord, unit_id: str, plan_id: str) -> Pa
     while True:
         try:
             made.mkdir(parents=True, exist_ok=True)
-            write_atomic(made / OWNER, owner_record(plan=plan_id))
+            # Not synced, for it is of no use after a power cut; the rename lets others see it whole.
+            (made / OWNER).write_bytes(owner_record(plan=plan_id))
             return made.rename(path)
         except FileNotFoundError:  # the work directory was empty, and another worker's sweep removed it
             continue

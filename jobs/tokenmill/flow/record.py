@@ -130,7 +130,7 @@ class StageRecord:
     output: Path
     stage: str
 
-    @property
+    @cached_property
     def directory(self) -> Path:
         """`<output>/.tokenmill/<stage>`."""
         return self.output / ".tokenmill" / self.stage

@@ -19,6 +19,9 @@ from tokenmill.stages.encoder import Recipe
 if TYPE_CHECKING:
     from tokenmill.stages.stream import Stream
 
+COMMITTING = 4
+"""Downloaded files that are synced and recorded while all connections fetch others."""
+
 Prepared = tuple[dict[str, Any], Callable[[], Plan]]
 """What a stage's `prepare` gives: the request in JSON, and the function that makes the plan."""
 
@@ -80,7 +83,7 @@ def download(
         "connections": connections,
     }
     job = Job("tokenmill.stages.download", output, output, settings)
-    return _run(job, prepared, how, processes=connections)
+    return _run(job, prepared, how, processes=connections + COMMITTING)
 
 
 def extract(source: Path, output: Path, how: Run, *, from_stage: str | None = None) -> Summary:
