@@ -322,6 +322,7 @@ class _ZstdFrames:
         self._offset = 0  # of the next byte to be walked
         self._field = b""  # as much as has been read of the field that the walk waits for
         self._inside = False  # a frame
+        self._blocks = False  # at the beginning of a block
         self._walk = self._frames()
         self._want = next(self._walk)
 
@@ -334,6 +335,10 @@ class _ZstdFrames:
             self.check_end()
         at = 0
         while at < len(data):
+            if self._blocks and not self._field:
+                at = self._pass_blocks(data, at)
+                if at == len(data):
+                    break
             step = min(abs(self._want) - len(self._field), len(data) - at)
             if self._want > 0:
                 self._field += data[at : at + step]
@@ -347,6 +352,21 @@ class _ZstdFrames:
                 field, self._field = self._field, b""
                 self._want = self._walk.send(field)
         return data
+
+    def _pass_blocks(self, data: bytes, at: int) -> int:
+        """Pass over blocks that lie whole in `data` and are not a frame's last; others are for the walk."""
+        begin, end = at, len(data)
+        while at + 3 < end:
+            header = data[at] | data[at + 1] << 8 | data[at + 2] << 16
+            size = header >> 3
+            if header & 1 or size > _ZSTD_BLOCK:
+                break
+            behind = at + 3 + (1 if header & 6 == _ZSTD_RLE << 1 else size)
+            if behind > end:
+                break
+            at = behind
+        self._offset += at - begin
+        return at
 
     def check_end(self) -> None:
         """Refuse bytes behind the last frame that are too few to begin another."""
@@ -390,7 +410,9 @@ class _ZstdFrames:
             last = 0
             while not last:
                 # Block header: last block (1 bit), type (2 bits), size (21 bits).
+                self._blocks = True
                 block = _uint((yield 3))
+                self._blocks = False
                 last, kind, size = block & 1, block >> 1 & 3, block >> 3
                 if size > _ZSTD_BLOCK:
                     raise self._reader._damaged(self._offset - 3, "impossible block size")

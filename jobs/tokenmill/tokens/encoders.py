@@ -71,7 +71,8 @@ def quick_to_load(backend: dict[str, Any]) -> dict[str, Any]:
 
     Merges are written `"a b"` rather than `["a", "b"]`, as Hugging Face wrote them before version 0.20: fastokens
     loads that in 0.75 to 0.85 of the time and up to 160 MB less of peak memory. Not where a part holds a space
-    or would begin a comment line (models/bpe/mod.rs of Hugging Face tokenizers).
+    or would begin a comment line (models/bpe/mod.rs of Hugging Face tokenizers). A vocabulary in alphabetical order
+    goes quicker into the tree that it is read into.
     """
     merges = backend["model"].get("merges") or []
     if not merges or not all(type(merge) is list and len(merge) == 2 for merge in merges):
@@ -79,7 +80,9 @@ def quick_to_load(backend: dict[str, Any]) -> dict[str, Any]:
     joined = list(map(" ".join, merges))
     if any(merge.count(" ") > 1 or merge.startswith("#version") for merge in joined):
         return backend
-    return backend | {"model": backend["model"] | {"merges": joined}}
+    return backend | {
+        "model": backend["model"] | {"merges": joined, "vocab": dict(sorted(backend["model"]["vocab"].items()))}
+    }
 
 
 def by_speed(pre_tokenizer: Any) -> tuple[str, ...]:
