@@ -164,9 +164,8 @@ def fetch_head(
         except Retry as retry:
             tries += 1
             refused = refused + 1 if retry.refused else 0
-            if refused >= REFUSALS:
-                raise RequestError(f"{file.path}: {retry}, {refused} times in a row; {NO_ACCESS}") from retry
-            patience.wait(pause(tries, retry.after), f"{file.path}: {retry}")
+            _believe(retry, refused, _shown(file))
+            patience.wait(pause(tries, retry.after), f"{_shown(file)}: {retry}")
 
 
 def fetch(
@@ -209,7 +208,7 @@ class _Fetch:
         self.source = source
         self.file = file
         self.revision = revision
-        self.name = file.path if file.path.isprintable() else repr(file.path)  # it goes to logs and terminals
+        self.name = _shown(file)
         self.sink = sink
         self.deadline = give_up_at
         self.checkpoint = checkpoint
@@ -250,8 +249,7 @@ class _Fetch:
                 self.fruitless = 0 if progress else self.fruitless + 1
                 # A link that expires while its file comes is refused once an hour, and no refusal of the file.
                 self.refused = (0 if progress else self.refused) + 1 if retry.refused else 0
-                if self.refused >= REFUSALS:
-                    raise RequestError(f"{self.name}: {retry}, {self.refused} times in a row; {NO_ACCESS}") from retry
+                _believe(retry, self.refused, self.name)
                 self._pause(retry)
 
     def _new_digest(self) -> Any:
@@ -335,6 +333,17 @@ class _Fetch:
         while (left := until - time.monotonic()) > 0:
             self.checkpoint(0)
             time.sleep(min(left, 0.5))
+
+
+def _shown(file: RemoteFile) -> str:
+    """Name a file in logs and terminals."""
+    return file.path if file.path.isprintable() else repr(file.path)
+
+
+def _believe(retry: Retry, refused: int, name: str) -> None:
+    """Raise RequestError when a file was refused too often in a row for the next try to be worth while."""
+    if refused >= REFUSALS:
+        raise RequestError(f"{name}: {retry}, {refused} times in a row; {NO_ACCESS}") from retry
 
 
 def _part_end(start: int, size: int | None) -> int:
