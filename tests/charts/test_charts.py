@@ -41,7 +41,7 @@ def test_values_reach_the_command() -> None:
         "replace": "true",
     }
     given = parse(arguments(job_of(render("download", **settings))))
-    assert (given["sample"], given["include"], given["connections"]) == (7, ["train/*", "more"], 3)
+    assert (given["sample"], [*given["include"]], given["connections"]) == (7, ["train/*", "more"], 3)
     assert given["replace"] is True
     settings = {"tokenizer.appendEod": "false", "dataset.targetFiles": 9, "tokenizer.eodToken": "<|$(HOME)|>"}
     given = parse(arguments(job_of(render("preprocess", **settings))))

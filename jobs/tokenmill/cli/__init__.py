@@ -42,6 +42,7 @@ def main() -> None:
     from tokenmill.cli import commands
 
     commands.register(app)
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's, which would start, and spin, a thread on every CPU
     gc.set_threshold(100_000)  # else a third of planning 59,166 units would be looking whether they are garbage
     for stream in (sys.stdout, sys.stderr):  # a document's text, or a file's name, may be more than a locale can show
         if isinstance(stream, io.TextIOWrapper):

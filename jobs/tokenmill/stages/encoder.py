@@ -86,8 +86,7 @@ class Encoders:
         )
 
     def _verdict(self, fingerprint: str, special_tokens: bool, encoder: str) -> "Verdict | None":
-        from tokenmill.tokens.encoders import encoder_version
-        from tokenmill.tokens.gate import Verdict
+        from tokenmill.tokens.gate import Verdict, encoder_version
 
         value = read_json(self._verdict_path(fingerprint, special_tokens, encoder))
         if not value or not self.backend(fingerprint).exists():

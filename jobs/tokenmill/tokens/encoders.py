@@ -19,9 +19,6 @@ from tokenmill.errors import RequestError, TokenmillError
 Ids = npt.NDArray[np.uint32]
 Offsets = npt.NDArray[np.int64]
 
-PACKAGES = {"fastokens": "fastokens", "gigatoken": "gigatoken", "hf": "tokenizers"}
-"""Encoders by name, with the distribution each comes from; `by_speed` orders them."""
-
 GIGATOKEN_CHARACTERS = 192_000_000
 """After how much text gigatoken is loaded anew, which takes 0.1 to 1 s: text by text its cache grows by nearly a byte
 for each, without end."""
@@ -97,16 +94,6 @@ def is_byte_level(pre_tokenizer: Any) -> bool:
     """Tell whether a pre-tokenizer maps bytes to letters, as GPT-2's does and SentencePiece's does not."""
     kind = (pre_tokenizer or {}).get("type")
     return kind == "ByteLevel" or (kind == "Sequence" and any(map(is_byte_level, pre_tokenizer["pretokenizers"])))
-
-
-def encoder_version(name: str) -> str:
-    """Return the installed version of an encoder's package, "none" without it."""
-    from importlib.metadata import PackageNotFoundError, version  # here: encoder processes do without it
-
-    try:
-        return version(PACKAGES[name])
-    except PackageNotFoundError:
-        return "none"
 
 
 class _Fastokens:

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 CANDIDATES = ("fastokens", "gigatoken", "hf")
 """What may be asked for beside auto, which tries them in the order of `encoders.by_speed`."""
 
+_PACKAGES = {"fastokens": "fastokens", "gigatoken": "gigatoken", "hf": "tokenizers"}
+"""The distribution that each encoder comes from."""
+
 TIMEOUT_SECONDS = 300.0
 """How long a candidate may take: the slowest needs seconds, on a machine with nothing else to do."""
 
@@ -183,12 +186,20 @@ def _end(process: "subprocess.Popen[bytes]", timeout: float) -> str:
 
 
 def _read_answer(directory: Path, name: str, ended: str) -> dict[str, Any]:
-    from tokenmill.tokens.encoders import encoder_version
-
     try:
         return _read(directory / f"answer-{name}.json")
     except (OSError, ValueError):
         return {"version": encoder_version(name), "rejected": {"reason": ended}}
+
+
+def encoder_version(name: str) -> str:
+    """Return the installed version of an encoder's package, "none" without it."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(_PACKAGES[name])
+    except PackageNotFoundError:
+        return "none"
 
 
 def environment() -> dict[str, str]:
@@ -266,7 +277,7 @@ def answer(name: str, directory: Path, wait: Callable[[], None] = lambda: None) 
     """Compare an encoder with the reference in a directory, once it is there; return what `judge` reads."""
     import numpy as np
 
-    from tokenmill.tokens.encoders import EncoderUnavailable, encoder_version, load_encoder, spell_guard
+    from tokenmill.tokens.encoders import EncoderUnavailable, load_encoder, spell_guard
 
     question = _read(directory / "question.json")
     plain, chunks, add = _texts(question["parts"]), question["chunks"], question["add_special_tokens"]

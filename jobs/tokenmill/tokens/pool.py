@@ -1,7 +1,7 @@
 """Encoder processes, as the stage that feeds them sees them: blocks of text in, token ids out, whatever happens inside.
 
-A third-party encoder may crash, hang or grow. Each is in a process of its own (`tokens.serve`), with two slots of
-shared memory: one is encoded while the other is filled. A process that dies or is silent for too long is replaced,
+A third-party encoder may crash, hang or grow. Each is in a process of its own (`tokens.serve`), with slots of shared
+memory: one is encoded while others are filled and written. A process that dies or is silent for too long is replaced,
 and the block it had goes to Hugging Face; one that grew is replaced between two blocks.
 """
 
@@ -29,8 +29,8 @@ from tokenmill.tokens.slab import Slab
 BLOCK = 1 << 20
 """Bytes of text in a block: what an encoder's core has in its cache, and 10 ms of its work."""
 
-SLOTS = 2
-"""Blocks that each process has: one in work, one on its way."""
+SLOTS = 3
+"""Blocks that each process has: one in work, one ready, one on its way there or back."""
 
 MAX_GROWTH = 512 << 20
 """Bytes that a process may hold more than after its first block; caches of words take some 100 MB."""
