@@ -133,7 +133,7 @@ def test_an_eviction_is_not_counted_as_a_failure(disturbed: Path, namespace: Nam
 
 def test_a_worker_killed_for_memory_says_its_limit_and_its_unit(slow_hub: Namespace) -> None:
     ordinary = shard(2, 1000)  # more than a planner looks at
-    record = b'{"meta":[' + b"[]," * 6_000_000 + b'[]],"text":"a record that takes thirty times its size"}'
+    record = b'{"meta":[' + b"[]," * 8_000_000 + b'[]],"text":"a record that takes thirty times its size"}'
     brought = bring(slow_hub, "heavy", {"light.jsonl": shard(1), "outsize.jsonl": ordinary + record})
     line = (
         f"heavy charts/dataset-preprocess {STORAGE} --set dataset.inputPath=heavy --set workers=2 --set processes=1"
