@@ -1,8 +1,10 @@
 """Decompression: every frame of a file, bounded memory, and no damage that passes as a short file."""
 
 import bz2
+import gc
 import gzip
 import lzma
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -287,3 +289,22 @@ def test_records_of_small_files(data: bytes, records: int) -> None:
     counter = RecordCounter()
     counter.update(data)
     assert counter.finish() == records
+
+
+def test_closed_files_leave_no_decoders_to_the_garbage_collector(tmp_path: Path) -> None:
+    """Its threshold is high, and a decoder has a quarter of a megabyte: 59,166 files took 3.5 GB."""
+    path = tmp_path / "a.jsonl.zst"
+    path.write_bytes(zstandard.ZstdCompressor().compress(b"text\n" * 1000))
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    gc.disable()
+    try:
+        before = resident()
+        for _ in range(2000):
+            with open_decompressed(path) as reader:
+                assert b"".join(reader)
+        assert resident() - before < 40_000_000
+    finally:
+        gc.enable()

@@ -92,6 +92,8 @@ class DecompressedReader:
     def close(self) -> None:
         """Close the file; no block follows."""
         self._file.close()
+        # The two know each other: a decoder takes too much memory to wait for the garbage collector.
+        vars(self).pop("_stream", None)
 
     def _decode(self) -> "_Stream":
         match self.codec:
