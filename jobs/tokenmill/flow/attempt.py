@@ -100,7 +100,8 @@ def new_attempt_directory(record: StageRecord, unit_id: str, plan_id: str) -> Pa
     while True:
         try:
             made.mkdir(parents=True, exist_ok=True)
-            # Not synced, for it is of no use after a power cut; the rename lets others see it whole.
+            # Not synced: the rename lets others see it whole, and a power cut can take it only from an attempt that
+            # is seconds old, whose work is then begun anew.
             (made / OWNER).write_bytes(owner_record(plan=plan_id))
             return made.rename(path)
         except FileNotFoundError:  # the work directory was empty, and another worker's sweep removed it

@@ -101,9 +101,7 @@ class _Child:
                 env=environment() | {"GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", MALLOC)},
             )
         self._control = Connection(ours.detach())
-        self._answers = (
-            select.poll()
-        )  # Connection.poll makes a new one each time, which costs as much as a block's rest
+        self._answers = select.poll()  # Connection.poll makes a selector each time
         self._answers.register(self._control, select.POLLIN)
         self._send(tuple(task))
 
