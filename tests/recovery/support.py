@@ -158,9 +158,11 @@ def children(parent: int, command: str) -> list[int]:
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
-            fields = path.read_text().rpartition(")")[2].split()
-            if int(fields[1]) == parent and fields[0] not in "ZX" and command in path.with_name("cmdline").read_text():
-                found.append(int(path.parent.name))
+            # A process in the middle of execve(2) has no command line yet, and its parent goes on before it has one.
+            while (fields := path.read_text().rpartition(")")[2].split())[0] not in "ZX" and int(fields[1]) == parent:
+                if line := path.with_name("cmdline").read_text():
+                    found += [int(path.parent.name)] if command in line else []
+                    break
         except OSError:
             continue
     return sorted(found)

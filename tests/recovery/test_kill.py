@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from recovery.conftest import REPOSITORY, TOKENIZER
-from recovery.support import Forge, all_gone, assert_kept, assert_same_tree, kill_at, receipts, tree
+from recovery.support import Forge, all_gone, assert_kept, assert_same_tree, children, kill_at, receipts, tree
 from tokenmill.testhub import Fault, Hub
 
 KILLS = int(os.environ.get("TOKENMILL_KILLS", "50"))
@@ -151,9 +151,11 @@ def test_preprocess_while_planning(forge: Forge, corpus: Path, tokenised: Path, 
     output = tmp_path / "out"
     command = ["preprocess", corpus, output, "--tokenizer", TOKENIZER, "--target-files", 6, "--processes", 1]
     run = forge.start(command)
-    assert run.poll(random.Random(SEED).uniform(0.2, 2.0)) is None
+    while not children(run.pid, "tokens.gate"):
+        assert run.poll(0.001) is None, run.said
+    assert run.poll(random.Random(SEED).uniform(0, 0.1)) is None, run.said
     run.kill(group=False)
-    run.wait()
+    assert run.wait() == -signal.SIGKILL
     run = forge.run(command, kill_at(output, "link .*/plan.json"))
     assert run.exit == -signal.SIGKILL, run.said
     assert all_gone(run.pid)
