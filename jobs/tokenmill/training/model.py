@@ -1,0 +1,102 @@
+"""Model architectures: a preset is a file in models/, by the names people know; any field can be replaced."""
+
+from importlib import resources
+from typing import Any, Literal
+
+import msgspec
+
+from tokenmill.errors import RequestError
+
+
+class Model(msgspec.Struct, rename="camel", forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """An architecture in Megatron-LM's terms, and the recipe that goes with it where nothing else is said.
+
+    Sizes are counts, lengths tokens. `vocabulary_size` serves planning alone: a run takes its data's.
+    """
+
+    name: str = "custom"
+    note: str | None = None
+    """What people should know before they start it."""
+    num_layers: int
+    hidden_size: int
+    num_attention_heads: int
+    num_query_groups: int | None = None
+    kv_channels: int | None = None
+    ffn_hidden_size: int | None = None
+    seq_length: int = 2048
+    max_position_embeddings: int | None = None
+    activation: Literal["gelu", "swiglu"] = "gelu"
+    normalization: Literal["LayerNorm", "RMSNorm"] = "LayerNorm"
+    norm_epsilon: float = 1e-5
+    position_embedding: Literal["learned_absolute", "rope"] = "learned_absolute"
+    rotary_base: int = 10_000
+    rope_scaling_factor: float | None = None
+    add_bias_linear: bool = True
+    add_qkv_bias: bool = False
+    qk_layernorm: bool = False
+    untie_embeddings: bool = False
+    hidden_dropout: float = 0.1
+    attention_dropout: float = 0.1
+    init_method_std: float = 0.02
+    num_experts: int | None = None
+    experts_per_token: int = 2
+    expert_ffn_hidden_size: int | None = None
+    expert_aux_loss_coefficient: float = 1e-2
+    vocabulary_size: int = 50_257
+    tensor_model_parallel_size: int = 1
+    pipeline_model_parallel_size: int = 1
+    expert_model_parallel_size: int = 1
+    micro_batch_size: int = 1
+    learning_rate: float = 3e-4
+
+    @property
+    def positions(self) -> int:
+        """Position embeddings: as many as the sequence has tokens, where nothing else is said."""
+        return self.max_position_embeddings or self.seq_length
+
+    def architecture(self) -> dict[str, Any]:
+        """Return the fields of a `Layout` that the model alone decides."""
+        return {
+            "num_layers": self.num_layers,
+            "hidden_size": self.hidden_size,
+            "num_attention_heads": self.num_attention_heads,
+            "seq_length": self.seq_length,
+            "max_position_embeddings": self.positions,
+            "query_groups": self.num_query_groups,
+            "kv_channels": self.kv_channels,
+            "ffn_hidden_size": self.ffn_hidden_size,
+            "swiglu": self.activation == "swiglu",
+            "experts": self.num_experts,
+            "experts_per_token": self.experts_per_token,
+            "expert_ffn_hidden_size": self.expert_ffn_hidden_size,
+            "rms_norm": self.normalization == "RMSNorm",
+            "untied": self.untie_embeddings,
+            "learned_positions": self.position_embedding == "learned_absolute",
+            "bias": self.add_bias_linear,
+        }
+
+
+PRESETS = resources.files("tokenmill.training") / "models"
+
+
+def names() -> list[str]:
+    """List the presets, the smallest first where the name says the size."""
+    found = [entry.name.removesuffix(".yaml") for entry in PRESETS.iterdir() if entry.name.endswith(".yaml")]
+    return sorted(found)
+
+
+def preset(name: str, **changed: Any) -> Model:
+    """Return a preset with fields replaced, by their names in the file (camelCase).
+
+    Raises:
+        RequestError: there is no such preset, or a field that models do not have.
+    """
+    import yaml
+
+    if name not in names():
+        raise RequestError(f"there is no model {name!r}; there are: {', '.join(names())}, and custom")
+    fields = yaml.safe_load((PRESETS / f"{name}.yaml").read_text())
+    try:
+        return msgspec.convert({"name": name, **fields, **changed}, Model)
+    except msgspec.ValidationError as problem:
+        raise RequestError(f"the model {name}: {problem}") from None
