@@ -18,6 +18,7 @@ Node 0 calls `prepare` before a start and `prune` while the run goes on. Both de
 one rename each, so that after a kill between any two the same call comes to the same end.
 """
 
+import contextlib
 import errno
 import gc
 import hashlib
@@ -26,11 +27,12 @@ import json
 import os
 import pickle
 import re
+import resource
 import shutil
 import stat
 from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +133,7 @@ class _Plan:
     tracker: str | None = None
     """What to write into the tracker; None leaves it."""
     aside: tuple[str, ...] = ()
-    """What to move aside."""
+    """What to move aside, oldest first."""
 
     @property
     def clear(self) -> bool:
@@ -464,11 +466,12 @@ def _extents(data: bytes) -> dict[str, int]:
     collecting = gc.isenabled()
     gc.disable()  # a large run's has a million objects, which the collector would look through again and again
     try:
-        found = _Reader(io.BytesIO(data)).load()
+        with _bounded_memory(len(data)):
+            found = _Reader(io.BytesIO(data)).load()
     except _Damage:
         raise
     except Exception as problem:  # the pickle machine raises almost anything at damaged input
-        raise _Damage(f".metadata is damaged: {problem or type(problem).__name__}") from None
+        raise _Damage(f".metadata is damaged: {str(problem) or type(problem).__name__}") from None
     finally:
         if collecting:
             gc.enable()
@@ -482,6 +485,27 @@ def _extents(data: bytes) -> dict[str, int]:
             raise _Damage(".metadata is damaged: an entry names no stretch of a file")
         extents[path] = max(extents.get(path, 0), offset + length)
     return extents
+
+
+@contextlib.contextmanager
+def _bounded_memory(size: int) -> Iterator[None]:
+    """Let this process grow by a hundred bytes for each of a pickle's, and a GiB, and refuse it more.
+
+    One wrong byte can ask the pickle machine for a table of 2**32 places, and the pod would die of it.
+    """
+    try:
+        in_use = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+        most = in_use + (1 << 30) + 100 * size
+        if soft == resource.RLIM_INFINITY or soft > most:
+            resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+    except (OSError, ValueError):  # not Linux
+        yield
+        return
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 # -- before a start
@@ -526,9 +550,8 @@ def prepare(
             write_atomic(path / TRACKER, plan.tracker.encode(), directory=path / RECORDS)
         for name in plan.aside:
             _move(path, name, "aside")
-        if path.is_dir():
-            _tidy(path)
-        return plan.start
+        deleted = _tidy(path, {False: ASIDE_UNFINISHED})
+        return replace(plan.start, done=(*plan.start.done, *deleted))
 
 
 def _settled(path: Path, start_over: bool, say: Callable[[str], None]) -> _Plan:
@@ -576,17 +599,17 @@ def _plan(path: Path, start_over: bool) -> _Plan:
                 f"{path / target} is whole, and a run resumes from it; to begin anew give the run another directory "
                 "for checkpoints (in a chart: --set checkpoint.path=...)"
             )
-        over = [TRACKER] * os.path.lexists(path / TRACKER) + names
+        over = [TRACKER] * os.path.lexists(path / TRACKER) + names[::-1]
         return _Plan(Start(0, None, tuple(f"{path / name} moved aside" for name in over)), aside=tuple(over))
     if target:
-        newer = [at(name) for name in names if name != RELEASE and _later(name, target)]
+        newer = [at(name) for name in names[::-1] if name != RELEASE and _later(name, target)]
         return _resume(path, target, torn or (at(named).state if named else ""), named, newer)
     if not names and not torn and named is None:
         return _Plan(Start(0, None))
-    begun = [at(name) for name in names]
+    begun = [at(name) for name in names[::-1]]
     if not torn and named is None and not any(one.finished or _foreign(one.path) for one in begun):
         done = [f"{one.path} moved aside: the run's first save was never finished ({one.state})" for one in begun]
-        return _Plan(Start(0, None, tuple(done)), aside=tuple(names))
+        return _Plan(Start(0, None, tuple(done)), aside=tuple(names[::-1]))
     raise _nothing_whole(path, named, torn, begun)
 
 
@@ -617,7 +640,7 @@ def _foreign(directory: Path) -> bool:
 
 def _nothing_whole(path: Path, named: str | None, torn: str, found: list[Checkpoint]) -> RequestError:
     tracker = torn or (f"the tracker names {named}" if named else "there is no tracker")
-    states = "; ".join(f"{one.path.name}: {one.state}" for one in found[:4]) or "there are none"
+    states = "; ".join(f"{one.path.name}: {one.state}" for one in found[::-1][:4]) or "there are none"
     return RequestError(
         f"no checkpoint in {path} is whole, and the run would begin again from nothing: {tracker}; {states}. "
         f"Bring a whole one back, or give the run another directory (in a chart: --set checkpoint.path=...), or move "
@@ -636,8 +659,9 @@ def prune(path: Path, keep: int) -> list[str]:
     is not whole, nothing is deleted. A checkpoint leaves by one rename into .tokenmill/trash, from where nothing reads,
     and is deleted there; what a kill leaves in there goes the next time.
 
-    Of what starts moved aside, the newest ASIDE_FINISHED whose save was finished stay and ASIDE_UNFINISHED of the
-    others; where it was by accident, that is time enough to move one back.
+    Of what starts moved aside, the newest ASIDE_FINISHED whose save was finished stay, and the newest
+    ASIDE_UNFINISHED of the others. A start itself deletes cut-off saves beyond that, lest a run that dies in every
+    save fill the disk, and nothing else: whoever set the tracker back may look at all of it until the run goes on.
     """
     if keep < 2:
         raise RequestError(f"checkpoint.keep is {keep}: at least 2, so that one is left when the newest is damaged")
@@ -658,29 +682,31 @@ def prune(path: Path, keep: int) -> list[str]:
                     continue
                 _move(path, one.path.name, "trash")
                 done.append(f"{one.path} deleted: {keep} newer ones are kept")
-        done += _tidy(path)
-        for each in _numbered(path / RECORDS / "trash"):
-            try:
-                shutil.rmtree(path / RECORDS / "trash" / each)
-            except OSError as problem:  # an open file's name on NFS, say: the run goes on, and so does the next call
-                done.append(f"{path / RECORDS / 'trash' / each} is not deleted yet: {problem.strerror or problem}")
+        done += _tidy(path, {True: ASIDE_FINISHED, False: ASIDE_UNFINISHED})
     return done
 
 
-def _tidy(path: Path) -> list[str]:
-    """Move what is too old in the aside directory to the trash, which the next `prune` empties; return what was."""
-    done = []
-    aside = path / RECORDS / "aside"
-    kept = {True: ASIDE_FINISHED, False: ASIDE_UNFINISHED}
+def _tidy(path: Path, kept: dict[bool, int]) -> list[str]:
+    """Delete what lies aside beyond so many, by whether its save was finished, and what lies in the trash.
+
+    Returns what was done.
+    """
+    done: list[str] = []
+    records = path / RECORDS
+    aside, trash = records / "aside", records / "trash"
     for name in sorted(_numbered(aside), key=_number, reverse=True):
-        if (aside / name).is_symlink() or not (aside / name).is_dir():
-            continue
         finished = (aside / name / "metadata.json").exists()
+        if (aside / name).is_symlink() or not (aside / name).is_dir() or finished not in kept:
+            continue
         kept[finished] -= 1
         if kept[finished] < 0:
-            _move(aside, name, "trash", path / RECORDS)
+            _move(aside, name, "trash", records)
             done.append(f"{aside / name} deleted: newer ones lie aside")
-    records = path / RECORDS
+    for name in _numbered(trash):
+        try:
+            shutil.rmtree(trash / name)
+        except OSError as problem:  # an open file's name on NFS, say: the run goes on, and the next call tries again
+            done.append(f"{trash / name} is not deleted yet: {problem.strerror or problem}")
     for file in records.iterdir() if records.is_dir() else ():
         if abandoned(file):
             file.unlink(missing_ok=True)
