@@ -13,7 +13,7 @@ from typing import Any
 METADATA = "torch.distributed.checkpoint.metadata"
 FILESYSTEM = "torch.distributed.checkpoint.filesystem"
 TRACKER = "latest_checkpointed_iteration.txt"
-NOW = 1_800_000_000.0
+NOW = 1_700_000_000.0
 """When the checkpoints were saved; a second passes between two steps of a save."""
 
 

@@ -333,13 +333,16 @@ def _part(directory: Path, relative: str, limit: int | None = None) -> bytes:
 def _read(file: Path, limit: int | None = None) -> bytes:
     """Read a file whole; what is no file, or over the limit, is damage."""
     fd = os.open(file, os.O_RDONLY | os.O_NONBLOCK)  # without it a pipe of this name would hang the start
-    with os.fdopen(fd, "rb") as opened:
+    try:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
             raise _Damage(f"{file.name} is no file")
         if limit is not None and found.st_size > limit:
             raise _Damage(f"{file.name} has {found.st_size:,} bytes")
-        return opened.read()
+        with os.fdopen(fd, "rb", closefd=False) as opened:
+            return opened.read()
+    finally:
+        os.close(fd)
 
 
 def _usage(directory: Path) -> tuple[int, float]:
@@ -351,9 +354,9 @@ def _usage(directory: Path) -> tuple[int, float]:
                 for entry in entries:
                     if entry.is_dir(follow_symlinks=False):
                         left.append(Path(entry.path))
-                    elif entry.is_file():
-                        found = entry.stat()
-                        total, newest = total + found.st_size, max(newest, found.st_mtime)
+                        continue
+                    found = entry.stat(follow_symlinks=False)
+                    total, newest = total + found.st_size, max(newest, found.st_mtime)
         except (FileNotFoundError, NotADirectoryError):  # deleted meanwhile, or none
             continue
     return total, newest
