@@ -2,6 +2,7 @@
 
 import typer
 
+from tokenmill.cli.checkpoint import checkpoint
 from tokenmill.cli.concatenate import concatenate
 from tokenmill.cli.download import download
 from tokenmill.cli.extract import extract
@@ -17,3 +18,4 @@ def register(app: typer.Typer) -> None:
     """Add the commands to the application."""
     for command in (sample, run, download, extract, concatenate, preprocess, status, verify, inspect):
         app.command()(command)
+    app.add_typer(checkpoint, name="checkpoint")
