@@ -2,6 +2,7 @@
 
 import typer
 
+from tokenmill.cli.blend import blend
 from tokenmill.cli.concatenate import concatenate
 from tokenmill.cli.download import download
 from tokenmill.cli.extract import extract
@@ -15,5 +16,5 @@ from tokenmill.cli.verify import verify
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the application."""
-    for command in (sample, run, download, extract, concatenate, preprocess, status, verify, inspect):
+    for command in (sample, run, download, extract, concatenate, preprocess, status, verify, inspect, blend):
         app.command()(command)
