@@ -9,6 +9,7 @@ one, as megatron-core alone is, what they would make of the words is written out
 import hashlib
 import json
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 
@@ -34,7 +35,11 @@ def by_the_core(words):
     from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
     from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
     from megatron.core.datasets.utils import get_blend_from_list
-    from megatron.core.tokenizers import MegatronTokenizer
+
+    try:
+        from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer
+    except ImportError:  # megatron-core 0.16
+        from megatron.core.tokenizers.text.utils.build_tokenizer import build_tokenizer
 
     def value(flag, default=None):
         return words[words.index(flag) + 1] if flag in words else default
@@ -47,16 +52,12 @@ def by_the_core(words):
         how["blend"] = get_blend_from_list(Path(value("--data-args-path")).read_text().split())
     else:
         how["blend"] = get_blend_from_list([value("--data-path")])
-    tokenizer = MegatronTokenizer.from_pretrained(
-        tokenizer_path=value("--tokenizer-model"),
-        metadata_path={"library": "huggingface"},
-        vocab_file=None,
-        merges_file=None,
-        additional_special_tokens=[],
-        use_fast=True,
-        trust_remote_code=False,
-        include_special_tokens=True,
-    )
+    unset = ("chat_template", "vocab_file", "merge_file", "special_tokens", "metadata_path", "tokenizer_metadata")
+    off = ("tokenizer_hf_no_use_fast", "tokenizer_hf_no_include_special_tokens", "trust_remote_code", "use_gigatoken")
+    on = ("tokenizer_hf_use_fast", "tokenizer_hf_include_special_tokens")
+    defaults = dict.fromkeys((*unset, "tokenizer_special_tokens")) | dict.fromkeys((*off, "pad_vocab_size"), False)
+    chosen = {"tokenizer_type": value("--tokenizer-type"), "tokenizer_model": value("--tokenizer-model")}
+    tokenizer = build_tokenizer(Namespace(**defaults, **dict.fromkeys(on, True), **chosen))
     config = GPTDatasetConfig(
         random_seed=int(value("--seed")),
         sequence_length=int(value("--seq-length")),

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ def write(directory: Path, files: dict[str, int], seed: int = 0, keys: tuple[str
     directory.mkdir(parents=True)
     dice = random.Random(seed)
     for name, documents in files.items():
-        records = [{key: " ".join(dice.choices("a few words of text".split(), k=20)) for key in keys}] * documents
+        records = [{key: " ".join(dice.choices(["a", "few", "words", "of", "text"], k=20)) for key in keys}] * documents
         (directory / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     return directory
 
@@ -410,7 +411,7 @@ def test_a_cut_leaves_nothing_out_and_nothing_twice(shares: list[int], sequences
         return
     parts = [part for part in data.cuts(",".join(map(str, shares)), sequences) if part is not None]
     assert parts[0][0] == 0 and parts[-1][1] == sequences
-    assert all(one[1] == other[0] for one, other in zip(parts, parts[1:], strict=False))
+    assert all(one[1] == other[0] for one, other in pairwise(parts))
 
 
 # -- tokenmill blend
