@@ -68,7 +68,7 @@ def listing(cache: Path) -> dict[str, tuple[int, int]]:
 
 def look_up(settings: Settings, corpus: data.Corpus, directory: Path, python: str) -> Any:
     """Build the datasets as a run does at its start."""
-    words = megatron_arguments(settings, data.data_flags(corpus, settings, directory), resume=False)
+    words = megatron_arguments(settings, data.data_flags(corpus, settings, directory))
     request = {"words": words, "script": settings.trainer.script if LM else None, "answer": str(directory / "answer")}
     done = subprocess.run(
         [python, HERE / "look_up_with_megatron.py"],

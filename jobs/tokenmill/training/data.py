@@ -124,7 +124,7 @@ class Corpus:
         return content_id(sorted({source.manifest for source in self.sources}))
 
 
-def resolve(settings: s.Settings, root: Path | None) -> Corpus:
+def resolve(settings: s.Settings, root: Path | None = None) -> Corpus:
     """Find what (derived) settings name, relative paths below `root`, and hold it to what the run needs.
 
     Raises RequestError where anything is missing, unfinished, damaged, or cannot be trained on so.

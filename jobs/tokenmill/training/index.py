@@ -109,7 +109,7 @@ def build_index(
                 shutil.rmtree(left, ignore_errors=True)
         staging = _staging(cache)
         try:
-            words = megatron_arguments(settings, data_flags(corpus, settings, staging), resume=False)
+            words = megatron_arguments(settings, data_flags(corpus, settings, staging))
             flag = next((word.partition("=")[0] for word in words if word.partition("=")[0] in UNKNOWN), None)
             if flag:
                 raise RequestError(
