@@ -22,6 +22,7 @@ COMMANDS = (
     "status",
     "verify",
     "inspect",
+    "blend",
     "checkpoint",
 )
 HEAVY = {

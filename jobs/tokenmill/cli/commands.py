@@ -2,6 +2,7 @@
 
 import typer
 
+from tokenmill.cli.blend import blend
 from tokenmill.cli.checkpoint import checkpoint
 from tokenmill.cli.concatenate import concatenate
 from tokenmill.cli.download import download
@@ -16,6 +17,6 @@ from tokenmill.cli.verify import verify
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the application."""
-    for command in (sample, run, download, extract, concatenate, preprocess, status, verify, inspect):
+    for command in (sample, run, download, extract, concatenate, preprocess, status, verify, inspect, blend):
         app.command()(command)
     app.add_typer(checkpoint, name="checkpoint")
