@@ -220,7 +220,7 @@ def derived(given: Settings) -> Settings:
         parallel = msgspec.structs.replace(parallel, sequence_parallel=tensor > 1)
     copies = max(1, given.world // (tensor * pipeline * parallel.context_parallel_size))
     batch = training.global_batch_size or max(copies, 16 * given.world // copies * copies)
-    micro = training.micro_batch_size or _dividing(model.micro_batch_size, batch // copies)
+    micro = training.micro_batch_size or _dividing(model.micro_batch_size, max(1, batch // copies))
     iterations = training.iterations
     rate = training.learning_rate or model.learning_rate
     training = msgspec.structs.replace(
