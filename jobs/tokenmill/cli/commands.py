@@ -5,6 +5,7 @@ import typer
 from tokenmill.cli.concatenate import concatenate
 from tokenmill.cli.download import download
 from tokenmill.cli.extract import extract
+from tokenmill.cli.fit import fit
 from tokenmill.cli.inspect import inspect
 from tokenmill.cli.preprocess import preprocess
 from tokenmill.cli.run import run
@@ -15,5 +16,5 @@ from tokenmill.cli.verify import verify
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the application."""
-    for command in (sample, run, download, extract, concatenate, preprocess, status, verify, inspect):
+    for command in (sample, run, download, extract, concatenate, preprocess, status, verify, inspect, fit):
         app.command()(command)

@@ -111,7 +111,7 @@ def refusals(layout: Layout) -> list[str]:
     return list(_refusals(layout))
 
 
-def _refusals(at: Layout) -> Iterator[str]:
+def _refusals(at: Layout) -> Iterator[str]:  # noqa: PLR0912  the rules, one after the other
     parallel = f"tensor {at.tensor} x pipeline {at.pipeline} x context {at.context} = {at.model_parallel}"
     if at.world % at.model_parallel:
         yield (
@@ -170,6 +170,8 @@ def late_refusals(at: Layout) -> list[str]:
             f"parallel {at.data_parallel})) are not divisible by pipeline {at.pipeline}, which the interleaved "
             f"schedule ({at.virtual_stages} virtual stages) needs"
         )
+    if at.experts and at.experts_per_token > at.experts:
+        found.append(f"{at.experts_per_token} experts for each token are more than the {at.experts} there are")
     if at.experts and at.bias:
         found.append("a model with experts needs linear layers without biases (addBiasLinear: false)")
     groups = (at.expert_tensor or at.tensor) * at.expert * at.pipeline
