@@ -150,8 +150,8 @@ def _refusals(at: Layout) -> Iterator[str]:  # noqa: PLR0912  the rules, one aft
             yield f"{at.experts} experts are not divisible by expert parallel {at.expert}"
     if at.num_attention_heads % at.tensor:
         yield f"{at.num_attention_heads} attention heads are not divisible by tensor {at.tensor}"
-    groups = at.query_groups or at.num_attention_heads
-    if groups % at.tensor and at.tensor % groups:
+    groups = at.query_groups
+    if groups and groups % at.tensor and at.tensor % groups:
         yield f"{groups} query groups are neither a multiple nor a divisor of tensor {at.tensor}"
 
 
