@@ -137,7 +137,7 @@ class Trainer(Section, frozen=True):
     """The program that trains, and the interpreter and launcher that start it."""
 
     script: str = "/opt/megatron-lm/pretrain_gpt.py"
-    launcher: list[str] = ["torchrun"]
+    launcher: list[str] = msgspec.field(default_factory=lambda: ["torchrun"])
     backend: Literal["nccl", "gloo"] = "nccl"
 
 
