@@ -1,7 +1,7 @@
 """Megatron-LM's command line for a run: a pure function from settings and data to a list of words.
 
 Every flag is one of `megatron/training/arguments.py`; a number is written so that argparse's int and float take
-it. `--extra-args` come last, where argparse lets them win.
+it. `extraArgs` come last, where argparse lets them win.
 """
 
 from collections.abc import Sequence
@@ -9,10 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tokenmill.training.settings import Settings
-
-WEIGHTS_ONLY = ("--finetune", "--no-load-optim", "--no-load-rng")
-"""Take the weights of another run, and begin its own count of iterations, optimizer and random state."""
-
 
 @dataclass(frozen=True)
 class Data:
@@ -24,17 +20,17 @@ class Data:
     cache: Path
 
 
-def megatron_arguments(settings: Settings, data: Data, *, resume: bool) -> list[str]:
+def megatron_arguments(settings: Settings, data: Data) -> list[str]:
     """Compose the arguments of the training script; `settings` are derived ones.
 
-    `resume` says whether the run has a checkpoint of its own, without which it may begin with another run's weights.
+    They are the same on every node and at every start, whatever a node sees of the checkpoints just then.
     """
     return [
         *_model(settings),
         *_parallelism(settings),
         *_training(settings),
         *_data(settings, data),
-        *_checkpoint(settings, resume),
+        *_checkpoint(settings),
         *_logging(settings),
         *settings.extra_args,
     ]
@@ -159,11 +155,12 @@ def _data(settings: Settings, data: Data) -> list[str]:
     ]
 
 
-def _checkpoint(settings: Settings, resume: bool) -> list[str]:
+def _checkpoint(settings: Settings) -> list[str]:
     checkpoint = settings.checkpoint
-    words = _options(
+    return _options(
         save=checkpoint.path,
-        load=checkpoint.path if resume or not checkpoint.load_path else checkpoint.load_path,
+        load=checkpoint.path,
+        pretrained_checkpoint=checkpoint.load_path,  # taken while `load` holds none, without optimizer and iteration
         save_interval=checkpoint.save_interval,
         ckpt_format="torch_dist",
         dist_ckpt_optim_fully_reshardable=checkpoint.fully_reshardable,
@@ -171,10 +168,6 @@ def _checkpoint(settings: Settings, resume: bool) -> list[str]:
         async_save=checkpoint.asynchronous,
         use_persistent_ckpt_worker=checkpoint.asynchronous,
     )
-    # With a checkpoint to load, never a fresh start in its place.
-    if resume:
-        return [*words, "--exit-on-missing-checkpoint"]
-    return [*words, *WEIGHTS_ONLY, "--exit-on-missing-checkpoint"] if checkpoint.load_path else words
 
 
 def _logging(settings: Settings) -> list[str]:

@@ -155,6 +155,8 @@ class Settings(Section, frozen=True):
     supervision: Supervision = Supervision()
     trainer: Trainer = Trainer()
     extra_args: list[str] = []
+    run_again: str = ""
+    """Any other value lets a run that was given up begin to count its attempts anew."""
 
     @property
     def world(self) -> int:
