@@ -1,6 +1,5 @@
 """Megatron-LM's command line: every preset's words are words that it takes, and say what the settings say."""
 
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -50,15 +49,15 @@ def settings(model: str = "125m", *, changed: dict[str, Any] | None = None, **se
     return derived(msgspec.convert(base | sections, Settings))
 
 
-def words(*, resume: bool = False, model: str = "125m", **sections: Any) -> dict[str, list[Any]]:
-    return parse(megatron_arguments(settings(model, **sections), DATA, resume=resume))
+def words(*, model: str = "125m", **sections: Any) -> dict[str, list[Any]]:
+    return parse(megatron_arguments(settings(model, **sections), DATA))
 
 
-@pytest.mark.parametrize(("name", "resume"), list(product(names(), (False, True))))
-def test_every_preset_composes_what_megatron_takes(name: str, resume: bool) -> None:
+@pytest.mark.parametrize("name", names())
+def test_every_preset_composes_what_megatron_takes(name: str) -> None:
     model = preset(name)
     for sections in ({}, EVERYTHING, *({"parallelism": {"recomputeGranularity": g}} for g in ("none", "full"))):
-        found = words(resume=resume, model=name, **sections)
+        found = words(model=name, **sections)
         assert found["--num-layers"] == [model.num_layers]
         assert found["--hidden-size"] == [model.hidden_size]
         assert found["--num-attention-heads"] == [model.num_attention_heads]
@@ -91,7 +90,7 @@ def test_everything_that_can_be_said_is_said() -> None:
     assert found["--moe-ffn-hidden-size"] == [512] and found["--rope-scaling-factor"] == [8.0]
     flags = {"--use-sharp", "--fp16", "--reset-position-ids", "--reset-attention-mask", "--eod-mask-loss"}
     flags |= {"--check-for-spiky-loss", "--no-check-for-nan-in-loss-and-grad", "--dist-ckpt-optim-fully-reshardable"}
-    flags |= {"--async-save", "--use-persistent-ckpt-worker", "--use-rope-scaling", "--finetune"}
+    flags |= {"--async-save", "--use-persistent-ckpt-worker", "--use-rope-scaling"}
     assert flags <= found.keys()
     assert not {"--bf16", "--no-create-attention-mask-in-dataloader"} & found.keys()
 
@@ -111,19 +110,14 @@ def test_asynchronous_saves_come_with_the_worker_they_need() -> None:
     assert {"--async-save", "--use-persistent-ckpt-worker"} <= found.keys()
 
 
-def test_a_start_takes_other_weights_and_a_resume_its_own_run() -> None:
-    checkpoint = {"path": "/c", "loadPath": "/other"}
-    fresh = words()
-    assert fresh["--load"] == ["/c"] and "--exit-on-missing-checkpoint" not in fresh and "--finetune" not in fresh
-    start = words(checkpoint=checkpoint)
-    assert start["--load"] == ["/other"] and {"--finetune", "--no-load-optim", "--no-load-rng"} <= start.keys()
-    assert "--exit-on-missing-checkpoint" in start
-    resumed = words(checkpoint=checkpoint, resume=True)
-    assert resumed["--load"] == ["/c"] and "--exit-on-missing-checkpoint" in resumed and "--finetune" not in resumed
+def test_other_weights_are_for_a_run_without_a_checkpoint_of_its_own() -> None:
+    assert "--pretrained-checkpoint" not in words()
+    found = words(checkpoint={"path": "/c", "loadPath": "/other"})
+    assert (found["--save"], found["--load"], found["--pretrained-checkpoint"]) == (["/c"], ["/c"], ["/other"])
 
 
 def test_extra_arguments_come_last_and_win() -> None:
-    composed = megatron_arguments(settings(extraArgs=["--lr", "0.5", "--fp8-format", "hybrid"]), DATA, resume=False)
+    composed = megatron_arguments(settings(extraArgs=["--lr", "0.5", "--fp8-format", "hybrid"]), DATA)
     assert composed[-4:] == ["--lr", "0.5", "--fp8-format", "hybrid"]
     assert parse(composed, repeats=["--lr"])["--lr"] == [0.5]
 
