@@ -2,6 +2,7 @@
 
 import shlex
 import sys
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -21,10 +22,9 @@ def train(
     from tokenmill.training import run
 
     if build_index:
-        run.build_index(settings)
+        run.index(settings)
     elif dry_run:
-        scratch = Path("/tmp/tokenmill-dry-run")
-        prepared = run.prepare(settings, scratch=scratch, dry_run=True)
+        prepared = run.prepare(settings, scratch=Path(tempfile.mkdtemp(prefix="tokenmill-dry-run-")), dry_run=True)
         for line in prepared.said:
             sys.stderr.write(f"{line}\n")
         sys.stdout.write(shlex.join(prepared.command) + "\n")

@@ -74,7 +74,7 @@ def _model(settings: Settings) -> list[str]:
             moe_ffn_hidden_size=model.expert_ffn_hidden_size,
             moe_aux_loss_coeff=model.expert_aux_loss_coefficient,
             moe_router_load_balancing_type="aux_loss",
-            moe_token_dispatcher_type="alltoall",
+            moe_token_dispatcher_type="alltoall",  # noqa: S106
             moe_grouped_gemm=True,
         )
     return words

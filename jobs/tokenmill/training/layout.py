@@ -111,7 +111,7 @@ def refusals(layout: Layout) -> list[str]:
     return list(_refusals(layout))
 
 
-def _refusals(at: Layout) -> Iterator[str]:
+def _refusals(at: Layout) -> Iterator[str]:  # noqa: PLR0912  the rules, one after the other
     parallel = f"tensor {at.tensor} x pipeline {at.pipeline} x context {at.context} = {at.model_parallel}"
     if at.world % at.model_parallel:
         yield (
@@ -150,18 +150,30 @@ def _refusals(at: Layout) -> Iterator[str]:
             yield f"{at.experts} experts are not divisible by expert parallel {at.expert}"
     if at.num_attention_heads % at.tensor:
         yield f"{at.num_attention_heads} attention heads are not divisible by tensor {at.tensor}"
-    groups = at.query_groups or at.num_attention_heads
-    if groups % at.tensor and at.tensor % groups:
+    groups = at.query_groups
+    if groups and groups % at.tensor and at.tensor % groups:
         yield f"{groups} query groups are neither a multiple nor a divisor of tensor {at.tensor}"
 
 
 def late_refusals(at: Layout) -> list[str]:
     """Return what Megatron-LM's checks let pass and its processes die of, after the GPUs were taken.
 
-    Expert parallel groups that do not fill the world (megatron/core/parallel_state.py), and a sequence
-    that sequence parallelism cannot cut (megatron/core/tensor_parallel/mappings.py).
+    Expert parallel groups that do not fill the world (megatron/core/parallel_state.py), a sequence that sequence
+    parallelism cannot cut (megatron/core/tensor_parallel/mappings.py), micro-batches that the interleaved schedule
+    cannot take in groups of the pipeline's size (megatron/core/pipeline_parallel/schedules.py), and experts with
+    biases (megatron/core/transformer/moe/experts.py).
     """
     found = []
+    if at.virtual_stages > 1 and at.data_parallel and at.micro_batches % at.pipeline:
+        found.append(
+            f"{at.micro_batches} micro-batches (global batch {at.global_batch} / (micro-batch {at.micro_batch} x data "
+            f"parallel {at.data_parallel})) are not divisible by pipeline {at.pipeline}, which the interleaved "
+            f"schedule ({at.virtual_stages} virtual stages) needs"
+        )
+    if at.experts and at.experts_per_token > at.experts:
+        found.append(f"{at.experts_per_token} experts for each token are more than the {at.experts} there are")
+    if at.experts and at.bias:
+        found.append("a model with experts needs linear layers without biases (addBiasLinear: false)")
     groups = (at.expert_tensor or at.tensor) * at.expert * at.pipeline
     if at.experts and at.world % groups:
         found.append(

@@ -69,36 +69,67 @@ def parameters(at: Layout) -> Parameters:
     )
 
 
-def weight_optimizer_bytes(at: Layout) -> float:
-    """Return the bytes of weights, gradients and optimizer state on the fullest GPU: the first stage's."""
+@dataclass(frozen=True)
+class Held:
+    """What the fullest GPU, the first stage's, holds of a model apart from activations, in bytes."""
+
+    weights: float
+    """bf16."""
+    gradients: float
+    """float32."""
+    optimizer: float
+    """float32 weights and two Adam states; cut over the copies with the distributed optimizer."""
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.weights + self.gradients + self.optimizer
+
+
+def parameters_held(at: Layout) -> tuple[float, float]:
+    """Count the parameters on the fullest GPU: those that every layer has, and its experts'."""
     count = parameters(at)
     embeddings = count.embedding * (1 + (at.untied and at.pipeline == 1))
     dense = (count.tensor_sharded / at.pipeline + embeddings) / at.tensor + count.replicated / at.pipeline
-    experts = count.expert_sharded / at.pipeline / ((at.expert_tensor or at.tensor) * at.expert)
-    return dense * _bytes_each(at, at.data_parallel * at.context) + experts * _bytes_each(at, at.expert_data_parallel)
+    return dense, count.expert_sharded / at.pipeline / ((at.expert_tensor or at.tensor) * at.expert)
 
 
-def _bytes_each(at: Layout, copies: int) -> float:
-    return 6 + 12 / copies if at.distributed_optimizer else 18.0
+def held(at: Layout) -> Held:
+    """Return what a layout keeps of the model on its fullest GPU."""
+    dense, experts = parameters_held(at)
+    share = at.data_parallel * at.context if at.distributed_optimizer else 1
+    expert_share = at.expert_data_parallel if at.distributed_optimizer else 1
+    return Held(2 * (dense + experts), 4 * (dense + experts), 12 * (dense / share + experts / expert_share))
+
+
+def weight_optimizer_bytes(at: Layout) -> float:
+    """Return the bytes of weights, gradients and optimizer state on the fullest GPU."""
+    return held(at).total
 
 
 def activation_bytes(at: Layout) -> float:
-    """Return the bytes of activations that wait for their backward pass on a GPU of the first stage.
+    """Return the bytes of activations that wait for their backward pass on the fullest GPU.
 
-    Embedding and dropout mask come on top, and the logits when there is one stage. Of the stages, the first
-    holds most micro-batches: as many as there are stages, or more with the interleaved schedule.
+    Embedding and dropout mask come on top, and the logits when there is one stage. Of several stages, the first
+    holds most micro-batches: as many as there are stages, or more with the interleaved schedule. Only with full
+    recomputation, where a micro-batch waits as 2 bytes a value, can the last stage with its logits be the fuller one.
     """
     tokens = at.seq_length * at.micro_batch / at.context
     width = tokens * at.hidden_size
-    total = width * _bytes_per_value(at) * at.num_layers + (8 * tokens + width) * at.pipeline / _embedding_parts(at)
+    parts = _embedding_parts(at)
+    logits = 4 * width * (1 / parts + at.padded_vocab / at.hidden_size / at.tensor)
+    total = width * _bytes_per_value(at) * at.num_layers + (8 * tokens + width) * at.pipeline / parts
     if at.virtual_stages > 1:
         total *= 1 + (at.pipeline - 1) / (at.pipeline * at.virtual_stages)
     elif at.pipeline > 1:
         total *= min(1.0, at.micro_batches / at.pipeline)
     if at.pipeline == 1:
-        total += 4 * width * (1 / _embedding_parts(at) + at.padded_vocab / at.hidden_size / at.tensor)
-    if at.recompute == "full":  # the one layer that is being recomputed holds all of its own
-        total += width * _kept(at) / at.virtual_stages
+        total += logits
+    if at.recompute == "full":
+        if at.pipeline > 1:
+            waiting = ((at.virtual_stages - 1) * at.pipeline + 1) / at.virtual_stages
+            total = max(total, width * _bytes_per_value(at) * at.num_layers / at.pipeline * waiting + logits)
+        total += width * _kept(at)  # the one layer that is being recomputed holds all of its own
     return total
 
 

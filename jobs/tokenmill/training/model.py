@@ -82,10 +82,16 @@ PRESETS = resources.files("tokenmill.training") / "models"
 def names() -> list[str]:
     """List the presets, the smallest first where the name says the size."""
     found = [entry.name.removesuffix(".yaml") for entry in PRESETS.iterdir() if entry.name.endswith(".yaml")]
-    return sorted(found)
+    return sorted(found, key=_size)
 
 
-def preset(name: str, **changed: Any) -> Model:
+def _size(name: str) -> tuple[str, float]:
+    family, _, size = name.rpartition("-")
+    number = size.rstrip("mb").rpartition("x")[2]
+    return family, float(number) * (1000 if size.endswith("b") else 1)
+
+
+def preset(name: str, /, **changed: Any) -> Model:
     """Return a preset with fields replaced, by their names in the file (camelCase).
 
     Raises:
@@ -96,7 +102,21 @@ def preset(name: str, **changed: Any) -> Model:
     if name not in names():
         raise RequestError(f"there is no model {name!r}; there are: {', '.join(names())}, and custom")
     fields = yaml.safe_load((PRESETS / f"{name}.yaml").read_text())
+    return from_fields({"name": name, **fields, **changed}, f"the model {name}")
+
+
+def from_fields(fields: Any, what: str) -> Model:
+    """Return the model that fields describe, by their names in a file (camelCase); `what` names it in messages.
+
+    Raises:
+        RequestError: a field is missing, unknown, of another type, or a count that cannot be.
+    """
     try:
-        return msgspec.convert({"name": name, **fields, **changed}, Model)
+        model = msgspec.convert(fields, Model)
     except msgspec.ValidationError as problem:
-        raise RequestError(f"the model {name}: {problem}") from None
+        raise RequestError(f"{what}: {problem}") from None
+    for field in msgspec.structs.fields(Model):
+        value = getattr(model, field.name)
+        if isinstance(value, int) and not isinstance(value, bool) and value <= 0:
+            raise RequestError(f"{what}: {field.encode_name} is {value}: it must be above 0")
+    return model

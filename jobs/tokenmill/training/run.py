@@ -14,11 +14,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenmill.errors import RequestError, Stopped, TransientError
+from tokenmill.errors import RequestError, Stopped, TokenmillError
 from tokenmill.files import content_id
 from tokenmill.training import checkpoints, data
 from tokenmill.training.arguments import megatron_arguments
 from tokenmill.training.attempts import Attempt, Records
+from tokenmill.training.index import build_index, sweep
 from tokenmill.training.node import Node, launcher, node_of
 from tokenmill.training.preflight import check
 from tokenmill.training.settings import Settings, read
@@ -42,6 +43,8 @@ class Run:
     settings: Settings
     node: Node
     command: list[str]
+    cache: Path
+    """Where Megatron-LM keeps its sample index."""
     said: list[str]
 
     @property
@@ -72,10 +75,21 @@ def prepare(path: Path, *, scratch: Path, dry_run: bool = False) -> Run:
     corpus = data.resolve(settings)
     said = check(settings, corpus, machine=not dry_run)
     said += data.summary(corpus, settings)
-    words = megatron_arguments(settings, data.data_flags(corpus, settings, scratch))
+    read_from = data.data_flags(corpus, settings, scratch)
+    words = megatron_arguments(settings, read_from)
     training = settings.training
     start = launcher(node, settings.trainer.launcher, training.gpus_per_node, settings.release)
-    return Run(settings, node, [*start, settings.trainer.script, *words], said)
+    return Run(settings, node, [*start, settings.trainer.script, *words], read_from.cache, said)
+
+
+def index(path: Path) -> None:
+    """Build the sample index of a settings file's run.
+
+    Raises:
+        RequestError: the data or the settings are wrong.
+    """
+    settings = read(path)
+    _say(build_index(settings, data.resolve(settings), python=settings.trainer.python))
 
 
 def train(path: Path) -> None:
@@ -95,9 +109,11 @@ def train(path: Path) -> None:
 def _lead(run: Run) -> None:
     """Be node 0: repair, record, supervise, judge, prune."""
     settings, records = run.settings, Records(run.checkpoints)
-    start = checkpoints.prepare(run.checkpoints)
-    for line in start.said:
+    start = checkpoints.prepare(run.checkpoints, say=_say)
+    for line in start.done:
         _say(line)
+    for path in sweep(run.cache, shared=run.settings.dataset.cache_path is not None):
+        _say(f"removed {path}: cut short, and Megatron-LM would fail on it at every start")
     if start.iteration >= run.target:
         _say(f"done: the checkpoint of iteration {start.iteration:,} is there, the target is {run.target:,}")
         return
@@ -111,7 +127,7 @@ def _lead(run: Run) -> None:
         if reached > (attempt.saved or start.iteration) or watch.started > attempt.iterated:
             attempt.saved, attempt.iterated = reached, watch.started
             records.update(attempt)
-            checkpoints.prune(run.checkpoints, settings.checkpoint.keep)
+            _prune(run)
 
     end = _supervised(run, watch, records, look_after)
     attempt.saved, attempt.iterated = run.reached(), attempt.iterated or watch.started or _moved(run, records, start)
@@ -119,8 +135,17 @@ def _lead(run: Run) -> None:
     attempt.ended = words
     records.update(attempt)
     records.say(attempt, code, attempt.saved)
-    checkpoints.prune(run.checkpoints, settings.checkpoint.keep)
+    _prune(run)
     _end(code, words)
+
+
+def _prune(run: Run) -> None:
+    """Delete old checkpoints; what cannot be deleted must not end a run."""
+    try:
+        for line in checkpoints.prune(run.checkpoints, run.settings.checkpoint.keep):
+            _say(line)
+    except TokenmillError as problem:
+        _say(f"warning: {problem}")
 
 
 def _moved(run: Run, records: Records, start: "checkpoints.Start") -> bool:

@@ -19,7 +19,7 @@ class Section(msgspec.Struct, rename="camel", forbid_unknown_fields=True, frozen
     """A part of the file; keys are in camelCase there."""
 
 
-class Parallelism(Section):
+class Parallelism(Section, frozen=True):
     """How the model is cut over GPUs; what is null comes from the model's preset, or is 1."""
 
     tensor_model_parallel_size: int | None = None
@@ -33,7 +33,7 @@ class Parallelism(Section):
     recompute_granularity: Literal["none", "selective", "full"] = "selective"
 
 
-class Training(Section):
+class Training(Section, frozen=True):
     """How long, on how many GPUs, with which batch and optimizer. Intervals are iterations, batches sequences."""
 
     nodes: int = 1
@@ -67,7 +67,7 @@ class Training(Section):
     data_workers: int = 2
 
 
-class Checkpoint(Section):
+class Checkpoint(Section, frozen=True):
     """Where checkpoints are, how often they are written, how many are kept."""
 
     path: str
@@ -80,14 +80,14 @@ class Checkpoint(Section):
     """Start from this run's weights when `path` holds no checkpoint yet."""
 
 
-class Part(Section):
+class Part(Section, frozen=True):
     """One dataset of a blend: an output of preprocess, and its weight beside the others'."""
 
     path: str
     weight: float | None = None
 
 
-class Blend(Section):
+class Blend(Section, frozen=True):
     """Datasets to mix: one list cut by `split`, or a list for each split."""
 
     all: list[Part] = []
@@ -97,7 +97,7 @@ class Blend(Section):
     by: Literal["tokens", "documents", "bytes", "given"] = "tokens"
 
 
-class Dataset(Section):
+class Dataset(Section, frozen=True):
     """What to train on: one output of preprocess, or a blend of several."""
 
     path: str | None = None
@@ -107,20 +107,20 @@ class Dataset(Section):
     cache_path: str | None = None
 
 
-class Logs(Section):
+class Logs(Section, frozen=True):
     """Where TensorBoard's events go."""
 
     path: str | None = None
 
 
-class Gpu(Section):
+class Gpu(Section, frozen=True):
     """The GPU that pods get: memory in GiB, peak bf16 throughput in TFLOP/s; unknown when null."""
 
     memory_gib: float | None = None
     peak_tflops: float | None = None
 
 
-class Supervision(Section):
+class Supervision(Section, frozen=True):
     """When a run that does not end by itself is ended, and when it is not tried again."""
 
     hang_minutes: float = 20.0
@@ -133,7 +133,7 @@ class Supervision(Section):
     exit_duration_minutes: int | None = None
 
 
-class Trainer(Section):
+class Trainer(Section, frozen=True):
     """The program that trains, and the interpreter and launcher that start it."""
 
     script: str = "/opt/megatron-lm/pretrain_gpt.py"
@@ -141,7 +141,7 @@ class Trainer(Section):
     backend: Literal["nccl", "gloo"] = "nccl"
 
 
-class Settings(Section):
+class Settings(Section, frozen=True):
     """All of the file."""
 
     release: str
@@ -222,7 +222,7 @@ def derived(given: Settings) -> Settings:
         parallel = msgspec.structs.replace(parallel, sequence_parallel=tensor > 1)
     copies = max(1, given.world // (tensor * pipeline * parallel.context_parallel_size))
     batch = training.global_batch_size or max(copies, 16 * given.world // copies * copies)
-    micro = training.micro_batch_size or _dividing(model.micro_batch_size, batch // copies)
+    micro = training.micro_batch_size or _dividing(model.micro_batch_size, max(1, batch // copies))
     iterations = training.iterations
     rate = training.learning_rate or model.learning_rate
     training = msgspec.structs.replace(
@@ -265,4 +265,6 @@ def _positive(given: Settings) -> None:
             if value < 0 or (value == 0 and field not in zero) or not math.isfinite(value):
                 key = msgspec.structs.fields(type(section))
                 label = next(each.encode_name for each in key if each.name == field)
-                raise RequestError(f"{name}.{label} is {value}: it must be {'at least 0' if field in zero else 'above 0'}")
+                raise RequestError(
+                    f"{name}.{label} is {value}: it must be {'at least 0' if field in zero else 'above 0'}"
+                )
