@@ -1,4 +1,4 @@
-"""`tokenmill train` with a small trainer in Megatron-LM's place: killed, torn, hung, refused; and its exact sum in the end.
+"""`tokenmill train` with a small trainer in Megatron-LM's place: killed, torn, hung, refused; its sum is exact.
 
 Every iteration adds its number to a sum that checkpoints carry, so an iteration lost or done twice shows.
 """
@@ -83,7 +83,7 @@ class Job:
 
     def finish(self, disturb: Callable[["Job"], None] = lambda job: None, seconds: float = 120) -> int:
         """Run all nodes, restarting those whose exit asks for it, until node 0 ends for good; return its code."""
-        count = self.settings["training"]["nodes"]
+        count = self.settings["training"].get("nodes", 1)
         deadline = time.monotonic() + seconds
         self.nodes = [self.start(rank) for rank in range(count)]
         while True:
@@ -132,7 +132,13 @@ def job(tmp_path: Path, tokenised: Path) -> Iterator[Callable[..., Job]]:
         settings: dict[str, Any] = {
             "release": "run",
             "model": {"numLayers": 2, "hiddenSize": 64, "numAttentionHeads": 4, "seqLength": 32},
-            "training": {"nodes": 1, "gpusPerNode": 2, "iterations": ITERATIONS, "globalBatchSize": 4, "logInterval": 1},
+            "training": {
+                "nodes": 1,
+                "gpusPerNode": 2,
+                "iterations": ITERATIONS,
+                "globalBatchSize": 4,
+                "logInterval": 1,
+            },
             "checkpoint": {"path": str(tmp_path / "checkpoints"), "saveInterval": 5},
             "dataset": {"path": str(tokenised), "split": "90,5,5"},
             "trainer": {

@@ -1,8 +1,9 @@
-"""torchrun in small, for tests on machines without torch: the same words, ranks in sessions of their own, exit code 1."""
+"""torchrun in small, for tests on machines without torch: the same words, ranks in own sessions, exit code 1."""
 
 import argparse
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -21,6 +22,9 @@ def main() -> int:
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
     given = parser.parse_args()
     world = given.nnodes * given.nproc_per_node
+    if given.standalone:
+        with socket.create_server(("localhost", 0)) as free:
+            given.master_port = free.getsockname()[1]
     ranks = []
     for local in range(given.nproc_per_node):
         environment = os.environ | {

@@ -220,8 +220,8 @@ def main() -> int:
             say(
                 f" [{time.strftime('%F %T')}] iteration {iteration:8d}/{args.train_iters:8d} | consumed samples: "
                 f"{iteration * args.global_batch_size:12d} | elapsed time per iteration (ms): {milliseconds:.1f} | "
-                f"throughput per GPU (TFLOP/s/GPU): 100.0 | learning rate: {args.lr:.6E} | lm loss: {10 / iteration:.6E} "
-                "| number of skipped iterations:   0 | number of nan iterations:   0 |"
+                f"throughput per GPU (TFLOP/s/GPU): 100.0 | learning rate: {args.lr:.6E} | "
+                f"lm loss: {10 / iteration:.6E} | number of skipped iterations:   0 | number of nan iterations:   0 |"
             )
         stop = peers.most(len(asked))
         if iteration % args.save_interval == 0 or iteration == args.train_iters or stop:

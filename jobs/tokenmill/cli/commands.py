@@ -19,6 +19,19 @@ from tokenmill.cli.verify import verify
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the application."""
-    for command in (sample, run, download, extract, concatenate, preprocess, status, verify, inspect, blend, fit, train):
+    for command in (
+        sample,
+        run,
+        download,
+        extract,
+        concatenate,
+        preprocess,
+        status,
+        verify,
+        inspect,
+        blend,
+        fit,
+        train,
+    ):
         app.command()(command)
     app.add_typer(checkpoint, name="checkpoint")

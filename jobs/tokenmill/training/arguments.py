@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tokenmill.training.settings import Settings
 
+
 @dataclass(frozen=True)
 class Data:
     """What a run reads, as words of the command line."""

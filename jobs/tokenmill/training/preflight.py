@@ -7,7 +7,14 @@ from pathlib import Path
 from tokenmill.errors import RequestError
 from tokenmill.training.data import Corpus
 from tokenmill.training.layout import Layout, late_refusals, refusals
-from tokenmill.training.memory import GIB, RESERVE, activation_bytes, checkpoint_bytes, parameters, weight_optimizer_bytes
+from tokenmill.training.memory import (
+    GIB,
+    RESERVE,
+    activation_bytes,
+    checkpoint_bytes,
+    parameters,
+    weight_optimizer_bytes,
+)
 from tokenmill.training.settings import Settings
 
 
@@ -37,15 +44,15 @@ def _describe(settings: Settings, layout: Layout) -> list[str]:
         f"model {settings.model.name}: {count.total / 1e9:.3g} B parameters{active}; {layout.world} GPUs = "
         f"tensor {layout.tensor} x pipeline {layout.pipeline} x context {layout.context} x data {layout.data_parallel}"
         f"; batch {layout.global_batch:,} = {layout.micro_batches} micro-batches of {layout.micro_batch} on each; "
-        f"{weight_optimizer_bytes(layout) / GIB:.1f} GiB of weights and optimizer and {activation_bytes(layout) / GIB:.1f} "
-        "GiB of activations on the fullest GPU"
+        f"{weight_optimizer_bytes(layout) / GIB:.1f} GiB of weights and optimizer and "
+        f"{activation_bytes(layout) / GIB:.1f} GiB of activations on the fullest GPU"
     ]
     if settings.model.note:
         said.append(f"note: {settings.model.note}")
     if layout.tensor > settings.training.gpus_per_node:
         said.append(
-            f"warning: tensor parallel {layout.tensor} is more than the {settings.training.gpus_per_node} GPUs of a node: "
-            "its traffic, the heaviest, crosses the network"
+            f"warning: tensor parallel {layout.tensor} is more than the {settings.training.gpus_per_node} GPUs of a "
+            "node: its traffic, the heaviest, crosses the network"
         )
     if settings.parallelism.sequence_parallel and layout.tensor == 1:
         said.append("warning: sequence parallelism does nothing without tensor parallelism")
@@ -62,8 +69,9 @@ def _intervals(settings: Settings) -> list[str]:
         )
     if checkpoint.keep < 2:
         wrong.append(f"checkpoint.keep is {checkpoint.keep}: a save that is cut off needs a good one before it, keep 2")
-    if (training.warmup_iterations or 0) > (training.decay_iterations or 0):
-        wrong.append(f"warmupIterations {training.warmup_iterations:,} are more than decayIterations {training.decay_iterations:,}")
+    warmup, decay = training.warmup_iterations or 0, training.decay_iterations or 0
+    if warmup >= decay:
+        wrong.append(f"warmupIterations {warmup:,} are not fewer than decayIterations {decay:,}")
     return wrong
 
 
@@ -77,8 +85,8 @@ def _memory(settings: Settings, layout: Layout) -> list[str]:
         return []
     return [
         f"{weights:.1f} GiB of weights, gradients and optimizer + {activations:.1f} GiB of activations = "
-        f"{weights + activations:.1f} GiB do not fit into {usable:.1f} GiB ({stated:g} GiB less {RESERVE:.0%} for CUDA, "
-        f"NCCL and fragments); see: tokenmill fit --model {settings.model.name} --gpus {layout.world} "
+        f"{weights + activations:.1f} GiB do not fit into {usable:.1f} GiB ({stated:g} GiB less {RESERVE:.0%} for "
+        f"CUDA, NCCL and fragments); see: tokenmill fit --model {settings.model.name} --gpus {layout.world} "
         f"--gpu-memory {stated:g}"
     ]
 

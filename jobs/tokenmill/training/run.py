@@ -11,6 +11,7 @@ import shlex
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,12 +24,20 @@ from tokenmill.training.index import build_index, sweep
 from tokenmill.training.node import Node, launcher, node_of
 from tokenmill.training.preflight import check
 from tokenmill.training.settings import Settings, read
-from tokenmill.training.supervise import End, Patience, supervise
+from tokenmill.training.supervise import End, Patience, Supervisor
 from tokenmill.training.watch import Watch
 
 VERDICT_PATIENCE = 150.0
 """Seconds that node 0's word may take to be seen: blobfuse caches a directory for up to 120."""
-HARMFUL = ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT", "PET_MAX_RESTARTS")
+PROGRESS_SECONDS = 10.0
+TORCHRUN_SETTINGS = (
+    "PET_NNODES",
+    "PET_NPROC_PER_NODE",
+    "PET_NODE_RANK",
+    "PET_MASTER_ADDR",
+    "PET_MASTER_PORT",
+    "PET_MAX_RESTARTS",
+)
 """PyTorchJob's operator sets these for torchrun, which is given its own words instead."""
 
 
@@ -167,7 +176,7 @@ def _judge(run: Run, end: End, watch: Watch, attempt: Attempt, went_before: bool
         return 143, f"it hung for {end.hung}: {where}; the next start goes on from there"
     if end.code == 0:
         return 143, f"the trainer ended with 0 before its target: {where}; the next start goes on from there"
-    cause = f": {watch.cause}" if watch.cause else ""
+    cause = f": {watch.cause or watch.lost_peer}" if watch.cause or watch.lost_peer else ""
     if attempt.iterated or went_before or watch.lost_peer or end.code < 0:
         return 143, f"the trainer ended with {_ending(end)}{cause}; {where}; the next start goes on from there"
     return 2, (
@@ -203,36 +212,24 @@ def _follow(run: Run) -> None:
     _end(143, f"the trainer ended with 0, and iteration {run.target:,} is not saved as far as this node can see")
 
 
-def _supervised(run: Run, watch: Watch, records: Records, every_while: object) -> End:
+def _supervised(run: Run, watch: Watch, records: Records, every_while: Callable[[], None]) -> End:
     settings = run.settings
     written = 0.0
 
     def on_iteration(iteration: int) -> None:
         nonlocal written
-        if time.monotonic() - written > 10:
+        if time.monotonic() - written > PROGRESS_SECONDS:
             written = time.monotonic()
             with contextlib.suppress(OSError):
                 records.write_progress(iteration)
 
-    def elsewhere() -> object:
-        with contextlib.suppress(OSError):
-            return records.progress()
-        return None
-
     supervision = settings.supervision
     patience = Patience(supervision.start_minutes * 60, supervision.hang_minutes * 60)
-    environment = {name: value for name, value in os.environ.items() if name not in HARMFUL}
-    if settings.parallelism.tensor_model_parallel_size or settings.parallelism.context_parallel_size > 1:
+    environment = {name: value for name, value in os.environ.items() if name not in TORCHRUN_SETTINGS}
+    if (settings.parallelism.tensor_model_parallel_size or 1) * settings.parallelism.context_parallel_size > 1:
         environment.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # which Megatron-LM asserts before Blackwell
-    return supervise(
-        run.command,
-        environment,
-        watch,
-        patience,
-        on_iteration=on_iteration,
-        elsewhere=elsewhere,
-        every_while=every_while,  # type: ignore[arg-type]
-    )
+    supervisor = Supervisor(watch, patience, on_iteration, records.progress, every_while)
+    return supervisor.run(run.command, environment)
 
 
 def _watch(settings: Settings) -> Watch:

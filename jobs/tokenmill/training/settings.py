@@ -138,6 +138,8 @@ class Trainer(Section, frozen=True):
 
     script: str = "/opt/megatron-lm/pretrain_gpt.py"
     launcher: list[str] = msgspec.field(default_factory=lambda: ["torchrun"])
+    python: list[str] = msgspec.field(default_factory=lambda: ["python3"])
+    """Has torch, and builds the sample index."""
     backend: Literal["nccl", "gloo"] = "nccl"
 
 

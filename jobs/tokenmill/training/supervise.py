@@ -9,13 +9,16 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 from tokenmill.training.watch import Watch
 
 POLL = 0.2
+LOOK = 5.0
+"""Seconds between two looks at the shared directory."""
 STACKS = 10.0
 """Seconds that ranks get to dump their stacks."""
 DRAIN = 5.0
@@ -42,112 +45,112 @@ class Patience:
     iteration: float
 
 
-def supervise(
-    command: list[str],
-    environment: Mapping[str, str],
-    watch: Watch,
-    patience: Patience,
-    *,
-    on_iteration: Callable[[int], None],
-    elsewhere: Callable[[], object],
-    every_while: Callable[[], None],
-) -> End:
-    """Run a command to its end, its output passed on.
+@dataclass
+class Supervisor:
+    """Runs a command to its end, its output passed on.
 
     SIGTERM goes to the ranks themselves, whose handler saves and ends: torchrun would kill them after 30 seconds,
     in the middle of a large save. A hang ends with SIGABRT, at which Python's fault handler writes all stacks.
-    `elsewhere` returns what changes while other nodes move; `every_while` is called every few seconds.
     """
-    asked: list[int] = []
-    before = {
-        number: signal.signal(number, lambda number, _: asked.append(number))
-        for number in (signal.SIGTERM, signal.SIGINT)
-    }
-    _adopt_orphans()
-    process = subprocess.Popen(
-        command,
-        env={**environment, "PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
-    try:
-        return _follow(process, asked, watch, patience, on_iteration, elsewhere, every_while)
-    finally:
-        _kill_all()
-        process.wait()
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
+    watch: Watch
+    patience: Patience
+    on_iteration: Callable[[int], None]
+    elsewhere: Callable[[], object]
+    """Returns what changes while other nodes move."""
+    every_while: Callable[[], None]
+    """Called every few seconds, and once the command has ended."""
+    _asked: list[int] = field(default_factory=list)
+    _stopping: bool = False
+    _hung: str = ""
+    _moved: float = 0.0
 
-def _follow(
-    process: "subprocess.Popen[bytes]",
-    asked: list[int],
-    watch: Watch,
-    patience: Patience,
-    on_iteration: Callable[[int], None],
-    elsewhere: Callable[[], object],
-    every_while: Callable[[], None],
-) -> End:
-    lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-    threading.Thread(target=_pump, args=(process, lines), daemon=True).start()
-    moved, seen = time.monotonic(), elsewhere()
-    looked, told, hung, over = moved, False, "", None
-    while True:
+    def run(self, command: Sequence[str], environment: Mapping[str, str]) -> End:
+        """Run it; nothing that it started is left behind."""
+        signals = (signal.SIGTERM, signal.SIGINT)
+        before = {number: signal.signal(number, lambda number, _: self._asked.append(number)) for number in signals}
+        _adopt_orphans()
         try:
-            line = lines.get(timeout=POLL)
-        except queue.Empty:
-            line = b""
-        now = time.monotonic()
-        if over is None and process.poll() is not None:
-            over = now
-        if line is None or (over is not None and now - over > DRAIN):
-            break
-        if line:
-            alive, said = watch.read(_pass_on(line))
-            for words in said:
-                sys.stdout.write(f"tokenmill: {words}\n")
-            if alive:
-                moved = now
-                if watch.iteration is not None:
-                    on_iteration(watch.iteration)
-        if asked and not told:
-            told = True
-            _say(f"{signal.Signals(asked[0]).name}: the ranks save and end")
+            process = subprocess.Popen(
+                command,
+                env={**environment, "PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1"},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_die_with_parent,  # noqa: PLW1509 - no thread has been started yet
+            )
+            self._follow(process)
+            self.every_while()
+            return End(process.wait(), self._stopping, self._hung)
+        finally:
+            _kill_all()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _follow(self, process: "subprocess.Popen[bytes]") -> None:
+        lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        threading.Thread(target=_pump, args=(process.stdout, lines), daemon=True).start()
+        self._moved = looked = time.monotonic()
+        seen, ended = self.elsewhere(), 0.0
+        while True:
+            with contextlib.suppress(queue.Empty):
+                line = lines.get(timeout=POLL)
+                if line is None:
+                    return
+                self._read(line)
+            now = time.monotonic()
+            if process.poll() is not None:
+                ended = ended or now
+                if now - ended > DRAIN:
+                    return
+            if now - looked > LOOK:
+                looked = now
+                self.every_while()
+                if (found := self.elsewhere()) != seen:
+                    self._moved, seen = now, found
+            self._stop(process)
+            self._end_a_hang(process, now)
+
+    def _read(self, line: bytes) -> None:
+        text = line.decode(errors="replace")
+        sys.stdout.write(text)
+        alive, said = self.watch.read(text.rstrip("\n"))
+        for words in said:
+            sys.stdout.write(f"tokenmill: {words}\n")
+        sys.stdout.flush()
+        if alive:
+            self._moved = time.monotonic()
+            if self.watch.iteration is not None:
+                self.on_iteration(self.watch.iteration)
+
+    def _stop(self, process: "subprocess.Popen[bytes]") -> None:
+        """Pass on what was asked for: first that the ranks save and end, the second time that they end."""
+        if self._asked and not self._stopping:
+            self._stopping = True
+            _say(f"{signal.Signals(self._asked[0]).name}: the ranks save and end")
             if not _signal_ranks(process.pid, signal.SIGTERM):
                 process.terminate()
-        if len(asked) > 1:
+        if len(self._asked) > 1:
             _say("asked twice: they end now")
             _kill_all()
-            asked[1:] = []
-        if now - looked > 5:
-            looked = now
-            every_while()
-            if (found := elsewhere()) != seen:
-                moved, seen = now, found
-        allowed = patience.iteration if watch.started or watch.iteration else patience.start
-        if now - moved > allowed and not hung and not told:
-            hung = f"{allowed / 60:g} minutes"
-            _say(f"no iteration for {hung}: the stacks of all ranks, then the end")
-            _signal_ranks(process.pid, signal.SIGABRT)
-            killer = threading.Timer(STACKS, _kill_all)
-            killer.daemon = True
-            killer.start()
-    return End(process.wait(), told, hung)
+            del self._asked[1:]
+
+    def _end_a_hang(self, process: "subprocess.Popen[bytes]", now: float) -> None:
+        allowed = self.patience.iteration if self.watch.started else self.patience.start
+        if self._hung or self._stopping or now - self._moved <= allowed:
+            return
+        self._hung = f"{allowed / 60:g} minutes"
+        _say(f"no iteration for {self._hung}: the stacks of all ranks, then the end")
+        _signal_ranks(process.pid, signal.SIGABRT)
+        killer = threading.Timer(STACKS, _kill_all)
+        killer.daemon = True
+        killer.start()
 
 
-def _pump(process: "subprocess.Popen[bytes]", lines: "queue.SimpleQueue[bytes | None]") -> None:
-    assert process.stdout
-    for line in process.stdout:
+def _pump(pipe: IO[bytes] | None, lines: "queue.SimpleQueue[bytes | None]") -> None:
+    for line in pipe or ():
         lines.put(line)
     lines.put(None)
-
-
-def _pass_on(line: bytes) -> str:
-    text = line.decode(errors="replace")
-    sys.stdout.write(text)
-    sys.stdout.flush()
-    return text.rstrip("\n")
 
 
 def _say(words: str) -> None:
@@ -164,9 +167,18 @@ def _signal_ranks(launcher: int, number: signal.Signals) -> int:
     return len(ranks)
 
 
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def _die_with_parent() -> None:
+    """Let the launcher end its ranks when this process is killed (prctl(2), PR_SET_PDEATHSIG)."""
+    _prctl(1, signal.SIGTERM)
+
+
 def _adopt_orphans() -> None:
     """Become the parent of ranks whose launcher dies, so that they are found (prctl(2), PR_SET_CHILD_SUBREAPER)."""
-    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+    _prctl(36, 1)
 
 
 def _kill_all() -> None:
@@ -181,8 +193,6 @@ def _kill_all() -> None:
         for pid in found - {os.getpid()}:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(-1, os.WNOHANG)
         time.sleep(0.01)
 
 

@@ -4,6 +4,7 @@ The lines are those of megatron/training/training.py (training_log, print_dateti
 iteration lines come from the last rank, all others from rank 0.
 """
 
+import math
 import re
 from collections import deque
 from dataclasses import dataclass, field
@@ -17,8 +18,8 @@ _STARTED = "[before the start of training step] datetime"
 _ALIVE = ("saving checkpoint at iteration", "successfully saved checkpoint", "validation loss at", _STARTED)
 _PEER = re.compile(
     r"Connection (closed|reset|refused)|Broken pipe|Socket Timeout|DistNetworkError|DistStoreError|Rendezvous\w*Error"
-    r"|TCPStore|ncclRemoteError|ncclSystemError|NCCL (error|WARN)|remote process exited|Timed out (initializing|waiting)"
-    r"|wait timeout after|Gloo connect|SignalException|exitcode\s*:\s*-\d|heartbeat"
+    r"|TCPStore|ncclRemoteError|ncclSystemError|NCCL (error|WARN)|remote process exited|wait timeout after"
+    r"|Timed out (initializing|waiting)|Gloo connect|SignalException|exitcode\s*:\s*-\d|heartbeat"
 )
 _CAUSE = re.compile(r"^\S*(Error|Exception|Interrupt|Exit)\b.*|.*: error: .*|.*CUDA out of memory.*")
 SPIKE = 3.0
@@ -34,19 +35,21 @@ class Watch:
     started: bool = False
     """Whether the training loop was entered, so that arguments, data and checkpoint were taken."""
     iteration: int | None = None
-    lost_peer: bool = False
+    lost_peer: str = ""
+    """The last line that says that another rank is gone."""
     cause: str = ""
-    """The last line that looks like the reason of a failure."""
+    """The last line that looks like another reason of a failure."""
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=200))
     _losses: deque[float] = field(default_factory=lambda: deque(maxlen=100))
 
     def read(self, line: str) -> tuple[bool, list[str]]:
         """Take a line; return whether it is a sign of life, and what to say about it."""
         self.tail.append(line)
-        self.lost_peer = self.lost_peer or bool(_PEER.search(line))
-        body = re.sub(r"^\[?(rank|default)\d+\]?: ?", "", line).strip()
-        if _CAUSE.match(body) and not _PEER.search(body):
-            self.cause = body[:500]
+        body = re.sub(r"^\[?(rank|default)\d+\]?: ?", "", line).strip()[:500]
+        if _PEER.search(body):
+            self.lost_peer = body
+        elif _CAUSE.match(body):
+            self.cause = body
         if _STARTED in line:
             self.started = True
         if match := _ITERATION.search(line):
@@ -73,6 +76,6 @@ class Watch:
     def _spike(self, loss: float) -> list[str]:
         usual = sorted(self._losses)[len(self._losses) // 2] if len(self._losses) >= 10 else None
         self._losses.append(loss)
-        if loss != loss or (usual is not None and loss > SPIKE * usual):
+        if math.isnan(loss) or (usual is not None and loss > SPIKE * usual):
             return [f"warning: the loss {loss:g} is far from the last ones' median {usual or 0:g}"]
         return []
