@@ -23,6 +23,8 @@ COMMANDS = (
     "verify",
     "inspect",
     "blend",
+    "fit",
+    "train",
     "checkpoint",
 )
 HEAVY = {

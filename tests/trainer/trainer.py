@@ -31,7 +31,8 @@ def parser() -> argparse.ArgumentParser:
     for flag, spec in table.items():
         if flag == "--help":
             continue
-        names, destination = [flag, *spec.get("also", [])], flag[2:].replace("-", "_")
+        names = [flag, *spec.get("also", [])]
+        destination = names[-1].lstrip("-").replace("-", "_")
         if spec["kind"] in ("StoreTrue", "StoreFalse", "BooleanOptional"):
             found.add_argument(*names, dest=destination, action="store_true")
             continue

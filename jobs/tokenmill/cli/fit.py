@@ -1,6 +1,7 @@
 """`tokenmill fit`: which layouts fit the GPUs, what a checkpoint costs, and the values to install."""
 
 import json as jsonlib
+import math
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -80,6 +81,10 @@ def fit(
         return
     if model is None or gpus is None or gpu_memory is None:
         raise typer.BadParameter("--model, --gpus and --gpu-memory say what is to fit where (or --check FILE)")
+    numbers = {"gpu-memory": gpu_memory, "write-bandwidth": write_bandwidth, "mtbf-node": mtbf_node}
+    for name, number in (numbers | {"peak-tflops": peak_tflops, "mfu": mfu}).items():
+        if number is not None and not math.isfinite(number):
+            raise typer.BadParameter(f"{number} is no number to plan with", param_hint=f"--{name}")
     if recompute:
         o.one_of("--recompute", recompute, "none", "selective", "full")
     request = plan.Request(

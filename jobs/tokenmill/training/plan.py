@@ -200,6 +200,10 @@ def make(request: Request) -> Plan:
         RequestError: nothing fits, or every layout is refused.
     """
     model, machines = request.model, request.machines
+    if request.wanted.expert_tensor and not model.num_experts:
+        raise RequestError(
+            f"expert tensor {request.wanted.expert_tensor} needs a model with experts; {model.name} has none"
+        )
     batch = request.global_batch or SEQUENCES_A_GPU * machines.gpus
     found = search(model, machines, batch, request.wanted)
     if not found.fits:
