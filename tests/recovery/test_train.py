@@ -311,7 +311,7 @@ def test_a_start_from_nothing_where_checkpoints_lie_is_refused(job: Callable[...
     assert run.once()[0] == 0
     (run.checkpoints / "latest_checkpointed_iteration.txt").unlink()
     for each in run.checkpoints.glob("iter_*"):
-        (each / "metadata.json").unlink()
+        (each / "__1_0.distcp").unlink()
     code, said = run.once()
     assert code == 2 and "checkpoint" in said.rstrip().splitlines()[-1]
 
@@ -353,7 +353,7 @@ def test_random_kills(job: Callable[..., Job]) -> None:
     run = job(
         training__nodes=2,
         training__gpusPerNode=1,
-        training__iterations=300,
+        training__iterations=1500,
         supervision__attemptsWithoutProgress=50,
         step=0.01,
     )
@@ -366,7 +366,7 @@ def test_random_kills(job: Callable[..., Job]) -> None:
             if node and node.poll() is None:
                 node.kill()
                 kills += 1
-            at = time.monotonic() + dice.uniform(0.1, 2.0)
+            at = time.monotonic() + dice.uniform(0.1, 1.5)
 
     assert run.finish(disturb, seconds=240) == 0, run.log()
     assert kills == 20

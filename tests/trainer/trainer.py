@@ -7,13 +7,11 @@ is read from $TRAINER_FAULTS, a directory with one file for each fault, taken aw
 import argparse
 import json
 import os
-import pickle
 import signal
 import socket
 import struct
 import sys
 import time
-import types
 from pathlib import Path
 from typing import Any
 
@@ -120,33 +118,30 @@ def fault(name: str) -> bool:
     return (FAULTS / f"{name}.always").exists()
 
 
+def pickled(value: Any) -> bytes:
+    """Pickle by hand what .metadata holds, since its classes are not there without torch; (class, fields) is an object."""
+    if value is None:
+        return b"N"
+    if isinstance(value, int):
+        return b"J" + struct.pack("<i", value)
+    if isinstance(value, str):
+        return b"X" + struct.pack("<I", len(value)) + value.encode()
+    if isinstance(value, dict):
+        return b"}(" + b"".join(pickled(key) + pickled(each) for key, each in value.items()) + b"u"
+    (module, name), fields = value
+    return f"c{module}\n{name}\n".encode() + b")\x81" + pickled(dict(fields)) + b"b"
+
+
 def metadata(sizes: dict[str, int]) -> bytes:
-    """Pickle what torch.distributed.checkpoint leaves in .metadata, without torch."""
-    module = sys.modules.setdefault("torch.distributed.checkpoint.metadata", types.ModuleType("metadata"))
-    storage = sys.modules.setdefault("torch.distributed.checkpoint.filesystem", types.ModuleType("filesystem"))
-    saved = []
-    for where, name in ((module, "Metadata"), (module, "MetadataIndex"), (storage, "_StorageInfo")):
-        saved.append((where, name, getattr(where, name, None)))
-        setattr(where, name, type(name, (), {"__module__": where.__name__ if where is module else storage.__name__}))
-    module.__name__ = "torch.distributed.checkpoint.metadata"
-    storage.__name__ = "torch.distributed.checkpoint.filesystem"
-    for where, name, _ in saved:
-        getattr(where, name).__module__ = where.__name__
-
-    def make(where: Any, name: str, **fields: Any) -> Any:
-        value = getattr(where, name)()
-        value.__dict__.update(fields)
-        return value
-
+    """Return what torch.distributed.checkpoint leaves in .metadata."""
+    module = "torch.distributed.checkpoint.metadata"
     entries = {}
     for number, (name, size) in enumerate(sorted(sizes.items())):
-        index = make(module, "MetadataIndex", fqn=f"model.{number}", offset=None, index=None)
-        entries[index] = make(storage, "_StorageInfo", relative_path=name, offset=0, length=size)
-    data = pickle.dumps(make(module, "Metadata", state_dict_metadata={}, planner_data=None, storage_data=entries))
-    for where, name, old in saved:
-        if old is not None:
-            setattr(where, name, old)
-    return data
+        index = ((module, "MetadataIndex"), (("fqn", f"model.{number}"), ("offset", None), ("index", None)))
+        stretch = (("relative_path", name), ("offset", 0), ("length", size))
+        entries[index] = (("torch.distributed.checkpoint.filesystem", "_StorageInfo"), stretch)
+    whole = (("state_dict_metadata", {}), ("planner_data", None), ("storage_data", entries))
+    return b"\x80\x02" + pickled(((module, "Metadata"), whole)) + b"."
 
 
 def save(peers: Any, directory: Path, iteration: int, total: int) -> None:

@@ -177,7 +177,8 @@ def _judge(run: Run, end: End, watch: Watch, attempt: Attempt, went_before: bool
     if end.code == 0:
         return 143, f"the trainer ended with 0 before its target: {where}; the next start goes on from there"
     cause = f": {watch.cause or watch.lost_peer}" if watch.cause or watch.lost_peer else ""
-    if attempt.iterated or went_before or watch.lost_peer or end.code < 0:
+    lost_peer = watch.lost_peer and not watch.cause  # a rank that fails by itself makes the others miss it, too
+    if attempt.iterated or went_before or lost_peer or end.code < 0:
         return 143, f"the trainer ended with {_ending(end)}{cause}; {where}; the next start goes on from there"
     return 2, (
         f"the trainer ended with {_ending(end)} before its first iteration{cause}; no retry can help: "

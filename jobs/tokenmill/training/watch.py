@@ -19,9 +19,11 @@ _ALIVE = ("saving checkpoint at iteration", "successfully saved checkpoint", "va
 _PEER = re.compile(
     r"Connection (closed|reset|refused)|Broken pipe|Socket Timeout|DistNetworkError|DistStoreError|Rendezvous\w*Error"
     r"|TCPStore|ncclRemoteError|ncclSystemError|NCCL (error|WARN)|remote process exited|wait timeout after"
-    r"|Timed out (initializing|waiting)|Gloo connect|SignalException|exitcode\s*:\s*-\d|heartbeat"
+    r"|Timed out (initializing|waiting)|Gloo connect|SignalException|exitcode\s*:\s*-\d"
 )
-_CAUSE = re.compile(r"^\S*(Error|Exception|Interrupt|Exit)\b.*|.*: error: .*|.*CUDA out of memory.*")
+_CAUSE = re.compile(
+    r"^(?!.*ChildFailedError)\S*(Error|Exception|Interrupt|Exit)\b.*|.*: error: .*|.*CUDA out of memory.*"
+)
 SPIKE = 3.0
 """A loss that is so many times the median of the last ones is worth a warning."""
 
