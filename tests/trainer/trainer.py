@@ -119,7 +119,7 @@ def fault(name: str) -> bool:
 
 
 def pickled(value: Any) -> bytes:
-    """Pickle by hand what .metadata holds, since its classes are not there without torch; (class, fields) is an object."""
+    """Pickle by hand what .metadata holds, whose classes are not there without torch; (class, fields) is an object."""
     if value is None:
         return b"N"
     if isinstance(value, int):
