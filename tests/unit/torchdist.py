@@ -46,7 +46,23 @@ class _StorageInfo:
     length: Any
 
 
-MODULES = {METADATA: (Metadata, MetadataIndex, TensorStorageMetadata), FILESYSTEM: (_StorageInfo,)}
+class _MEM_FORMAT_ENCODING:
+    """An enum, of which early Python 3.11 pickles members by getattr."""
+
+    TORCH_CONTIGUOUS_FORMAT = 0
+
+
+class Member:
+    """Pickles as a member of it does there."""
+
+    def __reduce__(self) -> Any:
+        return getattr, (_MEM_FORMAT_ENCODING, "TORCH_CONTIGUOUS_FORMAT")
+
+
+MODULES = {
+    METADATA: (Metadata, MetadataIndex, TensorStorageMetadata, _MEM_FORMAT_ENCODING),
+    FILESYSTEM: (_StorageInfo,),
+}
 
 
 def pickled(value: Any) -> bytes:
@@ -77,7 +93,7 @@ def metadata(entries: Mapping[str, Any] | list[tuple[Any, Any, Any]]) -> bytes:
     if isinstance(entries, Mapping):
         entries = [(path, start, size - start) for path, size in entries.items() for start in (0, size // 2)]
     storage = {MetadataIndex(f"layer.{i}.weight", (0,), i): _StorageInfo(*entry) for i, entry in enumerate(entries)}
-    tensors = {index.fqn: TensorStorageMetadata((4, 4)) for index in storage}
+    tensors = {index.fqn: TensorStorageMetadata((Member(), 4, 4)) for index in storage}
     return pickled(Metadata(tensors, {}, storage))
 
 

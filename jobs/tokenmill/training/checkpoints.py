@@ -272,8 +272,9 @@ def _hash_problems(directory: Path) -> list[str]:
     """Compare the files with the hashes that --verify-integrity left; nothing where it left none."""
     try:
         manifest = json.loads(_part(directory, "integrity.json", 64 * _SMALL))
-        files = manifest["files"] if manifest.get("algorithm", "sha256") == "sha256" else None
-        named = {str(name): str(digest) for name, digest in files.items()}
+        if manifest.get("algorithm", "sha256") != "sha256":
+            return [f"integrity.json has hashes of {manifest['algorithm']!r}, not of 'sha256'"]
+        named = {str(name): str(digest) for name, digest in manifest["files"].items()}
     except FileNotFoundError:
         return []
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
@@ -386,7 +387,7 @@ class _Choice(_Inert):
 class _Kept(_Inert):
     """Stands for a class of which some fields matter."""
 
-    __slots__ = ()
+    __slots__: tuple[str, ...] = ()
 
     def __setstate__(self, state: object) -> None:
         if isinstance(state, dict):
@@ -405,7 +406,7 @@ class _Storage(_Kept):
 
 
 class _Member(_Inert):
-    """Stands for getattr, with which Python 3.11 pickles the members of an enum; of anything else it is refused."""
+    """Stands for getattr, with which early Python 3.11 pickles an enum's members; of anything else it is refused."""
 
     __slots__ = ()
 
@@ -436,7 +437,7 @@ _STANDS_FOR: dict[tuple[str, str], Any] = {
             "TensorStorageMetadata",
         )
     },
-    # With --ckpt-assume-constant-structure it also holds every rank's plan.
+    # Megatron-LM adds every rank's plan.
     (_PLANNER, "WriteItemType"): _Choice,
     **{(_PLANNER, name): _Inert for name in ("BytesIOWriteData", "SavePlan", "TensorWriteData", "WriteItem")},
     ("torch", "Size"): _Inert,
