@@ -16,6 +16,6 @@ Output: documents.
       "hash" (include "tokenmill.jobHash" .)
       "spec" (include "tokenmill.jobWhole" (merge (dict "clear" false) .))
       "empty" (include "tokenmill.jobWhole" (merge (dict "clear" true) .))
-      "recreate" (eq .root.Values.job.naming "release")) }}
+      "kept" (ne .root.Values.job.naming "release")) }}
 {{- include "tokenmill.test" . }}
 {{ end }}

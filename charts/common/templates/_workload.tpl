@@ -4,7 +4,8 @@ What runs, of any kind, or what clears its place. Input: a dict of
   hash     of all that cannot change while it runs
   spec     YAML of its spec
   empty    YAML of the spec of an object of the same kind that runs nothing
-  recreate false where nothing is to be cleared; trial: false where no other name may be tried first
+  kept     true where nothing is ever to be cleared; untried: true where no other name can be tried first
+  trialLength  how much of the name the other one begins with, where it is not 40
 Output: documents: the object, and what tokenmill.clearingHooks asks for.
 
 A run's spec cannot change (a Job's), or must not (a PyTorchJob's pods would be replaced one by one, by others): an
@@ -15,7 +16,7 @@ the empty object runs nothing and is deleted, and Helm creates the real one.
 {{- define "tokenmill.workload" -}}
 {{- include "tokenmill.object" (merge (dict "hooks" "") .) }}
 {{- $hooks := include "tokenmill.clearingHooks" . }}
-{{- if and (contains "pre-upgrade" $hooks) (ne (toJson .trial) "false") }}
+{{- if and (contains "pre-upgrade" $hooks) (not .untried) }}
 {{- /* Under another name first: what the API server refuses must not cost the one that runs. */}}
 {{- $name := printf "%s-trial-%s" (.name | trunc (int (.trialLength | default 40))) .hash }}
 {{- include "tokenmill.object" (merge (dict "hooks" "pre-upgrade" "weight" -1 "name" $name) .) }}
@@ -59,7 +60,7 @@ the same bytes anywhere. Input: the dict of tokenmill.workload. Output: hooks, c
 */}}
 {{- define "tokenmill.clearingHooks" -}}
 {{- $hooks := list -}}
-{{- if and (ne (toJson .recreate) "false") (eq (include "tokenmill.connected" .root) "true") -}}
+{{- if and (not .kept) (eq (include "tokenmill.connected" .root) "true") -}}
 {{- $found := include "tokenmill.found" . | fromYaml -}}
 {{- if $found -}}
 {{- $annotations := $found.metadata.annotations | default dict -}}
