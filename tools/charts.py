@@ -25,7 +25,10 @@ CHARTS = ROOT / "charts"
 STAGES = ("download", "extract", "concatenate", "preprocess")
 TRAINING = CHARTS / "megatron-training"
 MARKER = "# The rest is the same in every stage's chart: change charts/common/*.values.yaml, then `make charts`.\n"
-POD_MARKER = "# The rest is the same in every chart that runs pods: change charts/common/pod.values.yaml, then `make charts`.\n"
+POD_MARKER = (
+    "# The rest is the same in every chart that runs pods: change charts/common/pod.values.yaml, then `make charts`.\n"
+)
+NUMBER = "^[0-9.]+([eE]-?[0-9]+)?$"
 POD = (CHARTS / "common/pod.values.yaml").read_text()
 
 
@@ -88,28 +91,26 @@ def section(of: type[msgspec.Struct] | None, without: tuple[str, ...] = (), **mo
 
 def typed(annotation: Any, *, may_be_zero: bool) -> dict[str, Any]:
     """Return the schema of a field's type; `--set` gives a number with a point as a string."""
-    kind = msgspec.inspect.type_info(annotation)
-    kinds = kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,)
+    info = msgspec.inspect
+    kind = info.type_info(annotation)
+    kinds = [each for each in getattr(kind, "types", [kind]) if not isinstance(each, info.NoneType)]
     lowest: dict[str, Any] = {"minimum": 0} if may_be_zero else {"exclusiveMinimum": 0}
-    for each in kinds:
-        match each:
-            case msgspec.inspect.IntType():
-                return {"type": ["integer", "null"], **lowest}
-            case msgspec.inspect.FloatType():
-                return {"type": ["number", "string", "null"], **lowest, "pattern": "^[0-9.]+([eE]-?[0-9]+)?$"}
-            case msgspec.inspect.BoolType():
-                return {"type": ["boolean", "null"]}
-            case msgspec.inspect.LiteralType(values=choices):
-                return {"enum": [*choices, None]}
-            case msgspec.inspect.StrType():
-                return {"type": ["string", "null"]}
-            case msgspec.inspect.ListType(item_type=msgspec.inspect.StructType(cls=struct)):
-                return {"type": "array", "items": section(struct)}
-            case msgspec.inspect.ListType(item_type=msgspec.inspect.IntType()):
-                return {"type": ["array", "null"], "items": {"type": "integer", "minimum": 0}}
-            case msgspec.inspect.ListType():
-                return {"type": ["array", "null"], "items": {"type": "string"}}
-    raise TypeError(f"no schema for {annotation}")
+    simple: dict[Any, dict[str, Any]] = {
+        info.IntType: {"type": ["integer", "null"], **lowest},
+        info.FloatType: {"type": ["number", "string", "null"], **lowest, "pattern": NUMBER},
+        info.BoolType: {"type": ["boolean", "null"]},
+        info.StrType: {"type": ["string", "null"]},
+    }
+    (one,) = kinds
+    if isinstance(one, info.LiteralType):
+        return {"enum": [*one.values, None]}
+    if isinstance(one, info.ListType):
+        item = one.item_type
+        if isinstance(item, info.StructType):
+            return {"type": "array", "items": section(item.cls)}
+        whole = isinstance(item, info.IntType)
+        return {"type": ["array", "null"], "items": {"type": "integer", "minimum": 0} if whole else {"type": "string"}}
+    return simple[type(one)]
 
 
 def readme(chart: Path) -> str:

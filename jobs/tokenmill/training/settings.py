@@ -267,4 +267,6 @@ def _positive(given: Settings) -> None:
             if value < 0 or (value == 0 and field not in MAY_BE_ZERO) or not math.isfinite(value):
                 key = msgspec.structs.fields(type(section))
                 label = next(each.encode_name for each in key if each.name == field)
-                raise RequestError(f"{name}.{label} is {value}: it must be {'at least 0' if field in MAY_BE_ZERO else 'above 0'}")
+                raise RequestError(
+                    f"{name}.{label} is {value}: it must be {'at least 0' if field in MAY_BE_ZERO else 'above 0'}"
+                )
