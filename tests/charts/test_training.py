@@ -224,6 +224,30 @@ def test_the_environment_s_contract_is_the_same_under_every_engine(engine: str) 
         assert environment["MASTER_PORT"] == "29500"
 
 
+def test_a_variable_has_one_value() -> None:
+    given = {"environmentVariables.HOME": "/a", "environmentVariables.USER": "b", "environmentVariables.X": "c"}
+    more = {"extraEnv[0].name": "X", "extraEnv[0].value": "d", "extraEnv[1].name": "TMPDIR", "extraEnv[1].value": "/e"}
+    environment = container(training(**given, **more))["env"]
+    values = {each["name"]: each["value"] for each in environment}
+    assert len(values) == len(environment)
+    assert {name: values[name] for name in ("HOME", "USER", "X", "TMPDIR")} == {
+        "HOME": "/a",
+        "USER": "b",
+        "X": "d",
+        "TMPDIR": "/e",
+    }
+
+
+@pytest.mark.parametrize("program", HELMS)
+def test_a_package_holds_the_models(program: str, tmp_path: Path) -> None:
+    done = helm("package", CHART, "-d", tmp_path, program=program)
+    assert done.returncode == 0, done.stderr
+    (package,) = tmp_path.glob("*.tgz")
+    done = helm("template", "run", package, "--set", "storage.pvcName=c,model.size=llama3-8b", program=program)
+    assert done.returncode == 0, done.stderr
+    assert read(list(yaml.safe_load_all(done.stdout)), tmp_path).model.hidden_size == 4096
+
+
 def test_a_jobset_starts_and_fails_as_one() -> None:
     spec = one(training(engine="jobset", **{"training.nodes": 3}), "JobSet")["spec"]
     (node,) = spec["replicatedJobs"]

@@ -33,7 +33,8 @@ a stage's own gives what differs:
   image, resources, graceSeconds, restartPolicy (empty: its owner's to set), claims (a list, see tokenmill.claims)
   placement            dict of priorityClassName, schedulerName, nodeSelector, tolerations and so on, instead of the values
   mounts, volumes      YAML lists of more
-  container fields     "more": YAML, such as ports and probes
+  named                names of variables that "environment" sets in the place of the usual HOME, HF_HOME and TMPDIR
+  more                 YAML of more fields of the container, such as ports and probes
   capabilities         a list of those to add; hostNetwork: true for the node's own network
 Output: YAML of a pod's spec.
   spec: {{ include "tokenmill.podSpec" (merge (dict "arguments" $list "environment" "") .) | nindent 2 }}
@@ -91,7 +92,7 @@ containers:
       - configMapRef: {name: {{ . | quote }}, optional: true}
     {{- end }}
     env:
-      {{- $more := list }}{{ range $values.extraEnv }}{{ $more = append $more .name }}{{ end }}
+      {{- $more := .named | default list }}{{ range $values.extraEnv }}{{ $more = append $more .name }}{{ end }}
       {{- range $name, $value := dict "HOME" "/scratch" "HF_HOME" "/scratch/huggingface" "TMPDIR" "/scratch" }}
       {{- if not (has $name $more) }}
       - {name: {{ $name }}, value: {{ $value }}}

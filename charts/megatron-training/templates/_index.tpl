@@ -39,5 +39,8 @@ podFailurePolicy:
 template:
   metadata:
     labels: {{- include "tokenmill.podLabels" $pod | nindent 6 }}
+    {{- with $root.Values.podAnnotations }}
+    annotations: {{- toYaml . | nindent 6 }}
+    {{- end }}
   spec: {{- include "tokenmill.podSpec" $pod | nindent 4 }}
 {{- end }}

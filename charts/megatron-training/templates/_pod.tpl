@@ -9,6 +9,7 @@ Output: YAML of a pod template: metadata and spec.
 {{- $pod := merge (dict "stage" "train"
       "arguments" (printf "- train\n- %s" (include "megatron-training.settingsPath" .root))
       "environment" (include "megatron-training.environment" .)
+      "named" (keys $values.environmentVariables)
       "claims" (include "megatron-training.claims" .root | fromYamlArray)
       "resources" (include "megatron-training.resources" .root | fromJson)
       "mounts" (include "megatron-training.mounts" .root)
@@ -41,12 +42,15 @@ MASTER_ADDR and MASTER_PORT. Input: the dict of megatron-training.podTemplate. O
 {{- define "megatron-training.environment" -}}
 - {name: TOKENMILL_NODES, value: {{ toJson .root.Values.training.nodes | quote }}}
 - {name: TOKENMILL_RUN, value: {{ .run | quote }}}
-- {name: USER, value: tokenmill}
 {{- with .environment }}
 {{ . }}
 {{- end }}
-{{- range $name, $value := .root.Values.environmentVariables }}
+{{- $elsewhere := list }}{{ range .root.Values.extraEnv }}{{ $elsewhere = append $elsewhere .name }}{{ end }}
+{{- /* PyTorch asks for the user's name, which the image need not know. */}}
+{{- range $name, $value := merge (dict) .root.Values.environmentVariables (dict "USER" "tokenmill") }}
+{{- if not (has $name $elsewhere) }}
 - {name: {{ $name | quote }}, value: {{ ternary $value (toJson $value) (kindIs "string" $value) | quote }}}
+{{- end }}
 {{- end }}
 {{- end }}
 

@@ -81,5 +81,6 @@ metadata:
   annotations:
     helm.sh/hook: test
     helm.sh/hook-delete-policy: before-hook-creation
+    {{- with .Values.podAnnotations }}{{ toYaml . | nindent 4 }}{{ end }}
 spec: {{- include "tokenmill.podSpec" $pod | nindent 2 }}
 {{- end }}
