@@ -14,6 +14,10 @@ from tokenmill.errors import RequestError
 from tokenmill.training.layout import Layout
 from tokenmill.training.model import Model
 
+MAY_BE_ZERO = {"seed", "weight_decay", "warmup_iterations", "eval_iterations", "data_workers", "min_learning_rate"}
+MAY_BE_ZERO |= {"hidden_dropout", "attention_dropout", "clip_grad"}
+"""Numbers of which 0 means something; of all others it is a slip."""
+
 
 class Section(msgspec.Struct, rename="camel", forbid_unknown_fields=True, frozen=True, kw_only=True):
     """A part of the file; keys are in camelCase there."""
@@ -258,15 +262,13 @@ def _positive(given: Settings) -> None:
     """Refuse counts that cannot be: what is null is derived, what is 0 or less is a slip."""
     sections: dict[str, Any] = {"training": given.training, "parallelism": given.parallelism, "model": given.model}
     sections |= {"checkpoint": given.checkpoint}
-    zero = {"seed", "weight_decay", "warmup_iterations", "eval_iterations", "data_workers", "min_learning_rate"}
-    zero |= {"hidden_dropout", "attention_dropout", "clip_grad"}
     for name, section in sections.items():
         for field, value in msgspec.structs.asdict(section).items():
             if isinstance(value, bool) or not isinstance(value, int | float):
                 continue
-            if value < 0 or (value == 0 and field not in zero) or not math.isfinite(value):
+            if value < 0 or (value == 0 and field not in MAY_BE_ZERO) or not math.isfinite(value):
                 key = msgspec.structs.fields(type(section))
                 label = next(each.encode_name for each in key if each.name == field)
                 raise RequestError(
-                    f"{name}.{label} is {value}: it must be {'at least 0' if field in zero else 'above 0'}"
+                    f"{name}.{label} is {value}: it must be {'at least 0' if field in MAY_BE_ZERO else 'above 0'}"
                 )
