@@ -118,11 +118,12 @@ def repair(
     No run may be using the directory.
     """
     from tokenmill.errors import RequestError
+    from tokenmill.flow.progress import Reporter
     from tokenmill.training.checkpoints import prepare
 
     if not path.is_dir():
         raise RequestError(f"{path} is no directory")
-    start = prepare(path, dry_run=dry_run, start_over=start_over, say=lambda words: print(words, file=sys.stderr))
+    start = prepare(path, dry_run=dry_run, start_over=start_over, say=Reporter(json_lines=json).say)
     if json:
         facts = {
             "event": "repair",
