@@ -141,6 +141,7 @@ def test_a_killed_build_is_done_again(dataset: Path, python: str, tmp_path: Path
         build_index(settings, corpus, python=[python])
         os._exit(0)
     while not list(cache.glob(".index.*.tmp/made/*.npy")):
+        assert os.waitpid(builder, os.WNOHANG) == (0, 0), "it ended before it could be killed"
         time.sleep(0.005)
     os.killpg(builder, signal.SIGKILL)
     os.waitpid(builder, 0)
