@@ -141,6 +141,7 @@ def test_a_killed_build_is_done_again(dataset: Path, python: str, tmp_path: Path
         build_index(settings, corpus, python=[python])
         os._exit(0)
     while not list(cache.glob(".index.*.tmp/made/*.npy")):
+        assert os.waitpid(builder, os.WNOHANG) == (0, 0), "it ended before it could be killed"
         time.sleep(0.005)
     os.killpg(builder, signal.SIGKILL)
     os.waitpid(builder, 0)
@@ -166,7 +167,14 @@ def test_an_index_cut_short_by_a_killed_run_is_swept(dataset: Path, python: str,
     assert torn.read_bytes() == whole
 
 
-def test_what_megatron_refuses_is_said(dataset: Path, python: str, tmp_path: Path) -> None:
-    settings = run(tmp_path, Dataset(path=str(dataset), split="90,8,2"), "--full-validation")
-    with pytest.raises(RequestError, match="--full-validation"):
-        build_index(settings, data.resolve(settings, None), python=[python])
+def test_a_blend_that_megatron_cannot_draw_from_is_refused_with_what_to_do(
+    preprocess: Callable[..., None], python: str, tmp_path: Path
+) -> None:
+    """A sample at least of each of twenty small pairs makes the large one give more than it was asked for."""
+    (tmp_path / "in").mkdir()
+    for name, documents in (("large", 1200), *((f"small{i}", 110) for i in range(20))):
+        (tmp_path / "in" / f"{name}.jsonl").write_text('{"text": "some words of text"}\n' * documents)
+    preprocess(tmp_path / "in", tmp_path / "out", HERE / "tokenizers/tiny")
+    settings = run(tmp_path, Dataset(path=f"{tmp_path}/out", split="98,1,1"), global_batch_size=1, eval_iterations=1)
+    with pytest.raises(RequestError, match=r"oversamples .* --target-files"):
+        build_index(settings, data.resolve(settings), python=[python])

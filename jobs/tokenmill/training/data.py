@@ -138,11 +138,6 @@ def resolve(settings: s.Settings, root: Path | None = None) -> Corpus:
             + "; hold some out, or set training.evalIterations to 0"
         )
     highest = max(corpus.vocab_size - 1, corpus.max_token_id)
-    if highest > _largest(corpus.dtype):
-        raise RequestError(
-            f"the tokenizer of {corpus.tokenizer.parent} has token ids up to {highest}, more than the data's "
-            f"{corpus.dtype} holds ({_largest(corpus.dtype)}); make the data again with a tokenizer whose files agree"
-        )
     layout = settings.layout(corpus.vocab_size)
     if highest >= layout.padded_vocab:
         raise RequestError(
@@ -519,10 +514,6 @@ def _has(corpus: Corpus, part: str) -> bool:
     if corpus.split is None:
         return bool(corpus.lists.get(part))
     return fractions(corpus.split)[SPLITS.index(part)] > 0
-
-
-def _largest(dtype: str) -> int:
-    return {"uint16": 2**16 - 1, "int32": 2**31 - 1}[dtype]
 
 
 def _camel(name: str) -> str:

@@ -266,7 +266,13 @@ def _build(order: dict[str, Any]) -> dict[str, Any]:
     try:
         import megatron.core.datasets.helpers_cpp  # noqa: F401
     except ImportError:
-        utils.compile_helpers()
+        try:
+            utils.compile_helpers()
+        except SystemExit:
+            return {
+                "refused": f"the helpers in {Path(utils.__file__).parent} are not compiled, and could not be now: let "
+                "the training image bring them (make, in that directory)"
+            }
     from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
     from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 
