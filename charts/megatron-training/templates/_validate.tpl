@@ -138,7 +138,7 @@ would go on for its grace period and save over the new one's checkpoints. Input:
 {{- if ne $name $.Values.engine }}
 {{- $other := include "megatron-training.engine" $name | fromYaml }}
 {{- $found := include "tokenmill.found" (merge (dict "root" $ "name" $.Release.Name) $other) | fromYaml }}
-{{- if and $found (not $found.metadata.ownerReferences) (eq (index ($found.metadata.annotations | default dict) "meta.helm.sh/release-name") $.Release.Name) }}
+{{- if and $found (eq (index ($found.metadata.annotations | default dict) "meta.helm.sh/release-name") $.Release.Name) }}
 {{- fail (printf "\nthe release %s runs as a %s, and engine=%s would start a second run on its checkpoints while the first one ends.\nUninstall it first (helm uninstall %s -n %s --wait), and install again when its pods are gone: it goes on from the last checkpoint." $.Release.Name $other.kind $.Values.engine $.Release.Name $.Release.Namespace) }}
 {{- end }}
 {{- end }}
