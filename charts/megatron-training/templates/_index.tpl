@@ -14,6 +14,7 @@ The Job that builds Megatron-LM's sample index without GPUs, RELEASE-index. Inpu
 
 {{/*
 Its spec. Input: dict "root" $, "pods": 1, or 0 for one that runs nothing. Output: YAML.
+  {{ include "megatron-training.indexSpec" (dict "root" . "pods" 1) }}
 */}}
 {{- define "megatron-training.indexSpec" -}}
 {{- $root := .root -}}

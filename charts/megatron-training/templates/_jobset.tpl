@@ -19,6 +19,7 @@ ttlSecondsAfterFinished: {{ toJson $job.ttlSecondsAfterFinished }}
 What JobSet and TrainJob have in common. The pods' domain has the run in its name: the headless service finds pods by the
 name of the JobSet, and those of an old run, while they end, must not be found in the place of the new one's node 0.
 Input: the same dict, and "replicatedLabels", of the Job. Output: YAML.
+  {{ include "megatron-training.jobsetSpec" (merge (dict "replicatedLabels" dict) .) }}
 */}}
 {{- define "megatron-training.jobsetSpec" -}}
 {{- $release := .root.Release.Name -}}

@@ -29,6 +29,7 @@ spec: {{- include "tokenmill.podSpec" $pod | nindent 2 }}
 
 {{/*
 Where pods see the settings file. Input: $. Output: a path.
+  - {{ include "megatron-training.settingsPath" . }}
 */}}
 {{- define "megatron-training.settingsPath" -}}
 /etc/tokenmill-training/settings.json
@@ -38,6 +39,7 @@ Where pods see the settings file. Input: $. Output: a path.
 The environment of a training pod. The command's contract, whatever the engine: TOKENMILL_NODES, then the node's rank in
 TOKENMILL_NODE_RANK, RANK (the training operator) or JOB_COMPLETION_INDEX (Jobs, so JobSet and TrainJob), and node 0 in
 MASTER_ADDR and MASTER_PORT. Input: the dict of megatron-training.podTemplate. Output: a YAML list.
+  {{ include "megatron-training.environment" (dict "root" . "run" "" "environment" "") }}
 */}}
 {{- define "megatron-training.environment" -}}
 - {name: TOKENMILL_NODES, value: {{ toJson .root.Values.training.nodes | quote }}}
@@ -56,6 +58,7 @@ MASTER_ADDR and MASTER_PORT. Input: the dict of megatron-training.podTemplate. O
 
 {{/*
 The claims of a training pod: one, or one to read data from and another to write to. Input: $. Output: a YAML list.
+  {{ $claims := include "megatron-training.claims" . | fromYamlArray }}
 */}}
 {{- define "megatron-training.claims" -}}
 {{- with .Values.storage -}}
@@ -70,7 +73,8 @@ The claims of a training pod: one, or one to read data from and another to write
 
 {{/*
 What a training pod mounts beside its claims: the settings, /tmp for what does not ask for TMPDIR, and /dev/shm, of which
-the container runtime gives 64 MiB. Input: $. Output: YAML lists.
+the container runtime gives 64 MiB. Input: $. Output: a YAML list.
+  volumeMounts: {{ include "megatron-training.mounts" . | nindent 2 }}
 */}}
 {{- define "megatron-training.mounts" -}}
 - {name: settings, mountPath: /etc/tokenmill-training, readOnly: true}
@@ -81,6 +85,10 @@ the container runtime gives 64 MiB. Input: $. Output: YAML lists.
 {{- end }}
 {{- end }}
 
+{{/*
+Their volumes, but the scratch that every pod has. Input: $. Output: a YAML list.
+  volumes: {{ include "megatron-training.volumes" . | nindent 2 }}
+*/}}
 {{- define "megatron-training.volumes" -}}
 - name: settings
   configMap: {name: {{ include "megatron-training.settingsName" . | quote }}}
@@ -95,6 +103,7 @@ the container runtime gives 64 MiB. Input: $. Output: YAML lists.
 {{/*
 Requests and limits of a training pod: GPUs and network devices, CPUs and memory by the GPU, and over them what the
 values name. Devices and huge pages cannot be overcommitted: their requests are their limits. Input: $. Output: JSON.
+  {{ $resources := include "megatron-training.resources" . | fromJson }}
 */}}
 {{- define "megatron-training.resources" -}}
 {{- $values := .Values -}}

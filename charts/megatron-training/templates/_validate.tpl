@@ -14,7 +14,8 @@ Input: $. Output: nothing, or fails.
 {{- end }}
 
 {{/*
-A model says what it is made of, and has a position for each token. Input: $.
+A model says what it is made of, and has a position for each token. Input: $. Output: nothing, or fails.
+  {{ include "megatron-training.validateModel" . }}
 */}}
 {{- define "megatron-training.validateModel" -}}
 {{- $model := include "megatron-training.model" . | fromJson -}}
@@ -31,7 +32,8 @@ A model says what it is made of, and has a position for each token. Input: $.
 {{- end }}
 
 {{/*
-GPUs divide into copies of the model, and the batch into the copies' micro-batches. Input: $.
+GPUs divide into copies of the model, and the batch into the copies' micro-batches. Input: $. Output: nothing, or fails.
+  {{ include "megatron-training.validateLayout" . }}
 */}}
 {{- define "megatron-training.validateLayout" -}}
 {{- $at := include "megatron-training.layout" . | fromJson -}}
@@ -56,7 +58,8 @@ GPUs divide into copies of the model, and the batch into the copies' micro-batch
 {{- end }}
 
 {{/*
-Values that contradict each other. Input: $.
+Values that contradict each other. Input: $. Output: nothing, or fails.
+  {{ include "megatron-training.validateValues" . }}
 */}}
 {{- define "megatron-training.validateValues" -}}
 {{- $training := .Values.training -}}
@@ -94,7 +97,8 @@ Values that contradict each other. Input: $.
 {{- end }}
 
 {{/*
-Names of pods and services that the engine makes of the release's are DNS labels. Input: $.
+Names of pods and services that the engine makes of the release's are DNS labels. Input: $. Output: nothing, or fails.
+  {{ include "megatron-training.validateName" . }}
 */}}
 {{- define "megatron-training.validateName" -}}
 {{- $release := .Release.Name -}}
@@ -114,7 +118,8 @@ Names of pods and services that the engine makes of the release's are DNS labels
 
 {{/*
 What the cluster must have, where this render can see it; and no run of the same release under another engine, which
-would go on for its grace period and save over the new one's checkpoints. Input: $.
+would go on for its grace period and save over the new one's checkpoints. Input: $. Output: nothing, or fails.
+  {{ include "megatron-training.validateCluster" . }}
 */}}
 {{- define "megatron-training.validateCluster" -}}
 {{- $engine := include "megatron-training.engine" .Values.engine | fromYaml -}}
@@ -133,7 +138,7 @@ would go on for its grace period and save over the new one's checkpoints. Input:
 {{- if ne $name $.Values.engine }}
 {{- $other := include "megatron-training.engine" $name | fromYaml }}
 {{- $found := include "tokenmill.found" (merge (dict "root" $ "name" $.Release.Name) $other) | fromYaml }}
-{{- if and $found (not $found.metadata.ownerReferences) (eq (index ($found.metadata.annotations | default dict) "meta.helm.sh/release-name") $.Release.Name) }}
+{{- if and $found (eq (index ($found.metadata.annotations | default dict) "meta.helm.sh/release-name") $.Release.Name) }}
 {{- fail (printf "\nthe release %s runs as a %s, and engine=%s would start a second run on its checkpoints while the first one ends.\nUninstall it first (helm uninstall %s -n %s --wait), and install again when its pods are gone: it goes on from the last checkpoint." $.Release.Name $other.kind $.Values.engine $.Release.Name $.Release.Namespace) }}
 {{- end }}
 {{- end }}
