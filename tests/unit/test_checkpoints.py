@@ -321,7 +321,7 @@ def hostile(path: Path) -> dict[str, bytes]:
         "inst": b"(S'touch'\nios\nsystem\n.",
         "obj": b"(cos\nsystem\nS'touch'\no.",
         "getattr of a module": pickle.dumps(Call(getattr, Call(__import__, "os"), "system")),
-        "getattr of a class": b"cbuiltins\ngetattr\n(" + enum + b"Metadata\nX\x0c\x00\x00\x00__subclasses__tR.",
+        "getattr of a class": b"cbuiltins\ngetattr\n(" + enum + b"Metadata\nX\x0e\x00\x00\x00__subclasses__tR.",
         "getattr of getattr": b"cbuiltins\ngetattr\n(cbuiltins\ngetattr\nX\x08\x00\x00\x00__self__tR.",
         "dotted": b"\x80\x04\x8c\x04copy\x8c\x12deepcopy.__globals__\x93.",
         "torch.hub": hub,
