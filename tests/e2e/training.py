@@ -30,7 +30,7 @@ def make_dataset(namespace: Namespace, scratch: Path) -> None:
         return
     source.mkdir()
     for number in range(4):
-        (source / f"{number}.jsonl.zst").write_bytes(shard(number, 200))
+        (source / f"{number}.jsonl").write_bytes(shard(number, 4000))
     made = scratch / "preprocessed"
     ended = tokenmill("preprocess", source, made, "--tokenizer", TOKENIZER, "--processes", 1, timeout=120)
     assert ended.code == 0, ended.err
