@@ -71,8 +71,8 @@ def _check(
             raise RequestError(
                 f"Megatron-LM would draw {int(drawn[i]):,} {name} samples from {weighted[i][1].prefix}, of which it "
                 f"builds {there:,}: {asked:,} samples from {len(weighted)} pairs come to {size:,} when each share is "
-                f"rounded up; give {name} a larger share of dataset.split, or make fewer, larger pairs (tokenmill preprocess "
-                "--target-files)"
+                f"rounded up; give {name} a larger share of dataset.split, or make fewer, larger pairs (tokenmill "
+                "preprocess --target-files)"
             )
 
 
