@@ -31,7 +31,8 @@ def by_the_script(words, script):
 
 
 def by_the_core(words):
-    """Do the same with megatron-core; the words are those of the test."""
+    """Do the same with megatron-core, which asks for its rank; the words are those of the test."""
+    import torch
     from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
     from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
     from megatron.core.datasets.utils import get_blend_from_list
@@ -69,6 +70,7 @@ def by_the_core(words):
         create_attention_mask=False,
         **how,
     )
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     iterations, batch = int(value("--train-iters")), int(value("--global-batch-size"))
     evaluation = int(value("--eval-iters")) * batch
     sizes = [iterations * batch, (iterations // int(value("--eval-interval")) + 1) * evaluation, evaluation]

@@ -6,6 +6,7 @@ checkout of Megatron-LM, its own parser and provider of datasets look the index 
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -167,14 +168,34 @@ def test_an_index_cut_short_by_a_killed_run_is_swept(dataset: Path, python: str,
     assert torn.read_bytes() == whole
 
 
-def test_a_blend_that_megatron_cannot_draw_from_is_refused_with_what_to_do(
-    preprocess: Callable[..., None], python: str, tmp_path: Path
+@pytest.mark.parametrize(("documents", "batch"), [(300, 1), (600, 2), (600, 16), (1200, 16), (4800, 16)])
+def test_a_blend_that_megatron_cannot_draw_from(
+    documents: int, batch: int, preprocess: Callable[..., None], python: str, tmp_path: Path
 ) -> None:
-    """A sample at least of each of twenty small pairs makes the large one give more than it was asked for."""
+    """A sample at least of each of twenty small pairs makes the large one give more than it was asked for.
+
+    What is refused before the start is exactly what Megatron-LM refuses, with its numbers.
+    """
     (tmp_path / "in").mkdir()
-    for name, documents in (("large", 1200), *((f"small{i}", 110) for i in range(20))):
-        (tmp_path / "in" / f"{name}.jsonl").write_text('{"text": "some words of text"}\n' * documents)
+    for name, count in (("large", documents), *((f"small{i}", 110) for i in range(20))):
+        (tmp_path / "in" / f"{name}.jsonl").write_text('{"text": "some words of text"}\n' * count)
     preprocess(tmp_path / "in", tmp_path / "out", HERE / "tokenizers/tiny")
-    settings = run(tmp_path, Dataset(path=f"{tmp_path}/out", split="98,1,1"), global_batch_size=1, eval_iterations=1)
-    with pytest.raises(RequestError, match=r"oversamples .* --target-files"):
-        build_index(settings, data.resolve(settings), python=[python])
+    settings = run(
+        tmp_path, Dataset(path=f"{tmp_path}/out", split="98,1,1"), global_batch_size=batch, eval_iterations=1
+    )
+    corpus = data.gather(settings.dataset, None)
+
+    def refused(check: Callable[[], object]) -> str:
+        try:
+            check()
+        except RequestError as error:
+            return str(error)
+        return ""
+
+    ours = refused(lambda: data.resolve(settings))
+    theirs = refused(lambda: build_index(settings, corpus, python=[python]))
+    assert bool(ours) == bool(theirs)
+    if ours:
+        assert "oversamples" in theirs
+        requests, builds = re.search(r"requests (\d+) samples .* in excess of its size (\d+)", theirs).groups()
+        assert f"would draw {requests} " in ours and f"builds {builds}:" in ours and "large_text_document" in ours

@@ -311,6 +311,16 @@ def test_documents_that_end_differently(mill: Mill, large: Path) -> None:
     assert resolve(large, training__eod_mask_loss=True).eod == 0
 
 
+def test_a_blend_that_cannot_be_drawn_from(mill: Mill) -> None:
+    """Twenty small pairs give a sample each though less was asked for, and the large one has too few."""
+    uneven = mill.make("uneven", {"large": 600, **{f"small{i}": 110 for i in range(20)}})
+    how = {"dataset__split": "98,1,1", "model__seq_length": 128, "training__eval_iterations": 1}
+    said = refusal(uneven, **how, training__global_batch_size=1)
+    assert "Megatron-LM would draw" in said and "large_text_document" in said and "a larger share" in said
+    assert resolve(uneven, **how, training__global_batch_size=64)
+    assert resolve(uneven, **how | {"dataset__split": "60,20,20"}, training__global_batch_size=1)
+
+
 # -- the command line's words
 
 

@@ -155,6 +155,9 @@ def resolve(settings: s.Settings, root: Path | None = None) -> Corpus:
             f"in {corpus.tokenizer.parent} end with {corpus.eod_token or 'nothing'}; turn it off, or make the data "
             "again with a tokenizer whose eos is the EOD"
         )
+    from tokenmill.training.draws import check_draws
+
+    check_draws(corpus, settings)
     return corpus
 
 

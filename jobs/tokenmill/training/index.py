@@ -256,7 +256,7 @@ def _build(order: dict[str, Any]) -> dict[str, Any]:
     if (beside / "megatron").is_dir():
         sys.path.insert(0, str(beside))  # as it is when torchrun starts the script
     try:
-        import torch  # noqa: F401
+        import torch
         from megatron.core.datasets import utils
     except ImportError as error:
         return {
@@ -276,6 +276,9 @@ def _build(order: dict[str, Any]) -> dict[str, Any]:
     from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
     from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 
+    # megatron-core 0.16 asks for its rank before it saves the index of a blend.
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     args = parse(order["words"])
     blend = blend_per_split = None
     if args.per_split_data_args_path:
