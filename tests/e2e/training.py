@@ -1,6 +1,7 @@
 """What the training tests share: a dataset on the volume, small runs, and how they ended."""
 
 import json
+import re
 import shutil
 import time
 from pathlib import Path
@@ -103,6 +104,12 @@ class Training:
             return int((self.checkpoints / "latest_checkpointed_iteration.txt").read_text())
         except (OSError, ValueError):
             return 0
+
+    def logged(self) -> int:
+        """Return the last iteration that the last rank's pod has logged since its start."""
+        last = self.pods()[-1]["metadata"]["name"]
+        found = re.findall(r" iteration +(\d+)/", self.account.run(f"kubectl logs {last}").out)
+        return int(found[-1]) if found else 0
 
     def wait_for_iteration(self, number: int, timeout: float = 120) -> None:
         """Wait until a checkpoint is saved."""
