@@ -11,12 +11,13 @@ CONFORMANCE_TOKENIZERS := $(addprefix $(NPM_TOKENIZERS)/,llama3_1 qwen3 gemma3 d
 CONFORMANCE_CORPUS := .cache/conformance/mixed.json
 VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' jobs/tokenmill/__init__.py)
 IMAGE ?= localhost/tokenmill-jobs:$(VERSION)
+IMAGE_TRAINING ?= localhost/tokenmill-training:$(VERSION)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint format chart-tools charts image e2e conformance bench locks clean
+.PHONY: help run test lint format chart-tools charts image image-training e2e conformance bench locks clean
 
 help: ## Say what there is to make
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(VENV)/.installed: locks/runtime.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -59,6 +60,10 @@ charts: $(VENV)/.installed chart-tools ## Write what is generated in charts/: va
 
 image: ## Build the image of the data stages with docker, podman or buildah (IMAGE=, BASE_IMAGE=, FLAGS=)
 	@$(PYTHON) tools/build_image.py $(IMAGE) images/jobs/Containerfile $(VERSION) \
+	  $(if $(BASE_IMAGE),--build-arg BASE_IMAGE=$(BASE_IMAGE)) $(FLAGS)
+
+image-training: ## Build the image of training on NVIDIA's PyTorch (IMAGE_TRAINING=, BASE_IMAGE=, FLAGS=)
+	@$(PYTHON) tools/build_image.py $(IMAGE_TRAINING) images/training/Containerfile $(VERSION) \
 	  $(if $(BASE_IMAGE),--build-arg BASE_IMAGE=$(BASE_IMAGE)) $(FLAGS)
 
 e2e: $(VENV)/.installed-dev chart-tools ## Run the stages on the cluster of KUBECONFIG, which has the image

@@ -1,7 +1,8 @@
 """Generate what charts share or repeat: `make charts`.
 
-Values and schema of a stage's chart: its own part, then what charts/common holds for all of them. READMEs: from the
-comments in values.yaml, by helm-docs.
+Values and schema of a stage's chart: its own part, then what charts/common holds for all of them. The schema of the
+training chart: its own part, what charts/common holds for all pods, and the sections of the settings file, whose types
+have their home in tokenmill.training.settings. READMEs: from the comments in values.yaml, by helm-docs.
 
     python tools/charts.py            write it
     python tools/charts.py --check    exit 1, naming the files, when something is not what would be written
@@ -12,17 +13,35 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from tokenmill.training import model, settings
 
 ROOT = Path(__file__).parents[1]
 CHARTS = ROOT / "charts"
 STAGES = ("download", "extract", "concatenate", "preprocess")
-MARKER = "# The rest is the same in every stage's chart: change charts/common/stage.values.yaml, then `make charts`.\n"
+TRAINING = CHARTS / "megatron-training"
+MARKER = "# The rest is the same in every stage's chart: change charts/common/*.values.yaml, then `make charts`.\n"
+POD_MARKER = (
+    "# The rest is the same in every chart that runs pods: change charts/common/pod.values.yaml, then `make charts`.\n"
+)
+NUMBER = "^[0-9.]+([eE]-?[0-9]+)?$"
+POD = (CHARTS / "common/pod.values.yaml").read_text()
 
 
 def values(chart: Path) -> str:
     """Return a stage chart's values.yaml."""
     own = (chart / "values.yaml").read_text().partition(MARKER)[0].rstrip()
-    return f"{own}\n\n{MARKER}{(CHARTS / 'common/stage.values.yaml').read_text()}"
+    return f"{own}\n\n{MARKER}{(CHARTS / 'common/stage.values.yaml').read_text()}\n{POD}"
+
+
+def training_values() -> str:
+    """Return the training chart's values.yaml."""
+    own = (TRAINING / "values.yaml").read_text().partition(POD_MARKER)[0].rstrip()
+    return f"{own}\n\n{POD_MARKER}{POD}"
 
 
 def schema(chart: Path) -> str:
@@ -38,6 +57,62 @@ def schema(chart: Path) -> str:
     return json.dumps(own, indent=2) + "\n"
 
 
+def training_schema() -> str:
+    """Return the training chart's schema."""
+    shared = json.loads((CHARTS / "common/stage.schema.json").read_text())["properties"]
+    own = json.loads((TRAINING / "values.schema.json").read_text())
+    taken = ["global", "common", "image", "imagePullSecrets", "kueue", "resources", "scratch", *yaml.safe_load(POD)]
+    parts: dict[str, Any] = {key: shared[key] for key in taken}
+    parts |= {
+        "model": section(None, size={"type": ["string", "integer"]}, custom=section(model.Model)),
+        "training": section(
+            settings.Training,
+            saveInterval=typed(int, may_be_zero=False),
+            useSharp={"enum": [True, False, 0, 1, "0", "1", "true", "false"]},
+        ),
+        "parallelism": section(settings.Parallelism),
+        "checkpoint": section(settings.Checkpoint, without=("path", "saveInterval")),
+        "supervision": section(settings.Supervision),
+        "trainer": section(settings.Trainer),
+    }
+    own["properties"] |= parts
+    own["properties"]["dataset"]["properties"]["blend"] = {**section(settings.Blend), "type": ["object", "null"]}
+    return json.dumps(own, indent=2) + "\n"
+
+
+def section(of: type[msgspec.Struct] | None, without: tuple[str, ...] = (), **more: Any) -> dict[str, Any]:
+    """Return the schema of a part of the settings file, as values: null is what is not said."""
+    found = {}
+    for field in msgspec.structs.fields(of) if of else ():
+        if field.encode_name not in without:
+            found[field.encode_name] = typed(field.type, may_be_zero=field.name in settings.MAY_BE_ZERO)
+    return {"type": "object", "additionalProperties": False, "properties": found | more}
+
+
+def typed(annotation: Any, *, may_be_zero: bool) -> dict[str, Any]:
+    """Return the schema of a field's type; `--set` gives a number with a point as a string."""
+    info = msgspec.inspect
+    kind = info.type_info(annotation)
+    kinds = [each for each in getattr(kind, "types", [kind]) if not isinstance(each, info.NoneType)]
+    lowest: dict[str, Any] = {"minimum": 0} if may_be_zero else {"exclusiveMinimum": 0}
+    simple: dict[Any, dict[str, Any]] = {
+        info.IntType: {"type": ["integer", "null"], **lowest},
+        info.FloatType: {"type": ["number", "string", "null"], **lowest, "pattern": NUMBER},
+        info.BoolType: {"type": ["boolean", "null"]},
+        info.StrType: {"type": ["string", "null"]},
+    }
+    (one,) = kinds
+    if isinstance(one, info.LiteralType):
+        return {"enum": [*one.values, None]}
+    if isinstance(one, info.ListType):
+        item = one.item_type
+        if isinstance(item, info.StructType):
+            return {"type": "array", "items": section(item.cls)}
+        whole = isinstance(item, info.IntType)
+        return {"type": ["array", "null"], "items": {"type": "integer", "minimum": 0} if whole else {"type": "string"}}
+    return simple[type(one)]
+
+
 def readme(chart: Path) -> str:
     """Return a chart's README.md, made of its README.md.gotmpl and the comments in its values.yaml."""
     command = [ROOT / ".cache/bin/helm-docs", "--dry-run", "--log-level=warning", "--sort-values-order=file"]
@@ -51,6 +126,8 @@ def generated() -> Iterator[tuple[Path, str]]:
         chart = CHARTS / f"dataset-{stage}"
         yield chart / "values.yaml", values(chart)
         yield chart / "values.schema.json", schema(chart)
+    yield TRAINING / "values.yaml", training_values()
+    yield TRAINING / "values.schema.json", training_schema()
     for template in sorted(CHARTS.glob("*/README.md.gotmpl")):
         yield template.parent / "README.md", readme(template.parent)
 

@@ -27,6 +27,15 @@ def main() -> None:
     """Write all locks; the development lock agrees with the runtime lock."""
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "uv"], check=True)
     lock("runtime", ["pyproject.toml"], "\n".join(BUILD))
+    lock(
+        "training",
+        ["pyproject.toml"],
+        "\n".join(BUILD),
+        "--extra",
+        "training",
+        "--constraint",
+        str(LOCKS / "runtime.txt"),
+    )
     lock("dev", [], "", "--group", "dev", "--constraint", str(LOCKS / "runtime.txt"))
     lock("bench", [], "", "--group", "bench")
     lock("megatron", [], "", "--group", "megatron")

@@ -13,6 +13,7 @@ from tokenmill.cli import app, commands
 ROOT = Path(__file__).parents[2]
 TOOLS = ROOT / ".cache" / "bin"
 HELMS = ("helm", "helm4")
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 STAGES = ("download", "extract", "concatenate", "preprocess")
 REQUIRED = {stage: [f"dataset.{'outputPath' if stage == 'download' else 'inputPath'}=corpus"] for stage in STAGES}
 """What each stage's chart cannot do without, beside its claim."""
@@ -37,6 +38,22 @@ def render(stage: str, *files: Path, program: str = "helm", **settings: Any) -> 
     done = helm("template", "release", ROOT / f"charts/dataset-{stage}", *flags, program=program)
     assert done.returncode == 0, done.stderr
     return [document for document in yaml.safe_load_all(done.stdout) if document]
+
+
+def training(*files: Path, program: str = "helm", release: str = "megatron-training", **settings: Any) -> list[Any]:
+    """Render the training chart with files of values, and settings as `--set` takes them."""
+    done = training_run(*files, program=program, release=release, **settings)
+    assert done.returncode == 0, done.stderr
+    return [document for document in yaml.load_all(done.stdout, Loader=LOADER) if document]
+
+
+def training_run(
+    *files: Path, program: str = "helm", release: str = "megatron-training", **settings: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run Helm on the training chart."""
+    given = [f"{key}={value}" for key, value in ({"storage.pvcName": "claim"} | settings).items()]
+    flags = [part for file in files for part in ("-f", file)] + [part for pair in given for part in ("--set", pair)]
+    return helm("template", release, ROOT / "charts/megatron-training", *flags, program=program)
 
 
 def arguments(document: dict[str, Any]) -> list[str]:

@@ -14,7 +14,12 @@ from charts.rendering import HELMS, ROOT, STAGES, TOOLS, arguments, helm, overla
 from tokenmill import __version__
 
 CHARTS = sorted(path.parent for path in (ROOT / "charts").glob("*/values.yaml"))
-CASES = [(), *product(overlays("datasets"), overlays("clusters"))]
+LOCAL = ROOT / "values/clusters/local.yaml"
+CASES = [
+    (),
+    *product(overlays("datasets"), [LOCAL]),
+    *product([ROOT / "values/datasets/slimpajama.yaml"], [file for file in overlays("clusters") if file != LOCAL]),
+]
 
 
 def job_of(documents: list[dict[str, Any]]) -> dict[str, Any]:

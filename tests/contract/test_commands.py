@@ -12,7 +12,21 @@ from contract.commandline import Ended, data_of, many, tokenmill
 from tokenmill import __version__, errors
 
 TOKENIZER = Path(__file__).parents[1] / "conformance" / "tokenizers" / "tiny"
-COMMANDS = ("sample", "run", "download", "extract", "concatenate", "preprocess", "status", "verify", "inspect")
+COMMANDS = (
+    "sample",
+    "run",
+    "download",
+    "extract",
+    "concatenate",
+    "preprocess",
+    "status",
+    "verify",
+    "inspect",
+    "blend",
+    "fit",
+    "train",
+    "checkpoint",
+)
 HEAVY = {
     "datasets",
     "fastokens",

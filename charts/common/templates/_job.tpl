@@ -48,72 +48,20 @@ Input: the stage's dict. Output: a name.
 {{- end }}
 
 {{/*
-A Job, or the empty one that clears its place: a Job's template cannot change, so an upgrade with other values must
-delete it first. Helm deletes a hook of the same kind and name before it creates the hook, the empty Job completes
-without a pod and is deleted, and Helm creates the real one.
-Input: the stage's dict, and "hooks": empty for the Job itself, else the hooks at which it is cleared; "weight" and
-"name" of the hook where they are not 0 and the Job's. Output: a document.
-  {{ include "tokenmill.job" (merge (dict "hooks" "pre-upgrade") .) }}
+The whole spec of a Job; or of the empty one that clears its place, which completes without a pod.
+Input: the stage's dict, and "clear": whether it is the empty one. Output: YAML.
+  {{ include "tokenmill.jobWhole" (merge (dict "clear" true) .) }}
 */}}
-{{- define "tokenmill.job" -}}
+{{- define "tokenmill.jobWhole" -}}
 {{- $job := .root.Values.job -}}
-{{- $workers := ternary 0 .root.Values.workers (not (empty .hooks)) }}
----
-apiVersion: batch/v1
-kind: Job
-metadata:
-  name: {{ .name | default (include "tokenmill.jobName" .) | quote }}
-  labels:
-    {{- include "tokenmill.labels" .root | nindent 4 }}
-    {{- if and .root.Values.kueue.queueName (not .hooks) }}
-    kueue.x-k8s.io/queue-name: {{ .root.Values.kueue.queueName | quote }}
-    {{- end }}
-  annotations:
-    {{- if .hooks }}
-    helm.sh/hook: {{ .hooks }}
-    helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
-    helm.sh/hook-weight: {{ .weight | default 0 | quote }}
-    {{- else }}
-    tokenmill/spec: {{ include "tokenmill.jobHash" . | quote }}
-    {{- end }}
-spec:
-  completions: {{ toJson $workers }}
-  parallelism: {{ toJson $workers }}
-  {{- range $key := list "maxFailedIndexes" "activeDeadlineSeconds" "ttlSecondsAfterFinished" }}
-  {{- $value := index $job $key }}
-  {{- if not (or $.hooks (kindIs "invalid" $value)) }}
-  {{ $key }}: {{ toJson $value }}
-  {{- end }}
-  {{- end }}
-  {{- include "tokenmill.jobSpec" . | nindent 2 }}
+{{- $workers := ternary 0 .root.Values.workers .clear -}}
+completions: {{ toJson $workers }}
+parallelism: {{ toJson $workers }}
+{{- range $key := list "maxFailedIndexes" "activeDeadlineSeconds" "ttlSecondsAfterFinished" }}
+{{- $value := index $job $key }}
+{{- if not (or $.clear (kindIs "invalid" $value)) }}
+{{ $key }}: {{ toJson $value }}
 {{- end }}
-
-{{/*
-The hooks at which the Job must be cleared: an upgrade that finds a Job of another hash, or a failed one; and every
-rollback, because what it finds then cannot be known now. None where nothing is connected, so that `helm template` gives
-the same bytes anywhere. Input: the stage's dict. Output: hooks, comma-separated.
-  {{ include "tokenmill.clearingHooks" . }}
-*/}}
-{{- define "tokenmill.clearingHooks" -}}
-{{- $hooks := list -}}
-{{- if and (eq .root.Values.job.naming "release") (eq (include "tokenmill.connected" .root) "true") -}}
-{{- $job := lookup "batch/v1" "Job" .root.Release.Namespace (include "tokenmill.jobName" .) -}}
-{{- if $job -}}
-{{- $annotations := $job.metadata.annotations | default dict -}}
-{{- $changed := ne (index $annotations "tokenmill/spec") (include "tokenmill.jobHash" .) -}}
-{{- $failed := false -}}
-{{- range ($job.status).conditions }}{{ if and (eq .type "Failed") (eq .status "True") }}{{ $failed = true }}{{ end }}{{ end -}}
-{{- if or $changed $failed }}{{ $hooks = append $hooks "pre-upgrade" }}{{ end -}}
-{{- end -}}
-{{- $hooks = append $hooks "pre-rollback" -}}
-{{- end -}}
-{{- join "," $hooks -}}
 {{- end }}
-
-{{/*
-Whether this render can see the cluster: every namespace has this ConfigMap. Input: $. Output: true or nothing.
-  {{ if eq (include "tokenmill.connected" .) "true" }}
-*/}}
-{{- define "tokenmill.connected" -}}
-{{- if lookup "v1" "ConfigMap" .Release.Namespace "kube-root-ca.crt" }}true{{ end -}}
+{{ include "tokenmill.jobSpec" . }}
 {{- end }}

@@ -11,25 +11,56 @@ app.kubernetes.io/component: {{ .component | default .stage }}
 {{- end }}
 
 {{/*
-The pod of a stage: fits the restricted Pod Security Standard, holds no service-account token, writes only to its
-volumes. Input: the stage's dict, and "arguments" (a YAML list) and "environment" (a YAML list, may be empty).
+The claims that a stage's pods mount: one to read and write, or one to read and another to write.
+Input: the stage's dict. Output: a YAML list of name, claim, mountPath, subPath, readOnly.
+  {{ $claims := include "tokenmill.claims" . | fromYamlArray }}
+*/}}
+{{- define "tokenmill.claims" -}}
+{{- $storage := .root.Values.storage -}}
+{{- $claims := list (dict "name" "data" "claim" $storage.pvcName "mountPath" $storage.mountPath "subPath" $storage.subPath "readOnly" (not (empty $storage.outputPvcName))) -}}
+{{- if $storage.outputPvcName -}}
+{{- $claims = append $claims (dict "name" "output" "claim" $storage.outputPvcName "mountPath" $storage.outputMountPath "subPath" $storage.outputSubPath) -}}
+{{- end -}}
+{{ toYaml $claims }}
+{{- end }}
+
+{{/*
+A pod that fits the restricted Pod Security Standard, holds no service-account token, writes only to its volumes.
+Input: the stage's dict, and "arguments" (a YAML list) and "environment" (a YAML list, may be empty). A pod that is not
+a stage's own gives what differs:
+  container            its name, where it is not the stage's
+  command              a YAML list, instead of the image's entry point
+  image, resources, graceSeconds, restartPolicy (empty: its owner's to set), claims (a list, see tokenmill.claims)
+  placement            dict of priorityClassName, schedulerName, nodeSelector, tolerations and so on, instead of the values
+  mounts, volumes      YAML lists of more
+  named                names of variables that "environment" sets in the place of the usual HOME, HF_HOME and TMPDIR
+  more                 YAML of more fields of the container, such as ports and probes
+  capabilities         a list of those to add; hostNetwork: true for the node's own network
 Output: YAML of a pod's spec.
   spec: {{ include "tokenmill.podSpec" (merge (dict "arguments" $list "environment" "") .) | nindent 2 }}
 */}}
 {{- define "tokenmill.podSpec" -}}
 {{- $values := .root.Values -}}
-{{- $storage := $values.storage -}}
-restartPolicy: Never
+{{- $placement := ternary .placement $values (hasKey . "placement") -}}
+{{- $claims := .claims -}}
+{{- if not $claims }}{{ $claims = include "tokenmill.claims" . | fromYamlArray }}{{ end -}}
+{{- with ternary .restartPolicy "Never" (hasKey . "restartPolicy") -}}
+restartPolicy: {{ . }}
+{{ end -}}
 automountServiceAccountToken: false
 enableServiceLinks: false
 # The command is then not process 1, to which the kernel delivers no SIGTERM before a handler is there.
 shareProcessNamespace: true
-terminationGracePeriodSeconds: {{ toJson $values.job.terminationGracePeriodSeconds }}
+{{- if .hostNetwork }}
+hostNetwork: true
+dnsPolicy: ClusterFirstWithHostNet
+{{- end }}
+terminationGracePeriodSeconds: {{ toJson (.graceSeconds | default $values.job.terminationGracePeriodSeconds) }}
 {{- with include "tokenmill.serviceAccountName" .root }}
 serviceAccountName: {{ . | quote }}
 {{- end }}
 {{- range $key := list "imagePullSecrets" "priorityClassName" "schedulerName" "nodeSelector" "tolerations" "affinity" "topologySpreadConstraints" }}
-{{- with index $values $key }}
+{{- with index (ternary $values $placement (eq $key "imagePullSecrets")) $key }}
 {{ $key }}: {{- if kindIs "string" . }} {{ . | quote }}{{ else }}{{ toYaml . | nindent 2 }}{{ end }}
 {{- end }}
 {{- end }}
@@ -42,29 +73,33 @@ securityContext:
   {{- end }}
   {{- end }}
 containers:
-  - name: {{ .stage }}
-    image: {{ include "tokenmill.image" .root | quote }}
+  - name: {{ .container | default .stage }}
+    image: {{ .image | default (include "tokenmill.image" .root) | quote }}
     imagePullPolicy: {{ $values.image.pullPolicy }}
+    {{- with .command }}
+    command: {{- . | nindent 6 }}
+    {{- end }}
     args: {{- .arguments | nindent 6 }}
+    {{- with .more }}{{ . | nindent 4 }}{{ end }}
     terminationMessagePolicy: FallbackToLogsOnError
     securityContext:
       allowPrivilegeEscalation: false
       readOnlyRootFilesystem: true
-      capabilities: {drop: [ALL]}
-    resources: {{- toYaml $values.resources | nindent 6 }}
+      capabilities: {drop: [ALL]{{ with .capabilities }}, add: {{ toJson . }}{{ end }}}
+    resources: {{- toYaml (.resources | default $values.resources) | nindent 6 }}
     {{- with $values.environment.configMap }}
     envFrom:
       - configMapRef: {name: {{ . | quote }}, optional: true}
     {{- end }}
     env:
-      {{- $more := list }}{{ range $values.extraEnv }}{{ $more = append $more .name }}{{ end }}
+      {{- $more := .named | default list }}{{ range $values.extraEnv }}{{ $more = append $more .name }}{{ end }}
       {{- range $name, $value := dict "HOME" "/scratch" "HF_HOME" "/scratch/huggingface" "TMPDIR" "/scratch" }}
       {{- if not (has $name $more) }}
       - {name: {{ $name }}, value: {{ $value }}}
       {{- end }}
       {{- end }}
       {{- with .environment }}{{ . | nindent 6 }}{{ end }}
-      {{- with $values.hub.tokenSecret }}
+      {{- with ($values.hub).tokenSecret }}
       {{- if .name }}
       - name: HF_TOKEN
         valueFrom: {secretKeyRef: {name: {{ .name | quote }}, key: {{ .key | quote }}}}
@@ -81,19 +116,17 @@ containers:
       {{- with $values.extraEnv }}{{ toYaml . | nindent 6 }}{{ end }}
     volumeMounts:
       - {name: scratch, mountPath: /scratch}
-      - name: data
-        mountPath: {{ $storage.mountPath | quote }}
-        {{- with $storage.subPath }}
+      {{- range $claims }}
+      - name: {{ .name }}
+        mountPath: {{ .mountPath | quote }}
+        {{- with .subPath }}
         subPath: {{ . | quote }}
         {{- end }}
-        {{- if $storage.outputPvcName }}
+        {{- if .readOnly }}
         readOnly: true
-      - name: output
-        mountPath: {{ $storage.outputMountPath | quote }}
-        {{- with $storage.outputSubPath }}
-        subPath: {{ . | quote }}
         {{- end }}
-        {{- end }}
+      {{- end }}
+      {{- with .mounts }}{{ . | nindent 6 }}{{ end }}
       {{- if $values.environment.caBundle.configMap }}
       - {name: ca, mountPath: /etc/tokenmill, readOnly: true}
       {{- end }}
@@ -101,12 +134,11 @@ containers:
 volumes:
   - name: scratch
     emptyDir: {sizeLimit: {{ $values.scratch.sizeLimit | quote }}}
-  - name: data
-    persistentVolumeClaim: {claimName: {{ $storage.pvcName | quote }}}
-  {{- with $storage.outputPvcName }}
-  - name: output
-    persistentVolumeClaim: {claimName: {{ . | quote }}}
+  {{- range $claims }}
+  - name: {{ .name }}
+    persistentVolumeClaim: {claimName: {{ .claim | quote }}}
   {{- end }}
+  {{- with .volumes }}{{ . | nindent 2 }}{{ end }}
   {{- with $values.environment.caBundle.configMap }}
   - name: ca
     configMap: {name: {{ . | quote }}}

@@ -11,13 +11,11 @@ Output: documents.
 {{- define "tokenmill.stage" -}}
 {{- include "tokenmill.validate" . -}}
 {{- include "tokenmill.serviceAccount" .root }}
-{{- include "tokenmill.job" (merge (dict "hooks" "") .) }}
-{{- $hooks := include "tokenmill.clearingHooks" . }}
-{{- if contains "pre-upgrade" $hooks }}
-{{- /* Under another name first: what the API server refuses must not cost the Job that runs. */}}
-{{- $name := printf "%s-trial-%s" (include "tokenmill.name" . | trunc 40) (include "tokenmill.jobHash" .) }}
-{{- include "tokenmill.job" (merge (dict "hooks" "pre-upgrade" "weight" -1 "name" $name) .) }}
-{{- end }}
-{{- if $hooks }}{{ include "tokenmill.job" (merge (dict "hooks" $hooks) .) }}{{ end }}
+{{- include "tokenmill.workload" (dict "root" .root "apiVersion" "batch/v1" "kind" "Job"
+      "name" (include "tokenmill.jobName" .)
+      "hash" (include "tokenmill.jobHash" .)
+      "spec" (include "tokenmill.jobWhole" (merge (dict "clear" false) .))
+      "empty" (include "tokenmill.jobWhole" (merge (dict "clear" true) .))
+      "kept" (ne .root.Values.job.naming "release")) }}
 {{- include "tokenmill.test" . }}
 {{ end }}

@@ -8,9 +8,7 @@ Input: the stage's dict, see tokenmill.stage. Output: nothing; the render fails 
 {{- $storage := .root.Values.storage -}}
 {{- $found := include "tokenmill.directories" . | fromYaml -}}
 {{- include "tokenmill.validateName" . -}}
-{{- if not $storage.pvcName }}
-{{- fail (printf "\nstorage.pvcName is not set: it names the claim that holds the data.\nAdd --set storage.pvcName=NAME; `kubectl get pvc -n %s` lists the claims, and charts/shared-storage makes one." .root.Release.Namespace) }}
-{{- end }}
+{{- include "tokenmill.validateClaimName" .root -}}
 {{- if regexMatch "^[a-z0-9+]+://[^/]*:[^/]*@" (.source | default "") }}
 {{- fail "\ndataset.source holds a password, which would be seen in the Job and in logs.\nTake it out, and give credentials by serviceAccount or by extraEnv with a secretKeyRef." }}
 {{- end }}
@@ -29,24 +27,53 @@ Input: the stage's dict, see tokenmill.stage. Output: nothing; the render fails 
 {{- fail (printf "\ndataset.outputPath is not set: it is the directory on the volume that %s writes to, such as slimpajama.\nAdd --set dataset.outputPath=DIRECTORY." .stage) }}
 {{- end }}
 {{- range $key, $mount := dict "storage.mountPath" $storage.mountPath "storage.outputMountPath" $storage.outputMountPath }}
-{{- if has (index (splitList "/" $mount) 1) (list "bin" "dev" "etc" "lib" "lib64" "opt" "proc" "sbin" "scratch" "sys" "usr") }}
-{{- fail (printf "\n%s=%q lies where the image or the pod has files of its own; choose another place, such as /data." $key $mount) }}
-{{- end }}
+{{- include "tokenmill.validateMount" (dict "key" $key "mount" $mount) -}}
 {{- end }}
 {{- range $key, $path := dict "dataset.inputPath" $found.reads "dataset.outputPath" $found.writes "storage.subPath" $storage.subPath "storage.outputSubPath" $storage.outputSubPath }}
 {{- include "tokenmill.validatePath" (dict "key" $key "path" $path "mount" $storage.mountPath) -}}
 {{- end }}
+{{- include "tokenmill.validateCluster" (dict "root" .root "apiVersion" "batch/v1" "kind" "Job" "name" (include "tokenmill.jobName" .)
+      "claims" (dict "storage.pvcName" $storage.pvcName "storage.outputPvcName" $storage.outputPvcName)) -}}
+{{- end }}
+
+{{/*
+The claim must have a name. Input: $. Output: nothing, or fails.
+  {{ include "tokenmill.validateClaimName" . }}
+*/}}
+{{- define "tokenmill.validateClaimName" -}}
+{{- if not .Values.storage.pvcName }}
+{{- fail (printf "\nstorage.pvcName is not set: it names the claim that holds the data.\nAdd --set storage.pvcName=NAME; `kubectl get pvc -n %s` lists the claims, and charts/shared-storage makes one." .Release.Namespace) }}
+{{- end }}
+{{- end }}
+
+{{/*
+A volume hides nothing of the image or of the pod. Input: dict "key" "mount". Output: nothing, or fails.
+  {{ include "tokenmill.validateMount" (dict "key" "storage.mountPath" "mount" "/data") }}
+*/}}
+{{- define "tokenmill.validateMount" -}}
+{{- if has (index (splitList "/" .mount) 1) (list "bin" "dev" "etc" "lib" "lib64" "opt" "proc" "sbin" "scratch" "sys" "usr") }}
+{{- fail (printf "\n%s=%q lies where the image or the pod has files of its own; choose another place, such as /data." .key .mount) }}
+{{- end }}
+{{- end }}
+
+{{/*
+What the cluster must have, and must not have, where this render can see it: pods that wait for a claim, a ConfigMap or an
+account wait for ever and say so nowhere but in their events. Input: dict "root", "apiVersion" "kind" "name" of what runs,
+and "claims": dict of key to claim. Output: nothing, or fails.
+  {{ include "tokenmill.validateCluster" (dict "root" . "apiVersion" "batch/v1" "kind" "Job" "name" "x" "claims" (dict "storage.pvcName" "x")) }}
+*/}}
+{{- define "tokenmill.validateCluster" -}}
 {{- if eq (include "tokenmill.connected" .root) "true" }}
-{{- $job := lookup "batch/v1" "Job" .root.Release.Namespace (include "tokenmill.jobName" .) }}
-{{- if and $job (ne (index ($job.metadata.annotations | default dict) "meta.helm.sh/release-name") .root.Release.Name) }}
-{{- fail (printf "\nthere is a Job %q in namespace %s that is not of this release; choose another release name." $job.metadata.name .root.Release.Namespace) }}
+{{- $found := include "tokenmill.found" . | fromYaml }}
+{{- if and $found (ne (index ($found.metadata.annotations | default dict) "meta.helm.sh/release-name") .root.Release.Name) }}
+{{- fail (printf "\nthere is a %s %q in namespace %s that is not of this release; choose another release name." .kind .name .root.Release.Namespace) }}
 {{- end }}
-{{- if and $job $job.metadata.deletionTimestamp }}
-{{- fail (printf "\nthe Job %q is still being deleted, and what is installed now would go with it.\nWait for it: kubectl wait --for=delete job/%s -n %s --timeout=5m" $job.metadata.name $job.metadata.name .root.Release.Namespace) }}
+{{- if and $found $found.metadata.deletionTimestamp }}
+{{- fail (printf "\nthe %s %q is still being deleted, and what is installed now would go with it.\nWait for it: kubectl wait --for=delete %s/%s -n %s --timeout=5m" .kind .name (lower .kind) .name .root.Release.Namespace) }}
 {{- end }}
-{{- range $key, $claim := dict "storage.pvcName" $storage.pvcName "storage.outputPvcName" $storage.outputPvcName }}
+{{- range $key, $claim := .claims }}
 {{- if and $claim (not (lookup "v1" "PersistentVolumeClaim" $.root.Release.Namespace $claim)) }}
-{{- fail (printf "\n%s: there is no PersistentVolumeClaim %q in namespace %s, and the pods would wait for it for ever.\nCreate it (charts/shared-storage does), or name another: kubectl get pvc -n %s" $key $claim $.root.Release.Namespace $.root.Release.Namespace) }}
+{{- fail (printf "\n%s: there is no PersistentVolumeClaim %q in namespace %s, and the pods would wait for it for ever.\nMake it: helm install shared-storage charts/shared-storage -n %s --set pvc.name=%s\nOr name another: kubectl get pvc -n %s" $key $claim $.root.Release.Namespace $.root.Release.Namespace $claim $.root.Release.Namespace) }}
 {{- end }}
 {{- end }}
 {{- $ca := .root.Values.environment.caBundle.configMap -}}
@@ -55,7 +82,7 @@ Input: the stage's dict, see tokenmill.stage. Output: nothing; the render fails 
 {{- end }}
 {{- $values := .root.Values }}
 {{- $account := ternary "" $values.serviceAccount.name (eq true $values.serviceAccount.create) }}
-{{- range list (list "hub.tokenSecret.name" "Secret" $values.hub.tokenSecret.name) (list "serviceAccount.name" "ServiceAccount" $account) }}
+{{- range list (list "hub.tokenSecret.name" "Secret" (($values.hub).tokenSecret).name) (list "serviceAccount.name" "ServiceAccount" $account) }}
 {{- if and (last .) (not (lookup "v1" (index . 1) $.root.Release.Namespace (last .))) }}
 {{- fail (printf "\n%s: there is no %s %q in namespace %s, and the pods would wait for it for ever.\nCreate it, or name another: kubectl get %s -n %s" (first .) (index . 1) (last .) $.root.Release.Namespace (lower (index . 1)) $.root.Release.Namespace) }}
 {{- end }}

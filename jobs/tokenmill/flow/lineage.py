@@ -139,7 +139,7 @@ def _furthest(path: Path, records: list[StageRecord], stage: str, usable: Sequen
         raise RequestError(f"more than one {best[0][0].stage} lies in {path}; name the one to read:\n{names}")
     record, manifest = best[0]
     if manifest is None:
-        raise RequestError(_unfinished(record, stage))
+        raise RequestError(_finish_first(record, stage))
     return _dataset(record, manifest, usable, notes)
 
 
@@ -166,20 +166,30 @@ def _look(record: StageRecord) -> tuple[dict[str, Any], Manifest | None]:
     return found
 
 
-def _unfinished(record: StageRecord, stage: str) -> str:
+def unfinished(record: StageRecord) -> str:
+    """Say how far a stage is that was started and is not finished, what is missing first, and why it failed last."""
     where, plan = f"{record.stage} in {record.output}", record.read_plan()
     if plan is None:
-        return f"{where} was started and has no plan yet: {stage} has nothing to read; wait for it, or run it again"
+        return f"{where} was started and has no plan yet"
     found = complete(record, plan, write=False)
     done = found.plan.weight - sum(unit.weight for unit in found.missing)
     text = (
         f"{where} is not finished: {found.done} of {len(found.plan.units)} units, "
-        f"{size(done)} of {size(found.plan.weight)}; first missing: {found.missing[0].id}. "
+        f"{size(done)} of {size(found.plan.weight)}; first missing: {found.missing[0].id}"
     )
     failures = [failure for failure in record.failures() if failure["unit"] in {u.id for u in found.missing}]
     if failures:
-        text += f"Its last failure: {failures[0]['unit']}: {failures[0]['message']}. "
-    return text + f"Finish it first (tokenmill {record.stage}, the same command again), or choose another with --from"
+        text += f". Its last failure: {failures[0]['unit']}: {failures[0]['message']}"
+    return text
+
+
+def _finish_first(record: StageRecord, stage: str) -> str:
+    if not record.plan_path.exists():
+        return f"{unfinished(record)}: {stage} has nothing to read; wait for it, or run it again"
+    return (
+        f"{unfinished(record)}. Finish it first (tokenmill {record.stage}, the same command again), or choose another "
+        "with --from"
+    )
 
 
 def _dataset(record: StageRecord, manifest: Manifest, usable: Sequence[str] | None, notes: list[str]) -> Dataset:

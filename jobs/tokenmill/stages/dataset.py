@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import RequestError
-from tokenmill.files import hash_file, inside
-from tokenmill.flow.lineage import find_records, records_of
+from tokenmill.files import hash_file, inside, patiently, settle_seconds, size_of
+from tokenmill.flow.lineage import find_records, records_of, unfinished
 from tokenmill.flow.progress import size as words
 from tokenmill.flow.provenance import locate
 from tokenmill.flow.record import Manifest, Plan, StageRecord, complete, make_manifest
@@ -52,19 +52,40 @@ class Document:
 
 
 def find_dataset(path: Path) -> Dataset:
-    """Return the one preprocess output in `path` or below; unfinished or several is a RequestError."""
+    """Return the one preprocess output in `path` or below; none, several or an unfinished one is a RequestError."""
     records = [record for record in find_records(path) if record.stage == "preprocess"]
     if not records:
         raise RequestError(f"no output of tokenmill preprocess lies in {path}")
     if len(records) > 1:
         names = "\n".join(f"  {record.output}" for record in records)
         raise RequestError(f"more than one dataset lies in {path}; name one:\n{names}")
-    record = records[0]
-    plan = record.read_plan()
-    found = complete(record, plan, write=False) if plan else None
-    if plan is None or found is None or found.manifest is None:
-        raise RequestError(f"preprocess in {record.output} is not finished: tokenmill status {record.output}")
-    return Dataset(record, plan, found.manifest)
+    return open_dataset(records[0])
+
+
+def open_dataset(record: StageRecord) -> Dataset:
+    """Return a finished preprocess; one that is not, or whose files are not there as recorded, is a RequestError.
+
+    Both are concluded only once the mount's caches must have told the truth.
+    """
+
+    def look() -> Dataset | None:
+        plan = record.read_plan()
+        manifest = complete(record, plan, write=False).manifest if plan else None
+        return Dataset(record, plan, manifest) if plan and manifest else None
+
+    found = look() or (patiently(look, record.directory) if settle_seconds(record.output) > 0 else None)
+    if found is not None:
+        return found
+    manifest = record.stored_manifest(record.plan_id())
+    files = manifest.files if manifest else []
+    damaged = [entry["path"] for entry in files if size_of(inside(record.output, entry["path"])) != entry["bytes"]]
+    if damaged:
+        raise RequestError(
+            f"preprocess in {record.output} was finished, but {len(damaged)} of its {len(files)} files are missing or "
+            f"have another size now: {', '.join(damaged[:5])}{', ...' if len(damaged) > 5 else ''}; run tokenmill "
+            "preprocess again: it makes only those"
+        )
+    raise RequestError(f"{unfinished(record)}; see tokenmill status {record.output}, and run preprocess again")
 
 
 def find_document(dataset: Dataset, number: int, *, key: str | None, prefix: str | None) -> Document:
@@ -154,7 +175,7 @@ def _check_stage(record: StageRecord, full: bool, only: str | None = None) -> tu
             elif entry.get("role") != "idx":
                 wrong.extend(_check_file(record, entry, full))
     if plan.stage == "preprocess":
-        wrong.extend(_check_tokenizer(record, plan))
+        wrong.extend(check_tokenizer(record, plan))
     if not absent and only is None:
         manifest = record.stored_manifest(plan.id)
         if manifest is None or manifest.hash != make_manifest(plan, [r for r in receipts.values() if r]).hash:
@@ -178,7 +199,7 @@ def _check_file(record: StageRecord, entry: dict[str, Any], full: bool) -> list[
     return []
 
 
-def _check_tokenizer(record: StageRecord, plan: Plan) -> list[str]:
+def check_tokenizer(record: StageRecord, plan: Plan) -> list[str]:
     """Compare the tokenizer beside the data with what the data were made with."""
     import hashlib
 

@@ -1,0 +1,121 @@
+{{/*
+The dict of a training pod, as tokenmill.podSpec takes it. Input: dict "root" $, "container", "environment" (YAML of what
+the engine does not set), "run" (see megatron-training.run), and "restartPolicy" where it is not Never.
+Output: YAML of a pod template: metadata and spec.
+  template: {{ include "megatron-training.podTemplate" (dict "root" . "container" "pytorch" ...) | nindent 4 }}
+*/}}
+{{- define "megatron-training.podTemplate" -}}
+{{- $values := .root.Values -}}
+{{- $pod := merge (dict "stage" "train"
+      "arguments" (printf "- train\n- %s" (include "megatron-training.settingsPath" .root))
+      "environment" (include "megatron-training.environment" .)
+      "named" (keys $values.environmentVariables)
+      "claims" (include "megatron-training.claims" .root | fromYamlArray)
+      "resources" (include "megatron-training.resources" .root | fromJson)
+      "mounts" (include "megatron-training.mounts" .root)
+      "volumes" (include "megatron-training.volumes" .root)
+      "capabilities" (ternary (list "IPC_LOCK") list $values.network.ipcLock)
+      "hostNetwork" $values.network.hostNetwork
+      "placement" (merge (dict "schedulerName" ($values.gang.schedulerName | default $values.schedulerName)) $values)) . -}}
+metadata:
+  labels:
+    {{- include "tokenmill.podLabels" $pod | nindent 4 }}
+    {{- with .labels }}{{ toYaml . | nindent 4 }}{{ end }}
+  {{- with $values.podAnnotations }}
+  annotations: {{- toYaml . | nindent 4 }}
+  {{- end }}
+spec: {{- include "tokenmill.podSpec" $pod | nindent 2 }}
+{{- end }}
+
+{{/*
+Where pods see the settings file. Input: $. Output: a path.
+  - {{ include "megatron-training.settingsPath" . }}
+*/}}
+{{- define "megatron-training.settingsPath" -}}
+/etc/tokenmill-training/settings.json
+{{- end }}
+
+{{/*
+The environment of a training pod. The command's contract, whatever the engine: TOKENMILL_NODES, then the node's rank in
+TOKENMILL_NODE_RANK, RANK (the training operator) or JOB_COMPLETION_INDEX (Jobs, so JobSet and TrainJob), and node 0 in
+MASTER_ADDR and MASTER_PORT. Input: the dict of megatron-training.podTemplate. Output: a YAML list.
+  {{ include "megatron-training.environment" (dict "root" . "run" "" "environment" "") }}
+*/}}
+{{- define "megatron-training.environment" -}}
+- {name: TOKENMILL_NODES, value: {{ toJson .root.Values.training.nodes | quote }}}
+- {name: TOKENMILL_RUN, value: {{ .run | quote }}}
+{{- with .environment }}
+{{ . }}
+{{- end }}
+{{- $elsewhere := list }}{{ range .root.Values.extraEnv }}{{ $elsewhere = append $elsewhere .name }}{{ end }}
+{{- /* PyTorch asks for the user's name, which the image need not know. */}}
+{{- range $name, $value := merge (dict) .root.Values.environmentVariables (dict "USER" "tokenmill") }}
+{{- if not (has $name $elsewhere) }}
+- {name: {{ $name | quote }}, value: {{ ternary $value (toJson $value) (kindIs "string" $value) | quote }}}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/*
+The claims of a training pod: one, or one to read data from and another to write to. Input: $. Output: a YAML list.
+  {{ $claims := include "megatron-training.claims" . | fromYamlArray }}
+*/}}
+{{- define "megatron-training.claims" -}}
+{{- with .Values.storage -}}
+{{- $apart := not (empty .checkpointPvcName) -}}
+{{- $claims := list (dict "name" "data" "claim" .pvcName "mountPath" .mountPath "subPath" .subPath "readOnly" $apart) -}}
+{{- if $apart -}}
+{{- $claims = append $claims (dict "name" "checkpoints" "claim" .checkpointPvcName "mountPath" .checkpointMountPath "subPath" .checkpointSubPath) -}}
+{{- end -}}
+{{ toYaml $claims }}
+{{- end -}}
+{{- end }}
+
+{{/*
+What a training pod mounts beside its claims: the settings, /tmp for what does not ask for TMPDIR, and /dev/shm, of which
+the container runtime gives 64 MiB. Input: $. Output: a YAML list.
+  volumeMounts: {{ include "megatron-training.mounts" . | nindent 2 }}
+*/}}
+{{- define "megatron-training.mounts" -}}
+- {name: settings, mountPath: /etc/tokenmill-training, readOnly: true}
+- {name: scratch, mountPath: /tmp, subPath: tmp}
+- {name: shm, mountPath: /dev/shm}
+{{- if .Values.network.hugepages2Mi }}
+- {name: hugepages, mountPath: /dev/hugepages}
+{{- end }}
+{{- end }}
+
+{{/*
+Their volumes, but the scratch that every pod has. Input: $. Output: a YAML list.
+  volumes: {{ include "megatron-training.volumes" . | nindent 2 }}
+*/}}
+{{- define "megatron-training.volumes" -}}
+- name: settings
+  configMap: {name: {{ include "megatron-training.settingsName" . | quote }}}
+- name: shm
+  emptyDir: {medium: Memory, sizeLimit: {{ .Values.shmSize | quote }}}
+{{- if .Values.network.hugepages2Mi }}
+- name: hugepages
+  emptyDir: {medium: HugePages-2Mi}
+{{- end }}
+{{- end }}
+
+{{/*
+Requests and limits of a training pod: GPUs and network devices, CPUs and memory by the GPU, and over them what the
+values name. Devices and huge pages cannot be overcommitted: their requests are their limits. Input: $. Output: JSON.
+  {{ $resources := include "megatron-training.resources" . | fromJson }}
+*/}}
+{{- define "megatron-training.resources" -}}
+{{- $values := .Values -}}
+{{- $gpus := int64 $values.training.gpusPerNode -}}
+{{- $devices := dict -}}
+{{- with $values.gpu.resource }}{{ $_ := set $devices . $gpus }}{{ end -}}
+{{- with $values.network.rdma }}{{ if .resource }}{{ $_ := set $devices .resource (int64 .count) }}{{ end }}{{ end -}}
+{{- with $values.network.efa }}{{ if .count }}{{ $_ := set $devices .resource (int64 .count) }}{{ end }}{{ end -}}
+{{- with $values.network.hugepages2Mi }}{{ $_ := set $devices "hugepages-2Mi" . }}{{ end -}}
+{{- $memory := printf "%dGi" (mulf $gpus (float64 $values.gpu.hostMemoryGib) | ceil | int64) -}}
+{{- $cpus := printf "%dm" (mulf $gpus (float64 $values.gpu.cpus) 1000 | int64) -}}
+{{- $given := $values.resources | default dict -}}
+{{- dict "requests" (merge (dict) ($given.requests | default dict) $devices (dict "cpu" $cpus "memory" $memory))
+         "limits" (merge (dict) ($given.limits | default dict) $devices (dict "memory" $memory)) | toJson -}}
+{{- end }}

@@ -1,0 +1,103 @@
+{{/*
+Directories on the volumes as the values name them. Input: $. Output: JSON of `dataset`, `checkpoints`, `logs`.
+  {{ $on := include "megatron-training.directories" . | fromJson }}
+*/}}
+{{- define "megatron-training.directories" -}}
+{{- $storage := .Values.storage -}}
+{{ dict "dataset" $storage.datasetPath
+        "checkpoints" ($storage.checkpointPath | default (printf "checkpoints/%s-%s" .Release.Name (toString .Values.model.size)))
+        "logs" ($storage.logsPath | default (printf "logs/%s" .Release.Name)) | toJson }}
+{{- end }}
+
+{{/*
+Where pods see what a run writes: the checkpoints' own claim, or the one of the data. Input: $. Output: a path.
+  {{ include "megatron-training.writes" . }}
+*/}}
+{{- define "megatron-training.writes" -}}
+{{- with .Values.storage }}{{ ternary .checkpointMountPath .mountPath (not (empty .checkpointPvcName)) }}{{ end -}}
+{{- end }}
+
+{{/*
+The file that training pods mount: what jobs/tokenmill/training/settings.py reads. Input: $. Output: JSON.
+  settings.json: {{ include "megatron-training.settings" . | quote }}
+*/}}
+{{- define "megatron-training.settings" -}}
+{{- $values := .Values -}}
+{{- $on := include "megatron-training.directories" . | fromJson -}}
+{{- $writes := include "megatron-training.writes" . -}}
+{{- $training := include "megatron-training.said" (omit $values.training "saveInterval" "useSharp") | fromJson -}}
+{{- $_ := set $training "useSharp" (has (toString $values.training.useSharp) (list "1" "true")) -}}
+{{- $checkpoint := include "megatron-training.said" (merge (dict "saveInterval" $values.training.saveInterval) (omit $values.checkpoint "loadPath")) | fromJson -}}
+{{- $_ := set $checkpoint "path" (printf "%s/%s" $writes $on.checkpoints) -}}
+{{- with $values.checkpoint.loadPath }}{{ $_ := set $checkpoint "loadPath" (printf "%s/%s" $writes .) }}{{ end -}}
+{{- $dataset := dict "split" $values.dataset.split -}}
+{{- with $values.dataset.key }}{{ $_ := set $dataset "key" . }}{{ end -}}
+{{- $cache := $values.dataset.cachePath -}}
+{{- /* Beside the data by default, which cannot be written to when checkpoints have a claim of their own. */}}
+{{- if $values.storage.checkpointPvcName }}{{ $cache = $cache | default (printf "cache/%s" .Release.Name) }}{{ end -}}
+{{- with $cache }}{{ $_ := set $dataset "cachePath" (printf "%s/%s" $writes .) }}{{ end -}}
+{{- if $values.dataset.blend -}}
+{{- $_ := set $dataset "blend" (include "megatron-training.blend" . | fromJson) -}}
+{{- else -}}
+{{- $_ := set $dataset "path" (printf "%s/%s" $values.storage.mountPath $on.dataset) -}}
+{{- end -}}
+{{- $arguments := list -}}
+{{- range $values.extraArgs }}{{ $arguments = append $arguments (ternary . (toJson .) (kindIs "string" .)) }}{{ end -}}
+{{ dict "release" .Release.Name
+        "model" (include "megatron-training.model" . | fromJson)
+        "training" $training
+        "parallelism" (include "megatron-training.said" $values.parallelism | fromJson)
+        "checkpoint" $checkpoint
+        "dataset" $dataset
+        "logs" (dict "path" (printf "%s/%s" $writes $on.logs))
+        "gpu" (include "megatron-training.said" (pick $values.gpu "memoryGib" "peakTflops") | fromJson)
+        "supervision" (include "megatron-training.said" $values.supervision | fromJson)
+        "trainer" (include "megatron-training.said" $values.trainer | fromJson)
+        "extraArgs" $arguments
+        "runAgain" (toString $values.job.runAgain) | toJson }}
+{{- end }}
+
+{{/*
+The datasets of a blend, as the pods see them. Input: $. Output: JSON.
+  {{ include "megatron-training.blend" . | fromJson }}
+*/}}
+{{- define "megatron-training.blend" -}}
+{{- $mount := .Values.storage.mountPath -}}
+{{- $blend := dict -}}
+{{- range $key, $value := .Values.dataset.blend -}}
+{{- if kindIs "slice" $value -}}
+{{- $parts := list -}}
+{{- range $value }}{{ $parts = append $parts (merge (dict "path" (printf "%s/%s" $mount .path)) (include "megatron-training.said" . | fromJson)) }}{{ end -}}
+{{- $_ := set $blend $key $parts -}}
+{{- else if not (kindIs "invalid" $value) -}}
+{{- $_ := set $blend $key $value -}}
+{{- end -}}
+{{- end -}}
+{{ toJson $blend }}
+{{- end }}
+
+{{/*
+The name of the ConfigMap that holds the file: another content has another name, so that no pod of an old run ever reads
+the settings of a new one. Input: $. Output: a name.
+  {{ include "megatron-training.settingsName" . }}
+*/}}
+{{- define "megatron-training.settingsName" -}}
+{{ .Release.Name }}-settings-{{ include "megatron-training.settings" . | sha256sum | trunc 10 }}
+{{- end }}
+
+{{/*
+That ConfigMap. Input: $. Output: a document.
+  {{ include "megatron-training.configMap" . }}
+*/}}
+{{- define "megatron-training.configMap" }}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata:
+  name: {{ include "megatron-training.settingsName" . | quote }}
+  labels: {{- include "tokenmill.labels" . | nindent 4 }}
+immutable: true
+data:
+  settings.json: |
+    {{- include "megatron-training.settings" . | fromJson | toPrettyJson | nindent 4 }}
+{{- end }}

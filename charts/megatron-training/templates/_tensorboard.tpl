@@ -1,0 +1,86 @@
+{{/*
+The name of TensorBoard's service. Input: $. Output: a name.
+  {{ include "megatron-training.tensorboardName" . }}
+*/}}
+{{- define "megatron-training.tensorboardName" -}}
+{{- if ne .Release.Name "megatron-training" }}{{ .Release.Name }}-{{ end }}tensorboard
+{{- end }}
+
+{{/*
+TensorBoard over the run's events, its service, and what `helm test` asks it. Input: $. Output: documents, or none.
+  {{ include "megatron-training.tensorboard" . }}
+*/}}
+{{- define "megatron-training.tensorboard" -}}
+{{- if .Values.tensorboard.enabled }}
+{{- $name := include "megatron-training.tensorboardName" . -}}
+{{- $tensorboard := .Values.tensorboard -}}
+{{- $on := include "megatron-training.directories" . | fromJson -}}
+{{- $claims := list -}}
+{{- range include "megatron-training.claims" . | fromYamlArray }}
+{{- if eq .mountPath (include "megatron-training.writes" $) }}{{ $claims = list (merge (dict "readOnly" true) .) }}{{ end }}
+{{- end -}}
+{{- $pod := dict "root" . "stage" "tensorboard" "environment" "" "claims" $claims "resources" $tensorboard.resources
+      "image" $tensorboard.image "graceSeconds" 5 "restartPolicy" "Always" "command" "- tensorboard"
+      "arguments" (printf "- --logdir\n- %s\n- --bind_all\n- --port=6006" (include "tokenmill.argument" (printf "%s/%s" (include "megatron-training.writes" .) $on.logs)))
+      "more" "ports: [{name: http, containerPort: 6006}]\nreadinessProbe:\n  httpGet: {path: /, port: http}\n  periodSeconds: 5"
+      "placement" (pick $tensorboard "nodeSelector" "tolerations") }}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata:
+  name: {{ $name | quote }}
+  labels: {{- include "tokenmill.labels" . | nindent 4 }}
+spec:
+  replicas: 1
+  revisionHistoryLimit: 1
+  selector:
+    matchLabels:
+      {{- include "tokenmill.selectorLabels" . | nindent 6 }}
+      app.kubernetes.io/component: tensorboard
+  template:
+    metadata:
+      labels: {{- include "tokenmill.podLabels" $pod | nindent 8 }}
+      {{- with .Values.podAnnotations }}
+      annotations: {{- toYaml . | nindent 8 }}
+      {{- end }}
+    spec: {{- include "tokenmill.podSpec" $pod | nindent 6 }}
+---
+apiVersion: v1
+kind: Service
+metadata:
+  name: {{ $name | quote }}
+  labels: {{- include "tokenmill.labels" . | nindent 4 }}
+spec:
+  selector:
+    {{- include "tokenmill.selectorLabels" . | nindent 4 }}
+    app.kubernetes.io/component: tensorboard
+  ports:
+    - {name: http, port: 6006, targetPort: http}
+{{- include "megatron-training.test" . }}
+{{- end }}
+{{- end }}
+
+{{/*
+What `helm test` runs: a pod that reaches TensorBoard through its service. Input: $. Output: a document.
+  {{ include "megatron-training.test" . }}
+*/}}
+{{- define "megatron-training.test" -}}
+{{- $tensorboard := .Values.tensorboard -}}
+{{- $url := printf "http://%s:6006/data/environment" (include "megatron-training.tensorboardName" .) -}}
+{{- $program := "import sys, time, urllib.request\nfor attempt in range(30):\n    try:\n        answer = urllib.request.urlopen(sys.argv[1], timeout=5).read()\n        sys.exit(print(sys.argv[1], answer.decode()))\n    except OSError as problem:\n        print(problem, flush=True)\n        time.sleep(2)\nsys.exit(f'no answer from {sys.argv[1]}')" -}}
+{{- $pod := dict "root" . "stage" "test" "environment" "" "resources" $tensorboard.resources "image" $tensorboard.image
+      "claims" (include "megatron-training.claims" . | fromYamlArray) "graceSeconds" 5
+      "command" "- python3" "arguments" (printf "- -c\n- %s\n- %s" (toJson $program) $url)
+      "placement" (pick $tensorboard "nodeSelector" "tolerations") }}
+---
+apiVersion: v1
+kind: Pod
+metadata:
+  name: {{ .Release.Name }}-test
+  labels: {{- include "tokenmill.podLabels" $pod | nindent 4 }}
+  annotations:
+    helm.sh/hook: test
+    helm.sh/hook-delete-policy: before-hook-creation
+    {{- with .Values.podAnnotations }}{{ toYaml . | nindent 4 }}{{ end }}
+spec: {{- include "tokenmill.podSpec" $pod | nindent 2 }}
+{{- end }}

@@ -1,0 +1,123 @@
+"""`tokenmill fit`: which layouts fit the GPUs, what a checkpoint costs, and the values to install."""
+
+import json as jsonlib
+import math
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tokenmill.cli import options as o
+from tokenmill.errors import RequestError
+
+
+def fit(
+    model: Annotated[str | None, typer.Option("--model", help="A preset, such as 175b, or custom.")] = None,
+    gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="GPUs of the run.")] = None,
+    gpu_memory: Annotated[float | None, typer.Option("--gpu-memory", min=1, help="GiB of each GPU.")] = None,
+    gpus_per_node: Annotated[int, typer.Option("--gpus-per-node", min=1, help="GPUs of a node.")] = 8,
+    seq_length: Annotated[int | None, typer.Option("--seq-length", min=1, help="Tokens of a sequence.")] = None,
+    global_batch: Annotated[
+        int | None, typer.Option("--global-batch", min=1, help="Sequences of an iteration; 16 a GPU when left out.")
+    ] = None,
+    changed: Annotated[
+        list[str], typer.Option("--set", metavar="FIELD=VALUE", help="Change a field of the model, as in numLayers=48.")
+    ] = [],  # noqa: B006
+    custom: Annotated[
+        Path | None, typer.Option("--custom", metavar="FILE", help="Fields of a model of your own, as YAML.")
+    ] = None,
+    tensor: Annotated[
+        int | None, typer.Option("--tensor", min=1, help="One layout, cut so; cuts that are left out are 1.")
+    ] = None,
+    pipeline: Annotated[int | None, typer.Option("--pipeline", min=1, help="The same.")] = None,
+    context: Annotated[int | None, typer.Option("--context", min=1, help="The same.")] = None,
+    expert: Annotated[int | None, typer.Option("--expert", min=1, help="The same.")] = None,
+    expert_tensor: Annotated[
+        int | None, typer.Option("--expert-tensor", min=1, help="The same; --tensor when left out.")
+    ] = None,
+    layers_per_virtual_stage: Annotated[
+        int | None, typer.Option("--layers-per-virtual-stage", min=1, help="The same; no virtual stages when left out.")
+    ] = None,
+    micro_batch: Annotated[
+        int | None, typer.Option("--micro-batch", min=1, help="Only this micro-batch, in sequences.")
+    ] = None,
+    recompute: Annotated[
+        str | None, typer.Option("--recompute", help="Only this recomputation: none, selective or full.")
+    ] = None,
+    storage: Annotated[
+        str | None,
+        typer.Option("--storage", help="Where checkpoints go: amlfs-125:16 (TiB), fsx-250:24, blob, nfs:100 (Gbit/s)."),
+    ] = None,
+    write_bandwidth: Annotated[
+        float | None, typer.Option("--write-bandwidth", min=0.001, help="The same in GB/s.")
+    ] = None,
+    mtbf_node: Annotated[
+        float | None, typer.Option("--mtbf-node", min=0.1, help="Hours between a node's failures; 6,000 if left out.")
+    ] = None,
+    peak_tflops: Annotated[
+        float | None,
+        typer.Option("--peak-tflops", min=1, help="Peak of a GPU for dense bf16, to estimate a step's time."),
+    ] = None,
+    mfu: Annotated[float, typer.Option("--mfu", min=0.01, max=1, help="Share of that peak which is reached.")] = 0.4,
+    iterations: Annotated[
+        int | None, typer.Option("--iterations", min=1, help="Length of the run, for the values.")
+    ] = None,
+    top: Annotated[int, typer.Option("--top", min=1, help="Layouts to show.")] = 10,
+    values: Annotated[
+        Path | None, typer.Option("--values", metavar="FILE", help="Write the best one as values for helm install -f.")
+    ] = None,
+    check: Annotated[
+        Path | None, typer.Option("--check", metavar="FILE", help="Only judge the layouts in a JSON file, a line each.")
+    ] = None,
+    json: o.Json = False,
+) -> None:
+    """List the layouts of a model that fit the GPUs, best first, with memory, bubble, batch and checkpoint."""
+    from tokenmill.training import plan
+    from tokenmill.training.fit import Wanted
+
+    if check is not None:
+        _check(check)
+        return
+    if model is None or gpus is None or gpu_memory is None:
+        raise typer.BadParameter("--model, --gpus and --gpu-memory say what is to fit where (or --check FILE)")
+    numbers = {"gpu-memory": gpu_memory, "write-bandwidth": write_bandwidth, "mtbf-node": mtbf_node}
+    for name, number in (numbers | {"peak-tflops": peak_tflops, "mfu": mfu}).items():
+        if number is not None and not math.isfinite(number):
+            raise typer.BadParameter(f"{number} is no number to plan with", param_hint=f"--{name}")
+    if recompute:
+        o.one_of("--recompute", recompute, "none", "selective", "full")
+    request = plan.Request(
+        model=plan.model_for(model, custom, changed, seq_length),
+        machines=plan.machines_for(gpus, gpus_per_node, gpu_memory),
+        wanted=Wanted(
+            tensor, pipeline, context, expert, expert_tensor, layers_per_virtual_stage, micro_batch, recompute
+        ),
+        global_batch=global_batch,
+        bytes_per_second=plan.bandwidth_for(storage, write_bandwidth),
+        node_hours=mtbf_node,
+        peak_tflops=peak_tflops,
+        mfu=mfu,
+        iterations=iterations,
+    )
+    made = plan.make(request)
+    if values is not None:
+        plan.write_values(made, values, sys.argv[1:])
+    if json:
+        sys.stdout.write(jsonlib.dumps(made.to_json(top)) + "\n")
+    else:
+        sys.stdout.write(plan.text(made, top, values) + "\n")
+
+
+def _check(file: Path) -> None:
+    from tokenmill.training import cases
+
+    wrong: list[dict[str, Any]] = []
+    total = 0
+    for answer in cases.answers(cases.read(file)):
+        sys.stdout.write(jsonlib.dumps(answer) + "\n")
+        total += 1
+        if "error" in answer:
+            wrong.append(answer)
+    if wrong:
+        raise RequestError(f"{len(wrong)} of {total} in {file} are no layouts; first: {wrong[0]['error']}")

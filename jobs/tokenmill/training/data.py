@@ -1,0 +1,524 @@
+"""What a run reads: finished outputs of preprocess, weighted, as Megatron-LM is told of them.
+
+Stands between preprocess, whose manifests it reads, and `arguments`, which takes its words. What Megatron-LM
+would meet hours later, or never say, is refused here: a part of the split without documents makes
+`GPTDataset` count epochs without end (megatron/core/datasets/gpt_dataset.py, `_get_num_epochs`).
+
+Weights are always written, one for each pair, by tokens within a dataset. Without weights Megatron-LM reads a
+list of datasets once and no further (`BlendedMegatronDatasetBuilder`, case c): a run of several epochs ends in
+StopIteration where the first does.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tokenmill.errors import RequestError
+from tokenmill.files import content_id, readable_json, write_atomic
+from tokenmill.flow.record import StageRecord
+from tokenmill.training import settings as s
+from tokenmill.training.arguments import Data
+
+if TYPE_CHECKING:
+    from tokenmill.stages.dataset import Dataset
+
+MOST_PAIRS = 32_766
+"""Pairs in one list: Megatron-LM numbers them in int16 and asserts fewer than 32,767 (blended_dataset.py)."""
+
+MANY_EPOCHS = 4
+"""Reading text again up to so often is nearly as good as new text (Muennighoff et al. 2023, arXiv:2305.16264)."""
+
+SPLITS = ("train", "validation", "test")
+"""The parts of a split, in Megatron-LM's order; it calls the second one valid."""
+
+INDEX = Path(".tokenmill") / "index"
+"""Below the checkpoints' directory: sample indices. The data's own volume may be read-only or shared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A `.bin` and `.idx` with tokens; `prefix` is the absolute path without suffix, `bytes` the `.bin`'s size."""
+
+    prefix: str
+    documents: int
+    sequences: int
+    tokens: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Source:
+    """One dataset of a list: an output of preprocess, or one pair of it, with its share of the samples (0..1).
+
+    `label` says where it was named, `empty` counts pairs without tokens, which are left out: Megatron-LM
+    cannot map them.
+    """
+
+    label: str
+    path: str
+    manifest: str
+    pairs: tuple[Pair, ...]
+    empty: int = 0
+    share: float = 1.0
+    alone: bool = False
+
+    @cached_property
+    def tokens(self) -> int:
+        """Tokens of all its pairs."""
+        return sum(pair.tokens for pair in self.pairs)
+
+    @cached_property
+    def documents(self) -> int:
+        """Documents of all its pairs."""
+        return sum(pair.documents for pair in self.pairs)
+
+    @cached_property
+    def sequences(self) -> int:
+        """Sequences of all its pairs: what a split counts. A document has one, unless its text is a list."""
+        return sum(pair.sequences for pair in self.pairs)
+
+    @cached_property
+    def bytes(self) -> int:
+        """Size of its `.bin` files."""
+        return sum(pair.bytes for pair in self.pairs)
+
+    def weighted(self) -> Iterator[tuple[float, Pair]]:
+        """Yield its pairs with their weights: its share, divided by tokens."""
+        for pair in self.pairs:
+            yield self.share * pair.tokens / self.tokens, pair
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """All that a run reads: `lists` has "all", which `split` cuts, or a list for each of SPLITS, without `split`."""
+
+    lists: dict[str, list[Source]]
+    split: str | None
+    tokenizer: Path
+    fingerprint: str
+    vocab_size: int
+    max_token_id: int
+    dtype: str
+    eod: int | None
+    eod_token: str | None
+    eos_token: str | None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def sources(self) -> list[Source]:
+        """The datasets of all lists."""
+        return [source for sources in self.lists.values() for source in sources]
+
+    @property
+    def train(self) -> list[Source]:
+        """The datasets of which training samples are made, or a part of each."""
+        return self.lists.get("all") or self.lists["train"]
+
+    @cached_property
+    def hash(self) -> str:
+        """Names the content: the hashes of all manifests."""
+        return content_id(sorted({source.manifest for source in self.sources}))
+
+
+def resolve(settings: s.Settings, root: Path | None = None) -> Corpus:
+    """Find what (derived) settings name, relative paths below `root`, and hold it to what the run needs.
+
+    Raises RequestError where anything is missing, unfinished, damaged, or cannot be trained on so.
+    """
+    corpus = gather(settings.dataset, root)
+    training = settings.training
+    if training.eval_iterations and not _has(corpus, "validation"):
+        raise RequestError(
+            f"training.evalIterations is {training.eval_iterations} and there is nothing to validate on: "
+            + (f"dataset.split is {corpus.split}" if corpus.split else "dataset.blend.validation is empty")
+            + "; hold some out, or set training.evalIterations to 0"
+        )
+    highest = max(corpus.vocab_size - 1, corpus.max_token_id)
+    layout = settings.layout(corpus.vocab_size)
+    if highest >= layout.padded_vocab:
+        raise RequestError(
+            f"the tokenizer of {corpus.tokenizer.parent} has token ids up to {highest}, and the embedding has "
+            f"{layout.padded_vocab} rows: {corpus.vocab_size} entries padded to a multiple of "
+            f"{layout.vocab_divisible_by} x tensor parallel {layout.tensor}; an id outside it ends training in a "
+            "CUDA error: make the data again with a tokenizer without gaps in its ids"
+        )
+    resets = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss")
+    wanted = [name for name in resets if getattr(training, name)]
+    if wanted and corpus.eod_token != corpus.eos_token:
+        names = ", ".join(f"training.{_camel(name)}" for name in wanted)
+        raise RequestError(
+            f"{names}: Megatron-LM takes the tokenizer's eos ({corpus.eos_token}) for a document's end, and documents "
+            f"in {corpus.tokenizer.parent} end with {corpus.eod_token or 'nothing'}; turn it off, or make the data "
+            "again with a tokenizer whose eos is the EOD"
+        )
+    from tokenmill.training.draws import check_draws
+
+    check_draws(corpus, settings)
+    return corpus
+
+
+def gather(dataset: s.Dataset, root: Path | None) -> Corpus:
+    """Find the datasets and give each its share; hold them to what any run on them needs."""
+    blend = dataset.blend
+    if (dataset.path is None) == (blend is None):
+        raise RequestError("give dataset.path (an output of tokenmill preprocess), or dataset.blend: one of the two")
+    if blend is None:
+        assert dataset.path is not None  # noqa: S101
+        lists = {"all": [s.Part(path=dataset.path)]}
+        by, where = "tokens", {"all": "dataset.path"}
+    else:
+        lists = {name: getattr(blend, name) for name in ("all", *SPLITS) if getattr(blend, name)}
+        by, where = blend.by, {name: f"dataset.blend.{name}" for name in lists}
+        if "all" in lists and len(lists) > 1:
+            raise RequestError(
+                f"dataset.blend has all beside {', '.join(sorted(lists.keys() - {'all'}))}: a list to be cut by "
+                "dataset.split, or a list for each split; not both"
+            )
+        if not lists.keys() & {"all", "train"}:
+            raise RequestError("dataset.blend has nothing to train on: fill its all, or its train")
+    found: dict[str, list[Source]] = {}
+    opened: list[tuple[str, Dataset]] = []
+    for name, parts in lists.items():
+        found[name] = []
+        for number, part in enumerate(parts):
+            label = where[name] if blend is None else f"{where[name]}[{number}]"
+            data, source = _find(label, part.path, root, dataset.key)
+            opened.append((label, data))
+            found[name].append(source)
+    _same_tokenizer(opened)
+    notes = _apart(found)
+    shared = {name: _shares(sources, lists[name], by) for name, sources in found.items()}
+    for name, sources in shared.items():
+        count = sum(len(source.pairs) for source in sources)
+        if count > MOST_PAIRS:
+            raise RequestError(
+                f"{where[name]} has {count:,} pairs, and Megatron-LM takes at most {MOST_PAIRS:,}: make fewer, larger "
+                "ones with tokenmill preprocess --target-files"
+            )
+    split = None
+    if "all" in shared:
+        split = ",".join(word.strip() for word in dataset.split.split(","))
+        _check_split(split, shared["all"])
+    _, first = opened[0]
+    about, basis = first.tokenizer, first.plan.basis
+    empty = sum(source.empty for sources in shared.values() for source in sources)
+    if empty:
+        notes.append(f"left out {empty} pairs without tokens")
+    return Corpus(
+        lists=shared,
+        split=split,
+        tokenizer=first.record.output / "tokenizer",
+        fingerprint=basis["tokenizer"],
+        vocab_size=about["vocab_size"],
+        max_token_id=about["max_token_id"],
+        dtype=basis["dtype"],
+        eod=basis["eod"],
+        eod_token=about["eod_token"] if basis["eod"] is not None else None,
+        eos_token=about["eos_token"],
+        notes=notes,
+    )
+
+
+def data_flags(corpus: Corpus, settings: s.Settings, directory: Path) -> Data:
+    """Write what the command line cannot hold into `directory`, under a name made of its content; return the words.
+
+    One pair is --data-path. More of them are weights and paths in a file for --data-args-path, which
+    Megatron-LM cuts at white space; lists for each split are JSON with all three keys, each a flat list or
+    null (megatron/training/utils/common_utils.py, `get_blend_and_blend_per_split`).
+    """
+    words, name, data = listing(corpus)
+    if data is not None:
+        path = directory / name
+        if not path.is_file() or path.read_bytes() != data:
+            write_atomic(path, data)
+        words = [*words, str(path)]
+    if corpus.split is not None:
+        words = [*words, "--split", corpus.split]
+    return Data(flags=words, tokenizer=corpus.tokenizer, cache=cache_path(corpus, settings))
+
+
+def listing(corpus: Corpus) -> tuple[list[str], str, bytes | None]:
+    """Return the flag for the datasets, and the name and content of the file that it takes, None for a single pair."""
+    prefixes = [pair.prefix for source in corpus.sources for pair in source.pairs]
+    _check_paths(prefixes, cut=corpus.split is not None and len(prefixes) > 1)
+    if corpus.split is None:
+        keys = zip(("train", "valid", "test"), SPLITS, strict=True)
+        lists = {key: _flat(corpus.lists.get(name, [])) or None for key, name in keys}
+        data = readable_json(lists)
+        return ["--per-split-data-args-path"], f"blend-{content_id(lists)}.json", data
+    flat = _flat(corpus.lists["all"])
+    if len(flat) == 2:
+        return ["--data-path", flat[1]], "", None
+    data = "".join(f"{weight} {prefix}\n" for weight, prefix in zip(flat[::2], flat[1::2], strict=True)).encode()
+    return ["--data-args-path"], f"blend-{content_id(flat)}.txt", data
+
+
+def cache_path(corpus: Corpus, settings: s.Settings) -> Path:
+    """Return the directory of Megatron-LM's sample indices, one for each content of the data.
+
+    Megatron-LM finds an index by the data's path, not by what lies there: the manifests' hashes in the name
+    keep one of older data from being taken. It lies below the checkpoints unless `dataset.cachePath` says
+    otherwise: that every node reads and writes, while data may be mounted read-only.
+    """
+    base = settings.dataset.cache_path or Path(settings.checkpoint.path) / INDEX
+    return Path(base) / corpus.hash
+
+
+def summary(corpus: Corpus, settings: s.Settings) -> list[str]:
+    """Say what a run reads and how often; lines that begin with "warning:" are for somebody to decide on."""
+    training = settings.training
+    batch, length = training.global_batch_size or 0, settings.model.seq_length
+    total = training.iterations * batch * length
+    lines = [
+        f"{training.iterations:,} iterations of {batch:,} sequences of {length:,} tokens: {batch * length:,} tokens a "
+        f"step, {total:,} in all",
+        f"tokenizer {corpus.tokenizer}: {corpus.vocab_size:,} entries, ids as {corpus.dtype}, documents end with "
+        f"{corpus.eod_token or 'no EOD'}",
+        *corpus.notes,
+    ]
+    for source in corpus.train:
+        count = sequences_of(source, corpus.split, "train")
+        tokens = source.tokens * count / source.sequences
+        epochs = total * source.share / tokens
+        lines.append(
+            f"{source.path}: {source.tokens:,} tokens in {source.documents:,} documents, {len(source.pairs):,} pairs; "
+            f"{source.share:.2%} of the samples, {epochs:.2f} epochs"
+        )
+        if epochs > MANY_EPOCHS:
+            lines.append(
+                f"warning: {source.path} is read {epochs:.1f} times; above about {MANY_EPOCHS} epochs repeated text "
+                "adds little: train for fewer iterations, or give it a smaller weight"
+            )
+    for name in SPLITS[1:]:
+        if _has(corpus, name):
+            held = corpus.lists.get("all") or corpus.lists[name]
+            lines.append(f"{name}: {sum(sequences_of(source, corpus.split, name) for source in held):,} sequences")
+    return lines
+
+
+def sequences_of(source: Source, split: str | None, part: str) -> int:
+    """Count the sequences of a source that fall into a part of the split; without a split, all of them."""
+    if split is None:
+        return source.sequences
+    number = SPLITS.index(part)
+    return sum(cut[1] - cut[0] for pair in source.pairs if (cut := cuts(split, pair.sequences)[number]))
+
+
+def fractions(split: str) -> list[float]:
+    """Parse `dataset.split` to three fractions of 1, as Megatron-LM reckons them, and as strictly as it does not.
+
+    Raises RequestError for what are not one to three numbers of which the first is the largest part.
+    """
+    words = split.split(",")
+    try:
+        numbers = [float(word) for word in words]
+    except ValueError:
+        numbers = []
+    plain = all(word.strip().replace(".", "", 1).isdecimal() for word in words)  # Megatron-LM reads -1 as 1, 1e2 as 1,2
+    if not plain or not 1 <= len(numbers) <= 3 or not 0 < sum(numbers) < math.inf:
+        raise RequestError(
+            f"dataset.split is {split!r}: give the shares of train, validation and test, such as 990,9,1"
+        )
+    numbers += [0.0] * (3 - len(numbers))
+    parts = [number / sum(numbers) for number in numbers]
+    if not parts[0]:
+        raise RequestError(f"dataset.split {split} leaves nothing to train on: its first number is train's share")
+    if parts[0] < 0.5:
+        raise RequestError(
+            f"dataset.split {split} holds out {1 - parts[0]:.0%} of the data: its first number is train's share, such "
+            "as 990,9,1; to hold out so much, name datasets for each split in dataset.blend"
+        )
+    return parts
+
+
+def cuts(split: str, sequences: int) -> list[tuple[int, int] | None]:
+    """Return which sequences of a pair go to train, validation and test; None for a part whose share is 0.
+
+    As megatron/core/datasets/blended_megatron_dataset_config.py and _builder.py do, to the rounding.
+    """
+    edges = [0.0]
+    for part in fractions(split):
+        edges.append(edges[-1] + part)
+    return [
+        (round(begin * float(sequences)), round(end * float(sequences))) if end > begin else None
+        for begin, end in pairwise(edges)
+    ]
+
+
+def _find(label: str, named: str, root: Path | None, key: str | None) -> "tuple[Dataset, Source]":
+    """Open what a setting names: a dataset's directory, or the path of one of its pairs, with or without suffix."""
+    from tokenmill.stages.dataset import check_tokenizer, find_dataset, open_dataset
+
+    path = ((root or Path()) / named).absolute()
+    prefix = path.with_name(path.name.removesuffix(".bin").removesuffix(".idx"))
+    record = StageRecord(prefix.parent, "preprocess")
+    alone = not path.is_dir() and record.plan_path.is_file()
+    try:
+        data = open_dataset(record) if alone else find_dataset(path)
+    except RequestError as problem:
+        raise RequestError(f"{label} {named}: {problem}") from problem
+    keys = data.plan.basis["keys"]
+    if alone:
+        pairs = [entry for entry in data.pairs if entry["prefix"] == prefix.name]
+        empty = []
+        if not pairs:
+            raise RequestError(f"{label} {named}: {record.output} has no pair {prefix.name} with tokens")
+    else:
+        if key is None and len(keys) > 1:
+            raise RequestError(
+                f"{label} {named} has the keys {', '.join(keys)}: say which to train on with dataset.key"
+            )
+        if key is not None and key not in keys:
+            raise RequestError(f"{label} {named} has no key {key} (dataset.key); it has {', '.join(keys)}")
+        pairs = [entry for entry in data.pairs if entry["key"] == (key or keys[0])]
+        empty = [entry for entry in data.manifest.content["empty"] if entry["key"] == (key or keys[0])]
+        if not pairs:
+            raise RequestError(
+                f"{label} {named} has no tokens under the key {key or keys[0]}: choose another dataset.key"
+            )
+    wrong = check_tokenizer(data.record, data.plan)
+    if wrong:
+        raise RequestError(f"{label} {named}: {wrong[0]}")
+    return data, Source(
+        label=label,
+        path=named,
+        manifest=data.manifest.hash,
+        pairs=tuple(_pair(data.record.output, entry) for entry in pairs),
+        empty=len(empty),
+        alone=alone,
+    )
+
+
+def _pair(output: Path, entry: dict[str, Any]) -> Pair:
+    counts = (entry["documents"], entry["sequences"], entry["tokens"], entry["bytes"])
+    return Pair(str(output / entry["prefix"]), *counts)
+
+
+def _same_tokenizer(opened: "Sequence[tuple[str, Dataset]]") -> None:
+    """Refuse a blend whose ids mean different things, or whose documents end differently."""
+    label, first = opened[0]
+    for other, data in opened[1:]:
+        if data.plan.basis["tokenizer"] != first.plan.basis["tokenizer"]:
+            raise RequestError(
+                f"{label} {first.record.output} was made with the tokenizer {first.tokenizer['reference']} "
+                f"({first.plan.basis['tokenizer'][:12]}), {other} {data.record.output} with "
+                f"{data.tokenizer['reference']} ({data.plan.basis['tokenizer'][:12]}): the same ids are different "
+                "text; make one of them again with the other's tokenizer"
+            )
+        if data.plan.basis["eod"] != first.plan.basis["eod"]:
+            raise RequestError(
+                f"documents end with token {first.plan.basis['eod']} in {label} {first.record.output}, with "
+                f"{data.plan.basis['eod']} in {other} {data.record.output}; make one of them again with the other's "
+                "--eod-token"
+            )
+
+
+def _apart(lists: dict[str, list[Source]]) -> list[str]:
+    """Keep what is validated on out of training: pairs named alone are taken out of datasets named whole.
+
+    A pair that is in two lists otherwise, or twice in one, is refused. Changes `lists`; returns what to say.
+    """
+    alone = {
+        pair.prefix: (name, source.label)
+        for name, sources in lists.items()
+        for source in sources
+        if source.alone
+        for pair in source.pairs
+    }
+    notes, seen = [], dict[str, str]()
+    for name, sources in lists.items():
+        for number, source in enumerate(sources):
+            kept = [pair for pair in source.pairs if source.alone or alone.get(pair.prefix, (name,))[0] == name]
+            if len(kept) < len(source.pairs):
+                notes.append(f"left {len(source.pairs) - len(kept)} pairs of {source.path} to the other splits")
+                if not kept:
+                    raise RequestError(f"{source.label} {source.path}: all of its pairs are in other splits")
+                sources[number] = _replace(source, pairs=tuple(kept))
+            for pair in kept:
+                other = seen.setdefault(pair.prefix, source.label)
+                if other != source.label:
+                    raise RequestError(
+                        f"{pair.prefix} is in {other} and in {source.label}: name it in one of them; a dataset is read "
+                        "more often by its weight"
+                    )
+    return notes
+
+
+def _shares(sources: list[Source], parts: Sequence[s.Part], by: str) -> list[Source]:
+    """Give each source its share: by weight where weights are given, else by tokens, documents or bytes."""
+    given = [part.weight for part in parts]
+    if by == "given" or any(weight is not None for weight in given):
+        for source, weight in zip(sources, given, strict=True):
+            if weight is None:
+                raise RequestError(f"{source.label} {source.path} has no weight, and others have: give all of them one")
+            if not 0 < weight < math.inf:
+                raise RequestError(f"{source.label} {source.path} has the weight {weight}: it must be above 0")
+        sizes = [float(weight) for weight in given if weight is not None]
+    else:
+        sizes = [float(getattr(source, by)) for source in sources]
+    return [_replace(source, share=size / sum(sizes)) for source, size in zip(sources, sizes, strict=True)]
+
+
+def _replace(source: Source, **changed: Any) -> Source:
+    from dataclasses import replace
+
+    return replace(source, **changed)
+
+
+def _check_split(split: str, sources: list[Source]) -> None:
+    """Refuse a split that leaves a part of some pair empty: on that Megatron-LM counts epochs without end."""
+    fractions(split)
+    counts = sorted({pair.sequences for source in sources for pair in source.pairs})
+    for count in counts:
+        empty = [name for name, cut in zip(SPLITS, cuts(split, count), strict=True) if cut and cut[0] >= cut[1]]
+        if not empty:
+            continue
+        pair = next(pair for source in sources for pair in source.pairs if pair.sequences == count)
+        pairs = sum(len(source.pairs) for source in sources)
+        raise RequestError(
+            f"dataset.split {split} gives {' and '.join(empty)} none of the {count} documents of {pair.prefix} (the "
+            f"smallest of {pairs} pairs; each is cut), on which Megatron-LM would never come to a start; "
+            + _remedy(split, counts)
+        )
+
+
+def _remedy(split: str, counts: Sequence[int]) -> str:
+    shares = fractions(split)
+    for other in ("98,1,1", "95,4,1", "90,8,2", "80,15,5", "80,10,10", "60,20,20"):
+        words = ",".join(word if share else "0" for word, share in zip(other.split(","), shares, strict=True))
+        if all(cut is None or cut[0] < cut[1] for count in counts for cut in cuts(words, count)):
+            return f"{words} would do, or fewer, larger pairs (tokenmill preprocess --target-files)"
+    return (
+        "make fewer, larger pairs (tokenmill preprocess --target-files), or name pairs to hold out in "
+        "dataset.blend.validation, or set dataset.split to 1,0,0 with training.evalIterations 0"
+    )
+
+
+def _check_paths(prefixes: Sequence[str], *, cut: bool) -> None:
+    """Refuse paths that Megatron-LM would cut: in a list's file at any white space, elsewhere at the ends."""
+    for prefix in prefixes:
+        if prefix != prefix.strip() or (cut and len(prefix.split()) > 1):
+            raise RequestError(
+                f"{prefix!r} has white space in it, at which Megatron-LM cuts paths; rename the directory, or name it "
+                "through a link without"
+            )
+
+
+def _flat(sources: Sequence[Source]) -> list[str]:
+    """Return weights and paths in turn: the only form of a weighted list that Megatron-LM reads."""
+    return [word for source in sources for weight, pair in source.weighted() for word in (repr(weight), pair.prefix)]
+
+
+def _has(corpus: Corpus, part: str) -> bool:
+    if corpus.split is None:
+        return bool(corpus.lists.get(part))
+    return fractions(corpus.split)[SPLITS.index(part)] > 0
+
+
+def _camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(word.title() for word in rest)

@@ -1,0 +1,122 @@
+"""Model architectures: a preset is a file in models/, by the names people know; any field can be replaced."""
+
+from importlib import resources
+from typing import Any, Literal
+
+import msgspec
+
+from tokenmill.errors import RequestError
+
+
+class Model(msgspec.Struct, rename="camel", forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """An architecture in Megatron-LM's terms, and the recipe that goes with it where nothing else is said.
+
+    Sizes are counts, lengths tokens. `vocabulary_size` serves planning alone: a run takes its data's.
+    """
+
+    name: str = "custom"
+    note: str | None = None
+    """What people should know before they start it."""
+    num_layers: int
+    hidden_size: int
+    num_attention_heads: int
+    num_query_groups: int | None = None
+    kv_channels: int | None = None
+    ffn_hidden_size: int | None = None
+    seq_length: int = 2048
+    max_position_embeddings: int | None = None
+    activation: Literal["gelu", "swiglu"] = "gelu"
+    normalization: Literal["LayerNorm", "RMSNorm"] = "LayerNorm"
+    norm_epsilon: float = 1e-5
+    position_embedding: Literal["learned_absolute", "rope"] = "learned_absolute"
+    rotary_base: int = 10_000
+    rope_scaling_factor: float | None = None
+    add_bias_linear: bool = True
+    add_qkv_bias: bool = False
+    qk_layernorm: bool = False
+    untie_embeddings: bool = False
+    hidden_dropout: float = 0.1
+    attention_dropout: float = 0.1
+    init_method_std: float = 0.02
+    num_experts: int | None = None
+    experts_per_token: int = 2
+    expert_ffn_hidden_size: int | None = None
+    expert_aux_loss_coefficient: float = 1e-2
+    vocabulary_size: int = 50_257
+    tensor_model_parallel_size: int = 1
+    pipeline_model_parallel_size: int = 1
+    expert_model_parallel_size: int = 1
+    micro_batch_size: int = 1
+    learning_rate: float = 3e-4
+
+    @property
+    def positions(self) -> int:
+        """Position embeddings: as many as the sequence has tokens, where nothing else is said."""
+        return self.max_position_embeddings or self.seq_length
+
+    def architecture(self) -> dict[str, Any]:
+        """Return the fields of a `Layout` that the model alone decides."""
+        return {
+            "num_layers": self.num_layers,
+            "hidden_size": self.hidden_size,
+            "num_attention_heads": self.num_attention_heads,
+            "seq_length": self.seq_length,
+            "max_position_embeddings": self.positions,
+            "query_groups": self.num_query_groups,
+            "kv_channels": self.kv_channels,
+            "ffn_hidden_size": self.ffn_hidden_size,
+            "swiglu": self.activation == "swiglu",
+            "experts": self.num_experts,
+            "experts_per_token": self.experts_per_token,
+            "expert_ffn_hidden_size": self.expert_ffn_hidden_size,
+            "rms_norm": self.normalization == "RMSNorm",
+            "untied": self.untie_embeddings,
+            "learned_positions": self.position_embedding == "learned_absolute",
+            "bias": self.add_bias_linear,
+        }
+
+
+PRESETS = resources.files("tokenmill.training") / "models"
+
+
+def names() -> list[str]:
+    """List the presets, the smallest first where the name says the size."""
+    found = [entry.name.removesuffix(".yaml") for entry in PRESETS.iterdir() if entry.name.endswith(".yaml")]
+    return sorted(found, key=_size)
+
+
+def _size(name: str) -> tuple[str, float]:
+    family, _, size = name.rpartition("-")
+    number = size.rstrip("mb").rpartition("x")[2]
+    return family, float(number) * (1000 if size.endswith("b") else 1)
+
+
+def preset(name: str, /, **changed: Any) -> Model:
+    """Return a preset with fields replaced, by their names in the file (camelCase).
+
+    Raises:
+        RequestError: there is no such preset, or a field that models do not have.
+    """
+    import yaml
+
+    if name not in names():
+        raise RequestError(f"there is no model {name!r}; there are: {', '.join(names())}, and custom")
+    fields = yaml.safe_load((PRESETS / f"{name}.yaml").read_text())
+    return from_fields({"name": name, **fields, **changed}, f"the model {name}")
+
+
+def from_fields(fields: Any, what: str) -> Model:
+    """Return the model that fields describe, by their names in a file (camelCase); `what` names it in messages.
+
+    Raises:
+        RequestError: a field is missing, unknown, of another type, or a count that cannot be.
+    """
+    try:
+        model = msgspec.convert(fields, Model)
+    except msgspec.ValidationError as problem:
+        raise RequestError(f"{what}: {problem}") from None
+    for field in msgspec.structs.fields(Model):
+        value = getattr(model, field.name)
+        if isinstance(value, int) and not isinstance(value, bool) and value <= 0:
+            raise RequestError(f"{what}: {field.encode_name} is {value}: it must be above 0")
+    return model

@@ -1,0 +1,130 @@
+"""What is checked before a GPU waits: the layout, the data, the machine, the room for checkpoints."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+from tokenmill.errors import RequestError
+from tokenmill.training.data import Corpus
+from tokenmill.training.layout import Layout, late_refusals, refusals
+from tokenmill.training.memory import (
+    GIB,
+    RESERVE,
+    activation_bytes,
+    checkpoint_bytes,
+    parameters,
+    weight_optimizer_bytes,
+)
+from tokenmill.training.settings import Settings
+
+
+def check(settings: Settings, corpus: Corpus, *, machine: bool) -> list[str]:
+    """Return what to say about a run, warnings included; `machine` looks at this node's GPUs and disk, too.
+
+    Raises:
+        RequestError: something is wrong that a retry cannot help; all of it, not only the first.
+    """
+    layout = settings.layout(corpus.vocab_size)
+    wrong = [*refusals(layout), *late_refusals(layout), *_intervals(settings), *_memory(settings, layout)]
+    said = _describe(settings, layout)
+    if machine:
+        wrong += _gpus(settings, layout)
+        found, warnings = _room(settings, layout)
+        wrong += found
+        said += warnings
+    if wrong:
+        raise RequestError("this run cannot start:\n" + "\n".join(f"  - {each}" for each in wrong))
+    return said
+
+
+def _describe(settings: Settings, layout: Layout) -> list[str]:
+    count = parameters(layout)
+    active = f", {count.active / 1e9:.3g} B active" if layout.experts else ""
+    said = [
+        f"model {settings.model.name}: {count.total / 1e9:.3g} B parameters{active}; {layout.world} GPUs = "
+        f"tensor {layout.tensor} x pipeline {layout.pipeline} x context {layout.context} x data {layout.data_parallel}"
+        f"; batch {layout.global_batch:,} = {layout.micro_batches} micro-batches of {layout.micro_batch} on each; "
+        f"{weight_optimizer_bytes(layout) / GIB:.1f} GiB of weights and optimizer and "
+        f"{activation_bytes(layout) / GIB:.1f} GiB of activations on the fullest GPU"
+    ]
+    if settings.model.note:
+        said.append(f"note: {settings.model.note}")
+    if layout.tensor > settings.training.gpus_per_node:
+        said.append(
+            f"warning: tensor parallel {layout.tensor} is more than the {settings.training.gpus_per_node} GPUs of a "
+            "node: its traffic, the heaviest, crosses the network"
+        )
+    if settings.parallelism.sequence_parallel and layout.tensor == 1:
+        said.append("warning: sequence parallelism does nothing without tensor parallelism")
+    return said
+
+
+def _intervals(settings: Settings) -> list[str]:
+    training, checkpoint = settings.training, settings.checkpoint
+    wrong = []
+    if (checkpoint.save_interval or 0) > training.iterations:
+        wrong.append(
+            f"saveInterval {checkpoint.save_interval:,} is above iterations {training.iterations:,}: nothing would be "
+            "saved before the end; leave it out, or lower it"
+        )
+    if checkpoint.keep < 2:
+        wrong.append(f"checkpoint.keep is {checkpoint.keep}: a save that is cut off needs a good one before it, keep 2")
+    warmup, decay = training.warmup_iterations or 0, training.decay_iterations or 0
+    if warmup >= decay:
+        wrong.append(f"warmupIterations {warmup:,} are not fewer than decayIterations {decay:,}")
+    return wrong
+
+
+def _memory(settings: Settings, layout: Layout) -> list[str]:
+    stated = settings.gpu.memory_gib
+    if not stated or refusals(layout):
+        return []
+    weights, activations = weight_optimizer_bytes(layout) / GIB, activation_bytes(layout) / GIB
+    usable = stated * (1 - RESERVE)
+    if weights + activations <= usable:
+        return []
+    return [
+        f"{weights:.1f} GiB of weights, gradients and optimizer + {activations:.1f} GiB of activations = "
+        f"{weights + activations:.1f} GiB do not fit into {usable:.1f} GiB ({stated:g} GiB less {RESERVE:.0%} for "
+        f"CUDA, NCCL and fragments); see: tokenmill fit --model {settings.model.name} --gpus {layout.world} "
+        f"--gpu-memory {stated:g}"
+    ]
+
+
+def _gpus(settings: Settings, layout: Layout) -> list[str]:
+    if settings.trainer.backend != "nccl":
+        return []
+    query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=60, check=True)
+    except FileNotFoundError:
+        return ["this node has no nvidia-smi: no GPU, or the container was started without the NVIDIA runtime"]
+    except (subprocess.SubprocessError, OSError) as problem:
+        return [f"nvidia-smi fails on this node ({problem}): look at its driver and GPUs"]
+    memory = [float(line) / 1024 for line in done.stdout.split("\n") if line.strip().replace(".", "").isdigit()]
+    wanted = settings.training.gpus_per_node
+    if len(memory) < wanted:
+        return [f"this node shows {len(memory)} GPUs, training.gpusPerNode is {wanted}"]
+    needed = (weight_optimizer_bytes(layout) + activation_bytes(layout)) / GIB if not refusals(layout) else 0
+    if needed > min(memory):
+        return [f"the run needs {needed:.1f} GiB on each GPU, and this node's have {min(memory):.1f} GiB"]
+    return []
+
+
+def _room(settings: Settings, layout: Layout) -> tuple[list[str], list[str]]:
+    path = Path(settings.checkpoint.path)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(path).free
+    except OSError as problem:
+        return [f"checkpoints cannot be written to {path}: {problem.strerror}"], []
+    size = checkpoint_bytes(layout)
+    if free < size and not any(path.glob("iter_*")):
+        return [f"a checkpoint takes {size / 1e9:.1f} GB, and {path} has {free / 1e9:.1f} GB free"], []
+    wanted = (settings.checkpoint.keep + 1) * size
+    if free < wanted:
+        return [], [
+            f"warning: {settings.checkpoint.keep} checkpoints and one being written take {wanted / 1e9:.1f} GB; "
+            f"{path} has {free / 1e9:.1f} GB free"
+        ]
+    return [], []

@@ -1,0 +1,628 @@
+"""The training chart without a cluster: what it mounts is what `tokenmill train` reads, for all that people combine."""
+
+import inspect
+import json
+import os
+import shlex
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from charts.rendering import HELMS, ROOT, TOOLS, helm, overlays, training, training_run
+from tokenmill.training import layout, model, settings
+from tokenmill.training.arguments import Data, megatron_arguments
+
+ENGINES = ("pytorchjob", "jobset", "trainjob")
+KINDS = {"pytorchjob": "PyTorchJob", "jobset": "JobSet", "trainjob": "TrainJob"}
+CHART = ROOT / "charts/megatron-training"
+VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
+
+
+def one(documents: list[Any], kind: str) -> Any:
+    (found,) = [document for document in documents if document["kind"] == kind]
+    return found
+
+
+def read(documents: list[Any], tmp_path: Path) -> settings.Settings:
+    """Read what a pod would."""
+    text = one(documents, "ConfigMap")["data"]["settings.json"]
+    path = tmp_path / "settings.json"
+    path.write_text(text)
+    return settings.read(path)
+
+
+def templates(documents: list[Any]) -> Iterator[dict[str, Any]]:
+    """Yield every pod template of a training run."""
+    for document in documents:
+        match document["kind"]:
+            case "PyTorchJob":
+                yield from (replica["template"] for replica in document["spec"]["pytorchReplicaSpecs"].values())
+            case "JobSet":
+                yield document["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
+            case "TrainingRuntime":
+                yield document["spec"]["template"]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
+
+
+def container(documents: list[Any]) -> dict[str, Any]:
+    found: dict[str, Any] = next(templates(documents))["spec"]["containers"][0]
+    return found
+
+
+@cache
+def flags() -> dict[str, dict[str, Any]]:
+    found = json.loads((ROOT / "tests/conformance/megatron-arguments.json").read_text())["arguments"]
+    return {name: about for first, about in found.items() for name in (first, *about.get("also", []))}
+
+
+def composed(found: settings.Settings) -> list[str]:
+    data = Data(flags=["--data-path", "x"], tokenizer=Path("tokenizer"), cache=Path("cache"))
+    fresh = {"resume": False} if "resume" in inspect.signature(megatron_arguments).parameters else {}
+    return megatron_arguments(found, data, **fresh)
+
+
+def check_flags(words: list[str]) -> None:
+    """Hold a command line to Megatron-LM's own list: flags it has, values where they take them."""
+    assert words[0].startswith("--")
+    values: dict[str, list[str]] = {}
+    for word in words:
+        if word.startswith("--"):
+            name = word
+            values[name] = []
+        else:
+            values[name].append(word)
+    for name, given in values.items():
+        about = flags()[name]
+        match about.get("nargs"):
+            case None:
+                assert len(given) == 1, name
+            case int(number):
+                assert len(given) == number, name
+            case "+":
+                assert given, name
+        choices = {str(choice).removeprefix("AttnBackend.") for choice in about.get("choices", given)}
+        assert set(given) <= choices, name
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("program", HELMS)
+def test_every_model_runs_on_every_cluster(program: str, engine: str, tmp_path: Path) -> None:
+    cases = list(product(overlays("models"), overlays("clusters")))
+    assert len(cases) >= 11 * 7
+
+    def rendered(files: tuple[Path, Path]) -> list[Any]:
+        # One process a pod is too few for what a recipe's nodes hold.
+        more = {"training.nodes": 128} if files[1].stem == "local" else {}
+        return training(*files, program=program, engine=engine, **more)
+
+    with ThreadPoolExecutor(2) as pool:
+        for files, documents in zip(cases, pool.map(rendered, cases), strict=True):
+            found = read(documents, tmp_path)
+            assert found.model.name == files[0].stem
+            at = found.layout()
+            assert [*layout.refusals(at), *layout.late_refusals(at)] == [], files
+            check_flags(composed(found))
+            pod = container(documents)
+            assert pod["args"] == ["train", "/etc/tokenmill-training/settings.json"]
+            assert one(documents, KINDS[engine])["metadata"]["name"] == "megatron-training"
+
+
+def test_every_preset_has_a_recipe() -> None:
+    assert {file.stem for file in overlays("models")} == set(model.names())
+
+
+GUIDE = {
+    "quick": (
+        """helm install megatron-training charts/megatron-training --set image.tag=latest --set model.size="375m"
+        --set training.nodes=2 --set training.gpusPerNode=8 --set training.iterations=100
+        --set training.globalBatchSize=32 --set storage.pvcName="shared-storage-pvc"
+        --set storage.datasetPath="slimpajama/preprocessed" """,
+        {"size": "375m", "world": 16, "iterations": 100, "batch": 32, "save": 10},
+    ),
+    "175b": (
+        """helm install megatron-training charts/megatron-training --set image.tag=latest --set model.size="175b"
+        --set training.nodes=64 --set training.gpusPerNode=8 --set training.iterations=10000
+        --set training.globalBatchSize=8192 --set training.saveInterval=1000 --set training.evalInterval=1000
+        --set storage.pvcName="shared-storage-pvc" --set storage.datasetPath="slimpajama/preprocessed"
+        --set storage.checkpointPath="checkpoints/gpt175b" --set storage.logsPath="logs/gpt175b" """,
+        {"size": "175b", "world": 512, "iterations": 10000, "batch": 8192, "save": 1000},
+    ),
+    "custom": (
+        """helm install megatron-training charts/megatron-training --set image.tag=latest --set model.size="custom"
+        --set model.custom.numLayers=24 --set model.custom.hiddenSize=1024 --set model.custom.numAttentionHeads=16
+        --set model.custom.seqLength=2048 --set model.custom.tensorModelParallelSize=1
+        --set model.custom.pipelineModelParallelSize=1 --set training.nodes=4
+        --set storage.pvcName="shared-storage-pvc" """,
+        {"size": "custom", "world": 32, "iterations": 1000, "batch": 512, "save": 100},
+    ),
+    "SHARP": (
+        """helm install megatron-training charts/megatron-training --set model.size="175b" --set training.useSharp=1
+        --set training.nodes=32 --set storage.pvcName="shared-storage-pvc" """,
+        {"size": "175b", "world": 256, "iterations": 1000, "batch": 4096, "save": 100},
+    ),
+}
+"""The AKS guide's lines as people type them, and what they come to."""
+
+
+@pytest.mark.parametrize("program", HELMS)
+@pytest.mark.parametrize("name", GUIDE)
+def test_the_guide_s_lines_work_as_they_stand(name: str, program: str, tmp_path: Path) -> None:
+    line, expected = GUIDE[name]
+    words = shlex.split(line)[2:]
+    done = helm("template", *words, program=program)
+    assert done.returncode == 0, done.stderr
+    documents = list(yaml.safe_load_all(done.stdout))
+    found = read(documents, tmp_path)
+    run = found.training
+    assert {
+        "size": found.model.name,
+        "world": found.world,
+        "iterations": run.iterations,
+        "batch": run.global_batch_size,
+        "save": found.checkpoint.save_interval,
+    } == expected
+    assert layout.refusals(found.layout()) == []
+    assert ("--use-sharp" in composed(found)) is (name == "SHARP")
+    assert one(documents, "PyTorchJob")["metadata"]["name"] == "megatron-training"
+    assert one(documents, "Service")["metadata"]["name"] == "tensorboard"
+    if name == "175b":
+        assert found.checkpoint.path == "/data/checkpoints/gpt175b"
+        assert found.logs.path == "/data/logs/gpt175b"
+    else:
+        assert found.checkpoint.path == f"/data/checkpoints/megatron-training-{found.model.name}"
+    assert found.dataset.path == "/data/slimpajama/preprocessed"
+    tag = "0.1.0" if name == "SHARP" else "latest"
+    assert container(documents)["image"] == f"localhost/tokenmill-training:{tag}"
+
+
+def test_64_nodes_are_a_master_and_63_workers_of_8_gpus() -> None:
+    documents = training(**{"model.size": "175b", "training.nodes": 64})
+    job = one(documents, "PyTorchJob")["spec"]
+    replicas = job["pytorchReplicaSpecs"]
+    assert {kind: replica["replicas"] for kind, replica in replicas.items()} == {"Master": 1, "Worker": 63}
+    assert {replica["restartPolicy"] for replica in replicas.values()} == {"ExitCode"}
+    assert job["nprocPerNode"] == "8"
+    for replica in replicas.values():
+        assert replica["template"]["metadata"]["labels"]["job-name"] == "megatron-training"
+        (pod,) = replica["template"]["spec"]["containers"]
+        assert pod["name"] == "pytorch"
+        assert pod["resources"]["limits"]["nvidia.com/gpu"] == 8
+    assert "Worker" not in one(training(), "PyTorchJob")["spec"]["pytorchReplicaSpecs"]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("program", HELMS)
+def test_the_same_values_give_the_same_bytes(program: str, engine: str) -> None:
+    settings = {"engine": engine, "training.nodes": 2, "dataset.buildIndex.enabled": "true"}
+    assert training_run(program=program, **settings).stdout == training_run(program=program, **settings).stdout != ""
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_environment_s_contract_is_the_same_under_every_engine(engine: str) -> None:
+    documents = training(
+        engine=engine, release="run", **{"training.nodes": 3, "environmentVariables.NCCL_IB_HCA": "mlx5"}
+    )
+    environment = {each["name"]: each["value"] for each in container(documents)["env"]}
+    run = one(documents, KINDS[engine])["metadata"]["annotations"]["tokenmill/spec"]
+    assert environment["TOKENMILL_NODES"] == "3"
+    assert environment["TOKENMILL_RUN"] == run
+    assert environment["NCCL_IB_HCA"] == "mlx5"
+    if engine == "pytorchjob":
+        assert "MASTER_ADDR" not in environment, "the operator sets it"
+    else:
+        assert environment["MASTER_ADDR"] == f"run-node-0-0.run-{run[:8]}"
+        assert environment["MASTER_PORT"] == "29500"
+
+
+def test_a_variable_has_one_value() -> None:
+    given = {"environmentVariables.HOME": "/a", "environmentVariables.USER": "b", "environmentVariables.X": "c"}
+    more = {"extraEnv[0].name": "X", "extraEnv[0].value": "d", "extraEnv[1].name": "TMPDIR", "extraEnv[1].value": "/e"}
+    environment = container(training(**given, **more))["env"]
+    values = {each["name"]: each["value"] for each in environment}
+    assert len(values) == len(environment)
+    assert {name: values[name] for name in ("HOME", "USER", "X", "TMPDIR")} == {
+        "HOME": "/a",
+        "USER": "b",
+        "X": "d",
+        "TMPDIR": "/e",
+    }
+
+
+@pytest.mark.parametrize("program", HELMS)
+def test_a_package_holds_the_models(program: str, tmp_path: Path) -> None:
+    done = helm("package", CHART, "-d", tmp_path, program=program)
+    assert done.returncode == 0, done.stderr
+    (package,) = tmp_path.glob("*.tgz")
+    done = helm("template", "run", package, "--set", "storage.pvcName=c,model.size=llama3-8b", program=program)
+    assert done.returncode == 0, done.stderr
+    assert read(list(yaml.safe_load_all(done.stdout)), tmp_path).model.hidden_size == 4096
+
+
+def test_a_jobset_starts_and_fails_as_one() -> None:
+    spec = one(training(engine="jobset", **{"training.nodes": 3}), "JobSet")["spec"]
+    (node,) = spec["replicatedJobs"]
+    job = node["template"]["spec"]
+    assert (node["name"], node["replicas"]) == ("node", 1)
+    assert (job["completionMode"], job["completions"], job["parallelism"]) == ("Indexed", 3, 3)
+    assert job["backoffLimit"] == 0, "a lost pod is a lost gang"
+    (rule,) = job["podFailurePolicy"]["rules"]
+    assert rule["action"] == "FailJob"
+    assert rule["onExitCodes"] == {"containerName": "node", "operator": "In", "values": [*range(1, 128)]}
+    assert job["template"]["spec"]["restartPolicy"] == "Never"
+    assert "job-name" not in job["template"]["metadata"]["labels"], "which the Job controller sets, and refuses"
+    assert spec["failurePolicy"] == {
+        "maxRestarts": 1000,
+        "restartStrategy": "BlockingRecreate",
+        "rules": [{"name": "permanent", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}],
+    }
+    assert spec["network"]["enableDNSHostnames"] is True
+    assert "suspend" not in spec
+
+
+def test_a_trainjob_s_runtime_is_there_before_it() -> None:
+    documents = training(engine="trainjob", **{"training.nodes": 3})
+    runtime = one(documents, "TrainingRuntime")
+    assert runtime["metadata"]["annotations"]["helm.sh/hook"].startswith("pre-install,")
+    assert runtime["spec"]["mlPolicy"] == {"numNodes": 3}
+    (node,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    assert node["template"]["metadata"]["labels"] == {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+    job = one(documents, "TrainJob")["spec"]
+    assert job["runtimeRef"]["name"] == runtime["metadata"]["name"]
+    assert job["trainer"] == {"numNodes": 3}
+
+
+REFUSED = {
+    "unknown size": (
+        {"model.size": "2.7b"},
+        "model.size=2.7b is not known. Known: 1.3b, 125m, 13b, 175b, 30b, 375m, 857m, llama3-70b, llama3-8b, "
+        "mixtral-8x7b, qwen3-8b, custom.\nChoose one, or describe the model with --set model.size=custom --set "
+        "model.custom.numLayers=... (charts/megatron-training/README.md).",
+    ),
+    "nothing to a custom one": (
+        {"model.size": "custom", "model.custom.numLayers": 2},
+        "model.size=custom has no model.custom.hiddenSize.\nGive numLayers, hiddenSize and numAttentionHeads at least",
+    ),
+    "world": (
+        {"model.size": "175b", "training.nodes": 17},
+        "training.nodes=17 x training.gpusPerNode=8 = 136 GPUs, and the model 175b takes tensor 8 x pipeline 16 x "
+        "context 1 = 128 of them: 136 / 128 leaves 8 over.\nSet training.nodes=32 (256 GPUs), or other values of "
+        "parallelism.tensorModelParallelSize, .pipelineModelParallelSize and .contextParallelSize.",
+    ),
+    "world below a copy": (
+        {"model.size": "175b", "training.gpusPerNode": 6},
+        "training.nodes=1 x training.gpusPerNode=6 = 6 GPUs, and the model 175b takes tensor 8 x pipeline 16 x "
+        "context 1 = 128 of them: 6 / 128 leaves 6 over.\nSet training.nodes=64 (384 GPUs)",
+    ),
+    "world by values": (
+        {"parallelism.contextParallelSize": 3},
+        "takes tensor 1 x pipeline 1 x context 3 = 3 of them: 8 / 3 leaves 2 over.\nSet training.nodes=3 (24 GPUs)",
+    ),
+    "batch": (
+        {"training.globalBatchSize": 33},
+        "training.globalBatchSize=33 is not divisible by data parallel 8 (8 GPUs / (tensor 1 x pipeline 1 x context 1 "
+        "= 1)): it leaves 1 over.\nSet training.globalBatchSize=32 or 40, or leave it out.",
+    ),
+    "batch of micro-batches": (
+        {"training.globalBatchSize": 8, "training.microBatchSize": 4},
+        "training.globalBatchSize=8 is not divisible by training.microBatchSize=4 x data parallel 8 (8 GPUs / (tensor "
+        "1 x pipeline 1 x context 1 = 1)) = 32: it leaves 8 over.\nSet training.globalBatchSize=32, or leave it out.",
+    ),
+    "save interval": (
+        {"training.saveInterval": 1001},
+        "training.saveInterval=1001 is above training.iterations=1000: nothing would be saved before the end.\n"
+        "Lower it, or leave it out: a tenth of the iterations is then taken.",
+    ),
+    "positions": (
+        {"model.custom.maxPositionEmbeddings": 512},
+        "the model 375m has seqLength=1024 and maxPositionEmbeddings=512: a sequence has more tokens than there are "
+        "positions.\nLower model.custom.seqLength to 512, or raise model.custom.maxPositionEmbeddings to 1024.",
+    ),
+    "claim": (
+        {"storage.pvcName": ""},
+        "storage.pvcName is not set: it names the claim that holds the data.\nAdd --set",
+    ),
+    "one checkpoint": ({"checkpoint.keep": 1}, "checkpoint.keep=1: at least 2 are kept"),
+    "gang of none": (
+        {"gang.minAvailable": 2},
+        "gang.minAvailable=2 is more than training.nodes=1: no pod would ever start.\nSet gang.minAvailable=1.",
+    ),
+    "gang of another engine": ({"gang.minAvailable": 1, "engine": "jobset"}, "gang.minAvailable=1 is for engine=pyt"),
+    "outside": ({"storage.checkpointPath": "../x"}, 'storage.checkpointPath="../x" contains ".."'),
+    "absolute": ({"storage.datasetPath": "/data/x"}, 'storage.datasetPath="/data/x" begins with a slash'),
+    "blend outside": ({"dataset.blend.all[0].path": "/x"}, 'dataset.blend.all="/x" begins with a slash'),
+    "no data": ({"storage.datasetPath": ""}, "neither storage.datasetPath nor dataset.blend says what to train on"),
+    "mount": ({"storage.mountPath": "/dev"}, 'storage.mountPath="/dev" lies where'),
+    "one place for two": (
+        {"storage.checkpointPvcName": "x", "storage.checkpointMountPath": "/data"},
+        "storage.mountPath and storage.checkpointMountPath are both /data",
+    ),
+    "unknown key": ({"training.nods": 2}, "nods"),
+    "unknown field of a model": ({"model.custom.layers": 2}, "layers"),
+    "no iterations": ({"training.iterations": 0}, "/training/iterations"),
+    "SHARP of 2": ({"training.useSharp": 2}, "/training/useSharp"),
+    "engine": ({"engine": "slurm"}, "/engine"),
+    "learning rate": ({"training.learningRate": "fast"}, "/training/learningRate"),
+}
+
+
+@pytest.mark.parametrize("program", HELMS)
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_run_is_refused_before_a_pod_is_made(name: str, program: str) -> None:
+    given, message = REFUSED[name]
+    done = training_run(program=program, **given)
+    assert done.returncode != 0
+    assert message in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("release", "engine", "message"),
+    [
+        ("1st", "pytorchjob", 'the release name "1st" cannot be that of a PyTorchJob, which begins with a letter'),
+        ("a.b", "jobset", 'no dot; choose another, such as "run-a-b"'),
+        ("x" * 53, "pytorchjob", f'too long: it would make "{"x" * 53}-worker-998", 64 characters, and 63 are allowed'),
+        ("x" * 46, "jobset", f'too long: it would make "{"x" * 46}-node-0-999-xxxxx", 63 char'),
+    ],
+)
+def test_names_that_pods_cannot_have_are_refused(release: str, engine: str, message: str) -> None:
+    given = {"engine": engine, "training.nodes": 1000, "tensorboard.enabled": "false"}
+    done = training_run(release=release, **given)
+    if "63 char" in message:
+        assert done.returncode == 0, done.stderr
+        done = training_run(release=release + "x", **given)
+        message = "Choose a release name that is at least 1 characters shorter"
+    assert done.returncode != 0
+    assert message in done.stderr
+
+
+def restricted(pod: dict[str, Any]) -> None:
+    """Hold a pod to the restricted Pod Security Standard."""
+    spec = pod["spec"]
+    assert spec["automountServiceAccountToken"] is False
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert spec["securityContext"]["runAsUser"] == 1000
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
+    for each in spec["containers"]:
+        assert each["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert not any("hostPort" in port for port in each.get("ports", []))
+        assert {"requests", "limits"} <= each["resources"].keys()
+    assert {key for volume in spec["volumes"] for key in volume} <= {
+        "name",
+        "emptyDir",
+        "configMap",
+        "persistentVolumeClaim",
+    }
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_pod_fits_the_restricted_standard_and_knows_no_secret(engine: str) -> None:
+    settings = {"engine": engine, "training.nodes": 2, "dataset.buildIndex.enabled": "true"}
+    documents = training(ROOT / "values/clusters/aks-nd-h100-v5.yaml", **settings)
+    others = [document["spec"]["template"] for document in documents if document["kind"] in ("Deployment", "Job")]
+    found = [*templates(documents), *others, one(documents, "Pod")]
+    assert len(found) == (5 if engine == "pytorchjob" else 4)
+    for pod in found:
+        restricted(pod)
+        assert "secret" not in json.dumps(pod).lower()
+
+
+def test_what_the_network_needs_is_asked_for_by_name() -> None:
+    documents = training(**{"network.ipcLock": "true", "network.hostNetwork": "true"})
+    spec = next(templates(documents))["spec"]
+    assert spec["containers"][0]["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
+    assert (spec["hostNetwork"], spec["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
+    board = one(documents, "Deployment")["spec"]["template"]["spec"]
+    assert "hostNetwork" not in board
+    assert board["containers"][0]["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+DEVICES = {
+    "aks-nd-h100-v5": {"rdma/ib": 8},
+    "aks-nd-h200-v5": {"rdma/ib": 8},
+    "eks-p4d": {"vpc.amazonaws.com/efa": 4, "hugepages-2Mi": "5120Mi"},
+    "eks-p4de": {"vpc.amazonaws.com/efa": 4, "hugepages-2Mi": "5120Mi"},
+    "eks-p5": {"vpc.amazonaws.com/efa": 32, "hugepages-2Mi": "5120Mi"},
+    "eks-p5en": {"vpc.amazonaws.com/efa": 16, "hugepages-2Mi": "5120Mi"},
+    "local": None,
+}
+UNWANTED = {
+    *("FI_EFA_USE_DEVICE_RDMA", "FI_EFA_FORK_SAFE", "FI_EFA_ENABLE_SHM_TRANSFER", "FI_PROVIDER", "NCCL_PROTO"),
+    *("RDMAV_FORK_SAFE", "NCCL_MIN_CHANNELS", "NCCL_MIN_NCHANNELS", "NCCL_BUFFSIZE", "NCCL_ALGO", "NCCL_PXN_DISABLE"),
+    *("TORCH_DISTRIBUTED_DEBUG", "NCCL_COLLNET_ENABLE"),
+}
+"""Obsolete or harmful: the defaults of today's NCCL and libfabric are better, and the last is Megatron-LM's to set."""
+
+
+@pytest.mark.parametrize("file", overlays("clusters"), ids=lambda file: file.stem)
+def test_a_cluster_s_devices_are_requested_as_they_are_limited(file: Path) -> None:
+    documents = training(file)
+    pod = container(documents)
+    devices = DEVICES[file.stem]
+    if devices is None:
+        assert not any("/" in name for name in pod["resources"]["limits"])
+        return
+    for resources in (pod["resources"]["requests"], pod["resources"]["limits"]):
+        assert {name: resources[name] for name in devices} == devices
+        assert resources["nvidia.com/gpu"] == 8
+        assert resources["memory"]
+    names = {each["name"] for each in pod["env"]}
+    assert not names & UNWANTED
+    if "vpc.amazonaws.com/efa" in devices:
+        assert not any(name.startswith(("UCX_", "SHARP_", "NCCL_IB_")) for name in names)
+    shm = next(volume for volume in next(templates(documents))["spec"]["volumes"] if volume["name"] == "shm")
+    assert shm["emptyDir"] == {"medium": "Memory", "sizeLimit": "64Gi"}
+
+
+@pytest.mark.parametrize("value", ["0", "1", "true", "false"])
+@pytest.mark.parametrize("option", ["--set", "--set-string"])
+def test_sharp_is_turned_on_in_each_way_that_people_write_it(option: str, value: str, tmp_path: Path) -> None:
+    settings = ("--set", "storage.pvcName=c", option, f"training.useSharp={value}")
+    done = helm("template", "run", CHART, *settings)
+    assert done.returncode == 0, done.stderr
+    assert read(list(yaml.safe_load_all(done.stdout)), tmp_path).training.use_sharp is (value in ("1", "true"))
+
+
+@pytest.mark.parametrize("program", HELMS)
+def test_any_field_of_a_preset_can_be_replaced_by_nothing_too(program: str, tmp_path: Path) -> None:
+    given = {
+        "model.size": "llama3-8b",
+        "model.custom.untieEmbeddings": "false",
+        "model.custom.attentionDropout": "0",
+        "model.custom.normEpsilon": "1e-06",
+        "model.custom.numLayers": "16",
+        "training.learningRate": "0.00003",
+        "training.seed": "0",
+        "training.iterations": "1000000",
+        "gpu.memoryGib": "39.4",
+        "supervision.hangMinutes": "2.5",
+        "extraArgs": "{--lr-wsd-decay-iters,1000000,--no-one-logger}",
+        "job.runAgain": "20261122",
+    }
+    found = read(training(program=program, **given), tmp_path)
+    assert found.model.untie_embeddings is False
+    assert (found.model.num_layers, found.model.attention_dropout, found.model.norm_epsilon) == (16, 0.0, 1e-6)
+    assert found.model.hidden_size == 4096
+    assert (found.training.learning_rate, found.training.seed, found.training.iterations) == (0.00003, 0, 1_000_000)
+    assert (found.gpu.memory_gib, found.supervision.hang_minutes) == (39.4, 2.5)
+    assert found.extra_args == ["--lr-wsd-decay-iters", "1000000", "--no-one-logger"]
+    assert found.run_again == "20261122"
+
+
+def test_a_blend_is_named_by_its_place_on_the_volume(tmp_path: Path) -> None:
+    given = {
+        "dataset.blend.all[0].path": "a",
+        "dataset.blend.all[0].weight": "0.25",
+        "dataset.blend.all[1].path": "b/c",
+        "dataset.blend.by": "given",
+    }
+    found = read(training(**given), tmp_path).dataset
+    assert found.path is None
+    assert found.blend is not None
+    assert found.blend.by == "given"
+    assert [(part.path, part.weight) for part in found.blend.all] == [("/data/a", 0.25), ("/data/b/c", None)]
+
+
+def test_checkpoints_may_have_a_claim_of_their_own(tmp_path: Path) -> None:
+    given = {"storage.checkpointPvcName": "fast", "storage.checkpointSubPath": "team", "checkpoint.loadPath": "old"}
+    documents = training(release="run", **given)
+    found = read(documents, tmp_path)
+    assert found.checkpoint.path == "/checkpoints/checkpoints/run-375m"
+    assert found.checkpoint.load_path == "/checkpoints/old"
+    assert found.logs.path == "/checkpoints/logs/run"
+    assert found.dataset.cache_path == "/checkpoints/cache/run", "the data's claim cannot be written to"
+    mounts = {mount["name"]: mount for mount in container(documents)["volumeMounts"] if mount["name"] != "scratch"}
+    assert mounts["data"] == {"name": "data", "mountPath": "/data", "readOnly": True}
+    assert mounts["checkpoints"] == {"name": "checkpoints", "mountPath": "/checkpoints", "subPath": "team"}
+    (board,) = [document for document in documents if document["kind"] == "Deployment"]
+    assert board["spec"]["template"]["spec"]["containers"][0]["volumeMounts"][1:] == [
+        {"name": "checkpoints", "mountPath": "/checkpoints", "subPath": "team", "readOnly": True}
+    ]
+
+
+PARALLELISM = {
+    "tensor-8": ("375m", 1),
+    "data-only": ("1.3b", 1),
+    "context-2": ("llama3-8b", 1),
+    "recompute-full": ("13b", 1),
+    "interleaved": ("175b", 16),
+}
+
+
+@pytest.mark.parametrize("file", overlays("parallelism"), ids=lambda file: file.stem)
+def test_each_parallelism_fits_a_model(file: Path, tmp_path: Path) -> None:
+    size, nodes = PARALLELISM[file.stem]
+    found = read(training(file, **{"model.size": size, "training.nodes": nodes}), tmp_path)
+    at = found.layout()
+    assert [*layout.refusals(at), *layout.late_refusals(at)] == []
+    check_flags(composed(found))
+
+
+def test_only_what_needs_another_run_changes_its_hash() -> None:
+    def spec(**given: Any) -> str:
+        found: str = one(training(**given), "PyTorchJob")["metadata"]["annotations"]["tokenmill/spec"]
+        return found
+
+    same = {"tensorboard.enabled": "false", "job.ttlSecondsAfterFinished": 9, "job.cleanPodPolicy": "All"}
+    same |= {"dataset.buildIndex.enabled": "true", "gang.minAvailable": 1, "serviceAccount.annotations.a": "b"}
+    assert {spec(**{key: value}) for key, value in same.items()} == {spec()}
+    other = {"training.nodes": 2, "training.iterations": 2, "image.tag": "x", "job.runAgain": 2, "kueue.queueName": "q"}
+    other |= {"environmentVariables.NCCL_DEBUG": "INFO", "model.custom.numLayers": 2, "extraArgs": "{--x}"}
+    hashes = {spec(**{key: value}) for key, value in other.items()}
+    assert len(hashes) == len(other) and spec() not in hashes
+
+
+def test_an_upgrade_with_the_same_values_leaves_a_run_unless_it_failed(tmp_path: Path) -> None:
+    documents = training(release="run", **{"storage.pvcName": "claim", "tensorboard.enabled": "false"})
+    run = one(documents, "PyTorchJob")["metadata"]["annotations"]["tokenmill/spec"]
+    suite = tmp_path / "same_test.yaml"
+    suite.write_text((ROOT / "tests/charts/suites/megatron-training/same.yaml").read_text().replace("HASH", run))
+    command = [TOOLS / "helm-unittest", CHART, "-f", os.path.relpath(suite, CHART)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert "3 passed, 3 total" in done.stdout
+
+
+def test_what_helm_test_runs_asks_an_answer_of_a_server() -> None:
+    (pod,) = one(training(), "Pod")["spec"]["containers"]
+    assert pod["command"] == ["python3"]
+    flag, program, url = pod["args"]
+    with ThreadingHTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            here = url.replace("tensorboard:6006/data/environment", f"127.0.0.1:{server.server_port}/")
+            command = [sys.executable, flag, program, here]
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        finally:
+            server.shutdown()
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(here)
+
+
+def test_the_settings_have_a_name_of_their_own_and_never_change() -> None:
+    def settings_of(**given: Any) -> Any:
+        documents = training(**given)
+        found = one(documents, "ConfigMap")
+        volumes = {volume["name"]: volume for volume in next(templates(documents))["spec"]["volumes"]}
+        assert volumes["settings"]["configMap"] == {"name": found["metadata"]["name"]}
+        assert found["immutable"] is True
+        return found["metadata"]["name"]
+
+    assert settings_of(**{"image.tag": "other"}) == settings_of() != settings_of(**{"training.seed": 2})
+
+
+def test_values_and_schema_name_every_setting() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())["properties"]
+    sections = {
+        "training": settings.Training,
+        "parallelism": settings.Parallelism,
+        "supervision": settings.Supervision,
+        "trainer": settings.Trainer,
+        "checkpoint": settings.Checkpoint,
+    }
+    elsewhere = {"checkpoint": {"path", "saveInterval"}}
+    for name, section in sections.items():
+        fields = {field.encode_name: field for field in msgspec.structs.fields(section)}
+        wanted = fields.keys() - elsewhere.get(name, set())
+        assert wanted <= VALUES[name].keys(), name
+        assert VALUES[name].keys() <= schema[name]["properties"].keys()
+        for key in wanted:
+            field, value = fields[key], VALUES[name][key]
+            if field.default_factory is msgspec.NODEFAULT:
+                assert value == field.default, f"{name}.{key} has another default in the chart"
+    assert schema["model"]["properties"]["custom"]["properties"].keys() == {
+        field.encode_name for field in msgspec.structs.fields(model.Model)
+    }

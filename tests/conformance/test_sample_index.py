@@ -1,0 +1,201 @@
+"""The sample index that `tokenmill train --build-index` makes is the one that Megatron-LM looks up: it adds no file.
+
+Needs the Python that TOKENMILL_MEGATRON_PYTHON names (`make conformance` sets it). With TOKENMILL_MEGATRON_LM, a
+checkout of Megatron-LM, its own parser and provider of datasets look the index up; else megatron-core alone.
+"""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tokenmill.errors import RequestError
+from tokenmill.training import data
+from tokenmill.training.arguments import megatron_arguments
+from tokenmill.training.index import build_index, sweep
+from tokenmill.training.model import Model
+from tokenmill.training.settings import Blend, Checkpoint, Dataset, Part, Settings, Trainer, Training, derived
+
+HERE = Path(__file__).parent
+LM = os.environ.get("TOKENMILL_MEGATRON_LM")
+
+pytestmark = pytest.mark.conformance
+
+
+@pytest.fixture(scope="module")
+def python() -> str:
+    found = os.environ.get("TOKENMILL_MEGATRON_PYTHON")
+    if not found:
+        pytest.fail("TOKENMILL_MEGATRON_PYTHON names no Python with megatron-core: run make conformance")
+    return found
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory, preprocess: Callable[..., None]) -> Path:
+    """Two pairs of more than a thousand documents each, and a short one."""
+    directory = tmp_path_factory.mktemp("pairs")
+    (directory / "in").mkdir()
+    for name in ("escaped", "mixed"):
+        (directory / "in" / f"{name}.jsonl").symlink_to(HERE / "inputs" / f"{name}.jsonl")
+    preprocess(directory / "in", directory / "out", HERE / "tokenizers/tiny")
+    return directory / "out"
+
+
+def run(directory: Path, dataset: Dataset, *extra: str, **training: Any) -> Settings:
+    how = {"gpus_per_node": 1, "iterations": 40, "global_batch_size": 8, "eval_interval": 20, "eval_iterations": 2}
+    return derived(
+        Settings(
+            release="run",
+            model=Model(num_layers=2, hidden_size=64, num_attention_heads=4, seq_length=128),
+            training=Training(**{**how, **training}),
+            checkpoint=Checkpoint(path=str(directory / "checkpoints")),
+            dataset=dataset,
+            trainer=Trainer(script=f"{LM or '/nowhere'}/pretrain_gpt.py", backend="gloo"),
+            extra_args=list(extra),
+        )
+    )
+
+
+def listing(cache: Path) -> dict[str, tuple[int, int]]:
+    return {path.name: (path.stat().st_size, path.stat().st_mtime_ns) for path in cache.rglob("*") if path.is_file()}
+
+
+def look_up(settings: Settings, corpus: data.Corpus, directory: Path, python: str) -> Any:
+    """Build the datasets as a run does at its start."""
+    words = megatron_arguments(settings, data.data_flags(corpus, settings, directory))
+    request = {"words": words, "script": settings.trainer.script if LM else None, "answer": str(directory / "answer")}
+    done = subprocess.run(
+        [python, HERE / "look_up_with_megatron.py"],
+        input=json.dumps(request),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads((directory / "answer").read_text())
+
+
+CASES: dict[str, tuple[Callable[[Path], Dataset], dict[str, Any], list[str]]] = {
+    "one pair": (lambda at: Dataset(path=f"{at}/mixed_text_document", split="90,8,2"), {}, []),
+    "weighted": (lambda at: Dataset(path=str(at), split="90,8,2"), {}, []),
+    "several epochs, another seed": (
+        lambda at: Dataset(path=str(at), split="90, 10"),
+        {"iterations": 900, "seed": 7},
+        [],
+    ),
+    "a list for each split": (
+        lambda at: Dataset(
+            blend=Blend(
+                train=[Part(path=f"{at}/mixed_text_document")], validation=[Part(path=f"{at}/escaped_text_document")]
+            )
+        ),
+        {},
+        [],
+    ),
+    "arguments of its own": (
+        lambda at: Dataset(path=str(at), split="90,8,2"),
+        {},
+        ["--mid-level-dataset-surplus", "0.02"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if LM or not CASES[name][2]])
+def test_megatron_finds_the_index(name: str, dataset: Path, python: str, tmp_path: Path) -> None:
+    made, training, extra = CASES[name]
+    settings = run(tmp_path, made(dataset), *extra, **training)
+    corpus = data.resolve(settings, None)
+    assert build_index(settings, corpus, python=[python]).startswith("sample index built")
+    cache = data.cache_path(corpus, settings)
+    before = listing(cache)
+    assert any(path.endswith("-GPTDataset-train-shuffle_index.npy") for path in before)
+    found = look_up(settings, corpus, tmp_path, python)
+    assert listing(cache) == before
+    assert found[0]["samples"] >= settings.training.iterations * 8
+
+    # The same samples as without it.
+    elsewhere = run(tmp_path / "other", made(dataset), *extra, **training)
+    assert look_up(elsewhere, corpus, tmp_path, python) == found
+    assert len(list(data.cache_path(corpus, elsewhere).glob("*.npy"))) == len(list(cache.glob("*.npy")))
+
+    assert build_index(settings, corpus, python=[python]).startswith("the sample index is there")
+    assert listing(cache) == before
+
+
+def test_a_killed_build_is_done_again(dataset: Path, python: str, tmp_path: Path) -> None:
+    """Killed with a file cut short in its directory: nothing of it is taken, and it is swept."""
+    settings = run(tmp_path, Dataset(path=str(dataset), split="90,8,2"))
+    corpus = data.resolve(settings, None)
+    cache = data.cache_path(corpus, settings)
+    builder = os.fork()
+    if builder == 0:
+        os.setpgid(0, 0)
+        build_index(settings, corpus, python=[python])
+        os._exit(0)
+    while not list(cache.glob(".index.*.tmp/made/*.npy")):
+        assert os.waitpid(builder, os.WNOHANG) == (0, 0), "it ended before it could be killed"
+        time.sleep(0.005)
+    os.killpg(builder, signal.SIGKILL)
+    os.waitpid(builder, 0)
+    assert list(cache.glob(".index.*.tmp")) and not list(cache.glob("*.npy"))
+    assert build_index(settings, corpus, python=[python]).startswith("sample index built")
+    assert not list(cache.glob(".index.*.tmp"))
+    before = listing(cache)
+    look_up(settings, corpus, tmp_path, python)
+    assert listing(cache) == before
+
+
+def test_an_index_cut_short_by_a_killed_run_is_swept(dataset: Path, python: str, tmp_path: Path) -> None:
+    settings = run(tmp_path, Dataset(path=f"{dataset}/mixed_text_document", split="90,8,2"))
+    corpus = data.resolve(settings, None)
+    build_index(settings, corpus, python=[python])
+    cache = data.cache_path(corpus, settings)
+    (torn,) = cache.glob("*-train-sample_index.npy")
+    whole = torn.read_bytes()
+    torn.write_bytes(whole[: len(whole) // 2])
+    assert sweep(cache, shared=True) == [] and sweep(cache, shared=False) == [torn]
+    assert sweep(cache, shared=False) == []
+    look_up(settings, corpus, tmp_path, python)
+    assert torn.read_bytes() == whole
+
+
+@pytest.mark.parametrize(("documents", "batch"), [(300, 1), (600, 2), (600, 16), (1200, 16), (4800, 16)])
+def test_a_blend_that_megatron_cannot_draw_from(
+    documents: int, batch: int, preprocess: Callable[..., None], python: str, tmp_path: Path
+) -> None:
+    """A sample at least of each of twenty small pairs makes the large one give more than it was asked for.
+
+    What is refused before the start is exactly what Megatron-LM refuses, with its numbers.
+    """
+    (tmp_path / "in").mkdir()
+    for name, count in (("large", documents), *((f"small{i}", 110) for i in range(20))):
+        (tmp_path / "in" / f"{name}.jsonl").write_text('{"text": "some words of text"}\n' * count)
+    preprocess(tmp_path / "in", tmp_path / "out", HERE / "tokenizers/tiny")
+    settings = run(
+        tmp_path, Dataset(path=f"{tmp_path}/out", split="98,1,1"), global_batch_size=batch, eval_iterations=1
+    )
+    corpus = data.gather(settings.dataset, None)
+
+    def refused(check: Callable[[], object]) -> str:
+        try:
+            check()
+        except RequestError as error:
+            return str(error)
+        return ""
+
+    ours = refused(lambda: data.resolve(settings))
+    theirs = refused(lambda: build_index(settings, corpus, python=[python]))
+    assert bool(ours) == bool(theirs)
+    if ours:
+        assert "oversamples" in theirs
+        requests, builds = re.search(r"requests (\d+) samples .* in excess of its size (\d+)", theirs).groups()
+        assert f"would draw {requests} " in ours and f"builds {builds}:" in ours and "large_text_document" in ours

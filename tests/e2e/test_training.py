@@ -1,0 +1,192 @@
+"""Training on a cluster, with a small trainer in Megatron-LM's place: it starts right, survives, says how it ended."""
+
+import json
+import os
+import random
+import shlex
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+
+from e2e.cluster import CLAIM, Namespace, wait_for
+from e2e.training import RUN, SETTINGS, Training, make_dataset
+
+pytestmark = pytest.mark.e2e
+
+EVERY_5 = "--set training.saveInterval=5"
+KILLS = 20
+SIMULATE = os.environ.get("TOKENMILL_E2E_SIMULATE")
+
+
+@pytest.fixture(scope="module")
+def place(namespace: Namespace, tmp_path_factory: pytest.TempPathFactory) -> Namespace:
+    """Return the module's namespace with a finished dataset on its volume."""
+    make_dataset(namespace, tmp_path_factory.mktemp("dataset"))
+    return namespace
+
+
+@pytest.fixture
+def simulated(place: Namespace) -> Iterator[None]:
+    """Add 64 nodes of 8 GPUs that only pretend to run their pods."""
+    if not SIMULATE:
+        pytest.skip("TOKENMILL_E2E_SIMULATE names no command that adds simulated nodes to this cluster")
+    subprocess.run([*shlex.split(SIMULATE), "64", "8"], check=True, timeout=120)
+    yield
+    place.admin.does("helm uninstall gang")
+    place.admin.does("kubectl delete node -l type=kwok")
+
+
+@pytest.mark.parametrize("engine", ["pytorchjob", "jobset"])
+def test_two_pods_meet_and_reach_the_target(place: Namespace, engine: str) -> None:
+    run = Training(place, f"meet-{engine}", engine)
+    run.install(20, EVERY_5)
+    assert wait_for(lambda: len(run.pods()) == 2), run.describe()
+    if engine == "pytorchjob":
+        assert [pod["metadata"]["name"] for pod in run.pods()] == [
+            "meet-pytorchjob-master-0",
+            "meet-pytorchjob-worker-0",
+        ]
+    run.succeed()
+    run.assert_exact(20)
+
+
+def test_one_fault_after_another(place: Namespace) -> None:
+    """A torn tracker, a save cut off, an end with 0 too early, an exception; each costs at most what was not saved."""
+    run = Training(place, "faults")
+    run.install(60, EVERY_5, step=0.2)
+    at = 0
+    for name in ("torn-tracker", "die-in-save", "exit-0", "raise"):
+        run.wait_for_iteration(at + 5)
+        at = run.iteration()
+        (run.faults / name).touch()
+        assert wait_for(lambda name=name: not (run.faults / name).exists(), 90), run.describe()
+        before = {pod["metadata"]["uid"] for pod in run.pods()}
+        assert wait_for(lambda before=before: {p["metadata"]["uid"] for p in run.pods()} != before, 90), run.describe()
+    run.succeed()
+    run.assert_exact(60)
+
+
+def test_evictions_save_first(place: Namespace) -> None:
+    run = Training(place, "evicted")
+    run.install(150, "--set training.saveInterval=149", step=0.2)
+    for name in ("evicted-master-0", "evicted-worker-0"):
+        before = run.iteration()
+        assert wait_for(lambda before=before: run.logged() > before + 5, 120), run.describe()
+        run.evict(name)
+        assert wait_for(lambda before=before: run.iteration() > before, 60), run.describe()
+        assert run.iteration() < 149, "saved because of the eviction"
+    run.succeed()
+    run.assert_exact(150)
+
+
+@pytest.mark.parametrize("engine", ["pytorchjob", "jobset"])
+def test_a_bad_argument_fails_at_once_with_its_reason(place: Namespace, engine: str) -> None:
+    run = Training(place, f"bad-{engine}", engine)
+    run.install(20, "--set extraArgs={--no-such-flag}")
+    run.wait("Failed", timeout=90)
+    assert any("unrecognized arguments: --no-such-flag" in message for message in run.messages()), run.describe()
+
+
+def test_an_unfinished_dataset_is_refused_in_preflight(place: Namespace) -> None:
+    run = Training(place, "early")
+    run.install(20, "--set storage.datasetPath=nothing")
+    run.wait("Failed", timeout=60)
+    assert any("/data/nothing" in message for message in run.messages()), run.describe()
+    (pod,) = [pod for pod in run.pods() if "master" in pod["metadata"]["name"]]
+    state = pod["status"]["containerStatuses"][0]["state"]["terminated"]
+    begun, ended = (time.mktime(time.strptime(state[key], "%Y-%m-%dT%H:%M:%SZ")) for key in ("startedAt", "finishedAt"))
+    assert ended - begun <= 10 and state["exitCode"] == 2
+
+
+def test_refusals_before_a_pod_is_made(place: Namespace) -> None:
+    def refused(*settings: str) -> str:
+        ended = place.admin.run(f"helm install refused {SETTINGS} {' '.join(settings)}")
+        assert ended.code, "not refused"
+        return ended.err
+
+    assert "llama3-8b" in refused("--set model.size=376m")
+    assert "no-such-claim" in refused("--set storage.pvcName=no-such-claim")
+    assert "leaves 1 over" in refused("--set training.nodes=3 --set parallelism.tensorModelParallelSize=2")
+    assert "not divisible" in refused("--set training.nodes=3")
+    assert "saveInterval" in refused("--set training.iterations=10 --set training.saveInterval=11")
+
+
+def test_an_upgrade_never_mixes_and_a_no_op_touches_nothing(place: Namespace) -> None:
+    run = Training(place, "upgraded")
+    run.install(400, EVERY_5, step=0.1)
+    run.wait_for_iteration(5)
+    before, pods = run.run(), {pod["metadata"]["uid"] for pod in run.pods()}
+    run.account.does(f"helm upgrade {run.command(400, EVERY_5, step=0.1)}")
+    assert run.run()["metadata"]["uid"] == before["metadata"]["uid"]
+    assert {pod["metadata"]["uid"] for pod in run.pods()} == pods
+    run.account.does(f"helm upgrade {run.command(60, EVERY_5, nodes=4, step=0.1)}")
+    assert run.run()["metadata"]["uid"] != before["metadata"]["uid"]
+    assert wait_for(lambda: len(run.pods()) == 4, 90), run.describe()
+    assert pods.isdisjoint({pod["metadata"]["uid"] for pod in run.pods()})
+    hashes = {
+        volume["configMap"]["name"] for p in run.pods() for volume in p["spec"]["volumes"] if "configMap" in volume
+    }
+    assert len(hashes) == 1
+    run.succeed()
+    run.assert_exact(run.iteration())
+    assert run.iteration() >= 60
+
+
+def test_a_second_release_and_tensorboard(place: Namespace) -> None:
+    place.admin.does(f"helm install megatron-training {RUN} --set training.iterations=10 --set training.nodes=1")
+    place.admin.does(f"helm install other {RUN} --set training.iterations=10 --set training.nodes=1")
+    services = {s["metadata"]["name"] for s in place.admin.get("services")["items"]}
+    assert {"tensorboard", "other-tensorboard"} <= services
+    place.admin.does("kubectl rollout status deployment/tensorboard --timeout=120s", timeout=150)
+    command = shlex.split("kubectl port-forward service/tensorboard 6006:6006")
+    environment = {"KUBECONFIG": str(place.admin.kubeconfig)}
+    forward = subprocess.Popen(command, env=os.environ | environment, stdout=subprocess.PIPE, text=True)
+    try:
+        assert forward.stdout and "Forwarding" in forward.stdout.readline()
+        with urllib.request.urlopen("http://localhost:6006/data/environment", timeout=30) as answer:
+            assert json.load(answer)["version"]
+    finally:
+        forward.terminate()
+        forward.wait(10)
+    for name in ("megatron-training", "other"):
+        Training(place, name).succeed()
+    assert "iteration" in place.admin.does("kubectl logs -l job-name=megatron-training --tail=100")
+
+
+def test_twenty_random_kills(place: Namespace) -> None:
+    """SIGKILL of everything in a random pod, again and again: nothing is lost beyond the last save."""
+    dice = random.Random(20261122)
+    run = Training(place, "killed")
+    run.install(2000, "--set training.saveInterval=5", step=0.1)
+    kills = 0
+    deadline = time.monotonic() + 600
+    while kills < KILLS:
+        assert time.monotonic() < deadline, run.describe()
+        time.sleep(dice.uniform(2, 8))
+        running = [p["metadata"]["name"] for p in run.pods() if p["status"].get("phase") == "Running"]
+        if running:
+            kills += run.kill(dice.choice(running))
+    run.account.does(f"helm upgrade {run.command(run.iteration() + 100, EVERY_5, step=0.02)}")
+    run.succeed()
+    run.assert_exact(run.iteration())
+
+
+def test_175b_on_64_simulated_nodes(place: Namespace, simulated: None) -> None:
+    place.admin.does(
+        f"helm install gang charts/megatron-training --set storage.pvcName={CLAIM} --set model.size=175b"
+        " --set training.nodes=64 --set training.iterations=10000 --set training.globalBatchSize=8192"
+        ' --set gang.minAvailable=64 --set nodeSelector.type=kwok --set-json \'tolerations=[{"operator":"Exists"}]\''
+        " --set tensorboard.enabled=false"
+    )
+
+    def all_there() -> bool:
+        pods = place.admin.get("pods -l job-name=gang")["items"]
+        gpus = sum(int(p["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"]) for p in pods)
+        return (len(pods), gpus) == (64, 512)
+
+    assert wait_for(all_there, 120)
+    run = place.admin.get("pytorchjob gang")
+    assert run["spec"]["runPolicy"]["schedulingPolicy"]["minAvailable"] == 64

@@ -1,0 +1,381 @@
+"""`tokenmill train` with a small trainer in Megatron-LM's place: killed, torn, hung, refused; its sum is exact.
+
+Every iteration adds its number to a sum that checkpoints carry, so an iteration lost or done twice shows.
+"""
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recovery.support import environment
+
+TRAINER = Path(__file__).parent.parent / "trainer"
+ITERATIONS = 40
+
+
+@dataclass
+class Job:
+    """A run's nodes on this machine, restarted as PyTorchJob does it: exit codes from 128 on, and signals."""
+
+    directory: Path
+    settings: dict[str, Any]
+    step: float = 0.01
+    save: float = 0.0
+    nodes: list["subprocess.Popen[str] | None"] = field(default_factory=list)
+    said: str = ""
+    starts: int = 0
+
+    def __post_init__(self) -> None:
+        """Lay out a run's directory."""
+        self.faults = self.directory / "faults"
+        self.faults.mkdir(parents=True)
+        self.checkpoints = Path(self.settings["checkpoint"]["path"])
+        with socket.create_server(("localhost", 0)) as free:
+            self.port = free.getsockname()[1]
+
+    def fault(self, *names: str) -> None:
+        """Let the trainer run into something, once each."""
+        for name in names:
+            (self.faults / name).touch()
+
+    def start(self, rank: int = 0) -> "subprocess.Popen[str]":
+        """Start a node."""
+        path = self.directory / "settings.json"
+        path.write_text(json.dumps(self.settings))
+        variables = {
+            "TRAINER_FAULTS": str(self.faults),
+            "TRAINER_STEP_SECONDS": str(self.step),
+            "TRAINER_SAVE_SECONDS": str(self.save),
+            "RANK": str(rank),
+            "MASTER_ADDR": "localhost",
+            "MASTER_PORT": str(self.port),
+        }
+        self.starts += 1
+        log = (self.directory / f"log-{rank}").open("a")
+        return subprocess.Popen(
+            [sys.executable, "-m", "tokenmill", "train", str(path)],
+            env=environment() | variables,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def log(self, rank: int = 0) -> str:
+        """Return what a node said over all its starts."""
+        return (self.directory / f"log-{rank}").read_text()
+
+    def once(self, seconds: float = 60) -> tuple[int, str]:
+        """Run node 0 alone to its end; return its exit code and what it said."""
+        before = len(self.log()) if (self.directory / "log-0").exists() else 0
+        code = self.start().wait(seconds)
+        return code, self.log()[before:]
+
+    def finish(self, disturb: Callable[["Job"], None] = lambda job: None, seconds: float = 120) -> int:
+        """Run all nodes, restarting those whose exit asks for it, until node 0 ends for good; return its code."""
+        count = self.settings["training"].get("nodes", 1)
+        deadline = time.monotonic() + seconds
+        self.nodes = [self.start(rank) for rank in range(count)]
+        while True:
+            assert time.monotonic() < deadline, self.log()
+            disturb(self)
+            for rank, node in enumerate(self.nodes):
+                code = node.poll() if node else None
+                if code is None:
+                    continue
+                if code == 0 and rank > 0:
+                    self.nodes[rank] = None  # it stays Succeeded, and is not started again
+                elif 0 <= code < 128:
+                    self.stop()
+                    return code
+                else:
+                    self.nodes[rank] = self.start(rank)
+            time.sleep(0.01)
+
+    def stop(self) -> None:
+        """End what still runs, as the operator does when a job is over."""
+        for node in self.nodes:
+            if node and node.poll() is None:
+                node.terminate()
+        for node in self.nodes:
+            if node:
+                node.wait(30)
+
+    def result(self) -> tuple[int, int]:
+        """Return the iteration and the sum of the last checkpoint."""
+        iteration = int((self.checkpoints / "latest_checkpointed_iteration.txt").read_text())
+        value = json.loads((self.checkpoints / f"iter_{iteration:07d}" / "__0_0.distcp").read_bytes())
+        return value["iteration"], value["sum"]
+
+    def assert_exact(self) -> None:
+        """Check that every iteration was done once in what became the result."""
+        target = self.settings["training"]["iterations"]
+        assert self.result() == (target, target * (target + 1) // 2)
+
+
+@pytest.fixture
+def job(tmp_path: Path, tokenised: Path) -> Iterator[Callable[..., Job]]:
+    """Return a way to lay out a run; keys with dots replace settings."""
+    jobs: list[Job] = []
+
+    def make(step: float = 0.01, save: float = 0.0, **changed: Any) -> Job:
+        settings: dict[str, Any] = {
+            "release": "run",
+            "model": {"numLayers": 2, "hiddenSize": 64, "numAttentionHeads": 4, "seqLength": 32},
+            "training": {
+                "nodes": 1,
+                "gpusPerNode": 2,
+                "iterations": ITERATIONS,
+                "globalBatchSize": 4,
+                "logInterval": 1,
+            },
+            "checkpoint": {"path": str(tmp_path / "checkpoints"), "saveInterval": 5},
+            "dataset": {"path": str(tokenised), "split": "90,5,5"},
+            "trainer": {
+                "backend": "gloo",
+                "launcher": [sys.executable, str(TRAINER / "launcher.py")],
+                "script": str(TRAINER / "trainer.py"),
+            },
+        }
+        for key, value in changed.items():
+            section, _, name = key.partition("__")
+            if name:
+                settings.setdefault(section, {})[name] = value
+            else:
+                settings[section] = value
+        jobs.append(Job(tmp_path / f"job{len(jobs)}", settings, step, save))
+        return jobs[-1]
+
+    yield make
+    for each in jobs:
+        each.stop()
+
+
+def test_it_ends_at_its_target_and_not_before(job: Callable[..., Job]) -> None:
+    run = job()
+    code, said = run.once()
+    assert code == 0, said
+    run.assert_exact()
+    assert "iteration       40/      40" in said, "the trainer's own lines are passed on"
+    assert "tokens/s" in said
+    assert f"done: iteration {ITERATIONS} of {ITERATIONS} is saved" in said
+    code, said = run.once()
+    assert code == 0 and "the target is 40" in said and "/      40 |" not in said
+
+
+def test_a_longer_run_goes_on_from_the_end_of_a_shorter_one(job: Callable[..., Job]) -> None:
+    run = job()
+    assert run.once()[0] == 0
+    run.settings["training"]["iterations"] = 60
+    assert run.once()[0] == 0
+    run.assert_exact()
+
+
+@pytest.mark.parametrize("when", [0.3, 0.6, 1.0])
+def test_sigterm_saves_and_asks_for_another_start(job: Callable[..., Job], when: float) -> None:
+    run = job(step=0.05, checkpoint__saveInterval=1000, training__iterations=1000, save=0.2)
+    run.settings["checkpoint"]["saveInterval"] = 1000
+    node = run.start()
+    wait_for(run, "before the start of training step")
+    time.sleep(when)
+    node.terminate()
+    assert node.wait(30) == 143
+    iteration, total = run.result()
+    assert iteration > 0 and total == iteration * (iteration + 1) // 2
+    assert run.log().rstrip().splitlines()[-1].startswith(f"error: stopped by a signal: iteration {iteration} of 1,000")
+
+
+def test_sigterm_during_a_save_lets_it_end(job: Callable[..., Job]) -> None:
+    run = job(save=1.0, step=0.05)
+    node = run.start()
+    while not any(run.checkpoints.glob("iter_*/__0_0.distcp")):
+        assert node.poll() is None, run.log()
+        time.sleep(0.005)
+    node.terminate()
+    assert node.wait(30) == 143
+    assert run.result()[0] >= 5
+    run.save = 0
+    assert run.once()[0] == 0
+    run.assert_exact()
+
+
+def test_a_killed_node_leaves_no_rank_behind(job: Callable[..., Job]) -> None:
+    run = job(step=0.05)
+    node = run.start()
+    wait_for(run, "iteration        3/")
+    marker = str(run.directory)
+    node.kill()
+    node.wait()
+    deadline = time.monotonic() + 15
+    while ranks := [p for p in Path("/proc").glob("[0-9]*/environ") if marker.encode() in readable(p)]:
+        assert time.monotonic() < deadline, ranks
+        time.sleep(0.05)
+    assert run.once()[0] == 0
+    run.assert_exact()
+
+
+def readable(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+@pytest.mark.parametrize("name", ["torn-tracker", "die-in-save", "exit-0", "raise"])
+def test_what_another_start_can_help(job: Callable[..., Job], name: str) -> None:
+    run = job(step=0.02)
+    node = run.start()
+    wait_for(run, "successfully saved checkpoint from iteration      10")
+    run.fault(name)
+    assert node.wait(30) == 143, run.log()
+    last = run.log().rstrip().splitlines()[-1]
+    assert "the next start goes on from there" in last
+    if name == "raise":
+        assert "an illegal memory access" in last
+    code, said = run.once()
+    assert code == 0, said
+    run.assert_exact()
+    if name == "torn-tracker":
+        assert "latest_checkpointed_iteration.txt" in said
+
+
+def test_a_bad_argument_fails_at_once_with_its_reason(job: Callable[..., Job]) -> None:
+    run = job(extra_args=None)
+    del run.settings["extra_args"]
+    run.settings["extraArgs"] = ["--no-such-flag"]
+    begun = time.monotonic()
+    code, said = run.once()
+    assert code == 2 and time.monotonic() - begun < 10
+    assert "unrecognized arguments: --no-such-flag" in said.rstrip().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("import", "cannot import name 'pretrain'"), ("assert", "the model is not as it should be")]
+)
+def test_a_failure_before_the_first_iteration_is_permanent(job: Callable[..., Job], name: str, reason: str) -> None:
+    run = job()
+    run.fault(name)
+    code, said = run.once()
+    assert code == 2 and reason in said.rstrip().splitlines()[-1]
+
+
+def test_the_same_failure_later_is_worth_another_start(job: Callable[..., Job]) -> None:
+    run = job(step=0.02)
+    node = run.start()
+    wait_for(run, "successfully saved checkpoint from iteration       5")
+    node.kill()
+    node.wait()
+    run.fault("assert")
+    assert run.once()[0] == 143
+    assert run.once()[0] == 0
+    run.assert_exact()
+
+
+def test_a_run_that_cannot_progress_is_given_up_with_the_reason(job: Callable[..., Job]) -> None:
+    run = job(supervision__attemptsWithoutProgress=3)
+    run.fault("raise.always")
+    assert [run.once()[0] for _ in range(3)] == [143] * 3
+    code, said = run.once()
+    last = said.rstrip().splitlines()[-1]
+    assert code == 2 and "3 starts in a row began at iteration 0" in last and "illegal memory access" in last
+    (run.faults / "raise.always").unlink()
+    run.settings["runAgain"] = "mended"
+    assert run.once()[0] == 0
+    run.assert_exact()
+
+
+def test_a_hang_ends_with_the_stacks(job: Callable[..., Job]) -> None:
+    run = job(supervision__hangMinutes=0.03)
+    node = run.start()
+    wait_for(run, "successfully saved checkpoint from iteration       5")
+    run.fault("hang.rank1")
+    assert node.wait(60) == 143
+    assert "no iteration for 0.03 minutes: the stacks of all ranks" in run.log()
+    assert "Fatal Python error: Aborted" in run.log() and "in main" in run.log()
+    assert run.once()[0] == 0
+    run.assert_exact()
+
+
+def test_a_start_from_nothing_where_checkpoints_lie_is_refused(job: Callable[..., Job]) -> None:
+    run = job(step=0.02)
+    assert run.once()[0] == 0
+    (run.checkpoints / "latest_checkpointed_iteration.txt").unlink()
+    for each in run.checkpoints.glob("iter_*"):
+        (each / "__1_0.distcp").unlink()
+    code, said = run.once()
+    assert code == 2 and "checkpoint" in said.rstrip().splitlines()[-1]
+
+
+def test_two_nodes_meet_and_end_together(job: Callable[..., Job]) -> None:
+    run = job(training__nodes=2, training__gpusPerNode=1)
+    assert run.finish() == 0
+    run.assert_exact()
+    assert "iteration       40/      40" in run.log(1) and "iteration       40/" not in run.log(0)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_one_of_two_nodes_is_lost(job: Callable[..., Job], rank: int, number: signal.Signals) -> None:
+    run = job(training__nodes=2, training__gpusPerNode=1, step=0.03)
+    sent = False
+
+    def disturb(job: Job) -> None:
+        nonlocal sent
+        node = job.nodes[rank]
+        if not sent and node and any(job.checkpoints.glob("iter_0000010/metadata.json")):
+            sent = True
+            node.send_signal(number)
+
+    assert run.finish(disturb) == 0
+    assert sent
+    run.assert_exact()
+
+
+def test_a_bad_argument_fails_on_two_nodes(job: Callable[..., Job]) -> None:
+    run = job(training__nodes=2, training__gpusPerNode=1)
+    run.settings["extraArgs"] = ["--no-such-flag"]
+    assert run.finish() == 2
+
+
+def test_random_kills(job: Callable[..., Job]) -> None:
+    """Twenty SIGKILLs at random moments on random nodes; nothing is lost beyond the last save."""
+    dice = random.Random(int(os.environ.get("TOKENMILL_KILL_SEED", "20261122")))
+    run = job(
+        training__nodes=2,
+        training__gpusPerNode=1,
+        training__iterations=1500,
+        supervision__attemptsWithoutProgress=50,
+        step=0.01,
+    )
+    kills, at = 0, time.monotonic() + 1
+
+    def disturb(job: Job) -> None:
+        nonlocal kills, at
+        if kills < 20 and time.monotonic() > at:
+            node = dice.choice(job.nodes)
+            if node and node.poll() is None:
+                node.kill()
+                kills += 1
+            at = time.monotonic() + dice.uniform(0.1, 1.5)
+
+    assert run.finish(disturb, seconds=240) == 0, run.log()
+    assert kills == 20
+    run.assert_exact()
+
+
+def wait_for(run: Job, words: str, seconds: float = 30) -> None:
+    """Wait until node 0 has said something."""
+    deadline = time.monotonic() + seconds
+    while words not in run.log():
+        assert time.monotonic() < deadline, run.log()
+        time.sleep(0.01)

@@ -1,0 +1,62 @@
+"""torchrun in small, for tests on machines without torch: the same words, ranks in own sessions, exit code 1."""
+
+import argparse
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+
+def main() -> int:
+    """Start this node's ranks; the first that fails ends the others."""
+    parser = argparse.ArgumentParser()
+    for name, default in (("nnodes", 1), ("nproc_per_node", 1), ("node_rank", 0), ("max_restarts", 0)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--rdzv_id")
+    parser.add_argument("--standalone", action="store_true")
+    parser.add_argument("--master_addr", default="localhost")
+    parser.add_argument("--master_port", type=int, default=0)
+    parser.add_argument("script")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER)
+    given = parser.parse_args()
+    world = given.nnodes * given.nproc_per_node
+    if given.standalone:
+        with socket.create_server(("localhost", 0)) as free:
+            given.master_port = free.getsockname()[1]
+    ranks = []
+    for local in range(given.nproc_per_node):
+        environment = os.environ | {
+            "RANK": str(given.node_rank * given.nproc_per_node + local),
+            "LOCAL_RANK": str(local),
+            "WORLD_SIZE": str(world),
+            "MASTER_ADDR": given.master_addr,
+            "MASTER_PORT": str(given.master_port),
+        }
+        command = [sys.executable, given.script, *given.arguments]
+        ranks.append(subprocess.Popen(command, env=environment, start_new_session=True))
+
+    def stop(*_: object) -> None:
+        for rank in ranks:
+            if rank.poll() is None:
+                rank.send_signal(signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, stop)
+    while True:
+        codes = [rank.poll() for rank in ranks]
+        bad = next((code for code in codes if code), None)
+        if bad is not None:
+            stop()
+            time.sleep(0.2)
+            for rank in ranks:
+                rank.kill()
+            sys.stderr.write(f"Root Cause: a rank failed (exitcode  : {bad})\n")
+            return 1
+        if all(code == 0 for code in codes):
+            return 0
+        time.sleep(0.01)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

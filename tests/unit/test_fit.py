@@ -1,0 +1,425 @@
+"""fit: what it lists fits and would be accepted, its ranking adds up, and its values make the layout that it names."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from contract.commandline import Ended, many, tokenmill
+from tokenmill.errors import RequestError
+from tokenmill.training.fit import Machines, Wanted, cost, search
+from tokenmill.training.layout import late_refusals, refusals
+from tokenmill.training.memory import GIB, total_bytes
+from tokenmill.training.model import from_fields, names, preset
+from tokenmill.training.settings import Settings, derived
+from tokenmill.training.storage import Saving, bandwidth
+
+H100 = ["--gpu-memory", "80"]
+
+
+def fit(*arguments: Any) -> Ended:
+    return tokenmill("fit", *arguments, patient=True)
+
+
+def planned(*arguments: Any) -> dict[str, Any]:
+    ended = fit(*arguments, "--json")
+    assert ended.code == 0, ended.err
+    found: dict[str, Any] = ended.result
+    return found
+
+
+def only(*arguments: Any) -> dict[str, Any]:
+    (found,) = planned(*arguments)["layouts"]
+    return dict(found)
+
+
+def refused(*arguments: Any) -> str:
+    ended = fit(*arguments)
+    assert (ended.code, ended.out) == (2, "")
+    return ended.err
+
+
+# -- the search
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from(names()),
+    st.sampled_from([1, 2, 4, 8, 12, 24, 64, 256]),
+    st.sampled_from([24.0, 80.0, 141.0]),
+    st.sampled_from([None, "none", "selective", "full"]),
+    st.sampled_from([None, 1, 2]),
+)
+def test_what_is_listed_is_accepted_and_fits_and_is_in_order(
+    name: str, gpus: int, memory: float, recompute: str | None, micro: int | None
+) -> None:
+    machines = Machines(gpus, min(8, gpus) if gpus != 12 else 4, memory)
+    found = search(preset(name), machines, 16 * gpus, Wanted(recompute=recompute, micro_batch=micro))
+    for fit_, price in found.fits:
+        layout = fit_.layout
+        assert refusals(layout) == late_refusals(layout) == []
+        assert fit_.total == pytest.approx(total_bytes(layout)) and fit_.total <= machines.usable
+        assert recompute in (None, layout.recompute) and micro in (None, layout.micro_batch)
+        assert layout.tensor <= machines.gpus_per_node and layout.sequence_parallel == (layout.tensor > 1)
+        assert price.total == pytest.approx(1 + sum(price.parts.values())) and min(price.parts.values()) >= 0
+    totals = [price.total for _, price in found.fits]
+    assert totals == sorted(totals, key=lambda total: round(total, 4))
+    assert bool(found.fits) or found.nearest is not None
+    kinds = {(f.layout.tensor, f.layout.pipeline, f.layout.context, f.layout.expert) for f, _ in found.fits}
+    more = search(
+        preset(name), Machines(gpus, machines.gpus_per_node, 2 * memory), 16 * gpus, Wanted(recompute=recompute)
+    )
+    assert kinds <= {(f.layout.tensor, f.layout.pipeline, f.layout.context, f.layout.expert) for f, _ in more.fits}
+
+
+def test_no_more_is_recomputed_than_memory_asks_for() -> None:
+    roomy = planned("--model", "13b", "--gpus", 64, "--gpu-memory", 141)["layouts"][0]
+    tight = only("--model", "13b", "--gpus", 64, "--gpu-memory", 16, "--tensor", 4, "--pipeline", 4, "--micro-batch", 4)
+    assert (roomy["recompute"], tight["recompute"]) == ("none", "full")
+    parts = tight["cost_parts"]
+    assert parts["recompute"] == pytest.approx(1 / 3, rel=0.1)
+
+
+def test_known_recipes_are_near_the_top() -> None:
+    """NeMo's recipes for H100: Llama 3 8B on 8 GPUs with context 2, GPT-3 175B with tensor 4 x pipeline 8."""
+    llama = planned("--model", "llama3-8b", "--gpus", 8, *H100, "--top", 3)["layouts"]
+    assert (1, 1, 2) in [(each["tensor"], each["pipeline"], each["context"]) for each in llama]
+    gpt = planned("--model", "175b", "--gpus", 1024, *H100, "--top", 3)["layouts"]
+    assert (4, 8) in [(each["tensor"], each["pipeline"]) for each in gpt]
+
+
+def test_batch_arithmetic_is_that_of_the_layout() -> None:
+    found = planned("--model", "30b", "--gpus", 128, *H100, "--global-batch", 768, "--top", 50)
+    assert found["global_batch"] == 768 and found["tokens_per_iteration"] == 768 * 2048
+    for each in found["layouts"]:
+        model_parallel = each["tensor"] * each["pipeline"] * each["context"]
+        assert each["data_parallel"] == 128 // model_parallel
+        assert each["micro_batch"] * each["micro_batches"] * each["data_parallel"] == 768
+        stages, turns = each["pipeline"], each["micro_batches"] * each["virtual_stages"]
+        assert each["bubble"] == pytest.approx((stages - 1) / (turns + stages - 1))
+        parts = ("weight_bytes", "gradient_bytes", "optimizer_bytes", "activation_bytes")
+        assert each["total_bytes"] == pytest.approx(sum(each[part] for part in parts))
+
+
+def test_virtual_stages_shorten_the_bubble_and_cost_memory() -> None:
+    asked = ["--model", "175b", "--gpus", 256, *H100, "--tensor", 8, "--pipeline", 16, "--global-batch", 256]
+    plain, virtual = only(*asked), only(*asked, "--layers-per-virtual-stage", 2)
+    assert virtual["virtual_stages"] == 3
+    assert virtual["bubble"] < plain["bubble"] and virtual["cost_parts"]["bubble"] < plain["cost_parts"]["bubble"]
+    assert virtual["activation_bytes"] > plain["activation_bytes"]
+    assert virtual["cost_parts"]["stages"] == pytest.approx(3 * plain["cost_parts"]["stages"])
+
+
+def test_tensor_parallelism_across_nodes_is_dear_and_said() -> None:
+    asked = ["--model", "175b", "--gpus", 1024, *H100, "--pipeline", 8]
+    within, across = only(*asked, "--tensor", 8), only(*asked, "--tensor", 16)
+    assert across["cost_parts"]["tensor"] > 8 * within["cost_parts"]["tensor"]
+    assert "tensor 16 is above the 8 GPUs of a node" in fit(*asked, "--tensor", 16).out
+
+
+def test_experts_are_spread_and_their_layouts_ranked_by_what_crosses_nodes() -> None:
+    found = planned("--model", "mixtral-8x7b", "--gpus", 64, *H100, "--top", 200)
+    assert found["parameters"] == pytest.approx(46.7e9, rel=0.01)
+    assert found["active_parameters"] == pytest.approx(12.9e9, rel=0.01)
+    assert found["layouts"][0]["expert"] > 1
+    machines = Machines(64, 8, 80)
+    wanted = Wanted(pipeline=4, expert=8, expert_tensor=1, micro_batch=1)
+    ((near, _),) = search(preset("mixtral-8x7b"), machines, 1024, wanted).fits
+    assert cost(near.layout, 4).expert > 5 * cost(near.layout, 8).expert  # eight experts in two nodes of four
+
+
+def test_small_micro_batches_cost_small_models_more() -> None:
+    asked = ["--model", "125m", "--gpus", 8, *H100, "--tensor", 1, "--pipeline", 1]
+    one, sixteen = only(*asked, "--micro-batch", 1), only(*asked, "--micro-batch", 16)
+    assert one["cost_parts"]["small"] == pytest.approx(16 * sixteen["cost_parts"]["small"])
+    assert one["cost"] > sixteen["cost"]
+
+
+def test_a_long_sequence_is_cut_by_context_parallelism() -> None:
+    found = planned("--model", "llama3-8b", "--gpus", 64, *H100, "--seq-length", 131072, "--global-batch", 64)
+    assert found["model"] == "llama3-8b (changed)"
+    assert found["tokens_per_iteration"] == 64 * 131072
+    assert found["layouts"][0]["context"] >= 4
+
+
+def test_large_searches_end_soon() -> None:
+    big = ["--gpus", 16384, "--gpu-memory", 80, "--top", 1]
+    for name in ("175b", "mixtral-8x7b"):
+        (layout,) = planned("--model", name, *big)["layouts"]
+        assert layout["data_parallel"] > 1
+    found = search(preset("mixtral-8x7b", seqLength=131072), Machines(16384, 8, 80), 16384, Wanted())
+    assert found.tried < 20_000  # 25 us each
+
+
+def test_nothing_heavy_is_imported() -> None:
+    ended, modules = many([["fit", "--model", "175b", "--gpus", "128", "--gpu-memory", "80"]])
+    assert ended[0].code == 0
+    assert not {"numpy", "torch", "transformers", "huggingface_hub", "pyarrow", "requests"} & modules
+
+
+# -- one layout
+
+
+def test_the_golden_layout_fits_and_takes_what_is_known() -> None:
+    found = only(
+        *["--model", "175b", "--gpus", 512, *H100, "--tensor", 8, "--pipeline", 16],
+        *["--recompute", "selective", "--micro-batch", 1],
+    )
+    held = sum(found[name] for name in ("weight_bytes", "gradient_bytes", "optimizer_bytes"))
+    assert held / GIB == pytest.approx(12.05, abs=0.01)
+    assert found["activation_bytes"] / GIB == pytest.approx(9.6, abs=0.05)
+    assert (found["data_parallel"], found["sequence_parallel"]) == (4, True)
+
+
+def test_one_layout_that_does_not_fit_says_by_how_much() -> None:
+    said = refused(
+        *["--model", "175b", "--gpus", 512, *H100, "--tensor", 4, "--pipeline", 4],
+        *["--recompute", "none", "--micro-batch", 2],
+    )
+    assert "this layout of 175b does not fit 512 GPUs of 80 GiB, of which 75.2 GiB count" in said
+    assert "tensor 4 x pipeline 4, micro-batch 2, recomputation none, and needs" in said and "GiB more (weights" in said
+    for change in ("leave out the cuts", "--micro-batch 1", "--recompute full", "GPUs of at least"):
+        assert change in said
+
+
+@pytest.mark.parametrize(
+    ("cut", "said"),
+    [
+        (["--tensor", 5], "512 GPUs are not divisible by tensor 5 x pipeline 1 x context 1 = 5: 512 / 5 leaves 2 over"),
+        (["--pipeline", 64], "96 layers are not divisible by pipeline 64"),
+        (["--expert", 2], "expert parallel 2 needs a model with experts"),
+        (["--expert-tensor", 2], "expert tensor 2 needs a model with experts"),
+        (["--context", 64, "--seq-length", 2080], "2080 is not divisible by 2 x context 64 = 128"),
+        (
+            ["--tensor", 8, "--global-batch", 100],
+            "global batch 100 is not divisible by micro-batch 1 x data parallel 64",
+        ),
+        (
+            ["--tensor", 8, "--pipeline", 8, "--layers-per-virtual-stage", 6, "--global-batch", 48],
+            "6 micro-batches (global batch 48 / (micro-batch 1 x data parallel 8)) are not divisible by pipeline 8",
+        ),
+    ],
+)
+def test_one_layout_that_megatron_refuses_has_the_equation(cut: list[Any], said: str) -> None:
+    assert said in refused("--model", "175b", "--gpus", 512, *H100, *cut)
+
+
+# -- nothing fits
+
+
+def test_nothing_fits_names_the_nearest_and_what_would_help() -> None:
+    said = refused("--model", "175b", "--gpus", 16, *H100)
+    assert (
+        "no layout of 175b fits 16 GPUs of 80 GiB, of which 75.2 GiB count: the nearest is tensor 8 x pipeline 2"
+        in said
+    )
+    assert "recomputation full" in said and "GiB more (weights" in said
+    assert "GPUs of at least" in said
+    (more,) = [int(word.split()[0]) for word in said.split("; ") if word.strip().endswith(" GPUs")]
+    assert planned("--model", "175b", "--gpus", more, *H100)["fitting"] > 0
+
+
+def test_a_global_batch_that_nothing_divides_is_refused_with_the_equation() -> None:
+    said = refused("--model", "13b", "--gpus", 1024, *H100, "--global-batch", 7)
+    assert "every layout of 13b" in said and "global batch 7 is not divisible by" in said
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (["--model", "13b", "--gpus", 12, *H100], "12 GPUs are no whole nodes of 8: 12 / 8 leaves 4"),
+        (["--model", "176b", "--gpus", 8, *H100], "there is no model '176b'; there are: 125m"),
+        (["--model", "custom", "--gpus", 8, *H100], "--custom FILE"),
+        (["--model", "13b", "--gpus", 8, *H100, "--set", "layers=2"], "there is no field 'layers'"),
+        (["--model", "13b", "--gpus", 8, *H100, "--set", "numLayer=2"], "did you mean numLayers?"),
+        (["--model", "13b", "--gpus", 8, *H100, "--set", "numLayers"], "say FIELD=VALUE"),
+        (["--model", "13b", "--gpus", 8, *H100, "--set", "numLayers=two"], "numLayers=two: Expected `int`"),
+        (["--model", "13b", "--gpus", 8, *H100, "--set", "numLayers=0"], "numLayers is 0: it must be above 0"),
+        (["--model", "13b", "--gpus", 8, *H100, "--storage", "tape:3"], "there is no 'tape'"),
+        (["--model", "13b", "--gpus", 8, *H100, "--storage", "amlfs-125"], "say its capacity in TiB"),
+        (["--model", "13b", "--gpus", 8, *H100, "--storage", "nfs:fast"], "say its network in Gbit/s"),
+        (["--model", "13b", "--gpus", 8, *H100, "--storage", "blob:-1"], "a number above 0"),
+        (["--model", "13b", "--gpus", 8, *H100, "--storage", "blob", "--write-bandwidth", 1], "leave one out"),
+        (["--model", "13b", "--gpus", 8, *H100, "--recompute", "some"], "none, selective, full"),
+        (["--model", "13b", "--gpus", 8], "--gpu-memory"),
+        (["--gpus", 8, *H100], "--model"),
+        (["--model", "13b", "--gpus", 8, *H100, "--gpu-memory", "nan"], "--gpu-memory"),
+        (["--model", "13b", "--gpus", 8, *H100, "--write-bandwidth", "inf"], "--write-bandwidth"),
+        (["--model", "13b", "--gpus", 0, *H100], "--gpus"),
+    ],
+)
+def test_a_request_that_cannot_be_is_refused(asked: list[Any], said: str) -> None:
+    assert said in refused(*asked)
+
+
+# -- checkpoints
+
+
+def test_the_storage_table_is_the_makers() -> None:
+    assert bandwidth("amlfs-125:16") == 2e9  # not the 64 GB/s of 512 TiB
+    assert bandwidth("amlfs-40:480") == 19.2e9 and bandwidth("amlfs-500:512") == 256e9
+    assert bandwidth("fsx-250:24") == 6e9 and bandwidth("fsx-scratch:12") == 1.2e9
+    assert bandwidth("blob") == 3.125e9 and bandwidth("blob:60") == 7.5e9 and bandwidth("nfs:100") == 12.5e9
+    for wrong in ("amlfs-125:0", "amlfs-125:inf", "amlfs-125:nan", "amlfs-60:16", "", ":16"):
+        with pytest.raises(RequestError, match="--storage"):
+            bandwidth(wrong)
+
+
+def test_the_guide_s_175b_on_its_own_file_system_takes_twenty_minutes() -> None:
+    found = planned("--model", "175b", "--gpus", 512, *H100, "--storage", "amlfs-125:16", "--mtbf-node", 6000)
+    checkpoint = found["checkpoint"]
+    assert checkpoint["bytes"] == pytest.approx(2.44e12, rel=0.01)
+    assert checkpoint["write_seconds"] / 60 == pytest.approx(20.4, abs=0.1)
+    assert checkpoint["save_interval_seconds"] == pytest.approx((2 * 1222.2 * 6000 * 3600 / 64) ** 0.5, rel=0.001)
+    assert checkpoint["save_interval_iterations"] is None  # no step time is known
+
+
+def test_a_step_s_time_turns_the_interval_into_iterations() -> None:
+    found = planned(
+        *["--model", "175b", "--gpus", 512, *H100, "--global-batch", 2048, "--write-bandwidth", 10],
+        *["--peak-tflops", 989, "--mfu", 0.5],
+    )
+    work = 6 * 174e9 + 6 * 2048 * 12288 * 96  # a token's: six for each weight, and attention
+    assert found["step_seconds"] == pytest.approx(work * 2048 * 2048 / (512 * 989e12 * 0.5), rel=0.01)
+    assert found["mfu_assumed"] == 0.5
+    checkpoint = found["checkpoint"]
+    assert checkpoint["save_interval_iterations"] == round(checkpoint["save_interval_seconds"] / found["step_seconds"])
+
+
+def test_the_interval_is_where_saving_and_repeating_cost_least() -> None:
+    saving = Saving(2.4e12, 2e9, 6000, 64)
+
+    def lost(seconds: float) -> float:
+        return saving.write_seconds / seconds + seconds / 2 / saving.failure_seconds
+
+    best = saving.interval_seconds
+    assert saving.lost == pytest.approx(lost(best))
+    assert lost(best) < min(lost(best * 0.9), lost(best * 1.1))
+    assert Saving(2.4e12, 1e6, 1, 4096).interval_seconds == 2.4e6  # never shorter than a save takes
+
+
+# -- what it writes
+
+
+@pytest.mark.parametrize("name", names())
+def test_the_values_make_the_very_layout(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "values.yaml"
+    found = planned(
+        *["--model", name, "--gpus", 256, *H100, "--values", file],
+        *["--write-bandwidth", 5, "--peak-tflops", 989],
+    )
+    values = yaml.safe_load(file.read_text())
+    assert values["model"] == {"size": name}
+    best = found["layouts"][0]
+    interval = values["training"].pop("saveInterval")
+    assert interval == min(1000, found["checkpoint"]["save_interval_iterations"])
+    layout = _settings(values, msgspec.to_builtins(preset(name)), interval).layout()
+    _is(layout, best)
+
+
+def test_the_values_of_a_model_of_one_s_own_hold_it_whole(tmp_path: Path) -> None:
+    model = {"numLayers": 24, "hiddenSize": 1024, "numAttentionHeads": 16, "numExperts": 4, "addBiasLinear": False}
+    (tmp_path / "model.yaml").write_text(yaml.safe_dump(model))
+    file = tmp_path / "values.yaml"
+    asked = ["--model", "custom", "--gpus", 16, *H100, "--set", "normEpsilon=1e-6", "--values", file]
+    found = planned(*asked, "--custom", tmp_path / "model.yaml")
+    values = yaml.safe_load(file.read_text())
+    assert values["model"] == {"size": "custom", "custom": model | {"normEpsilon": 1e-6}}
+    assert "saveInterval" not in values["training"]  # nothing is known of the storage
+    _is(_settings(values, values["model"]["custom"]).layout(), found["layouts"][0])
+    first = file.read_text()
+    assert planned(*asked, "--custom", file)["layouts"] == found["layouts"]  # it reads what it wrote
+    assert yaml.safe_load(file.read_text()) == yaml.safe_load(first)
+
+
+def test_a_changed_preset_is_written_as_a_custom_model(tmp_path: Path) -> None:
+    file = tmp_path / "values.yaml"
+    planned("--model", "llama3-8b", "--gpus", 8, *H100, "--set", "numLayers=16", "--values", file)
+    custom = yaml.safe_load(file.read_text())["model"]["custom"]
+    fields = {name: getattr(preset("llama3-8b"), name) for name in ("ffn_hidden_size", "rotary_base", "learning_rate")}
+    model = from_fields(custom, "written")
+    assert model.num_layers == 16
+    assert {name: getattr(model, name) for name in fields} == fields
+
+
+def test_the_save_interval_stays_within_the_run(tmp_path: Path) -> None:
+    file = tmp_path / "values.yaml"
+    asked = ["--model", "125m", "--gpus", 8, *H100, "--write-bandwidth", 5, "--peak-tflops", 989, "--values", file]
+    assert planned(*asked, "--iterations", 50)["checkpoint"]["save_interval_iterations"] > 1000
+    training = yaml.safe_load(file.read_text())["training"]
+    assert (training["iterations"], training["saveInterval"]) == (50, 50)
+    planned(*asked)
+    assert yaml.safe_load(file.read_text())["training"]["saveInterval"] == 1000
+
+
+def test_values_that_cannot_be_written_are_said(tmp_path: Path) -> None:
+    said = refused("--model", "13b", "--gpus", 8, *H100, "--values", tmp_path / "no" / "values.yaml")
+    assert "values.yaml cannot be written: No such file" in said
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("numLayers: [", "is no YAML"),
+        ("- 1", "holds no fields"),
+        ("1: 2", "holds no fields"),
+        ("model: {size: 13b}", "holds no fields"),
+        ("numLayers: 2", "missing required field `hiddenSize`"),
+        ("numLayers: 2\nhiddenSize: 64\nnumAttentionHeads: 4\nlayers: 3", "unknown field `layers`"),
+        (None, "cannot be read: No such file"),
+    ],
+)
+def test_a_model_s_file_that_is_none_is_named(tmp_path: Path, content: str | None, said: str) -> None:
+    file = tmp_path / "model.yaml"
+    if content is not None:
+        file.write_text(content)
+    err = refused("--model", "custom", "--custom", file, "--gpus", 8, *H100)
+    assert str(file) in err and said in err
+
+
+def test_the_table_is_one_that_a_person_can_read(tmp_path: Path) -> None:
+    file = tmp_path / "values.yaml"
+    asked = ["--model", "375m", "--gpus", 16, *H100, "--storage", "nfs:10", "--peak-tflops", 989, "--top", 2]
+    out = fit(*asked, "--values", file).out
+    lines = out.splitlines()
+    assert lines[0] == "375m: 64 million parameters; sequences of 1,024 tokens"
+    assert lines[1] == "note: 375m is the guide's name for it; it has 64 million parameters"
+    start = lines.index("") + 1
+    head, *rows = lines[start : lines.index("", start)]
+    assert head.split()[:3] == ["TP", "PP", "VPP"] and len(rows) == 2
+    assert {len(line) for line in (head, *rows)} == {len(head)}  # columns stand under each other
+    for said in ("16 GPUs (2 x 8)", "256 sequences = 262,144 tokens", "cost 1.", "MFU of 40%", "checkpoint: 0.9 GB"):
+        assert said in out, said
+    assert "more fit: --top" in out and f"-f {file}" in out
+
+
+def _settings(values: dict[str, Any], model: dict[str, Any], interval: int | None = None) -> Settings:
+    content = {
+        "release": "r",
+        "model": model,
+        "training": values["training"],
+        "parallelism": values["parallelism"],
+        "checkpoint": {"path": "/c", "saveInterval": interval},
+        "dataset": {"path": "/d"},
+    }
+    return derived(msgspec.convert(content, Settings))
+
+
+def _is(layout: Any, best: dict[str, Any]) -> None:
+    assert refusals(layout) == late_refusals(layout) == []
+    for name in (
+        "tensor",
+        "pipeline",
+        "context",
+        "expert",
+        "virtual_stages",
+        "micro_batch",
+        "micro_batches",
+        "recompute",
+    ):
+        assert getattr(layout, name) == best[name], name
+    assert total_bytes(layout) == pytest.approx(best["total_bytes"])

@@ -1,0 +1,228 @@
+"""Settings: read strictly, each slip with its place, and filled with what follows from what was given."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenmill.errors import RequestError
+from tokenmill.training.layout import late_refusals, refusals
+from tokenmill.training.model import names, preset
+from tokenmill.training.settings import Settings, derived, read
+
+
+def content(model: str | dict[str, Any] = "125m", **sections: Any) -> dict[str, Any]:
+    base = {
+        "release": "megatron-training",
+        "model": msgspec.to_builtins(preset(model)) if isinstance(model, str) else model,
+        "training": {},
+        "checkpoint": {"path": "/data/checkpoints/run"},
+        "dataset": {"path": "/data/slimpajama/preprocessed"},
+    }
+    return base | sections
+
+
+def settings(model: str | dict[str, Any] = "125m", **sections: Any) -> Settings:
+    return derived(msgspec.convert(content(model, **sections), Settings))
+
+
+def written(tmp_path: Path, what: Any) -> Path:
+    file = tmp_path / "run.json"
+    file.write_text(what if isinstance(what, str) else json.dumps(what))
+    return file
+
+
+# -- reading
+
+
+def test_what_is_read_is_derived(tmp_path: Path) -> None:
+    assert read(written(tmp_path, content())) == settings()
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"training": {"nodez": 2}}, "unknown field `nodez` - at `$.training`"),
+        ({"trainings": {}}, "unknown field `trainings`"),
+        ({"model": {"numLayers": 2}}, "missing required field `hiddenSize` - at `$.model`"),
+        ({"training": {"nodes": "2"}}, "Expected `int`, got `str` - at `$.training.nodes`"),
+        ({"training": {"useSharp": 1}}, "Expected `bool`, got `int` - at `$.training.useSharp`"),
+        ({"training": {"precision": "fp8"}}, "'fp8' - at `$.training.precision`"),
+        ({"checkpoint": {}}, "missing required field `path` - at `$.checkpoint`"),
+        ({"dataset": {"blend": {"train": [{"weight": 1}]}}}, "`path` - at `$.dataset.blend.train[0]`"),
+        ({"extraArgs": "--fp8"}, "Expected `array`, got `str` - at `$.extraArgs`"),
+    ],
+)
+def test_a_slip_is_refused_with_its_place(tmp_path: Path, sections: dict[str, Any], said: str) -> None:
+    file = written(tmp_path, content(**sections))
+    with pytest.raises(RequestError) as refused:
+        read(file)
+    assert str(file) in str(refused.value) and said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [("{", "are no JSON"), ("", "are no JSON"), ("[]", "Expected `object`, got `array`"), ("\x00", "are no JSON")],
+)
+def test_a_file_that_is_none_is_refused(tmp_path: Path, what: str, said: str) -> None:
+    file = written(tmp_path, what)
+    with pytest.raises(RequestError, match=said) as refused:
+        read(file)
+    assert str(file) in str(refused.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=r"none\.json cannot be read: No such file"):
+        read(tmp_path / "none.json")
+    with pytest.raises(RequestError, match="cannot be read: Is a directory"):
+        read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"training": {"nodes": 0}}, "training.nodes is 0: it must be above 0"),
+        ({"training": {"gpusPerNode": -8}}, "training.gpusPerNode is -8: it must be above 0"),
+        ({"training": {"globalBatchSize": 0}}, "training.globalBatchSize is 0"),
+        ({"training": {"weightDecay": -0.1}}, "training.weightDecay is -0.1: it must be at least 0"),
+        ({"parallelism": {"contextParallelSize": 0}}, "parallelism.contextParallelSize is 0"),
+        ({"checkpoint": {"path": "/c", "saveInterval": 0}}, "checkpoint.saveInterval is 0"),
+        ({"checkpoint": {"path": "/c", "keep": 0}}, "checkpoint.keep is 0"),
+    ],
+)
+def test_a_count_that_cannot_be_is_refused(tmp_path: Path, sections: dict[str, Any], said: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        read(written(tmp_path, content(**sections)))
+    assert said in str(refused.value)
+
+
+def test_zero_is_taken_where_it_means_something() -> None:
+    zero = {"weightDecay": 0, "warmupIterations": 0, "seed": 0, "evalIterations": 0, "minLearningRate": 0}
+    found = settings(training=zero).training
+    assert (found.warmup_iterations, found.min_learning_rate, found.seed) == (0, 0, 0)
+
+
+# -- what follows: the guide's lines
+
+
+def test_a_custom_model_on_four_nodes() -> None:
+    model = {
+        "numLayers": 24,
+        "hiddenSize": 1024,
+        "numAttentionHeads": 16,
+        "seqLength": 2048,
+        "tensorModelParallelSize": 1,
+        "pipelineModelParallelSize": 1,
+    }
+    found = settings(model=model, training={"nodes": 4})
+    layout = found.layout()
+    assert (found.world, layout.data_parallel, found.training.global_batch_size) == (32, 32, 512)
+    assert refusals(layout) == late_refusals(layout) == []
+
+
+def test_sharp_with_175b_on_32_nodes() -> None:
+    found = settings("175b", training={"nodes": 32, "useSharp": True})
+    layout = found.layout()
+    assert (layout.tensor, layout.pipeline, layout.data_parallel, layout.sequence_parallel) == (8, 16, 2, True)
+    assert (layout.global_batch, layout.micro_batch) == (4096, 1)
+    assert refusals(layout) == late_refusals(layout) == []
+
+
+def test_375m_on_two_nodes_with_a_batch_of_32() -> None:
+    training = {"nodes": 2, "gpusPerNode": 8, "iterations": 100, "globalBatchSize": 32}
+    found = settings("375m", training=training)
+    layout = found.layout()
+    assert (layout.data_parallel, layout.micro_batch, layout.micro_batches) == (16, 2, 1)
+    assert refusals(layout) == late_refusals(layout) == []
+    assert found.checkpoint.save_interval == 10  # within the run, though nothing was said
+    assert found.training.eval_interval == 100 and found.training.log_interval == 10
+    assert found.training.warmup_iterations == 1 and found.training.decay_iterations == 100
+
+
+def test_the_guide_s_175b() -> None:
+    training = {"nodes": 64, "gpusPerNode": 8, "iterations": 10000, "globalBatchSize": 8192, "evalInterval": 1000}
+    found = settings("175b", training=training, checkpoint={"path": "/c", "saveInterval": 1000})
+    assert found.layout().data_parallel == 4
+    assert (found.checkpoint.save_interval, found.training.eval_interval) == (1000, 1000)
+
+
+# -- what follows, in general
+
+
+def test_what_is_given_is_kept() -> None:
+    given_training = {
+        "iterations": 50,
+        "globalBatchSize": 24,
+        "microBatchSize": 3,
+        "learningRate": 0.01,
+        "minLearningRate": 0.001,
+        "warmupIterations": 7,
+        "decayIterations": 40,
+        "evalInterval": 3,
+        "logInterval": 5,
+    }
+    parallelism = {"tensorModelParallelSize": 2, "pipelineModelParallelSize": 2, "sequenceParallel": False}
+    found = settings("175b", training=given_training, parallelism=parallelism)
+    assert msgspec.to_builtins(found.training).items() >= given_training.items()
+    assert msgspec.to_builtins(found.parallelism).items() >= parallelism.items()
+
+
+def test_deriving_again_changes_nothing() -> None:
+    for name in names():
+        assert derived(settings(name)) == settings(name)
+
+
+@pytest.mark.parametrize(("batch", "micro"), [(32, 16), (24, 4), (6, 1), (1, 1)])
+def test_the_micro_batch_is_halved_until_it_divides(batch: int, micro: int) -> None:
+    found = settings("125m", training={"gpusPerNode": 2, "globalBatchSize": batch})
+    assert found.training.micro_batch_size == micro
+
+
+def test_a_batch_below_the_copies_is_refused_by_what_it_takes() -> None:
+    layout = settings("125m", training={"globalBatchSize": 4}).layout()
+    assert refusals(layout) == [
+        "global batch 4 is not divisible by micro-batch 1 x data parallel 8 = 8 (data parallel = 8 GPUs / (tensor 1 x "
+        "pipeline 1 x context 1 = 1)); the nearest that are: 8"
+    ]
+
+
+@pytest.mark.parametrize(("iterations", "interval"), [(1, 1), (5, 1), (100, 10), (10_000, 1000), (1_000_000, 1000)])
+def test_a_run_saves_within_itself(iterations: int, interval: int) -> None:
+    found = settings(training={"iterations": iterations})
+    assert found.checkpoint.save_interval == interval <= iterations
+    assert (found.training.eval_interval or 0) <= iterations and (found.training.log_interval or 0) <= iterations
+
+
+def test_the_data_s_vocabulary_takes_the_place_of_the_preset_s() -> None:
+    found = settings("llama3-8b", training={"gpusPerNode": 2})
+    assert found.layout() == replace(found.layout(1000), vocab_size=128_256)
+
+
+@given(
+    st.sampled_from(names()),
+    st.integers(1, 512),
+    st.sampled_from([1, 2, 4, 8, 16]),
+    st.none() | st.integers(1, 100),
+    st.sampled_from([1, 2, 4]),
+)
+def test_presets_divide_whatever_their_parallelism_divides(
+    name: str, nodes: int, gpus: int, rounds: int | None, context: int
+) -> None:
+    model = preset(name)
+    copy = model.tensor_model_parallel_size * model.pipeline_model_parallel_size * context
+    copy *= model.expert_model_parallel_size
+    nodes = nodes * copy  # whatever the node has, this many nodes hold whole copies
+    training: dict[str, Any] = {"nodes": nodes, "gpusPerNode": gpus}
+    if rounds:
+        parallel = model.tensor_model_parallel_size * model.pipeline_model_parallel_size * context
+        training["globalBatchSize"] = rounds * nodes * gpus // parallel
+    found = settings(name, training=training, parallelism={"contextParallelSize": context})
+    layout = found.layout()
+    assert refusals(layout) == late_refusals(layout) == []
+    assert layout.global_batch == layout.micro_batch * layout.micro_batches * layout.data_parallel
+    assert rounds or layout.global_batch == 16 * nodes * gpus

@@ -1,0 +1,511 @@
+"""What a run reads, from outputs that the command line made: counts, flags, and each refusal with its remedy."""
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tokenmill.errors import MachineError, RequestError, TokenmillError
+from tokenmill.tokens.indexed import IndexedReader
+from tokenmill.training import data
+from tokenmill.training.index import build_index, sweep
+from tokenmill.training.model import Model
+from tokenmill.training.settings import Blend, Checkpoint, Dataset, Part, Settings, Training, derived
+
+TINY = Path(__file__).parents[1] / "conformance" / "tokenizers" / "tiny"
+KEPT = (".tokenmill/preprocess/encoders", "tokenizer")
+
+
+def tokenmill(*words: Any) -> subprocess.CompletedProcess[str]:
+    """Run the command line in a process of its own."""
+    clean = {name: value for name, value in os.environ.items() if name != "JOB_COMPLETION_INDEX"}
+    command = [sys.executable, "-m", "tokenmill", *map(str, words)]
+    return subprocess.run(command, env=clean, capture_output=True, text=True, timeout=120, check=False)
+
+
+def write(directory: Path, files: dict[str, int], seed: int = 0, keys: tuple[str, ...] = ("text",)) -> Path:
+    """Write JSONL files of so many documents."""
+    directory.mkdir(parents=True)
+    dice = random.Random(seed)
+    for name, documents in files.items():
+        records = [{key: " ".join(dice.choices(["a", "few", "words", "of", "text"], k=20)) for key in keys}] * documents
+        (directory / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    return directory
+
+
+class Mill:
+    """Makes outputs of preprocess; a tokenizer is settled once."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def make(self, name: str, files: dict[str, int], *options: str, tokenizer: Path = TINY, **how: Any) -> Path:
+        source, output = write(self.root / f"{name}-text", files, **how), self.root / name
+        settled = self.root / f"settled-{tokenizer.name}"
+        if settled.exists():
+            shutil.copytree(settled, output)
+        done = tokenmill("preprocess", source, output, "--tokenizer", tokenizer, *options, "--processes", "1")
+        assert done.returncode == 0, done.stderr
+        if not settled.exists():
+            for part in KEPT:
+                shutil.copytree(output / part, settled / part)
+        return output
+
+
+@pytest.fixture(scope="session")
+def mill(tmp_path_factory: pytest.TempPathFactory) -> Mill:
+    return Mill(tmp_path_factory.mktemp("mill"))
+
+
+@pytest.fixture(scope="session")
+def large(mill: Mill) -> Path:
+    """Three pairs of 600, 900 and 1,200 documents, and one without tokens."""
+    return mill.make("large", {"a": 600, "b": 900, "c": 1200, "empty": 0})
+
+
+@pytest.fixture(scope="session")
+def small(mill: Mill) -> Path:
+    """One pair of 50 documents."""
+    return mill.make("small", {"few": 50}, seed=1)
+
+
+@pytest.fixture(scope="session")
+def many_keys(mill: Mill) -> Path:
+    """Two keys."""
+    return mill.make("keys", {"a": 600}, "--keys", "text,title", keys=("text", "title"))
+
+
+@pytest.fixture(scope="session")
+def half(mill: Mill) -> Path:
+    """Started, and the other worker never came."""
+    return mill.make("half", {"a": 600, "b": 600}, "--workers", "2", "--worker-index", "0")
+
+
+def settings(path: Path | str | None = None, **changed: Any) -> Settings:
+    """Return derived settings of a small run."""
+    sections: dict[str, dict[str, Any]] = {"model": {}, "training": {}, "dataset": {}, "checkpoint": {}}
+    for name, value in changed.items():
+        section, _, field = name.partition("__")
+        sections[section][field] = value
+    if path is not None:
+        sections["dataset"]["path"] = str(path)
+    model = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "seq_length": 64} | sections["model"]
+    training = {"gpus_per_node": 1, "iterations": 10, "global_batch_size": 4} | sections["training"]
+    return derived(
+        Settings(
+            release="run",
+            model=Model(**model),
+            training=Training(**training),
+            checkpoint=Checkpoint(**{"path": "/checkpoints", **sections["checkpoint"]}),
+            dataset=Dataset(**sections["dataset"]),
+        )
+    )
+
+
+def resolve(*args: Any, **changed: Any) -> data.Corpus:
+    return data.resolve(settings(*args, **changed), None)
+
+
+def refusal(*args: Any, **changed: Any) -> str:
+    with pytest.raises(RequestError) as caught:
+        resolve(*args, **changed)
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+# -- what is found
+
+
+def test_counts_are_those_of_the_pairs(large: Path) -> None:
+    corpus = resolve(large)
+    (source,) = corpus.lists["all"]
+    assert [Path(pair.prefix).name for pair in source.pairs] == [f"{name}_text_document" for name in "abc"]
+    for pair in source.pairs:
+        reader = IndexedReader(Path(pair.prefix))
+        assert (pair.documents, pair.sequences) == (reader.documents, reader.sequences)
+        assert pair.tokens == sum(len(reader.sequence(i)) for i in range(reader.sequences))
+        assert pair.bytes == Path(f"{pair.prefix}.bin").stat().st_size == 2 * pair.tokens
+    assert corpus.tokenizer == large / "tokenizer"
+    assert (corpus.vocab_size, corpus.dtype, corpus.eod) == (4096, "uint16", 0)
+    assert source.empty == 1 and "left out 1 pairs without tokens" in corpus.notes
+
+
+def test_a_relative_path_is_below_the_root_and_a_dataset_is_found_below_its_own(large: Path) -> None:
+    one = data.resolve(settings(large.name), large.parent)
+    assert one.train[0].pairs == resolve(large).train[0].pairs
+
+
+def test_one_pair_can_be_named(large: Path) -> None:
+    for name in ("b_text_document", "b_text_document.bin", "b_text_document.idx"):
+        (pair,) = resolve(large / name).train[0].pairs
+        assert (Path(pair.prefix).name, pair.documents) == ("b_text_document", 900)
+    assert "has no pair d_text_document" in refusal(large / "d_text_document")
+
+
+def test_of_several_keys_the_named_one_is_taken(many_keys: Path) -> None:
+    said = refusal(many_keys)
+    assert "has the keys text, title" in said and "dataset.key" in said
+    (source,) = resolve(many_keys, dataset__key="title").train
+    assert [Path(pair.prefix).name for pair in source.pairs] == ["a_title_document"]
+    assert "no key summary" in refusal(many_keys, dataset__key="summary")
+
+
+# -- what is refused
+
+
+def test_no_dataset(tmp_path: Path) -> None:
+    assert "no output of tokenmill preprocess lies in" in refusal(tmp_path)
+    assert "no output of tokenmill preprocess lies in" in refusal(tmp_path / "nothing")
+    assert "one of the two" in refusal()
+
+
+def test_an_unfinished_dataset(half: Path) -> None:
+    said = refusal(half)
+    assert "is not finished: 1 of 2 units" in said and "first missing: " in said and f"tokenmill status {half}" in said
+
+
+def test_a_missing_file_and_one_of_another_size(large: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(large, copy)
+    (copy / "b_text_document.idx").unlink()
+    with (copy / "c_text_document.bin").open("ab") as file:
+        file.write(b"xx")
+    said = refusal(copy)
+    assert "was finished, but 2 of its 6 files are missing or have another size" in said
+    assert "b_text_document.idx" in said and "c_text_document.bin" in said and "a_text" not in said
+
+
+def test_a_tokenizer_that_is_not_the_datas(large: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(large, copy)
+    (copy / "tokenizer/tokenizer.json").write_text("{}")
+    assert "not the tokenizer these data were made with" in refusal(copy)
+
+
+@pytest.mark.parametrize(
+    ("split", "said"),
+    [
+        ("990;9;1", "such as 990,9,1"),
+        ("990,-9,1", "such as 990,9,1"),
+        ("99e1,9,1", "such as 990,9,1"),
+        ("980,10,5,5", "such as 990,9,1"),
+        ("0,0,0", "such as 990,9,1"),
+        ("nan,1,1", "such as 990,9,1"),
+        ("", "such as 990,9,1"),
+        ("1,9,990", "holds out 100%"),
+        ("40,40,20", "holds out 60%"),
+        ("0,99,1", "leaves nothing to train on"),
+    ],
+)
+def test_a_split_that_cannot_be_meant(large: Path, split: str, said: str) -> None:
+    assert said in refusal(large, dataset__split=split)
+
+
+def test_a_part_of_the_split_without_documents(small: Path, large: Path) -> None:
+    said = refusal(small)
+    assert "gives validation and test none of the 50 documents" in said and "few_text_document" in said
+    assert "98,1,1 would do" not in said and "95,4,1 would do" not in said and "90,8,2 would do" in said
+    assert resolve(small, dataset__split="90,8,2").split == "90,8,2"
+    # Also where nothing is evaluated: Megatron-LM would count epochs of the empty part all the same.
+    assert "none of the 50" in refusal(small, training__eval_iterations=0)
+    assert resolve(small, dataset__split="1", training__eval_iterations=0).split == "1"
+    # Every pair is cut, so the smallest counts.
+    blend = Blend(all=[Part(path=str(large)), Part(path=str(small))])
+    assert "(the smallest of 4 pairs" in refusal(dataset__blend=blend)
+
+
+def test_nothing_to_validate_on(large: Path) -> None:
+    assert "training.evalIterations is 10" in refusal(large, dataset__split="1,0,0")
+    assert "dataset.blend.validation is empty" in refusal(dataset__blend=Blend(train=[Part(path=str(large))]))
+    assert resolve(large, dataset__split="99,1,0").split == "99,1,0"
+
+
+def test_more_pairs_than_megatron_takes(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "MOST_PAIRS", 2)
+    assert "has 3 pairs, and Megatron-LM takes at most 2" in refusal(large)
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, float("inf"), float("nan")])
+def test_weights_are_above_zero(large: Path, small: Path, weight: float) -> None:
+    parts = [Part(path=str(large), weight=1), Part(path=str(small), weight=weight)]
+    assert "it must be above 0" in refusal(dataset__blend=Blend(train=parts))
+
+
+def test_some_weights_are_none(large: Path, small: Path) -> None:
+    parts = [Part(path=str(large), weight=1), Part(path=str(small))]
+    assert f"dataset.blend.all[1] {small} has no weight" in refusal(dataset__blend=Blend(all=parts))
+    assert "has no weight" in refusal(dataset__blend=Blend(all=parts[1:], by="given"))
+
+
+def test_a_blend_is_one_list_or_one_a_split(large: Path, small: Path) -> None:
+    one, other = [Part(path=str(large))], [Part(path=str(small))]
+    assert "not both" in refusal(dataset__blend=Blend(all=one, validation=other))
+    assert "nothing to train on" in refusal(dataset__blend=Blend(validation=other))
+    assert "one of the two" in refusal(large, dataset__blend=Blend(all=one))
+
+
+def test_the_same_pair_is_neither_named_twice_nor_in_two_splits(large: Path) -> None:
+    parts = [Part(path=str(large))]
+    assert "is in dataset.blend.all[0] and in dataset.blend.all[1]" in refusal(dataset__blend=Blend(all=parts * 2))
+    assert "dataset.blend.validation[0]" in refusal(dataset__blend=Blend(train=parts, validation=parts))
+
+
+def test_a_pair_held_out_by_name_is_not_trained_on(large: Path) -> None:
+    held = Part(path=str(large / "a_text_document"))
+    corpus = resolve(dataset__blend=Blend(train=[Part(path=str(large))], validation=[held]))
+    assert [Path(pair.prefix).name[0] for pair in corpus.lists["train"][0].pairs] == ["b", "c"]
+    assert [Path(pair.prefix).name[0] for pair in corpus.lists["validation"][0].pairs] == ["a"]
+    rest = [Part(path=str(large / f"{name}_text_document")) for name in "bc"]
+    assert "all of its pairs are in other splits" in refusal(
+        dataset__blend=Blend(train=[Part(path=str(large))], validation=[held, *rest])
+    )
+
+
+@pytest.fixture(scope="session")
+def other_tokenizer(mill: Mill) -> Callable[[str, int], Path]:
+    """Make a dataset with a tokenizer in which one token has another id."""
+
+    def make(name: str, number: int) -> Path:
+        directory = mill.root / f"tokenizer-{name}"
+        shutil.copytree(TINY, directory)
+        path = directory / "tokenizer.json"
+        content = json.loads(path.read_text())
+        vocabulary = content["model"]["vocab"]
+        last = max(vocabulary, key=vocabulary.__getitem__)
+        vocabulary[last] = number
+        path.write_text(json.dumps(content))
+        return mill.make(name, {"a": 600}, "--encoder", "hf", tokenizer=directory)
+
+    return make
+
+
+def test_token_ids_outside_the_embedding_and_a_blend_of_tokenizers(
+    other_tokenizer: Callable[[str, int], Path], large: Path
+) -> None:
+    gap = other_tokenizer("gap", 4100)
+    said = refusal(gap)
+    assert "token ids up to 4100" in said and "4096 rows" in said
+    said = refusal(dataset__blend=Blend(all=[Part(path=str(large)), Part(path=str(gap))]))
+    assert f"{large} was made with the tokenizer tiny" in said and f"{gap} with tokenizer-gap" in said
+
+
+def test_documents_that_end_differently(mill: Mill, large: Path) -> None:
+    bare = mill.make("bare", {"a": 600}, "--no-append-eod")
+    said = refusal(dataset__blend=Blend(all=[Part(path=str(large)), Part(path=str(bare))]))
+    assert "documents end with token 0" in said and "--eod-token" in said
+    assert "end with nothing" in refusal(bare, training__reset_position_ids=True, training__eod_mask_loss=True)
+    assert resolve(bare).eod is None
+    assert resolve(large, training__eod_mask_loss=True).eod == 0
+
+
+def test_a_blend_that_cannot_be_drawn_from(mill: Mill) -> None:
+    """Twenty small pairs give a sample each though less was asked for, and the large one has too few."""
+    uneven = mill.make("uneven", {"large": 600, **{f"small{i}": 110 for i in range(20)}})
+    how = {"dataset__split": "98,1,1", "model__seq_length": 128, "training__eval_iterations": 1}
+    said = refusal(uneven, **how, training__global_batch_size=1)
+    assert "Megatron-LM would draw" in said and "large_text_document" in said and "a larger share" in said
+    assert resolve(uneven, **how, training__global_batch_size=64)
+    assert resolve(uneven, **how | {"dataset__split": "60,20,20"}, training__global_batch_size=1)
+
+
+# -- the command line's words
+
+
+def flat(words: list[str]) -> dict[str, float]:
+    """Read a list as Megatron-LM's get_blend_from_list does: weights and paths in turn."""
+    assert len(words) % 2 == 0
+    return {Path(path).name: float(weight) for weight, path in zip(words[::2], words[1::2], strict=True)}
+
+
+def test_one_pair_is_a_data_path(small: Path, tmp_path: Path) -> None:
+    how = settings(small, dataset__split="90, 8, 2")
+    words = data.data_flags(data.resolve(how, None), how, tmp_path)
+    assert words.flags == ["--data-path", str(small / "few_text_document"), "--split", "90,8,2"]
+    assert words.tokenizer == small / "tokenizer" and not list(tmp_path.iterdir())
+
+
+def test_pairs_weigh_as_many_tokens_as_they_have(large: Path, tmp_path: Path) -> None:
+    how = settings(large)
+    corpus = data.resolve(how, None)
+    flag, path, *split = data.data_flags(corpus, how, tmp_path).flags
+    assert (flag, split) == ("--data-args-path", ["--split", "990,9,1"])
+    found = flat(Path(path).read_text().split())
+    tokens = {Path(pair.prefix).name: pair.tokens for pair in corpus.train[0].pairs}
+    assert found == pytest.approx({name: count / sum(tokens.values()) for name, count in tokens.items()})
+    assert data.data_flags(corpus, how, tmp_path).flags[1] == path  # named by its content, made once
+
+
+def test_lists_for_each_split_have_all_three_keys(large: Path, small: Path, tmp_path: Path) -> None:
+    blend = Blend(train=[Part(path=str(large), weight=3)], validation=[Part(path=str(small))])
+    how = settings(dataset__blend=blend)
+    flag, path = data.data_flags(data.resolve(how, None), how, tmp_path).flags
+    assert flag == "--per-split-data-args-path"
+    lists = json.loads(Path(path).read_text())
+    assert list(lists) == ["train", "valid", "test"] and lists["test"] is None
+    assert sum(flat(lists["train"]).values()) == pytest.approx(1) and list(flat(lists["valid"])) == [
+        "few_text_document"
+    ]
+
+
+def test_shares_of_a_blend(large: Path, small: Path) -> None:
+    def shares(**how: Any) -> list[float]:
+        parts = [Part(path=str(large), weight=how.pop("one", None)), Part(path=str(small), weight=how.pop("two", None))]
+        return [source.share for source in resolve(dataset__blend=Blend(train=parts, validation=parts[:0], **how),
+                                                   training__eval_iterations=0).train]  # fmt: skip
+
+    sources = [resolve(path, dataset__split="1", training__eval_iterations=0).train[0] for path in (large, small)]
+    for by in ("tokens", "documents", "bytes"):
+        sizes = [getattr(source, by) for source in sources]
+        assert shares(by=by) == pytest.approx([size / sum(sizes) for size in sizes])
+    assert shares(by="given", one=3.0, two=1.0) == shares(one=3.0, two=1.0) == [0.75, 0.25]
+
+
+def test_white_space_in_a_path_is_refused_where_megatron_cuts_there(large: Path, tmp_path: Path) -> None:
+    (tmp_path / "my data").symlink_to(large)
+    how = settings(tmp_path / "my data")
+    corpus = data.resolve(how, None)
+    with pytest.raises(RequestError, match="white space"):
+        data.data_flags(corpus, how, tmp_path)
+    one = data.resolve(settings(tmp_path / "my data" / "a_text_document"), None)
+    assert data.data_flags(one, how, tmp_path).flags[:2] == ["--data-path", f"{tmp_path}/my data/a_text_document"]
+
+
+def test_the_cache_goes_with_the_content(mill: Mill, small: Path) -> None:
+    how = settings(small, dataset__split="1", training__eval_iterations=0)
+    before = data.cache_path(data.resolve(how, None), how)
+    assert before.parent == Path("/checkpoints/.tokenmill/index")
+    again = mill.make("again", {"few": 50}, seed=2)
+    elsewhere = msgspec.structs.replace(how.dataset, path=str(again), cache_path="/cache")
+    how = msgspec.structs.replace(how, dataset=elsewhere)
+    after = data.cache_path(data.resolve(how, None), how)
+    assert after.parent == Path("/cache") and after.name != before.name
+
+
+# -- what is said before the start
+
+
+def test_the_summary_says_tokens_and_epochs(large: Path) -> None:
+    how = settings(large, training__iterations=100)
+    corpus = data.resolve(how, None)
+    lines = data.summary(corpus, how)
+    assert lines[0] == "100 iterations of 4 sequences of 64 tokens: 256 tokens a step, 25,600 in all"
+    source = corpus.train[0]
+    trained = sum(data.cuts("990,9,1", pair.sequences)[0][1] for pair in source.pairs) / source.sequences  # type: ignore[index]
+    assert f"100.00% of the samples, {25_600 / (source.tokens * trained):.2f} epochs" in lines[-3]
+    assert lines[-2:] == ["validation: 24 sequences", "test: 3 sequences"]
+    assert not any(line.startswith("warning:") for line in lines)
+
+
+def test_the_summary_warns_of_many_epochs(small: Path) -> None:
+    how = settings(small, dataset__split="90,8,2", training__iterations=1000)
+    (warning,) = [line for line in data.summary(data.resolve(how, None), how) if line.startswith("warning:")]
+    assert str(small) in warning and "fewer iterations" in warning
+
+
+# -- the cut
+
+
+@given(st.lists(st.integers(0, 999), min_size=1, max_size=3), st.integers(1, 10**6))
+def test_a_cut_leaves_nothing_out_and_nothing_twice(shares: list[int], sequences: int) -> None:
+    if shares[0] * 2 < sum(shares) or not shares[0]:
+        return
+    parts = [part for part in data.cuts(",".join(map(str, shares)), sequences) if part is not None]
+    assert parts[0][0] == 0 and parts[-1][1] == sequences
+    assert all(one[1] == other[0] for one, other in pairwise(parts))
+
+
+# -- the sample index, as far as it goes without Megatron-LM (tests/conformance/test_sample_index.py has the rest)
+
+
+def test_an_index_is_not_built_where_it_cannot_be(large: Path, tmp_path: Path) -> None:
+    how = settings(large, checkpoint__path=str(tmp_path))
+    corpus = data.resolve(how)
+    for python, kind, said in (
+        (sys.executable, RequestError, "build it in the training image"),
+        ("echo it went wrong; exit 3", TokenmillError, "exit code 3:\nit went wrong"),
+        ("kill -9 $$", MachineError, "for want of memory"),
+    ):
+        command = [python] if python == sys.executable else ["/bin/sh", "-c", python]
+        with pytest.raises(kind) as caught:
+            build_index(how, corpus, python=command)
+        assert type(caught.value) is kind and said in str(caught.value)
+    own = msgspec.structs.replace(how, extra_args=["--full-validation"])
+    with pytest.raises(RequestError, match="--full-validation"):
+        build_index(own, corpus)
+    assert not list(data.cache_path(corpus, how).iterdir())
+
+
+def test_index_files_cut_short_are_swept(tmp_path: Path) -> None:
+    np.save(tmp_path / "whole.npy", np.arange(1000))
+    data_of_it = (tmp_path / "whole.npy").read_bytes()
+    for name, length in (("half", 4000), ("header", 100), ("begun", 5), ("none", 0)):
+        (tmp_path / f"{name}.npy").write_bytes(data_of_it[:length])
+    assert sweep(tmp_path, shared=True) == []  # somebody may be writing them now
+    os.utime(tmp_path / "half.npy", (0, 0))
+    assert [path.stem for path in sweep(tmp_path, shared=True)] == ["half"]
+    assert [path.stem for path in sweep(tmp_path, shared=False)] == ["begun", "header", "none"]
+    assert (tmp_path / "whole.npy").read_bytes() == data_of_it
+    assert sweep(tmp_path / "nothing", shared=False) == []
+
+
+# -- tokenmill blend
+
+
+def test_blend_writes_a_flat_list(large: Path, small: Path, tmp_path: Path) -> None:
+    out = tmp_path / "blend.txt"
+    done = tokenmill("blend", out, f"{large}=3", f"{small}=1", "--split", "90,8,2", "--tokens", "1e6")
+    assert done.returncode == 0, done.stderr
+    found = flat(out.read_text().split())
+    assert found["few_text_document"] == pytest.approx(0.25) and sum(found.values()) == pytest.approx(1)
+    assert f"--data-args-path {out} --split 90,8,2" in done.stdout
+    assert "75.00%" in done.stdout and "epochs" in done.stdout
+
+
+def test_blend_writes_lists_for_each_split(large: Path, small: Path, tmp_path: Path) -> None:
+    out = tmp_path / "blend.json"
+    done = tokenmill("blend", out, large, "--by", "documents", "--validation", small)
+    assert done.returncode == 0, done.stderr
+    assert {name: len(words or []) for name, words in json.loads(out.read_text()).items()} == {
+        "train": 6,
+        "valid": 2,
+        "test": 0,
+    }
+
+
+def test_blend_writes_values_that_settings_take(large: Path, small: Path, tmp_path: Path) -> None:
+    out = tmp_path / "values.yaml"
+    done = tokenmill("blend", out, large, small, "--split", "90,8,2", "--values")
+    assert done.returncode == 0, done.stderr
+    dataset = msgspec.convert(yaml.safe_load(out.read_text())["dataset"], Dataset)
+    corpus, direct = data.gather(dataset, None), resolve(
+        dataset__blend=Blend(all=[Part(path=str(large)), Part(path=str(small))]), dataset__split="90,8,2"
+    )  # fmt: skip
+    assert data.listing(corpus) == data.listing(direct)
+
+
+def test_blend_says_no(large: Path, small: Path, half: Path, tmp_path: Path) -> None:
+    out = tmp_path / "blend"
+    for words, said in (
+        ((half,), "is not finished: 1 of 2 units"),
+        ((f"{large}=0",), "must be above 0"),
+        ((f"{large}=much",), "'much' is no weight"),
+        ((large, small), "none of the 50 documents"),
+        ((large, "--split", "1", "--test", small), "give one or the other"),
+        ((tmp_path,), "no output of tokenmill preprocess"),
+    ):
+        done = tokenmill("blend", out, *words)
+        assert (done.returncode, said in done.stderr) == (2, True), done.stderr
+    assert not out.exists()

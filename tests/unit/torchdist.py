@@ -1,0 +1,130 @@
+"""Writes torch_dist checkpoints as Megatron-LM does, without torch: classes of the right names, pickled."""
+
+import json
+import os
+import pickle
+import sys
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+METADATA = "torch.distributed.checkpoint.metadata"
+FILESYSTEM = "torch.distributed.checkpoint.filesystem"
+TRACKER = "latest_checkpointed_iteration.txt"
+NOW = 1_700_000_000.0
+"""When the checkpoints were saved; a second passes between two steps of a save."""
+
+
+@dataclass
+class Metadata:
+    """Of torch.distributed.checkpoint.metadata, as are most of these."""
+
+    state_dict_metadata: Any
+    planner_data: Any
+    storage_data: Any
+    version: str = "1.0.0"
+
+
+@dataclass(frozen=True)
+class MetadataIndex:
+    fqn: str
+    offset: Any = None
+    index: int | None = None
+
+
+@dataclass
+class TensorStorageMetadata:
+    size: Any
+
+
+@dataclass
+class _StorageInfo:
+    relative_path: Any
+    offset: Any
+    length: Any
+
+
+class _MEM_FORMAT_ENCODING:
+    """An enum, of which early Python 3.11 pickles members by getattr."""
+
+    TORCH_CONTIGUOUS_FORMAT = 0
+
+
+class Member:
+    """Pickles as a member of it does there."""
+
+    def __reduce__(self) -> Any:
+        return getattr, (_MEM_FORMAT_ENCODING, "TORCH_CONTIGUOUS_FORMAT")
+
+
+MODULES = {
+    METADATA: (Metadata, MetadataIndex, TensorStorageMetadata, _MEM_FORMAT_ENCODING),
+    FILESYSTEM: (_StorageInfo,),
+}
+
+
+def pickled(value: Any) -> bytes:
+    """Pickle these classes under torch's names."""
+    parts = {".".join(name.split(".")[:n]) for name in MODULES for n in range(1, name.count(".") + 2)}
+    before = {name: sys.modules.get(name) for name in parts}
+    own = {kind: kind.__module__ for kinds in MODULES.values() for kind in kinds}
+    try:
+        for name in parts:
+            sys.modules[name] = types.ModuleType(name)
+        for name, kinds in MODULES.items():
+            for kind in kinds:
+                kind.__module__ = name
+                setattr(sys.modules[name], kind.__name__, kind)
+        return pickle.dumps(value)
+    finally:
+        for kind, module in own.items():
+            kind.__module__ = module
+        for name, module in before.items():
+            if module is None:
+                del sys.modules[name]
+            else:
+                sys.modules[name] = module
+
+
+def metadata(entries: Mapping[str, Any] | list[tuple[Any, Any, Any]]) -> bytes:
+    """Return a .metadata that names these stretches: (path, offset, length), or a file's size by its path."""
+    if isinstance(entries, Mapping):
+        entries = [(path, start, size - start) for path, size in entries.items() for start in (0, size // 2)]
+    storage = {MetadataIndex(f"layer.{i}.weight", (0,), i): _StorageInfo(*entry) for i, entry in enumerate(entries)}
+    tensors = {index.fqn: TensorStorageMetadata((Member(), 4, 4)) for index in storage}
+    return pickled(Metadata(tensors, {}, storage))
+
+
+def write(file: Path, data: bytes, at: float) -> None:
+    """Write a file as of a time."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(data)
+    os.utime(file, (at, at))
+
+
+def save(path: Path, iteration: int | str, *, ranks: int = 2, steps: int = 99, at: float | None = None) -> Path:
+    """Save a checkpoint, its first `steps` steps alone: a file a rank, .metadata, metadata.json, the tracker."""
+    name = iteration if isinstance(iteration, str) else f"iter_{iteration:07d}"
+    begun = NOW + (0 if isinstance(iteration, str) else iteration * 60) if at is None else at
+    data = {f"__{rank}_0.distcp": name.encode() * (10 + rank) for rank in range(ranks)}
+    config = json.dumps({"sharded_backend": "torch_dist", "sharded_backend_version": 1}).encode()
+    directory = path / name
+    directory.mkdir(parents=True, exist_ok=True)
+    written = [
+        *((directory / file, content) for file, content in data.items()),
+        (directory / ".metadata", metadata({file: len(content) for file, content in data.items()})),
+        (directory / "metadata.json", config),
+        (path / TRACKER, str(iteration).encode()),
+    ]
+    for number, (file, content) in enumerate(written[:steps]):
+        write(file, content, begun + number)
+    return directory
+
+
+CUT_OFF = 3
+"""Steps of a save of two ranks, without metadata.json."""
+
+UNTRACKED = 4
+"""Steps of a save of two ranks, without the tracker."""
