@@ -20,8 +20,11 @@ import pytest
 import yaml
 
 from charts.rendering import HELMS, ROOT, TOOLS, helm, overlays, training, training_run
+from contract.commandline import tokenmill
 from tokenmill.training import layout, model, settings
 from tokenmill.training.arguments import Data, megatron_arguments
+from tokenmill.training.memory import total_bytes
+from unit.test_training_data import Mill
 
 ENGINES = ("pytorchjob", "jobset", "trainjob")
 KINDS = {"pytorchjob": "PyTorchJob", "jobset": "JobSet", "trainjob": "TrainJob"}
@@ -514,6 +517,52 @@ def test_a_blend_is_named_by_its_place_on_the_volume(tmp_path: Path) -> None:
     assert found.blend is not None
     assert found.blend.by == "given"
     assert [(part.path, part.weight) for part in found.blend.all] == [("/data/a", 0.25), ("/data/b/c", None)]
+
+
+FITTED = {
+    **{name: ["--model", name, "--gpus", 256] for name in ("375m", "175b", "mixtral-8x7b")},
+    "odd nodes": ["--model", "13b", "--gpus", 18, "--gpus-per-node", 6, "--iterations", 7],
+    "changed": [
+        *["--model", "llama3-8b", "--gpus", 16, "--seq-length", 32768, "--set", "normEpsilon=1e-6"],
+        *["--set", "attentionDropout=0.25", "--set", "untieEmbeddings=false", "--set", "learningRate=0.00000125"],
+    ],
+}
+
+
+@pytest.mark.parametrize("name", FITTED)
+def test_what_fit_writes_makes_the_layout_that_it_lists(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "fit.yaml"
+    speed = ["--gpu-memory", 80, "--write-bandwidth", 5, "--peak-tflops", 989]
+    ended = tokenmill("fit", *FITTED[name], *speed, "--values", file, "--json")
+    assert ended.code == 0, ended.err
+    best = ended.result["layouts"][0]
+    for program in HELMS:
+        found = read(training(file, program=program), tmp_path)
+        at = found.layout()
+        assert [*layout.refusals(at), *layout.late_refusals(at)] == []
+        for each in ("tensor", "pipeline", "context", "expert", "virtual_stages", "micro_batch", "recompute"):
+            assert getattr(at, each) == best[each], each
+        assert (at.global_batch, at.world) == (ended.result["global_batch"], ended.result["gpus"])
+        assert total_bytes(at) == pytest.approx(best["total_bytes"])
+        check_flags(composed(found))
+        if name == "changed":
+            changed = (found.model.norm_epsilon, found.model.attention_dropout, found.model.learning_rate)
+            assert changed == (1e-6, 0.25, 0.00000125) and found.model.rotary_base == 500_000
+
+
+def test_what_blend_writes_names_datasets_by_their_place_on_the_volume(tmp_path: Path) -> None:
+    volume, file = tmp_path / "volume", tmp_path / "blend.yaml"
+    volume.mkdir()
+    made = Mill(volume).make("1e5", {"a": 600, "b": 600})  # which Helm takes for a number where it has no quotes
+    ended = tokenmill("blend", file, "1e5=3", made / "b_text_document", "--values", "--root", volume)
+    assert ended.code == 2 and "b_text_document is in" in ended.err
+    ended = tokenmill("blend", file, made, "--validation", "1e5/b_text_document", "--values", "--root", volume)
+    assert ended.code == 0, ended.err
+    for program in HELMS:
+        found = read(training(file, program=program), tmp_path).dataset
+        assert found.path is None and found.blend is not None
+        assert [part.path for part in found.blend.train] == ["/data/1e5"]
+        assert [part.path for part in found.blend.validation] == ["/data/1e5/b_text_document"]
 
 
 def test_checkpoints_may_have_a_claim_of_their_own(tmp_path: Path) -> None:

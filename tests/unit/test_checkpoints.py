@@ -152,6 +152,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "pipe for .metadata": (lambda d: ((d / ".metadata").unlink(), os.mkfifo(d / ".metadata")), ".metadata is no file"),
     "large metadata.json": (lambda d: write(d / "metadata.json", bytes(2 << 20), SAVED), "has 2,097,152 bytes"),
+    "large .metadata": (lambda d: os.truncate(d / ".metadata", 2 << 40), ".metadata has 2,199,023,255,552 bytes"),
+    "a format of many words": (
+        lambda d: write(d / "metadata.json", json.dumps({"sharded_backend": "x" * 9999}).encode(), SAVED + 3),
+        "names the format 'x{99}, not 'torch_dist'$",
+    ),
     "newer data": (
         lambda d: at(d / "__1_0.distcp", SAVED + 3 + 1000),
         r"__1_0.distcp is 1,001 s newer than .metadata: a save over it was cut off .*touch",
@@ -871,6 +876,30 @@ def test_what_cannot_be_deleted_now_is_said_and_tried_again(tmp_path: Path) -> N
     assert iterations(tmp_path) == ["iter_0000200", "iter_0000300"]
 
 
+def test_a_pipe_in_the_trash_is_left_and_said(tmp_path: Path) -> None:
+    save(tmp_path, 100)
+    (tmp_path / ".tokenmill" / "trash").mkdir(parents=True)
+    os.mkfifo(tmp_path / ".tokenmill" / "trash" / "iter_0000050-1")
+    assert ["iter_0000050-1 is not deleted yet: Not a directory" in one for one in prepare(tmp_path).done] == [True]
+
+
+@pytest.mark.parametrize("kind", ["aside", "trash"])
+def test_nothing_is_deleted_through_a_link(kind: str, tmp_path: Path) -> None:
+    for iteration in (100, 200, 300):
+        save(tmp_path / "run", iteration)
+    for number in range(5):
+        save(tmp_path / "elsewhere", f"model-{number}")
+    (tmp_path / "run" / ".tokenmill").mkdir()
+    (tmp_path / "run" / ".tokenmill" / kind).symlink_to(tmp_path / "elsewhere")
+    before = tree(tmp_path)
+    with pytest.raises(RequestError, match=f"{kind} is a link"):
+        prepare(tmp_path / "run")
+    if kind == "trash":
+        with pytest.raises(RequestError, match="trash is a link"):
+            prune(tmp_path / "run", 2)
+    assert tree(tmp_path) == before
+
+
 def test_temporary_trackers_of_the_dead_are_cleared_away(tmp_path: Path) -> None:
     save(tmp_path, 100)
     tracker(tmp_path, "")
@@ -898,9 +927,11 @@ def test_list_verify_and_repair(tmp_path: Path) -> None:
         ["verify", torn], ["verify", tmp_path],
         ["repair", torn, "--dry-run"], ["repair", torn, "--json"], ["verify", torn], ["repair", lost], ["repair", lost],
         ["repair", lost, "--start-over"],
+        *([command, tmp_path / name] for command in ("list", "verify", "repair") for name in ("nowhere", "x" * 300)),
     ]  # fmt: skip
     ended, _ = many([["checkpoint", *map(str, one)] for one in asked])
-    assert [one.code for one in ended] == [0, 0, 0, 2, 0, 0, 2, 2, 2, 2, 0, 0, 0, 0, 0, 2]
+    assert [one.code for one in ended] == [0, 0, 0, 2, 0, 0, 2, 2, 2, 2, 0, 0, 0, 0, 0, 2] + [2] * 6
+    assert all("is no directory" in one.err for one in ended[16:])
     assert not any("Traceback" in one.err for one in ended)
 
     lines = ended[0].out.splitlines()

@@ -1,5 +1,6 @@
 """fit: what it lists fits and would be accepted, its ranking adds up, and its values make the layout that it names."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,9 @@ def test_large_searches_end_soon() -> None:
         assert layout["data_parallel"] > 1
     found = search(preset("mixtral-8x7b", seqLength=131072), Machines(16384, 8, 80), 16384, Wanted())
     assert found.tried < 20_000  # 25 us each
+    begun = time.monotonic()
+    found = search(preset("125m", numLayers=10**10), Machines(10**12, 10**12, 80), 10**12, Wanted())
+    assert not found.fits and time.monotonic() - begun < 30
 
 
 def test_nothing_heavy_is_imported() -> None:
@@ -250,6 +254,17 @@ def test_a_global_batch_that_nothing_divides_is_refused_with_the_equation() -> N
         (["--model", "13b", "--gpus", 8, *H100, "--gpu-memory", "nan"], "--gpu-memory"),
         (["--model", "13b", "--gpus", 8, *H100, "--write-bandwidth", "inf"], "--write-bandwidth"),
         (["--model", "13b", "--gpus", 0, *H100], "--gpus"),
+        (["--model", "13b", "--gpus", "9" * 400, *H100], "--gpus"),
+        (["--model", "13b", "--gpus", 8, *H100, "--seq-length", "9" * 400], "--seq-length"),
+        (["--model", "13b", "--gpus", 8, *H100, "--set", f"hiddenSize={'9' * 400}"], "at most 1099511627776"),
+        (["--model", "13b", "--gpus", 8, *H100, "--set", "hiddenDropout=nan"], "hiddenDropout is nan: it must be"),
+        (["--model", "13b", "--gpus", 8, *H100, "--set", "learningRate=-1"], "learningRate is -1.0: it must be above"),
+        (["--model", "13b", "--gpus", 8, *H100, "--set", "learningRate=0"], "learningRate is 0.0: it must be above"),
+        (["--model", "13b", "--gpus", 8, "--gpu-memory", "1e308", "--json"], "--gpu-memory"),
+        (["--model", "13b", "--gpus", 8, *H100, "--write-bandwidth", "1e300"], "--write-bandwidth"),
+        (["--model", "13b", "--gpus", 8, *H100, "--peak-tflops", "1e308"], "--peak-tflops"),
+        (["--model", "13b", "--gpus", 8, *H100, "--mtbf-node", "1e308"], "--mtbf-node"),
+        (["--model", "13b", "--gpus", 8, *H100, "--set", "numQueryGroups=7"], "not divisible by 7 query groups"),
     ],
 )
 def test_a_request_that_cannot_be_is_refused(asked: list[Any], said: str) -> None:
@@ -264,7 +279,7 @@ def test_the_storage_table_is_the_makers() -> None:
     assert bandwidth("amlfs-40:480") == 19.2e9 and bandwidth("amlfs-500:512") == 256e9
     assert bandwidth("fsx-250:24") == 6e9 and bandwidth("fsx-scratch:12") == 1.2e9
     assert bandwidth("blob") == 3.125e9 and bandwidth("blob:60") == 7.5e9 and bandwidth("nfs:100") == 12.5e9
-    for wrong in ("amlfs-125:0", "amlfs-125:inf", "amlfs-125:nan", "amlfs-60:16", "", ":16"):
+    for wrong in ("amlfs-125:0", "amlfs-125:inf", "amlfs-125:nan", "amlfs-60:16", "", ":16", "nfs:1e-300", "nfs:1e300"):
         with pytest.raises(RequestError, match="--storage"):
             bandwidth(wrong)
 
@@ -325,6 +340,9 @@ def test_the_values_of_a_model_of_one_s_own_hold_it_whole(tmp_path: Path) -> Non
     model = {"numLayers": 24, "hiddenSize": 1024, "numAttentionHeads": 16, "numExperts": 4, "addBiasLinear": False}
     (tmp_path / "model.yaml").write_text(yaml.safe_dump(model))
     file = tmp_path / "values.yaml"
+    with (tmp_path / "model.yaml").open("a") as more:
+        more.write("learningRate: 2e-4\n")  # a number to Helm, and text to PyYAML
+    model["learningRate"] = 2e-4
     asked = ["--model", "custom", "--gpus", 16, *H100, "--set", "normEpsilon=1e-6", "--values", file]
     found = planned(*asked, "--custom", tmp_path / "model.yaml")
     values = yaml.safe_load(file.read_text())
@@ -365,6 +383,8 @@ def test_values_that_cannot_be_written_are_said(tmp_path: Path) -> None:
     ("content", "said"),
     [
         ("numLayers: [", "is no YAML"),
+        ("numLayers: 2026-99-99", "is no YAML"),
+        ("[" * 100_000, "is no YAML"),
         ("- 1", "holds no fields"),
         ("1: 2", "holds no fields"),
         ("model: {size: 13b}", "holds no fields"),

@@ -487,13 +487,34 @@ def test_blend_writes_lists_for_each_split(large: Path, small: Path, tmp_path: P
 
 def test_blend_writes_values_that_settings_take(large: Path, small: Path, tmp_path: Path) -> None:
     out = tmp_path / "values.yaml"
-    done = tokenmill("blend", out, large, small, "--split", "90,8,2", "--values")
+    done = tokenmill("blend", out, large, small.name, "--split", "90,8,2", "--values", "--root", large.parent)
     assert done.returncode == 0, done.stderr
     dataset = msgspec.convert(yaml.safe_load(out.read_text())["dataset"], Dataset)
-    corpus, direct = data.gather(dataset, None), resolve(
+    assert dataset.blend is not None and [part.path for part in dataset.blend.all] == ["large", "small"]
+    corpus, direct = data.gather(dataset, large.parent), resolve(
         dataset__blend=Blend(all=[Part(path=str(large)), Part(path=str(small))]), dataset__split="90,8,2"
     )  # fmt: skip
     assert data.listing(corpus) == data.listing(direct)
+
+
+def test_blend_of_one_pair_is_a_list_too(large: Path, tmp_path: Path) -> None:
+    out = tmp_path / "blend.txt"
+    done = tokenmill("blend", out, large / "a_text_document")
+    assert done.returncode == 0, done.stderr
+    assert out.read_text() == f"1.0 {large}/a_text_document\n" and "--data-args-path" in done.stdout
+    (tmp_path / "my data").symlink_to(large)
+    done = tokenmill("blend", tmp_path / "other", tmp_path / "my data" / "a_text_document")
+    assert done.returncode == 2 and "white space" in done.stderr
+
+
+def test_blend_writes_over_no_dataset(large: Path, small: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(large, copy)
+    before = (copy / "a_text_document.bin").read_bytes()
+    for out in (copy, copy / "a_text_document.bin", copy / "new.idx"):
+        done = tokenmill("blend", out, large)
+        assert done.returncode == 2 and f"{out} is no file to write: first comes the file" in done.stderr
+    assert (copy / "a_text_document.bin").read_bytes() == before
 
 
 def test_blend_says_no(large: Path, small: Path, half: Path, tmp_path: Path) -> None:
@@ -502,6 +523,11 @@ def test_blend_says_no(large: Path, small: Path, half: Path, tmp_path: Path) -> 
         ((half,), "is not finished: 1 of 2 units"),
         ((f"{large}=0",), "must be above 0"),
         ((f"{large}=much",), "'much' is no weight"),
+        ((f"{large}=1e308", f"{small}=1e308", "--split", "90,8,2"), "so small a weight"),
+        ((f"{large}=1e-320", f"{small}=1e308", "--split", "90,8,2"), "so small a weight"),
+        (("x" * 300 + "=1",), "File name too long"),
+        ((large, "--values", "--root", small), "is not below"),
+        ((large, "--values", "--root", large), "is not below"),
         ((large, small), "none of the 50 documents"),
         ((large, "--split", "1", "--test", small), "give one or the other"),
         ((tmp_path,), "no output of tokenmill preprocess"),

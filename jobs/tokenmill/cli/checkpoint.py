@@ -1,6 +1,7 @@
 """`tokenmill checkpoint`: what a run has saved, whether it is whole, and how to put it in order."""
 
 import json as jsonlib
+import os
 import sys
 import time
 from pathlib import Path
@@ -20,16 +21,21 @@ checkpoint = typer.Typer(
 Checkpoints = Annotated[Path, typer.Argument(metavar="PATH", help="A run's directory of checkpoints.")]
 
 
+def _check(path: Path) -> None:
+    from tokenmill.errors import RequestError
+
+    if not os.path.isdir(path):  # noqa: PTH112 - which raises nothing, however long the path
+        raise RequestError(f"{path} is no directory")
+
+
 @checkpoint.command("list")
 def list_(path: Checkpoints, json: o.Json = False) -> None:
     """List the checkpoints, oldest first: iteration, size, age, whether they are whole; * marks the tracker's."""
-    from tokenmill.errors import RequestError
     from tokenmill.flow.progress import duration, size
     from tokenmill.training.checkpoints import TRACKER, TornTracker, scan, tracked
     from tokenmill.training.distcp import RELEASE
 
-    if not path.is_dir():
-        raise RequestError(f"{path} is no directory")
+    _check(path)
     named, torn = None, None
     try:
         named = tracked(path)
@@ -80,6 +86,7 @@ def verify(
     from tokenmill.errors import InputError
     from tokenmill.training.checkpoints import TRACKER, look
 
+    _check(path)
     found = look(path, full=not quick)
     if found is None:
         raise InputError(f"there is no {path / TRACKER}: no save was finished there, or it is another run's directory")
@@ -118,12 +125,10 @@ def repair(
 
     No run may be using the directory.
     """
-    from tokenmill.errors import RequestError
     from tokenmill.flow.progress import Reporter
     from tokenmill.training.checkpoints import prepare
 
-    if not path.is_dir():
-        raise RequestError(f"{path} is no directory")
+    _check(path)
     start = prepare(path, dry_run=dry_run, start_over=start_over, say=Reporter(json_lines=json).say)
     if json:
         facts = {

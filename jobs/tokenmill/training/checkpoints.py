@@ -312,6 +312,7 @@ def _tidy(path: Path, kept: dict[bool, int]) -> list[str]:
             done.append(f"{aside / name} deleted: newer ones lie aside")
     for _, name in _numbered(trash):
         try:
+            next((trash / name).iterdir(), None)  # raises for what is no directory; rmtree would wait for a pipe
             shutil.rmtree(trash / name)
         except OSError as problem:  # an open file's name on NFS, say: the run goes on, and the next call tries again
             done.append(f"{trash / name} is not deleted yet: {problem.strerror or problem}")

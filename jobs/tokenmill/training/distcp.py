@@ -91,7 +91,7 @@ def examine(directory: Path, *, full: bool = False) -> Checkpoint:
         backend = _backend(directory)
         finished = True
         if backend != "torch_dist":
-            raise Damage(f"metadata.json names the format {backend!r}, not 'torch_dist'")
+            raise Damage(f"metadata.json names the format {repr(backend)[:100]}, not 'torch_dist'")
         problems = _data_problems(directory) or (_hash_problems(directory) if full else [])
     except Damage as problem:
         problems = [str(problem)]
@@ -165,7 +165,7 @@ def _hash_problems(directory: Path) -> list[str]:
     try:
         manifest = json.loads(_part(directory, "integrity.json", LARGE))
         if manifest.get("algorithm", "sha256") != "sha256":
-            return [f"integrity.json has hashes of {manifest['algorithm']!r}, not of 'sha256'"]
+            return [f"integrity.json has hashes of {repr(manifest['algorithm'])[:100]}, not of 'sha256'"]
         named = {str(name): str(digest) for name, digest in manifest["files"].items()}
     except _Missing:
         return []

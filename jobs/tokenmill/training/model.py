@@ -113,7 +113,7 @@ def from_fields(fields: Any, what: str) -> Model:
         RequestError: a field is missing, unknown, of another type, or a number that cannot be.
     """
     try:
-        model = msgspec.convert(fields, Model, strict=False)  # PyYAML takes 3e-4 for a string
+        model = msgspec.convert(fields, Model)
     except msgspec.ValidationError as problem:
         raise RequestError(f"{what}: {problem}") from None
     for field in msgspec.structs.fields(Model):

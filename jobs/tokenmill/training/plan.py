@@ -1,6 +1,7 @@
 """A plan for a run: the layouts that fit, batch, checkpoint and save interval, as a table, JSON, or Helm values."""
 
 import difflib
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -170,7 +171,12 @@ def _fields_in(file: Path) -> dict[str, Any]:
         content = content["model"].get("custom")
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise RequestError(f"the model {file} holds no fields, such as numLayers: 24")
-    return content
+    return {key: float(value) if _is_exponent(value) else value for key, value in content.items()}
+
+
+def _is_exponent(value: Any) -> bool:
+    """Tell whether a value is a number to Helm, and text to PyYAML."""
+    return isinstance(value, str) and re.fullmatch(r"[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+", value) is not None
 
 
 def machines_for(gpus: int, gpus_per_node: int, memory: float) -> Machines:
