@@ -163,6 +163,8 @@ def _checkpoint(settings: Settings) -> list[str]:
         load=checkpoint.path,
         pretrained_checkpoint=checkpoint.load_path,  # taken while `load` holds none, without optimizer and iteration
         save_interval=checkpoint.save_interval,
+        # Else Megatron-LM refuses to go on with other iterations, batch or learning rate than the checkpoint's.
+        override_opt_param_scheduler=True,
         ckpt_format="torch_dist",
         dist_ckpt_optim_fully_reshardable=checkpoint.fully_reshardable,
         # Megatron-LM turns --async-save off, with a warning, without the worker.
