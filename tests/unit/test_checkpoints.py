@@ -24,8 +24,6 @@ from tokenmill.flow.progress import size
 from tokenmill.training.checkpoints import (
     ASIDE_FINISHED,
     ASIDE_UNFINISHED,
-    CLOCK_TOLERANCE,
-    Checkpoint,
     TornTracker,
     look,
     prepare,
@@ -33,6 +31,7 @@ from tokenmill.training.checkpoints import (
     read_tracker,
     scan,
 )
+from tokenmill.training.distcp import CLOCK_TOLERANCE, Checkpoint
 from unit.torchdist import CUT_OFF, NOW, TRACKER, UNTRACKED, metadata, save, write
 
 DATA = Path(__file__).parent / "data"
@@ -658,7 +657,7 @@ def test_what_was_a_checkpoint_is_never_passed_over_in_silence(name: str, tmp_pa
     with pytest.raises(RequestError, match=said) as refusal:
         prepare(path)
     assert tree(path) == before
-    for word in (str(path), "checkpoint.path", "tokenmill checkpoint repair", "--start-over"):
+    for word in (str(path), "storage.checkpointPath", "tokenmill checkpoint repair", "--start-over"):
         assert word in str(refusal.value)
     # Told to, it begins anew, and throws nothing away.
     assert prepare(path, start_over=True, dry_run=True).done == prepare(path, start_over=True).done != ()
@@ -672,7 +671,7 @@ def test_starting_over_is_refused_where_there_is_something_to_resume_from(tmp_pa
     save(tmp_path, 100)
     tracker(tmp_path, "")
     before = tree(tmp_path)
-    with pytest.raises(RequestError, match=r"iter_0000100 is whole.*checkpoint\.path"):
+    with pytest.raises(RequestError, match=r"iter_0000100 is whole.*storage\.checkpointPath"):
         prepare(tmp_path, start_over=True)
     assert tree(tmp_path) == before
 

@@ -1,5 +1,6 @@
 """`tokenmill blend`: weights over finished datasets, in Megatron-LM's own form or as values for the chart."""
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -36,6 +37,9 @@ def blend(
         float | None, typer.Option("--tokens", min=1, help="Tokens to train on, for the epochs (such as 300e9).")
     ] = None,
     values: Annotated[bool, typer.Option("--values", help="Write values for the training chart instead.")] = False,
+    root: Annotated[
+        Path, typer.Option("--root", help="Where the volume is mounted: parts, and the values' paths, are below it.")
+    ] = Path(),
 ) -> None:
     """Weight datasets against each other and write what Megatron-LM reads (or, with --values, the chart)."""
     from tokenmill.errors import RequestError
@@ -44,36 +48,33 @@ def blend(
     from tokenmill.training import settings as s
 
     o.one_of("--by", by, "tokens", "documents", "bytes", "given")
+    if out.suffix in (".bin", ".idx") or (out.exists() and not out.is_file()):
+        raise RequestError(f"{out} is no file to write: first comes the file, then the datasets")
     held_out = bool(validation or test)
     if held_out and split:
         raise RequestError(
             "--split cuts every part, --validation and --test name parts of their own: give one or the other"
         )
-    lists = {"train" if held_out else "all": [_part(word) for word in parts]}
-    lists |= {"validation": [_part(word) for word in validation], "test": [_part(word) for word in test]}
-    chosen = s.Blend(**lists, by=by)  # type: ignore[arg-type]
-    corpus = data.gather(s.Dataset(blend=chosen, key=key, split=split or "990,9,1"), None)
-    flags, _, content = data.listing(corpus)
-    if values:
-        content = _values(chosen, corpus, key)
-    elif content is None:  # one pair, which needs no file
-        content = f"1.0 {corpus.train[0].pairs[0].prefix}\n".encode()
-        flags = ["--data-args-path"]
+    words = {"train" if held_out else "all": parts, "validation": validation, "test": test}
+    chosen = s.Blend(**{name: [_part(word, root) for word in given] for name, given in words.items()}, by=by)  # type: ignore[arg-type]
     with explained(out):
-        write_atomic(out.absolute(), content)
+        corpus = data.gather(s.Dataset(blend=chosen, key=key, split=split or "990,9,1"), root)
+        flags, _, content = data.listing(corpus, file=True)
+        assert content is not None  # noqa: S101
+        write_atomic(out.absolute(), _values(corpus, key, root) if values else content)
     for line in _table(corpus, tokens):
         sys.stdout.write(line + "\n")
     said = f"-f {out}" if values else " ".join([*flags, str(out), *(["--split", corpus.split] if corpus.split else [])])
     sys.stdout.write(f"{'values for the chart' if values else 'for Megatron-LM'}: {said}\n")
 
 
-def _part(word: str) -> "Part":
+def _part(word: str, root: Path) -> "Part":
     """Take a word apart; a path that holds = itself needs a weight, or must exist."""
     from tokenmill.errors import RequestError
     from tokenmill.training import settings as s
 
     path, equals, weight = word.rpartition("=")
-    if not equals or Path(word).exists():
+    if not equals or os.path.exists(root / word):  # noqa: PTH110 - which raises nothing, however long the word
         return s.Part(path=word)
     try:
         return s.Part(path=path, weight=float(weight))
@@ -81,18 +82,35 @@ def _part(word: str) -> "Part":
         raise RequestError(f"{word}: {weight!r} is no weight; give {PART}") from None
 
 
-def _values(chosen: Any, corpus: Any, key: str | None) -> bytes:
-    """Word the chart's values: paths as they were given, weights as they came out."""
+def _values(corpus: Any, key: str | None, root: Path) -> bytes:
+    """Word the chart's values: paths on the volume, weights as they came out."""
     import yaml
 
+    class Dumper(yaml.SafeDumper):
+        """Puts paths in quotes: what is text to PyYAML may be a number to Helm, as 1e5 is."""
+
+    Dumper.add_multi_representer(Path, lambda to, path: to.represent_scalar("tag:yaml.org,2002:str", str(path), '"'))
     shares: dict[str, Any] = {
-        name: [{"path": source.path, "weight": source.share} for source in sources]
+        name: [{"path": _below(source.path, root), "weight": source.share} for source in sources]
         for name, sources in corpus.lists.items()
     }
     dataset: dict[str, Any] = {"blend": {**shares, "by": "given"}}
     dataset |= {"split": corpus.split} if corpus.split else {}
     dataset |= {"key": key} if key else {}
-    return yaml.safe_dump({"dataset": dataset}, sort_keys=False).encode()
+    return yaml.dump({"dataset": dataset}, Dumper=Dumper, sort_keys=False).encode()
+
+
+def _below(part: str, root: Path) -> Path:
+    """Return a part's path on the volume."""
+    from tokenmill.errors import RequestError
+
+    path = Path(os.path.relpath(root / part, root))
+    if path.parts[:1] in ((), ("..",)):
+        raise RequestError(
+            f"{part} is not below {root.absolute()}, and the chart names datasets by their place on its volume: "
+            "say with --root where that is mounted"
+        )
+    return path
 
 
 def _table(corpus: Any, tokens: float | None) -> list[str]:

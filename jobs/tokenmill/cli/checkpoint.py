@@ -25,7 +25,8 @@ def list_(path: Checkpoints, json: o.Json = False) -> None:
     """List the checkpoints, oldest first: iteration, size, age, whether they are whole; * marks the tracker's."""
     from tokenmill.errors import RequestError
     from tokenmill.flow.progress import duration, size
-    from tokenmill.training.checkpoints import RELEASE, TRACKER, TornTracker, scan, tracked
+    from tokenmill.training.checkpoints import TRACKER, TornTracker, scan, tracked
+    from tokenmill.training.distcp import RELEASE
 
     if not path.is_dir():
         raise RequestError(f"{path} is no directory")

@@ -10,16 +10,20 @@ import typer
 
 from tokenmill.cli import options as o
 from tokenmill.errors import RequestError
+from tokenmill.training import MOST
 
 
 def fit(
     model: Annotated[str | None, typer.Option("--model", help="A preset, such as 175b, or custom.")] = None,
-    gpus: Annotated[int | None, typer.Option("--gpus", min=1, help="GPUs of the run.")] = None,
-    gpu_memory: Annotated[float | None, typer.Option("--gpu-memory", min=1, help="GiB of each GPU.")] = None,
-    gpus_per_node: Annotated[int, typer.Option("--gpus-per-node", min=1, help="GPUs of a node.")] = 8,
-    seq_length: Annotated[int | None, typer.Option("--seq-length", min=1, help="Tokens of a sequence.")] = None,
+    gpus: Annotated[int | None, typer.Option("--gpus", min=1, max=MOST, help="GPUs of the run.")] = None,
+    gpu_memory: Annotated[float | None, typer.Option("--gpu-memory", min=1, max=1e9, help="GiB of each GPU.")] = None,
+    gpus_per_node: Annotated[int, typer.Option("--gpus-per-node", min=1, max=MOST, help="GPUs of a node.")] = 8,
+    seq_length: Annotated[
+        int | None, typer.Option("--seq-length", min=1, max=MOST, help="Tokens of a sequence.")
+    ] = None,
     global_batch: Annotated[
-        int | None, typer.Option("--global-batch", min=1, help="Sequences of an iteration; 16 a GPU when left out.")
+        int | None,
+        typer.Option("--global-batch", min=1, max=MOST, help="Sequences of an iteration; 16 a GPU when left out."),
     ] = None,
     changed: Annotated[
         list[str], typer.Option("--set", metavar="FIELD=VALUE", help="Change a field of the model, as in numLayers=48.")
@@ -28,19 +32,20 @@ def fit(
         Path | None, typer.Option("--custom", metavar="FILE", help="Fields of a model of your own, as YAML.")
     ] = None,
     tensor: Annotated[
-        int | None, typer.Option("--tensor", min=1, help="One layout, cut so; cuts that are left out are 1.")
+        int | None, typer.Option("--tensor", min=1, max=MOST, help="One layout, cut so; cuts that are left out are 1.")
     ] = None,
-    pipeline: Annotated[int | None, typer.Option("--pipeline", min=1, help="The same.")] = None,
-    context: Annotated[int | None, typer.Option("--context", min=1, help="The same.")] = None,
-    expert: Annotated[int | None, typer.Option("--expert", min=1, help="The same.")] = None,
+    pipeline: Annotated[int | None, typer.Option("--pipeline", min=1, max=MOST, help="The same.")] = None,
+    context: Annotated[int | None, typer.Option("--context", min=1, max=MOST, help="The same.")] = None,
+    expert: Annotated[int | None, typer.Option("--expert", min=1, max=MOST, help="The same.")] = None,
     expert_tensor: Annotated[
-        int | None, typer.Option("--expert-tensor", min=1, help="The same; --tensor when left out.")
+        int | None, typer.Option("--expert-tensor", min=1, max=MOST, help="The same; --tensor when left out.")
     ] = None,
     layers_per_virtual_stage: Annotated[
-        int | None, typer.Option("--layers-per-virtual-stage", min=1, help="The same; no virtual stages when left out.")
+        int | None,
+        typer.Option("--layers-per-virtual-stage", min=1, max=MOST, help="The same; no virtual stages when left out."),
     ] = None,
     micro_batch: Annotated[
-        int | None, typer.Option("--micro-batch", min=1, help="Only this micro-batch, in sequences.")
+        int | None, typer.Option("--micro-batch", min=1, max=MOST, help="Only this micro-batch, in sequences.")
     ] = None,
     recompute: Annotated[
         str | None, typer.Option("--recompute", help="Only this recomputation: none, selective or full.")
@@ -50,18 +55,19 @@ def fit(
         typer.Option("--storage", help="Where checkpoints go: amlfs-125:16 (TiB), fsx-250:24, blob, nfs:100 (Gbit/s)."),
     ] = None,
     write_bandwidth: Annotated[
-        float | None, typer.Option("--write-bandwidth", min=0.001, help="The same in GB/s.")
+        float | None, typer.Option("--write-bandwidth", min=0.001, max=1e9, help="The same in GB/s.")
     ] = None,
     mtbf_node: Annotated[
-        float | None, typer.Option("--mtbf-node", min=0.1, help="Hours between a node's failures; 6,000 if left out.")
+        float | None,
+        typer.Option("--mtbf-node", min=0.1, max=1e9, help="Hours between a node's failures; 6,000 if left out."),
     ] = None,
     peak_tflops: Annotated[
         float | None,
-        typer.Option("--peak-tflops", min=1, help="Peak of a GPU for dense bf16, to estimate a step's time."),
+        typer.Option("--peak-tflops", min=1, max=1e9, help="Peak of a GPU for dense bf16, to estimate a step's time."),
     ] = None,
     mfu: Annotated[float, typer.Option("--mfu", min=0.01, max=1, help="Share of that peak which is reached.")] = 0.4,
     iterations: Annotated[
-        int | None, typer.Option("--iterations", min=1, help="Length of the run, for the values.")
+        int | None, typer.Option("--iterations", min=1, max=MOST, help="Length of the run, for the values.")
     ] = None,
     top: Annotated[int, typer.Option("--top", min=1, help="Layouts to show.")] = 10,
     values: Annotated[
@@ -83,7 +89,7 @@ def fit(
         raise typer.BadParameter("--model, --gpus and --gpu-memory say what is to fit where (or --check FILE)")
     numbers = {"gpu-memory": gpu_memory, "write-bandwidth": write_bandwidth, "mtbf-node": mtbf_node}
     for name, number in (numbers | {"peak-tflops": peak_tflops, "mfu": mfu}).items():
-        if number is not None and not math.isfinite(number):
+        if number is not None and math.isnan(number):  # which is in every range
             raise typer.BadParameter(f"{number} is no number to plan with", param_hint=f"--{name}")
     if recompute:
         o.one_of("--recompute", recompute, "none", "selective", "full")

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import RequestError
+from tokenmill.training import MOST
 from tokenmill.training.layout import Layout, late_refusals, refusals
 from tokenmill.training.memory import activation_bytes, weight_optimizer_bytes
 
 FIELDS = {field.name: field for field in fields(Layout)}
 RECOMPUTE = ("none", "selective", "full")
-MOST = 1 << 40
-"""No count is greater: what is, is a slip, and might not fit a float."""
 
 
 def read(path: Path) -> list[Any]:
@@ -30,7 +29,7 @@ def read(path: Path) -> list[Any]:
         content = msgspec.json.decode(path.read_bytes())
     except OSError as problem:
         raise RequestError(f"the cases {path} cannot be read: {problem.strerror}") from None
-    except msgspec.DecodeError as problem:
+    except (msgspec.DecodeError, RecursionError) as problem:
         raise RequestError(f"the cases {path} are no JSON: {problem}") from None
     if isinstance(content, dict) and "cases" in content:
         content = content["cases"]

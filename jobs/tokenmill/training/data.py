@@ -11,11 +11,11 @@ StopIteration where the first does.
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tokenmill.errors import RequestError
 from tokenmill.files import content_id, readable_json, write_atomic
@@ -99,7 +99,6 @@ class Corpus:
     lists: dict[str, list[Source]]
     split: str | None
     tokenizer: Path
-    fingerprint: str
     vocab_size: int
     max_token_id: int
     dtype: str
@@ -146,10 +145,13 @@ def resolve(settings: s.Settings, root: Path | None = None) -> Corpus:
             f"{layout.vocab_divisible_by} x tensor parallel {layout.tensor}; an id outside it ends training in a "
             "CUDA error: make the data again with a tokenizer without gaps in its ids"
         )
-    resets = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss")
-    wanted = [name for name in resets if getattr(training, name)]
-    if wanted and corpus.eod_token != corpus.eos_token:
-        names = ", ".join(f"training.{_camel(name)}" for name in wanted)
+    resets = {
+        "training.resetPositionIds": training.reset_position_ids,
+        "training.resetAttentionMask": training.reset_attention_mask,
+        "training.eodMaskLoss": training.eod_mask_loss,
+    }
+    if any(resets.values()) and corpus.eod_token != corpus.eos_token:
+        names = ", ".join(name for name, wanted in resets.items() if wanted)
         raise RequestError(
             f"{names}: Megatron-LM takes the tokenizer's eos ({corpus.eos_token}) for a document's end, and documents "
             f"in {corpus.tokenizer.parent} end with {corpus.eod_token or 'nothing'}; turn it off, or make the data "
@@ -212,7 +214,6 @@ def gather(dataset: s.Dataset, root: Path | None) -> Corpus:
         lists=shared,
         split=split,
         tokenizer=first.record.output / "tokenizer",
-        fingerprint=basis["tokenizer"],
         vocab_size=about["vocab_size"],
         max_token_id=about["max_token_id"],
         dtype=basis["dtype"],
@@ -241,17 +242,21 @@ def data_flags(corpus: Corpus, settings: s.Settings, directory: Path) -> Data:
     return Data(flags=words, tokenizer=corpus.tokenizer, cache=cache_path(corpus, settings))
 
 
-def listing(corpus: Corpus) -> tuple[list[str], str, bytes | None]:
-    """Return the flag for the datasets, and the name and content of the file that it takes, None for a single pair."""
+def listing(corpus: Corpus, *, file: bool = False) -> tuple[list[str], str, bytes | None]:
+    """Return the flag for the datasets, and the name and content of the file that it takes.
+
+    A single pair stands on the command line, and the content is None, unless it is to be in a `file`, too.
+    """
     prefixes = [pair.prefix for source in corpus.sources for pair in source.pairs]
-    _check_paths(prefixes, cut=corpus.split is not None and len(prefixes) > 1)
+    alone = len(prefixes) == 1 and not file
+    _check_paths(prefixes, cut=corpus.split is not None and not alone)
     if corpus.split is None:
         keys = zip(("train", "valid", "test"), SPLITS, strict=True)
         lists = {key: _flat(corpus.lists.get(name, [])) or None for key, name in keys}
         data = readable_json(lists)
         return ["--per-split-data-args-path"], f"blend-{content_id(lists)}.json", data
     flat = _flat(corpus.lists["all"])
-    if len(flat) == 2:
+    if alone:
         return ["--data-path", flat[1]], "", None
     data = "".join(f"{weight} {prefix}\n" for weight, prefix in zip(flat[::2], flat[1::2], strict=True)).encode()
     return ["--data-args-path"], f"blend-{content_id(flat)}.txt", data
@@ -387,15 +392,19 @@ def _find(label: str, named: str, root: Path | None, key: str | None) -> "tuple[
         label=label,
         path=named,
         manifest=data.manifest.hash,
-        pairs=tuple(_pair(data.record.output, entry) for entry in pairs),
+        pairs=tuple(
+            Pair(
+                str(data.record.output / entry["prefix"]),
+                entry["documents"],
+                entry["sequences"],
+                entry["tokens"],
+                entry["bytes"],
+            )
+            for entry in pairs
+        ),
         empty=len(empty),
         alone=alone,
     )
-
-
-def _pair(output: Path, entry: dict[str, Any]) -> Pair:
-    counts = (entry["documents"], entry["sequences"], entry["tokens"], entry["bytes"])
-    return Pair(str(output / entry["prefix"]), *counts)
 
 
 def _same_tokenizer(opened: "Sequence[tuple[str, Dataset]]") -> None:
@@ -437,7 +446,7 @@ def _apart(lists: dict[str, list[Source]]) -> list[str]:
                 notes.append(f"left {len(source.pairs) - len(kept)} pairs of {source.path} to the other splits")
                 if not kept:
                     raise RequestError(f"{source.label} {source.path}: all of its pairs are in other splits")
-                sources[number] = _replace(source, pairs=tuple(kept))
+                sources[number] = replace(source, pairs=tuple(kept))
             for pair in kept:
                 other = seen.setdefault(pair.prefix, source.label)
                 if other != source.label:
@@ -454,19 +463,19 @@ def _shares(sources: list[Source], parts: Sequence[s.Part], by: str) -> list[Sou
     if by == "given" or any(weight is not None for weight in given):
         for source, weight in zip(sources, given, strict=True):
             if weight is None:
-                raise RequestError(f"{source.label} {source.path} has no weight, and others have: give all of them one")
+                raise RequestError(f"{source.label} {source.path} has no weight: give each of them one")
             if not 0 < weight < math.inf:
                 raise RequestError(f"{source.label} {source.path} has the weight {weight}: it must be above 0")
         sizes = [float(weight) for weight in given if weight is not None]
     else:
         sizes = [float(getattr(source, by)) for source in sources]
-    return [_replace(source, share=size / sum(sizes)) for source, size in zip(sources, sizes, strict=True)]
-
-
-def _replace(source: Source, **changed: Any) -> Source:
-    from dataclasses import replace
-
-    return replace(source, **changed)
+    shared = [replace(source, share=size / sum(sizes)) for source, size in zip(sources, sizes, strict=True)]
+    for source in shared:
+        if not source.share:
+            raise RequestError(
+                f"{source.label} {source.path} has so small a weight beside the others' that none is left"
+            )
+    return shared
 
 
 def _check_split(split: str, sources: list[Source]) -> None:
@@ -517,8 +526,3 @@ def _has(corpus: Corpus, part: str) -> bool:
     if corpus.split is None:
         return bool(corpus.lists.get(part))
     return fractions(corpus.split)[SPLITS.index(part)] > 0
-
-
-def _camel(name: str) -> str:
-    first, *rest = name.split("_")
-    return first + "".join(word.title() for word in rest)

@@ -6,7 +6,8 @@ beside a step that only multiplies matrices. The estimate is a sum, so that it e
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cache, cached_property
+from math import isqrt
 from typing import Any
 
 from tokenmill.errors import RequestError
@@ -214,8 +215,10 @@ def _expert_cuts(model: Model, machines: Machines, tensor: int, pipeline: int) -
     ]
 
 
+@cache
 def _divisors(number: int) -> list[int]:
-    return [each for each in range(1, number + 1) if number % each == 0]
+    small = [each for each in range(1, isqrt(number) + 1) if number % each == 0]
+    return sorted({*small, *(number // each for each in small)})
 
 
 @dataclass(frozen=True)
@@ -310,10 +313,7 @@ def _data_cost(at: Layout, gpus_per_node: int) -> float:
     total = 0.0
     groups = (
         (at.tensor, at.data_parallel * at.context),
-        (
-            (at.expert_tensor or at.tensor) * at.expert,
-            at.expert_data_parallel,
-        ),
+        ((at.expert_tensor or at.tensor) * at.expert, at.expert_data_parallel),
     )
     for count, (inner, copies) in zip(parameters_held(at), groups, strict=True):
         within = inner * copies <= gpus_per_node

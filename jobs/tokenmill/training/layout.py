@@ -160,8 +160,9 @@ def late_refusals(at: Layout) -> list[str]:
 
     Expert parallel groups that do not fill the world (megatron/core/parallel_state.py), a sequence that sequence
     parallelism cannot cut (megatron/core/tensor_parallel/mappings.py), micro-batches that the interleaved schedule
-    cannot take in groups of the pipeline's size (megatron/core/pipeline_parallel/schedules.py), and experts with
-    biases (megatron/core/transformer/moe/experts.py).
+    cannot take in groups of the pipeline's size (megatron/core/pipeline_parallel/schedules.py), heads that do not
+    share keys and values evenly (megatron/core/transformer/attention.py), and experts with biases
+    (megatron/core/transformer/moe/experts.py).
     """
     found = []
     if at.virtual_stages > 1 and at.data_parallel and at.micro_batches % at.pipeline:
@@ -170,6 +171,8 @@ def late_refusals(at: Layout) -> list[str]:
             f"parallel {at.data_parallel})) are not divisible by pipeline {at.pipeline}, which the interleaved "
             f"schedule ({at.virtual_stages} virtual stages) needs"
         )
+    if at.query_groups and at.num_attention_heads % at.query_groups:
+        found.append(f"{at.num_attention_heads} attention heads are not divisible by {at.query_groups} query groups")
     if at.experts and at.experts_per_token > at.experts:
         found.append(f"{at.experts_per_token} experts for each token are more than the {at.experts} there are")
     if at.experts and at.bias:

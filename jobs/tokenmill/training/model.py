@@ -6,6 +6,7 @@ from typing import Any, Literal
 import msgspec
 
 from tokenmill.errors import RequestError
+from tokenmill.training import MOST
 
 
 class Model(msgspec.Struct, rename="camel", forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -109,14 +110,18 @@ def from_fields(fields: Any, what: str) -> Model:
     """Return the model that fields describe, by their names in a file (camelCase); `what` names it in messages.
 
     Raises:
-        RequestError: a field is missing, unknown, of another type, or a count that cannot be.
+        RequestError: a field is missing, unknown, of another type, or a number that cannot be.
     """
     try:
-        model = msgspec.convert(fields, Model)
+        model = msgspec.convert(fields, Model, strict=False)  # PyYAML takes 3e-4 for a string
     except msgspec.ValidationError as problem:
         raise RequestError(f"{what}: {problem}") from None
     for field in msgspec.structs.fields(Model):
         value = getattr(model, field.name)
-        if isinstance(value, int) and not isinstance(value, bool) and value <= 0:
-            raise RequestError(f"{what}: {field.encode_name} is {value}: it must be above 0")
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            continue
+        if not 0 <= value <= MOST or (value == 0 and not field.name.endswith("_dropout")):
+            raise RequestError(
+                f"{what}: {field.encode_name} is {value}: it must be {f'at most {MOST}' if value > MOST else 'above 0'}"
+            )
     return model

@@ -11,17 +11,17 @@ import msgspec
 
 from tokenmill import __version__
 from tokenmill.errors import RequestError
+from tokenmill.flow.progress import duration
 from tokenmill.training import model as models
 from tokenmill.training import storage
 from tokenmill.training.fit import Cost, Fit, Machines, Wanted, described, nothing, search, step_seconds
 from tokenmill.training.layout import Layout
 from tokenmill.training.memory import GIB, RESERVE, checkpoint_bytes, parameters
 from tokenmill.training.model import Model
+from tokenmill.training.settings import Training
 
 SEQUENCES_A_GPU = 16
 """Global batch where none is given, as in training/settings.py."""
-ITERATIONS = 1000
-"""Length of a run where none is given, as in training/settings.py: a save interval above it would be refused."""
 CUT_FIELDS = frozenset(
     {"tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size", "micro_batch_size"}
 )
@@ -48,7 +48,6 @@ class Plan:
 
     request: Request
     fits: list[tuple[Fit, Cost]]
-    tried: int
     notes: list[str]
     step_seconds: float | None
     """Of the best layout."""
@@ -165,7 +164,7 @@ def _fields_in(file: Path) -> dict[str, Any]:
         content = yaml.safe_load(file.read_bytes())
     except OSError as problem:
         raise RequestError(f"the model {file} cannot be read: {problem.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as problem:
+    except (yaml.YAMLError, ValueError, RecursionError) as problem:
         raise RequestError(f"the model {file} is no YAML: {problem}") from None
     if isinstance(content, dict) and isinstance(content.get("model"), dict):
         content = content["model"].get("custom")
@@ -220,7 +219,7 @@ def make(request: Request) -> Plan:
     if request.bytes_per_second is not None:
         hours = request.node_hours or storage.NODE_HOURS
         saving = storage.Saving(checkpoint_bytes(best), request.bytes_per_second, hours, machines.nodes)
-    return Plan(request, found.fits, found.tried, notes, seconds, saving)
+    return Plan(request, found.fits, notes, seconds, saving)
 
 
 # -- for a person
@@ -256,18 +255,8 @@ def _count(number: float) -> str:
 
 def _table(plan: Plan, top: int) -> list[str]:
     experts = plan.best.experts
-    head = [
-        "",
-        "TP",
-        "PP",
-        "VPP",
-        "CP",
-        *(["EP", "ETP"] if experts else []),
-        "DP",
-        "micro-batch",
-        "accumulated",
-        "recompute",
-    ]
+    head = ["", "TP", "PP", "VPP", "CP", *(["EP", "ETP"] if experts else [])]
+    head += ["DP", "micro-batch", "accumulated", "recompute"]
     head += ["weights", "gradients", "optimizer", "activations", "GiB", "bubble", "cost"]
     rows = [head]
     for number, (fit, cost) in enumerate(plan.fits[:top], 1):
@@ -323,25 +312,13 @@ def _checkpoint(plan: Plan) -> list[str]:
     saving = plan.saving
     if saving is None:
         return [f"{size}; for its write time and the save interval add --storage or --write-bandwidth"]
-    steps = f" = {plan.save_interval:,} iterations" if plan.save_interval else ""
-    if not steps:
-        steps = " (in iterations with --peak-tflops)"
+    steps = f" = {plan.save_interval:,} iterations" if plan.save_interval else " (in iterations with --peak-tflops)"
     return [
-        f"{size}, written in {_time(saving.write_seconds)} at {saving.bytes_per_second / 1e9:,.1f} GB/s",
-        f"save every {_time(saving.interval_seconds)}{steps}: a run of {saving.nodes:,} nodes fails every "
-        f"{_time(saving.failure_seconds)} when a node does every {saving.node_hours:,.0f} h; saving and repeating then "
-        f"take {saving.lost:.1%} of the time",
+        f"{size}, written in {duration(saving.write_seconds)} at {saving.bytes_per_second / 1e9:,.1f} GB/s",
+        f"save every {duration(saving.interval_seconds)}{steps}: a run of {saving.nodes:,} nodes fails every "
+        f"{duration(saving.failure_seconds)} when a node does every {saving.node_hours:,.0f} h; saving and repeating "
+        f"then take {saving.lost:.1%} of the time",
     ]
-
-
-def _time(seconds: float) -> str:
-    return (
-        f"{seconds:.0f} s"
-        if seconds < 90
-        else f"{seconds / 60:,.1f} min"
-        if seconds < 36e3
-        else f"{seconds / 3600:,.1f} h"
-    )
 
 
 # -- for the chart
@@ -372,7 +349,7 @@ def values_of(plan: Plan) -> dict[str, Any]:
     if plan.request.iterations:
         training["iterations"] = plan.request.iterations
     if plan.save_interval:
-        training["saveInterval"] = min(plan.save_interval, plan.request.iterations or ITERATIONS)
+        training["saveInterval"] = min(plan.save_interval, plan.request.iterations or Training().iterations)
     named = model.name in models.names()
     return {
         "model": {"size": model.name} if named else {"size": "custom", "custom": _custom(model)},

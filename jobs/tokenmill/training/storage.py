@@ -73,6 +73,6 @@ def bandwidth(storage: str) -> float:
         number = float(size)
     except ValueError:
         number = math.nan
-    if not 0 < number < math.inf:
+    if not 1e-3 <= number <= 1e9:  # beyond, seconds and bytes a second would not fit a float
         raise RequestError(f"--storage {storage}: say {unit}, a number above 0, as in {name}:16")
     return PER_TIB[name] * 1e6 * number if name in PER_TIB else number * 1e9 / 8
