@@ -45,8 +45,6 @@ class Training(Section, frozen=True):
     iterations: int = 1000
     global_batch_size: int | None = None
     micro_batch_size: int | None = None
-    batch_size_ramp_up: list[int] | None = None
-    """Start, increment and samples over which it grows, as in --rampup-batch-size."""
     learning_rate: float | None = None
     min_learning_rate: float | None = None
     warmup_iterations: int | None = None
