@@ -114,7 +114,6 @@ def _training(settings: Settings) -> list[str]:
     return _options(
         micro_batch_size=training.micro_batch_size,
         global_batch_size=training.global_batch_size,
-        rampup_batch_size=training.batch_size_ramp_up,
         train_iters=training.iterations,
         lr=training.learning_rate,
         min_lr=training.min_learning_rate,
