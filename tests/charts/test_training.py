@@ -572,7 +572,7 @@ def test_checkpoints_may_have_a_claim_of_their_own(tmp_path: Path) -> None:
     assert found.checkpoint.path == "/checkpoints/checkpoints/run-375m"
     assert found.checkpoint.load_path == "/checkpoints/old"
     assert found.logs.path == "/checkpoints/logs/run"
-    assert found.dataset.cache_path == "/checkpoints/cache/run", "the data's claim cannot be written to"
+    assert found.dataset.cache_path is None, "which is below the checkpoints: the data's claim cannot be written to"
     mounts = {mount["name"]: mount for mount in container(documents)["volumeMounts"] if mount["name"] != "scratch"}
     assert mounts["data"] == {"name": "data", "mountPath": "/data", "readOnly": True}
     assert mounts["checkpoints"] == {"name": "checkpoints", "mountPath": "/checkpoints", "subPath": "team"}

@@ -141,6 +141,7 @@ def test_a_second_release_and_tensorboard(place: Namespace) -> None:
     services = {s["metadata"]["name"] for s in place.admin.get("services")["items"]}
     assert {"tensorboard", "other-tensorboard"} <= services
     place.admin.does("kubectl rollout status deployment/tensorboard --timeout=120s", timeout=150)
+    place.admin.does("helm test other --timeout 2m")
     command = shlex.split("kubectl port-forward service/tensorboard 6006:6006")
     environment = {"KUBECONFIG": str(place.admin.kubeconfig)}
     forward = subprocess.Popen(command, env=os.environ | environment, stdout=subprocess.PIPE, text=True)
@@ -165,7 +166,7 @@ def test_twenty_random_kills(place: Namespace) -> None:
     deadline = time.monotonic() + 600
     while kills < KILLS:
         assert time.monotonic() < deadline, run.describe()
-        time.sleep(dice.uniform(2, 8))
+        time.sleep(dice.uniform(1, 5))
         running = [p["metadata"]["name"] for p in run.pods() if p["status"].get("phase") == "Running"]
         if running:
             kills += run.kill(dice.choice(running))

@@ -12,6 +12,7 @@ import argparse
 import json
 import re
 import shlex
+import shutil
 import signal
 import statistics
 import subprocess
@@ -72,6 +73,8 @@ def run(command: list[str], log: Path, until: int = 0, number: signal.Signals = 
 
 def resumed(given: argparse.Namespace) -> dict[str, Any]:
     """Train to the end over a SIGKILL and a SIGTERM."""
+    if not shutil.which("nvidia-smi"):
+        raise SystemExit("this machine has no nvidia-smi, so no GPU that could train")
     path, log = settings(given, "resumed", ITERATIONS, 25), given.work / "resumed.log"
     codes = [
         run([*TRAIN, str(path)], log, 60, signal.SIGKILL),
@@ -93,7 +96,7 @@ def resumed(given: argparse.Namespace) -> dict[str, Any]:
 
 def speed(given: argparse.Namespace) -> dict[str, Any]:
     """Compare tokens/s with the same command typed by hand, in turn."""
-    path = settings(given, "speed", 60, 1000)
+    path = settings(given, "speed", 60, 60)
     said = subprocess.run([*TRAIN, str(path), "--dry-run"], capture_output=True, text=True, check=True).stdout
     by_hand = shlex.split(said.strip())
     ratios = []

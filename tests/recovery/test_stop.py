@@ -81,11 +81,11 @@ def test_terminated_while_the_hub_lets_the_planner_wait(forge: Forge, tmp_path: 
         hub.faults.add(Fault("503", where="tree", retry="seconds", seconds=PATIENCE))
         command = ["download", f"hf://datasets/{REPOSITORY}", output, "--endpoint", hub.endpoint]
         run = forge.start(command)
-        while not any(request.kind == "tree" for request in hub.requests):
-            time.sleep(0.01)
+        while "asking again in" not in run.said:
+            assert run.poll(0.01) is None, run.said
+        assert "503" in run.said
         os.kill(run.pid, signal.SIGTERM)
         assert run.wait(25) == 143, run.said
-        assert "503" in run.said and "asking again in" in run.said
         assert "failed" not in ends(tokenmill("status", output))[1], "to be told to stop is no failure"
         forge.done(command)
     assert (output / "a.jsonl").exists()

@@ -8,6 +8,15 @@ import subprocess
 import sys
 import time
 
+REPORT = """Traceback (most recent call last):
+  raise ChildFailedError(
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+Root Cause (first observed failure):
+[0]:
+  rank      : {} (local_rank: {})
+  exitcode  : {} (pid: 1)
+"""
+
 
 def main() -> int:
     """Start this node's ranks; the first that fails ends the others."""
@@ -45,13 +54,13 @@ def main() -> int:
     signal.signal(signal.SIGTERM, stop)
     while True:
         codes = [rank.poll() for rank in ranks]
-        bad = next((code for code in codes if code), None)
+        bad = next((local for local, code in enumerate(codes) if code), None)
         if bad is not None:
             stop()
             time.sleep(0.2)
             for rank in ranks:
                 rank.kill()
-            sys.stderr.write(f"Root Cause: a rank failed (exitcode  : {bad})\n")
+            sys.stderr.write(REPORT.format(given.node_rank * given.nproc_per_node + bad, bad, codes[bad]))
             return 1
         if all(code == 0 for code in codes):
             return 0

@@ -15,7 +15,6 @@ DATA = Data(["--data-path", "0.25", "/data/a", "0.75", "/data/b", "--split", "99
 EVERYTHING: dict[str, Any] = {
     "training": {
         "nodes": 16,
-        "batchSizeRampUp": [16, 16, 1000],
         "precision": "fp16",
         "useSharp": True,
         "resetPositionIds": True,
@@ -80,7 +79,6 @@ def test_every_preset_composes_for_a_cpu_too(name: str) -> None:
 
 def test_everything_that_can_be_said_is_said() -> None:
     found = words(model="mixtral-8x7b", changed={"ropeScalingFactor": 8, "expertFfnHiddenSize": 512}, **EVERYTHING)
-    assert found["--rampup-batch-size"] == [16, 16, 1000]
     assert found["--iterations-to-skip"] == [7, 8]
     assert found["--recompute-granularity"] == ["full"]
     assert found["--recompute-method"] == ["uniform"] and found["--recompute-num-layers"] == [1]

@@ -32,10 +32,7 @@ The file that training pods mount: what jobs/tokenmill/training/settings.py read
 {{- with $values.checkpoint.loadPath }}{{ $_ := set $checkpoint "loadPath" (printf "%s/%s" $writes .) }}{{ end -}}
 {{- $dataset := dict "split" $values.dataset.split -}}
 {{- with $values.dataset.key }}{{ $_ := set $dataset "key" . }}{{ end -}}
-{{- $cache := $values.dataset.cachePath -}}
-{{- /* Beside the data by default, which cannot be written to when checkpoints have a claim of their own. */}}
-{{- if $values.storage.checkpointPvcName }}{{ $cache = $cache | default (printf "cache/%s" .Release.Name) }}{{ end -}}
-{{- with $cache }}{{ $_ := set $dataset "cachePath" (printf "%s/%s" $writes .) }}{{ end -}}
+{{- with $values.dataset.cachePath }}{{ $_ := set $dataset "cachePath" (printf "%s/%s" $writes .) }}{{ end -}}
 {{- if $values.dataset.blend -}}
 {{- $_ := set $dataset "blend" (include "megatron-training.blend" . | fromJson) -}}
 {{- else -}}

@@ -51,6 +51,8 @@ metadata:
   name: {{ $name | quote }}
   labels: {{- include "tokenmill.labels" . | nindent 4 }}
 spec:
+  # There is one pod, to which the name leads; a port-forward finds it as well.
+  clusterIP: None
   selector:
     {{- include "tokenmill.selectorLabels" . | nindent 4 }}
     app.kubernetes.io/component: tensorboard

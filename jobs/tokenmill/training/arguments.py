@@ -114,7 +114,6 @@ def _training(settings: Settings) -> list[str]:
     return _options(
         micro_batch_size=training.micro_batch_size,
         global_batch_size=training.global_batch_size,
-        rampup_batch_size=training.batch_size_ramp_up,
         train_iters=training.iterations,
         lr=training.learning_rate,
         min_lr=training.min_learning_rate,
@@ -163,6 +162,8 @@ def _checkpoint(settings: Settings) -> list[str]:
         load=checkpoint.path,
         pretrained_checkpoint=checkpoint.load_path,  # taken while `load` holds none, without optimizer and iteration
         save_interval=checkpoint.save_interval,
+        # Else Megatron-LM refuses to go on with other iterations, batch or learning rate than the checkpoint's.
+        override_opt_param_scheduler=True,
         ckpt_format="torch_dist",
         dist_ckpt_optim_fully_reshardable=checkpoint.fully_reshardable,
         # Megatron-LM turns --async-save off, with a warning, without the worker.

@@ -1,18 +1,19 @@
 """What a run's starts leave beside its checkpoints: how far each came, so that one that cannot progress is given up.
 
-Only node 0 writes the attempts and the verdict. The node of the last rank, where Megatron-LM prints its
-iterations, writes the progress. Everybody reads.
+Node 0 writes the attempts and the verdict. Node 0 and the node of the last rank, where Megatron-LM prints, write how
+far they are, and every node why it failed. Everybody reads; nobody needs more than the others' word on what to expect.
 """
 
 import json
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from tokenmill.errors import RequestError
-from tokenmill.files import read_json, write_atomic
+from tokenmill.files import explained, read_json, write_atomic
+from tokenmill.training.watch import Signs
 
 KEPT = 200
 
@@ -30,6 +31,8 @@ class Attempt:
     """Whether it came to its training loop."""
     saved: int | None = None
     """The iteration of its last checkpoint."""
+    stopped: bool = False
+    """Somebody ended it, so that it says nothing about the run."""
     ended: str = ""
 
 
@@ -39,14 +42,14 @@ class Records:
     def __init__(self, checkpoints: Path) -> None:
         """Look in a run's checkpoint directory."""
         self.directory = checkpoints / ".tokenmill" / "train"
+        self.start = uuid4().hex
+        """Tells what this process wrote from what an earlier start did."""
 
     def attempts(self) -> list[Attempt]:
-        """Read what is known of earlier starts, the oldest first; nothing when there is none that can be read."""
+        """Read what is known of earlier starts, the oldest first; what cannot be read is left out."""
         value = read_json(self.directory / "attempts.json")
-        try:
-            return [Attempt(**each) for each in value] if isinstance(value, list) else []
-        except TypeError:
-            return []
+        found = [_attempt(each) for each in value] if isinstance(value, list) else []
+        return [each for each in found if each]
 
     def begin(self, attempt: Attempt, limit: int) -> bool:
         """Record a start; return whether an earlier one with these settings came to its training loop.
@@ -54,24 +57,30 @@ class Records:
         Raises:
             RequestError: `limit` starts in a row with these settings began where this one would.
         """
-        earlier = [each for each in self.attempts() if each.settings == attempt.settings]
-        without = 0
+        attempts = self.attempts()
+        earlier = [each for each in attempts if each.settings == attempt.settings]
+        row: list[Attempt] = []
         for each in reversed(earlier):
-            if each.began_at != attempt.began_at or (each.saved or 0) > attempt.began_at:
+            if each.began_at != attempt.began_at:  # what one saved may have been damaged: where the next begins counts
                 break
-            without += 1
-        if without >= limit:
-            raise RequestError(
-                f"{without} starts in a row began at iteration {attempt.began_at} and saved none after it; the last "
-                f"one: {earlier[-1].ended or 'ended without a word (killed, or its node was lost)'}. Mend that; other "
-                "settings, or another --set job.runAgain=WORD, begin to count anew"
+            if not each.stopped:
+                row.append(each)
+        if len(row) >= limit:
+            last = next(
+                (each.ended for each in row if each.ended), "ended without a word (killed, or its node was lost)"
             )
-        self._write([*self.attempts(), attempt])
+            raise RequestError(
+                f"{len(row)} starts in a row began at iteration {attempt.began_at:,} and saved none after it; the last "
+                f"one: {last}{self._failures(since=row[-1].started)}. Mend that; other settings, or another "
+                "--set job.runAgain=WORD, begin to count anew"
+            )
+        with explained(self.directory):
+            self._write([*attempts, attempt])
         return any(each.iterated for each in earlier)
 
     def update(self, attempt: Attempt) -> None:
         """Record what became of a start."""
-        self._write([attempt if each.id == attempt.id else each for each in self.attempts()])
+        self._write([*(each for each in self.attempts() if each.id != attempt.id), attempt])
 
     def _write(self, attempts: list[Attempt]) -> None:
         data = json.dumps([asdict(each) for each in attempts[-KEPT:]], indent=1)
@@ -79,18 +88,51 @@ class Records:
 
     def say(self, attempt: Attempt, code: int, iteration: int) -> None:
         """Tell the other nodes how this attempt ended."""
-        verdict = {"attempt": attempt.id, "code": code, "iteration": iteration}
-        write_atomic(self.directory / "verdict.json", json.dumps(verdict).encode())
+        self._put("verdict.json", {"attempt": attempt.id, "code": code, "iteration": iteration})
 
     def verdict(self) -> dict[str, Any] | None:
         """Read the last attempt's verdict, None before there is one."""
         value = read_json(self.directory / "verdict.json")
-        return value if isinstance(value, dict) else None
+        whole = (
+            isinstance(value, dict) and isinstance(value.get("code"), int) and isinstance(value.get("iteration"), int)
+        )
+        return value if whole else None
 
-    def progress(self) -> Any:
-        """Read what the node of the last rank wrote; any change of it is a sign of life."""
-        return read_json(self.directory / "progress.json")
+    def progress(self, rank: int) -> tuple[str, Signs] | None:
+        """Read which start of a node it is, and how far it says that it is."""
+        value: Any = read_json(self.directory / f"progress-{rank}.json")
+        try:
+            return value["start"], Signs(value["iteration"], bool(value["saving"]), float(value["quiet"]))
+        except (KeyError, TypeError, ValueError):
+            return None
 
-    def write_progress(self, iteration: int) -> None:
-        """Record that an iteration was reached; a sign of life, so it must not fail a run."""
-        write_atomic(self.directory / "progress.json", json.dumps({"iteration": iteration, "at": time.time()}).encode())
+    def write_progress(self, rank: int, signs: Signs) -> None:
+        """Say how far this node is."""
+        self._put(f"progress-{rank}.json", {"start": self.start, **asdict(signs)})
+
+    def write_failure(self, rank: int, host: str, cause: str) -> None:
+        """Say why the trainer failed on a node that does not judge."""
+        self._put(f"failure-{rank}.json", {"host": host, "cause": cause, "at": time.time()})
+
+    def _failures(self, since: float) -> str:
+        """Word why other nodes failed, as far as they said so; their clocks may differ by a minute."""
+        said = ""
+        for path in sorted(self.directory.glob("failure-*.json")):
+            value = read_json(path)
+            if isinstance(value, dict) and isinstance(at := value.get("at"), float) and at > since - 60:
+                said += f"; {path.stem.replace('failure-', 'node ')} ({value.get('host')}): {value.get('cause')}"
+        return said[:1000]
+
+    def _put(self, name: str, value: dict[str, Any]) -> None:
+        write_atomic(self.directory / name, json.dumps(value).encode())
+
+
+def _attempt(value: Any) -> Attempt | None:
+    """Take a record of this version or another; None when it holds what no attempt does."""
+    if not isinstance(value, dict) or not isinstance(value.get("began_at"), int):
+        return None
+    known = {each.name for each in fields(Attempt)}
+    try:
+        return Attempt(**{name: item for name, item in value.items() if name in known})
+    except TypeError:
+        return None

@@ -9,6 +9,8 @@ from tokenmill.errors import RequestError
 RANKS = ("TOKENMILL_NODE_RANK", "RANK", "JOB_COMPLETION_INDEX")
 """Where the engines say it: ours, PyTorchJob's operator (for one launcher a pod), Indexed Jobs and JobSet."""
 PORT = 29500
+OURS = "TOKENMILL_NODES"
+"""How many nodes the chart makes; what differs from the file is half of an upgrade."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,11 @@ def node_of(nodes: int, environment: Mapping[str, str] = os.environ) -> Node:
     Raises:
         RequestError: the environment does not say which, or says what cannot be.
     """
+    if (told := _number(environment, OURS, nodes)) != nodes:
+        raise RequestError(
+            f"{OURS} is {told}, where training.nodes is {nodes}: this pod and its settings are of two runs; "
+            "uninstall the release and install it again"
+        )
     name = next((each for each in RANKS if environment.get(each)), None)
     if name is None and nodes > 1:
         raise RequestError(f"training.nodes is {nodes}, and none of {', '.join(RANKS)} says which node this is")
@@ -66,3 +73,8 @@ def launcher(node: Node, program: list[str], gpus_per_node: int, release: str) -
     if node.nodes == 1:
         return [*words, "--standalone"]
     return [*words, f"--node_rank={node.rank}", f"--master_addr={node.address}", f"--master_port={node.port}"]
+
+
+def inherited(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the environment for torchrun: what operators put there for it is left out, as its words say it all."""
+    return {name: value for name, value in environment.items() if not name.startswith("PET_")}

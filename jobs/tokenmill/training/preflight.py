@@ -1,8 +1,13 @@
 """What is checked before a GPU waits: the layout, the data, the machine, the room for checkpoints."""
 
+import errno
+import os
+import re
 import shutil
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
+from socket import gethostname
 
 from tokenmill.errors import RequestError
 from tokenmill.training.data import Corpus
@@ -17,24 +22,51 @@ from tokenmill.training.memory import (
 )
 from tokenmill.training.settings import Settings
 
+PATIENCE = 60.0
+"""Seconds for nvidia-smi, which takes some where the driver is not kept loaded."""
 
-def check(settings: Settings, corpus: Corpus, *, machine: bool) -> list[str]:
-    """Return what to say about a run, warnings included; `machine` looks at this node's GPUs and disk, too.
+
+@dataclass(frozen=True)
+class Found:
+    """What was found that does not forbid every start."""
+
+    said: list[str]
+    sick: list[str]
+    """What is wrong with this machine, and perhaps not with the next one."""
+
+
+def check(settings: Settings, corpus: Corpus, *, machine: bool) -> Found:
+    """Check a run; `machine` looks at this node's image, GPUs and disk, too.
 
     Raises:
         RequestError: something is wrong that a retry cannot help; all of it, not only the first.
     """
     layout = settings.layout(corpus.vocab_size)
     wrong = [*refusals(layout), *late_refusals(layout), *_intervals(settings), *_memory(settings, layout)]
-    said = _describe(settings, layout)
+    said, sick = _describe(settings, layout), []
     if machine:
-        wrong += _gpus(settings, layout)
+        sick = _gpus(settings, layout)
+        wrong += _program(settings)
         found, warnings = _room(settings, layout)
         wrong += found
         said += warnings
     if wrong:
-        raise RequestError("this run cannot start:\n" + "\n".join(f"  - {each}" for each in wrong))
-    return said
+        raise RequestError(cannot_start([*wrong, *sick]))
+    return Found(said, sick)
+
+
+def cannot_start(wrong: list[str]) -> str:
+    """Word a refusal."""
+    return "this run cannot start:\n" + "\n".join(f"  - {each}" for each in wrong)
+
+
+def _program(settings: Settings) -> list[str]:
+    wrong = []
+    if not shutil.which(settings.trainer.launcher[0] if settings.trainer.launcher else ""):
+        wrong.append(f"the image has no program {' '.join(settings.trainer.launcher)} (trainer.launcher)")
+    if not Path(settings.trainer.script).is_file():
+        wrong.append(f"the image has no file {settings.trainer.script} (trainer.script)")
+    return wrong
 
 
 def _describe(settings: Settings, layout: Layout) -> list[str]:
@@ -94,21 +126,37 @@ def _memory(settings: Settings, layout: Layout) -> list[str]:
 def _gpus(settings: Settings, layout: Layout) -> list[str]:
     if settings.trainer.backend != "nccl":
         return []
+    shown = _shown_gpus()
+    if isinstance(shown, str):
+        return [f"{gethostname()}: {shown}"]
+    wanted = settings.training.gpus_per_node
+    if len(shown) < wanted:
+        return [f"{gethostname()} shows {len(shown)} GPUs, training.gpusPerNode is {wanted}"]
+    memory = [float(line) / 1024 for line in shown if re.fullmatch(r"[\d.]+", line)]  # some GPUs do not tell: [N/A]
+    needed = (weight_optimizer_bytes(layout) + activation_bytes(layout)) / GIB if not refusals(layout) else 0
+    if memory and needed > min(memory):
+        return [f"the run needs {needed:.1f} GiB on each GPU, and those of {gethostname()} have {min(memory):.1f} GiB"]
+    return []
+
+
+def _shown_gpus() -> list[str] | str:
+    """Return the memory of each GPU in MiB, as nvidia-smi words it, or why it does not."""
     query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=60, check=True)
+        asked = subprocess.Popen(query, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     except FileNotFoundError:
-        return ["this node has no nvidia-smi: no GPU, or the container was started without the NVIDIA runtime"]
-    except (subprocess.SubprocessError, OSError) as problem:
-        return [f"nvidia-smi fails on this node ({problem}): look at its driver and GPUs"]
-    memory = [float(line) / 1024 for line in done.stdout.split("\n") if line.strip().replace(".", "").isdigit()]
-    wanted = settings.training.gpus_per_node
-    if len(memory) < wanted:
-        return [f"this node shows {len(memory)} GPUs, training.gpusPerNode is {wanted}"]
-    needed = (weight_optimizer_bytes(layout) + activation_bytes(layout)) / GIB if not refusals(layout) else 0
-    if needed > min(memory):
-        return [f"the run needs {needed:.1f} GiB on each GPU, and this node's have {min(memory):.1f} GiB"]
-    return []
+        return "there is no nvidia-smi: no GPU, or the container was started without the NVIDIA runtime"
+    except OSError as problem:
+        return f"nvidia-smi fails ({problem.strerror})"
+    try:
+        shown, _ = asked.communicate(timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        asked.kill()  # and not waited for: a driver that hangs does not let it die
+        return f"nvidia-smi does not answer within {PATIENCE:.0f} s: look at the driver and the GPUs"
+    lines = [line.strip() for line in shown.splitlines() if line.strip()]
+    if asked.returncode:
+        return f"nvidia-smi fails ({' '.join(lines)[-200:]}): look at the driver and the GPUs"
+    return lines
 
 
 def _room(settings: Settings, layout: Layout) -> tuple[list[str], list[str]]:
@@ -117,7 +165,11 @@ def _room(settings: Settings, layout: Layout) -> tuple[list[str], list[str]]:
         path.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(path).free
     except OSError as problem:
+        if problem.errno not in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST):
+            raise
         return [f"checkpoints cannot be written to {path}: {problem.strerror}"], []
+    if not os.access(path, os.W_OK):
+        return [f"checkpoints cannot be written to {path}: read-only, or not for uid {os.getuid()}"], []
     size = checkpoint_bytes(layout)
     if free < size and not any(path.glob("iter_*")):
         return [f"a checkpoint takes {size / 1e9:.1f} GB, and {path} has {free / 1e9:.1f} GB free"], []

@@ -6,39 +6,30 @@ Node 0 alone repairs checkpoints and judges; the others wait for what it says.
 """
 
 import contextlib
-import os
 import shlex
-import sys
 import tempfile
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from socket import gethostname
 
 from tokenmill.errors import RequestError, Stopped, TokenmillError
-from tokenmill.files import content_id
+from tokenmill.files import content_id, explained, settle_seconds
 from tokenmill.training import checkpoints, data
 from tokenmill.training.arguments import megatron_arguments
 from tokenmill.training.attempts import Attempt, Records
 from tokenmill.training.index import build_index, sweep
-from tokenmill.training.node import Node, launcher, node_of
-from tokenmill.training.preflight import check
+from tokenmill.training.lease import Lease, run_name
+from tokenmill.training.node import Node, inherited, launcher, node_of
+from tokenmill.training.preflight import cannot_start, check
 from tokenmill.training.settings import Settings, read
-from tokenmill.training.supervise import End, Patience, Supervisor
-from tokenmill.training.watch import Watch
+from tokenmill.training.supervise import End, Patience, Signals, Supervisor, say
+from tokenmill.training.watch import Signs, Watch
 
 VERDICT_PATIENCE = 150.0
 """Seconds that node 0's word may take to be seen: blobfuse caches a directory for up to 120."""
-PROGRESS_SECONDS = 10.0
-TORCHRUN_SETTINGS = (
-    "PET_NNODES",
-    "PET_NPROC_PER_NODE",
-    "PET_NODE_RANK",
-    "PET_MASTER_ADDR",
-    "PET_MASTER_PORT",
-    "PET_MAX_RESTARTS",
-)
-"""PyTorchJob's operator sets these for torchrun, which is given its own words instead."""
 
 
 class Retry(Stopped):
@@ -55,6 +46,8 @@ class Run:
     cache: Path
     """Where Megatron-LM keeps its sample index."""
     said: list[str]
+    sick: list[str]
+    """What is wrong with this machine."""
 
     @property
     def checkpoints(self) -> Path:
@@ -68,7 +61,7 @@ class Run:
 
     def reached(self) -> int:
         """Return the iteration of the last checkpoint, 0 before there is one or when it cannot be read just now."""
-        with contextlib.suppress(RequestError, OSError):
+        with contextlib.suppress(TokenmillError, OSError):
             return checkpoints.read_tracker(self.checkpoints) or 0
         return 0
 
@@ -82,13 +75,13 @@ def prepare(path: Path, *, scratch: Path, dry_run: bool = False) -> Run:
     settings = read(path)
     node = node_of(settings.training.nodes) if not dry_run else Node(0, settings.training.nodes, "NODE-0", 29500)
     corpus = data.resolve(settings)
-    said = check(settings, corpus, machine=not dry_run)
-    said += data.summary(corpus, settings)
+    found = check(settings, corpus, machine=not dry_run)
+    said = [*found.said, *data.summary(corpus, settings)]
     read_from = data.data_flags(corpus, settings, scratch)
     words = megatron_arguments(settings, read_from)
     training = settings.training
     start = launcher(node, settings.trainer.launcher, training.gpus_per_node, settings.release)
-    return Run(settings, node, [*start, settings.trainer.script, *words], read_from.cache, said)
+    return Run(settings, node, [*start, settings.trainer.script, *words], read_from.cache, said, found.sick)
 
 
 def index(path: Path) -> None:
@@ -98,7 +91,7 @@ def index(path: Path) -> None:
         RequestError: the data or the settings are wrong.
     """
     settings = read(path)
-    _say(build_index(settings, data.resolve(settings), python=settings.trainer.python))
+    say(build_index(settings, data.resolve(settings), python=settings.trainer.python))
 
 
 def train(path: Path) -> None:
@@ -108,104 +101,149 @@ def train(path: Path) -> None:
         RequestError: it cannot start, or cannot go on.
         Retry: it has not reached its target, and another start may.
     """
-    with tempfile.TemporaryDirectory(prefix="tokenmill-train-") as scratch:
+    with Signals() as signals, _retried(signals), tempfile.TemporaryDirectory(prefix="tokenmill-train-") as scratch:
         run = prepare(path, scratch=Path(scratch))
         for line in run.said:
-            _say(line)
-        _lead(run) if run.node.judges else _follow(run)
+            say(line)
+        if run.sick and not run.reached():
+            raise RequestError(cannot_start(run.sick))
+        with explained(run.checkpoints):
+            _lead(run, signals) if run.node.judges else _follow(run, signals)
 
 
-def _lead(run: Run) -> None:
-    """Be node 0: repair, record, supervise, judge, prune."""
-    settings, records = run.settings, Records(run.checkpoints)
-    start = checkpoints.prepare(run.checkpoints, say=_say)
-    for line in start.done:
-        _say(line)
-    for path in sweep(run.cache, shared=run.settings.dataset.cache_path is not None):
-        _say(f"removed {path}: cut short, and Megatron-LM would fail on it at every start")
-    if start.iteration >= run.target:
-        _say(f"done: the checkpoint of iteration {start.iteration:,} is there, the target is {run.target:,}")
-        return
-    attempt = Attempt(content_id(_contract(settings)), start.iteration)
-    retried = records.begin(attempt, settings.supervision.attempts_without_progress)
-    _say(f"starting at iteration {start.iteration:,} of {run.target:,}: {shlex.join(run.command[:8])} ...")
-    watch = _watch(settings)
+@contextlib.contextmanager
+def _retried(signals: Signals) -> Iterator[None]:
+    """Ask for another start after what may pass; engines take an exit code below 128 for the end of the run."""
+    try:
+        yield
+    except TokenmillError as problem:
+        if problem.exit_code in (RequestError.exit_code, Retry.exit_code):
+            raise
+        raise Retry(str(problem)) from problem
+    except OSError as problem:
+        raise Retry(f"{problem}; the next start goes on from the last checkpoint") from problem
+    except Exception as problem:
+        if signals.ending:
+            raise
+        traceback.print_exc()
+        raise Retry(f"a mistake of tokenmill ({problem!r}), after the trainer had run; it is tried again") from problem
 
-    def look_after() -> None:
-        reached = run.reached()
-        if reached > (attempt.saved or start.iteration) or watch.started > attempt.iterated:
-            attempt.saved, attempt.iterated = reached, watch.started
-            records.update(attempt)
-            _prune(run)
 
-    end = _supervised(run, watch, records, look_after)
-    attempt.saved, attempt.iterated = run.reached(), attempt.iterated or watch.started or _moved(run, records, start)
-    code, words = _judge(run, end, watch, attempt, retried or start.iteration > 0)
-    attempt.ended = words
-    records.update(attempt)
-    records.say(attempt, code, attempt.saved)
-    _prune(run)
+def _lead(run: Run, signals: Signals) -> None:
+    """Be node 0: hold the checkpoints, repair, record, supervise, judge, prune."""
+    records = Records(run.checkpoints)
+    lease = Lease(records.directory, run_name())
+    lease.take(say)
+    try:
+        code, words = _attempt(run, records, lease, signals)
+    finally:
+        with contextlib.suppress(OSError):
+            lease.give_back()
     _end(code, words)
 
 
-def _prune(run: Run) -> None:
-    """Delete old checkpoints; what cannot be deleted must not end a run."""
-    try:
+def _attempt(run: Run, records: Records, lease: Lease, signals: Signals) -> tuple[int, str]:
+    settings = run.settings
+    start = checkpoints.prepare(run.checkpoints, say=say)
+    for line in start.done:
+        say(line)
+    for path in sweep(run.cache, shared=settings.dataset.cache_path is not None):
+        say(f"removed {path}: cut short, and Megatron-LM would fail on it at every start")
+    if start.iteration >= run.target:
+        return 0, f"done: the checkpoint of iteration {start.iteration:,} is there, the target is {run.target:,}"
+    attempt = Attempt(content_id(_contract(settings)), start.iteration)
+    retried = records.begin(attempt, settings.supervision.attempts_without_progress)
+    if run.sick:
+        return _over(records, attempt, 143, cannot_start(run.sick))
+    lease.beat()
+    say(f"starting at iteration {start.iteration:,} of {run.target:,}: {shlex.join(run.command[:8])} ...")
+    watch, others = _watch(settings, start.iteration), Others(records, run.node)
+
+    chores = (
+        lambda: lease.beat(stopping=bool(signals.asked)),
+        lambda: others.tell(watch.signs),
+        lambda: _note(run, records, attempt, watch),
+    )
+    end = _supervised(run, watch, others, chores, signals)
+    attempt.saved, attempt.stopped = max(attempt.saved or 0, run.reached()), end.stopped
+    attempt.iterated = attempt.iterated or watch.started or end.iterated
+    return _over(records, attempt, *_judge(run, end, watch, attempt, retried))
+
+
+def _note(run: Run, records: Records, attempt: Attempt, watch: Watch) -> None:
+    """Record how far an attempt came, and delete old checkpoints after a new one."""
+    reached = run.reached()
+    if reached > (attempt.saved or attempt.began_at) or watch.started > attempt.iterated:
+        attempt.saved, attempt.iterated = reached, attempt.iterated or watch.started
+        records.update(attempt)
         for line in checkpoints.prune(run.checkpoints, run.settings.checkpoint.keep):
-            _say(line)
-    except TokenmillError as problem:
-        _say(f"warning: {problem}")
+            say(line)
 
 
-def _moved(run: Run, records: Records, start: "checkpoints.Start") -> bool:
-    """Tell whether the node of the last rank saw an iteration after this start's."""
-    progress = records.progress()
-    return isinstance(progress, dict) and progress.get("iteration", 0) > start.iteration and run.node.nodes > 1
+def _over(records: Records, attempt: Attempt, code: int, words: str) -> tuple[int, str]:
+    """Record how an attempt ended; where that cannot be written it has ended so all the same."""
+    attempt.ended = words
+    try:
+        records.update(attempt)
+        records.say(attempt, code, attempt.saved or 0)
+    except OSError as problem:
+        say(f"warning: how this start ended is not recorded: {problem}")
+    return code, words
 
 
-def _judge(run: Run, end: End, watch: Watch, attempt: Attempt, went_before: bool) -> tuple[int, str]:
-    """Say how an attempt ended: 0, 2 or 143, and why."""
+def _judge(run: Run, end: End, watch: Watch, attempt: Attempt, retried: bool) -> tuple[int, str]:
+    """Say how an attempt ended: 0, 2 or 143, and why; `retried` once these settings came to their training loop."""
     reached = attempt.saved or 0
     where = f"iteration {reached:,} of {run.target:,} is saved"
     if reached >= run.target:
         also = "" if end.code == 0 else f"; the trainer then ended with {_ending(end)}, which changes nothing"
         return 0, f"done: {where}{also}"
+    again = "the next start goes on from there"
     if end.stopped:
-        return 143, f"stopped by a signal: {where}; the next start goes on from there"
-    if end.hung:
-        return 143, f"it hung for {end.hung}: {where}; the next start goes on from there"
-    if end.code == 0:
-        return 143, f"the trainer ended with 0 before its target: {where}; the next start goes on from there"
-    cause = f": {watch.cause or watch.lost_peer}" if watch.cause or watch.lost_peer else ""
-    lost_peer = watch.lost_peer and not watch.cause  # a rank that fails by itself makes the others miss it, too
-    if attempt.iterated or went_before or lost_peer or end.code < 0:
-        return 143, f"the trainer ended with {_ending(end)}{cause}; {where}; the next start goes on from there"
-    return 2, (
-        f"the trainer ended with {_ending(end)} before its first iteration{cause}; no retry can help: "
-        "mend the settings, the image or the data, and start it again"
-    )
+        return 143, f"stopped by a signal: {where}; {again}"
+    if end.ended:
+        return 143, f"{end.ended}: {where}; {again}"
+    fresh = not (attempt.iterated or retried or attempt.began_at)
+    how = f"the trainer ended with {_ending(end)}"
+    if end.code == 0 and not fresh:
+        return 143, f"the trainer ended with 0 before its target: {where}; {again}"
+    cause = f": {watch.cause}" if watch.cause else ""
+    lasting = watch.lasting and not retried and not end.iterated
+    if end.code == 0 or (end.code > 0 and not watch.passing and (fresh or lasting)):
+        return 2, (
+            f"{how} before its first iteration{cause}; no retry can help: mend the settings, the image or the data, "
+            "and start it again"
+        )
+    return 143, f"{how}{cause}; {where}; {again}"
 
 
 def _ending(end: End) -> str:
     return f"signal {-end.code}" if end.code < 0 else f"exit code {end.code}"
 
 
-def _follow(run: Run) -> None:
+def _follow(run: Run, signals: Signals) -> None:
     """Be another node: supervise, then end as node 0 says."""
     records = Records(run.checkpoints)
-    if (reached := run.reached()) >= run.target:
-        _end(0, f"done: the checkpoint of iteration {reached:,} is there, the target is {run.target:,}")
-        return
+    if _done(run):
+        return _end(0, f"done: the checkpoint of iteration {run.reached():,} is there, the target is {run.target:,}")
+    if run.sick:
+        _end(143, cannot_start(run.sick))
     before = records.verdict()
-    end = _supervised(run, _watch(run.settings), records, lambda: None)
-    if end.stopped and run.reached() < run.target:
+    watch, others = _watch(run.settings, 0), Others(records, run.node)
+    end = _supervised(run, watch, others, (lambda: others.tell(watch.signs),), signals)
+    if end.code == 0 and run.reached() >= run.target:
+        return _end(0, f"done: iteration {run.target:,} is saved")
+    if end.stopped:
         _end(143, "stopped by a signal; the next start goes on from the last checkpoint")
     if end.code != 0:
-        _end(143, f"the trainer ended with {_ending(end)} on this node; node 0 says why, or knows no more")
+        cause = end.ended or watch.cause or _ending(end)
+        with contextlib.suppress(OSError):
+            records.write_failure(run.node.rank, gethostname(), cause)
+        _end(143, f"the trainer ended with {_ending(end)} on this node: {cause}; node 0 judges")
     deadline = time.monotonic() + VERDICT_PATIENCE
-    while time.monotonic() < deadline:
+    while time.monotonic() < deadline and not signals.asked:
         verdict = records.verdict()
-        if run.reached() >= run.target or (verdict != before and verdict and verdict["code"] == 0):
+        if run.reached() >= run.target or (verdict and verdict["code"] == 0 and verdict["iteration"] >= run.target):
             return _end(0, f"done: iteration {run.target:,} is saved")
         if verdict and verdict != before:
             _end(143, f"node 0 says that the run goes on from iteration {verdict['iteration']:,}")
@@ -213,29 +251,71 @@ def _follow(run: Run) -> None:
     _end(143, f"the trainer ended with 0, and iteration {run.target:,} is not saved as far as this node can see")
 
 
-def _supervised(run: Run, watch: Watch, records: Records, every_while: Callable[[], None]) -> End:
+def _done(run: Run) -> bool:
+    """Tell whether node 0 will find the run done, by what it goes by itself.
+
+    A node that ends with 0 does not come back, so a tracker that names what is not whole, or that is an old state
+    out of a cache, must not end it.
+    """
+    for seconds in (0.0, settle_seconds(run.checkpoints)):
+        time.sleep(seconds)
+        last = checkpoints.look(run.checkpoints) if run.reached() >= run.target else None
+        if last is None or not last.complete:
+            return False
+    return True
+
+
+class Others:
+    """What the nodes that Megatron-LM's output comes from, the first and the last, tell each other and the rest."""
+
+    def __init__(self, records: Records, node: Node) -> None:
+        """Remember what there is of earlier starts."""
+        self._records, self._rank = records, node.rank
+        self._tells = node.rank in (0, node.nodes - 1) and node.nodes > 1
+        self._ranks = {0, node.nodes - 1} - {node.rank}
+        self._before = {rank: self._start(rank) for rank in self._ranks}
+        self._told: Signs | None = None
+
+    def tell(self, signs: Signs) -> None:
+        """Tell the others, where this node knows something."""
+        if self._tells and signs != self._told:
+            self._records.write_progress(self._rank, signs)
+            self._told = signs
+
+    def signs(self) -> Signs | None:
+        """Return what the others know of this start; None while that is nothing."""
+        told = [self._records.progress(rank) for rank in self._ranks if self._start(rank) != self._before[rank]]
+        known = [each[1] for each in told if each]
+        if not known:
+            return None
+        iterations = [each.iteration for each in known if each.iteration is not None]
+        return Signs(max(iterations, default=None), any(e.saving for e in known), max(e.quiet for e in known))
+
+    def _start(self, rank: int) -> str | None:
+        progress = self._records.progress(rank)
+        return progress[0] if progress else None
+
+
+def _supervised(
+    run: Run, watch: Watch, others: Others, chores: Sequence[Callable[[], object]], signals: Signals
+) -> End:
     settings = run.settings
-    written = 0.0
-
-    def on_iteration(iteration: int) -> None:
-        nonlocal written
-        if time.monotonic() - written > PROGRESS_SECONDS:
-            written = time.monotonic()
-            with contextlib.suppress(OSError):
-                records.write_progress(iteration)
-
     supervision = settings.supervision
     patience = Patience(supervision.start_minutes * 60, supervision.hang_minutes * 60)
-    environment = {name: value for name, value in os.environ.items() if name not in TORCHRUN_SETTINGS}
+    environment = inherited()
     if (settings.parallelism.tensor_model_parallel_size or 1) * settings.parallelism.context_parallel_size > 1:
         environment.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # which Megatron-LM asserts before Blackwell
-    supervisor = Supervisor(watch, patience, on_iteration, records.progress, every_while)
-    return supervisor.run(run.command, environment)
+    return Supervisor(watch, patience, others.signs, chores, signals).run(run.command, environment)
 
 
-def _watch(settings: Settings) -> Watch:
-    tokens = (settings.training.global_batch_size or 0) * settings.model.seq_length
-    return Watch(tokens, settings.gpu.peak_tflops)
+def _watch(settings: Settings, resumes: int) -> Watch:
+    training = settings.training
+    return Watch(
+        tokens_per_iteration=(training.global_batch_size or 0) * settings.model.seq_length,
+        peak_tflops=settings.gpu.peak_tflops,
+        quiet_iterations=(training.log_interval or 1) + training.eval_iterations,
+        resumes=resumes,
+    )
 
 
 def _contract(settings: Settings) -> dict[str, object]:
@@ -246,13 +326,8 @@ def _contract(settings: Settings) -> dict[str, object]:
     return contract
 
 
-def _say(words: str) -> None:
-    sys.stdout.write(f"tokenmill: {words}\n")
-    sys.stdout.flush()
-
-
 def _end(code: int, words: str) -> None:
     """End with a code and its reason; the last line is what Kubernetes shows as the pod's termination message."""
     if code == 0:
-        return _say(words)
+        return say(words)
     raise RequestError(words) if code == RequestError.exit_code else Retry(words)

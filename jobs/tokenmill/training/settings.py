@@ -18,6 +18,41 @@ MAY_BE_ZERO = {"seed", "weight_decay", "warmup_iterations", "eval_iterations", "
 MAY_BE_ZERO |= {"hidden_dropout", "attention_dropout", "clip_grad"}
 """Numbers of which 0 means something; of all others it is a slip."""
 
+OURS = {
+    "--save": "storage.checkpointPath",
+    "--load": "storage.checkpointPath, or checkpoint.loadPath for another run's weights",
+    "--pretrained-checkpoint": "checkpoint.loadPath",
+    "--finetune": "checkpoint.loadPath: every start would begin anew with it",
+    "--ckpt-step": "nothing: every start would go back to it; set the tracker with tokenmill checkpoint",
+    "--override-ckpt-iteration": "nothing: every start would count from it",
+    "--ckpt-format": "nothing: what is whole is known of torch_dist alone",
+    "--ckpt-convert-format": "nothing: what is whole is known of torch_dist alone",
+    "--non-persistent-save-interval": "training.saveInterval: a start resumes from what the tracker names alone",
+    "--save-interval": "training.saveInterval",
+    "--persistent-save-interval": "training.saveInterval",
+    "--save-retain-interval": "checkpoint.keep",
+    "--train-iters": "training.iterations",
+    "--train-samples": "training.iterations",
+    "--skip-train": "nothing: the run would never be done",
+    "--exit-interval": "supervision.exitDurationMinutes",
+    "--exit-duration-in-mins": "supervision.exitDurationMinutes",
+    "--exit-signal": "nothing: SIGTERM is what Kubernetes sends",
+    "--log-interval": "training.logInterval",
+    "--eval-iters": "training.evalIterations",
+    "--distributed-timeout-minutes": "supervision.distributedTimeoutMinutes",
+    "--global-batch-size": "training.globalBatchSize",
+    "--micro-batch-size": "training.microBatchSize",
+    "--rampup-batch-size": "nothing: Megatron-LM ignores it",
+    "--step-batch-size-schedule": "training.globalBatchSize, beside which Megatron-LM refuses it",
+    "--tensor-model-parallel-size": "parallelism.tensorModelParallelSize",
+    "--pipeline-model-parallel-size": "parallelism.pipelineModelParallelSize",
+    "--context-parallel-size": "parallelism.contextParallelSize",
+    "--expert-model-parallel-size": "parallelism.expertModelParallelSize",
+    "--expert-tensor-parallel-size": "parallelism.expertTensorParallelSize",
+    "--yaml-cfg": "the values: it would replace all of them",
+}
+"""Flags that a run is prepared, supervised and judged by, and the value of the chart to set in their place."""
+
 
 class Section(msgspec.Struct, rename="camel", forbid_unknown_fields=True, frozen=True, kw_only=True):
     """A part of the file; keys are in camelCase there."""
@@ -45,8 +80,6 @@ class Training(Section, frozen=True):
     iterations: int = 1000
     global_batch_size: int | None = None
     micro_batch_size: int | None = None
-    batch_size_ramp_up: list[int] | None = None
-    """Start, increment and samples over which it grows, as in --rampup-batch-size."""
     learning_rate: float | None = None
     min_learning_rate: float | None = None
     warmup_iterations: int | None = None
@@ -217,6 +250,9 @@ def derived(given: Settings) -> Settings:
     """
     model, parallel, training = given.model, given.parallelism, given.training
     _positive(given)
+    for flag in (word.partition("=")[0] for word in given.extra_args):
+        if flag in OURS:
+            raise RequestError(f"extraArgs must not hold {flag}, by which the run is judged; set {OURS[flag]}")
     parallel = msgspec.structs.replace(
         parallel,
         tensor_model_parallel_size=parallel.tensor_model_parallel_size or model.tensor_model_parallel_size,
@@ -261,7 +297,7 @@ def _dividing(wanted: int, share: int) -> int:
 def _positive(given: Settings) -> None:
     """Refuse counts that cannot be: what is null is derived, what is 0 or less is a slip."""
     sections: dict[str, Any] = {"training": given.training, "parallelism": given.parallelism, "model": given.model}
-    sections |= {"checkpoint": given.checkpoint}
+    sections |= {"checkpoint": given.checkpoint, "gpu": given.gpu, "supervision": given.supervision}
     for name, section in sections.items():
         for field, value in msgspec.structs.asdict(section).items():
             if isinstance(value, bool) or not isinstance(value, int | float):

@@ -12,9 +12,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from types import TracebackType
+from typing import IO, Self
 
-from tokenmill.training.watch import Watch
+from tokenmill.errors import RequestError, Stopped, Superseded
+from tokenmill.training.watch import Signs, Watch
 
 POLL = 0.2
 LOOK = 5.0
@@ -23,6 +25,36 @@ STACKS = 10.0
 """Seconds that ranks get to dump their stacks."""
 DRAIN = 5.0
 """Seconds for what was written before the launcher's end; a rank that outlives it holds the pipe open."""
+KILL = 30.0
+"""Seconds for killed processes to be gone; one that waits for a dead device or file server may never be."""
+LINE = 1 << 16
+"""Bytes that are kept back at most for the end of their line."""
+
+
+class Signals:
+    """SIGTERM and Ctrl-C: while `ending`, they end this process by an exception; else they are noted.
+
+    PID 1 of a container would not even be ended by them: the kernel passes it what it has a handler for alone.
+    """
+
+    def __init__(self) -> None:
+        """Take over nothing yet."""
+        self.asked: list[int] = []
+        self.ending = True
+
+    def __enter__(self) -> Self:
+        self._before = {each: signal.signal(each, self._take) for each in (signal.SIGTERM, signal.SIGINT)}
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _take(self, number: int, _: object) -> None:
+        self.asked.append(number)
+        if self.ending:
+            self.ending = False
+            raise Stopped(f"stopped by {signal.Signals(number).name} before the trainer was started")
 
 
 @dataclass(frozen=True)
@@ -33,13 +65,18 @@ class End:
     """Its exit code, negative for a signal."""
     stopped: bool
     """SIGTERM or Ctrl-C arrived."""
-    hung: str
-    """How long nothing moved, when that was the reason."""
+    ended: str
+    """Why it was ended from here; empty when it ended by itself."""
+    iterated: bool
+    """An iteration was reported, here or by another node."""
 
 
 @dataclass(frozen=True)
 class Patience:
-    """Seconds without a sign of life after which a run hangs: until its first iteration, and from then on."""
+    """Seconds without a sign of life after which a run hangs.
+
+    `start` counts until the first iteration and during a save, which may take as long as all of a checkpoint.
+    """
 
     start: float
     iteration: float
@@ -55,20 +92,31 @@ class Supervisor:
 
     watch: Watch
     patience: Patience
-    on_iteration: Callable[[int], None]
-    elsewhere: Callable[[], object]
-    """Returns what changes while other nodes move."""
-    every_while: Callable[[], None]
-    """Called every few seconds, and once the command has ended."""
-    _asked: list[int] = field(default_factory=list)
+    others: Callable[[], Signs | None]
+    """Returns what other nodes see; any change is a sign of life."""
+    chores: Sequence[Callable[[], object]]
+    """Done every few seconds, on a thread that a file server may hold up, and once the command has ended.
+
+    Superseded ends the command; another error is said, and no more.
+    """
+    signals: Signals
+    _blind: bool = False
+    """Records cannot be written or read, perhaps not by others either."""
+    _elsewhere: Signs | None = None
     _stopping: bool = False
-    _hung: str = ""
+    _ended: str = ""
     _moved: float = 0.0
+    _kill_at: float = float("inf")
+    _warned: set[str] = field(default_factory=set)
+    _done: threading.Event = field(default_factory=threading.Event)
 
     def run(self, command: Sequence[str], environment: Mapping[str, str]) -> End:
-        """Run it; nothing that it started is left behind."""
-        signals = (signal.SIGTERM, signal.SIGINT)
-        before = {number: signal.signal(number, lambda number, _: self._asked.append(number)) for number in signals}
+        """Run it; nothing that it started is left behind.
+
+        Raises:
+            RequestError: it cannot be started.
+        """
+        self.signals.ending = False
         _adopt_orphans()
         try:
             process = subprocess.Popen(
@@ -79,83 +127,137 @@ class Supervisor:
                 start_new_session=True,
                 preexec_fn=_die_with_parent,  # noqa: PLW1509 - no thread has been started yet
             )
+        except (FileNotFoundError, PermissionError, NotADirectoryError) as problem:
+            raise RequestError(
+                f"the launcher {command[0]} cannot be started: {problem.strerror}; look at trainer.launcher"
+            ) from None
+        looking = threading.Thread(target=self._look_on, args=(process.pid,), daemon=True)
+        try:
+            looking.start()
             self._follow(process)
-            self.every_while()
-            return End(process.wait(), self._stopping, self._hung)
         finally:
+            self._done.set()
             _kill_all()
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        looking.join(KILL)
+        self._look()
+        code = process.poll()
+        iterated = any(each.iteration is not None for each in self._signs())
+        return End(-signal.SIGKILL if code is None else code, self._stopping, self._ended, iterated)
+
+    def _look_on(self, launcher: int) -> None:
+        while not self._done.wait(LOOK):
+            self._look()
+            _reap(launcher)
+
+    def _look(self) -> None:
+        blind = False
+        for chore in (*self.chores, self._ask):
+            try:
+                chore()
+            except Superseded as problem:
+                self._ended = self._ended or str(problem)
+            except Exception as problem:  # no record is worth a run
+                blind = True
+                words = f"{type(problem).__name__}: {problem}"
+                if words not in self._warned:
+                    self._warned.add(words)
+                    say(f"warning: {words}; the run goes on")
+        self._blind = blind
+
+    def _ask(self) -> None:
+        self._elsewhere = self.others()
 
     def _follow(self, process: "subprocess.Popen[bytes]") -> None:
-        lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        threading.Thread(target=_pump, args=(process.stdout, lines), daemon=True).start()
-        self._moved = looked = time.monotonic()
-        seen, ended = self.elsewhere(), 0.0
+        batches: queue.Queue[list[bytes] | None] = queue.Queue(maxsize=64)
+        threading.Thread(target=_pump, args=(process.stdout, batches), daemon=True).start()
+        self._moved = time.monotonic()
+        seen, over, exited = self._elsewhere, False, 0.0
         while True:
             with contextlib.suppress(queue.Empty):
-                line = lines.get(timeout=POLL)
-                if line is None:
-                    return
-                self._read(line)
+                batch = batches.get(timeout=POLL)
+                over = over or batch is None
+                self._read(batch or [])
             now = time.monotonic()
             if process.poll() is not None:
-                ended = ended or now
-                if now - ended > DRAIN:
+                exited = exited or now
+                if over or now - exited > DRAIN:
                     return
-            if now - looked > LOOK:
-                looked = now
-                self.every_while()
-                if (found := self.elsewhere()) != seen:
-                    self._moved, seen = now, found
+            if self._elsewhere != seen or (self._blind and self.watch.iteration is None):
+                self._moved, seen = now, self._elsewhere
             self._stop(process)
-            self._end_a_hang(process, now)
+            self._end_what_must_not_go_on(process, now)
 
-    def _read(self, line: bytes) -> None:
-        text = line.decode(errors="replace")
-        sys.stdout.write(text)
-        alive, said = self.watch.read(text.rstrip("\n"))
-        for words in said:
-            sys.stdout.write(f"tokenmill: {words}\n")
-        sys.stdout.flush()
-        if alive:
-            self._moved = time.monotonic()
-            if self.watch.iteration is not None:
-                self.on_iteration(self.watch.iteration)
+    def _read(self, batch: list[bytes]) -> None:
+        for line in batch:
+            text = line.decode(errors="replace")
+            alive, said = self.watch.read(text)
+            _pass_on("".join([text, *(f"tokenmill: {words}\n" for words in said)]))
+            if alive:
+                self._moved = time.monotonic()
+        _flush()
 
     def _stop(self, process: "subprocess.Popen[bytes]") -> None:
-        """Pass on what was asked for: first that the ranks save and end, the second time that they end."""
-        if self._asked and not self._stopping:
+        """Pass on what was asked for: that the ranks save and end, or, at a second Ctrl-C, that they end."""
+        asked = self.signals.asked
+        if asked and not self._stopping:
             self._stopping = True
-            _say(f"{signal.Signals(self._asked[0]).name}: the ranks save and end")
+            say(f"{signal.Signals(asked[0]).name}: the ranks save and end")
             if not _signal_ranks(process.pid, signal.SIGTERM):
                 process.terminate()
-        if len(self._asked) > 1:
-            _say("asked twice: they end now")
+        if asked.count(signal.SIGINT) > 1:  # SIGTERM twice is no hurry: engines repeat it, and a save may be under way
+            say("asked twice: they end now")
             _kill_all()
-            del self._asked[1:]
+            asked.remove(signal.SIGINT)
 
-    def _end_a_hang(self, process: "subprocess.Popen[bytes]", now: float) -> None:
-        allowed = self.patience.iteration if self.watch.started else self.patience.start
-        if self._hung or self._stopping or now - self._moved <= allowed:
+    def _end_what_must_not_go_on(self, process: "subprocess.Popen[bytes]", now: float) -> None:
+        self._ended = self._ended or self.watch.astray
+        if now > self._kill_at or (self._ended and self._kill_at == float("inf")):
+            self._kill_at = now + KILL
+            _kill_all()
+        allowed = self._allowed()
+        if self._ended or now - self._moved <= allowed:
             return
-        self._hung = f"{allowed / 60:g} minutes"
-        _say(f"no iteration for {self._hung}: the stacks of all ranks, then the end")
+        self._ended = f"it hung: no sign of life for {allowed / 60:.3g} minutes"
+        self._kill_at = now + STACKS
+        say(f"no iteration for {allowed / 60:.3g} minutes: the stacks of all ranks, then the end")
         _signal_ranks(process.pid, signal.SIGABRT)
-        killer = threading.Timer(STACKS, _kill_all)
-        killer.daemon = True
-        killer.start()
+
+    def _allowed(self) -> float:
+        signs = self._signs()
+        if any(each.saving for each in signs) or all(each.iteration is None for each in signs):
+            return max(self.patience.start, self.patience.iteration)
+        return self.patience.iteration + max(each.quiet for each in signs)
+
+    def _signs(self) -> list[Signs]:
+        return [self.watch.signs, *([self._elsewhere] if self._elsewhere else [])]
 
 
-def _pump(pipe: IO[bytes] | None, lines: "queue.SimpleQueue[bytes | None]") -> None:
-    for line in pipe or ():
-        lines.put(line)
-    lines.put(None)
+def _pump(pipe: IO[bytes] | None, batches: "queue.Queue[list[bytes] | None]") -> None:
+    """Cut output into lines, at carriage returns too, which progress bars end with; a last one is ended."""
+    rest = b""
+    while pipe and (data := pipe.read1(LINE)):  # type: ignore[attr-defined]
+        lines = (rest + data).splitlines(keepends=True)
+        rest = b"" if lines[-1].endswith((b"\n", b"\r")) or len(lines[-1]) > LINE else lines.pop()
+        if lines:
+            batches.put(lines)
+    batches.put([rest + b"\n"] if rest else [])
+    batches.put(None)
 
 
-def _say(words: str) -> None:
-    sys.stdout.write(f"tokenmill: {words}\n")
-    sys.stdout.flush()
+def say(words: str) -> None:
+    """Say something in the log."""
+    _pass_on(f"tokenmill: {words}\n")
+    _flush()
+
+
+def _pass_on(text: str) -> None:
+    with contextlib.suppress(OSError):  # whoever read it has gone, which is no reason to end
+        sys.stdout.write(text)
+
+
+def _flush() -> None:
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
 
 
 def _signal_ranks(launcher: int, number: signal.Signals) -> int:
@@ -181,9 +283,19 @@ def _adopt_orphans() -> None:
     _prctl(36, 1)
 
 
+def _reap(launcher: int) -> None:
+    """Take away adopted processes that have ended, of which a long run may leave as many as there are process ids."""
+    with contextlib.suppress(ChildProcessError):
+        while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            if ended.si_pid == launcher:
+                return
+            os.waitpid(ended.si_pid, 0)
+
+
 def _kill_all() -> None:
     """Kill all that descends from this process: torch gives ranks sessions of their own, so a group is not enough."""
-    while True:
+    deadline = time.monotonic() + KILL
+    while time.monotonic() < deadline:
         parents = _processes()
         found = {os.getpid()}
         while more := {pid for pid, parent in parents.items() if parent in found} - found:
@@ -194,6 +306,7 @@ def _kill_all() -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.01)
+    say(f"warning: killed processes are not gone after {KILL:.0f} s: they wait for a device or a file server")
 
 
 def _processes() -> dict[int, int]:

@@ -1,0 +1,95 @@
+"""What `tokenmill train` refuses before a GPU waits: in ten seconds, with exit code 2, the numbers and the remedy."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recovery.support import environment
+
+LARGE = {"numLayers": 96, "hiddenSize": 12288, "numAttentionHeads": 96, "seqLength": 2048}
+SMALL = {"numLayers": 2, "hiddenSize": 64, "numAttentionHeads": 4, "seqLength": 32}
+
+
+@pytest.fixture
+def refused(tmp_path: Path, tokenised: Path) -> Callable[..., str]:
+    """Run node 0 of a run with changed settings, which must be refused, and return what it said last."""
+
+    def run(*words: str, **changed: Any) -> str:
+        settings: dict[str, Any] = {
+            "release": "run",
+            "model": SMALL,
+            "training": {"gpusPerNode": 2, "iterations": 40, "globalBatchSize": 4},
+            "checkpoint": {"path": str(tmp_path / "checkpoints")},
+            "dataset": {"path": str(tokenised), "split": "90,5,5"},
+            "trainer": {"backend": "gloo", "launcher": ["false"], "script": "nowhere"},
+        }
+        for section, value in changed.items():
+            settings[section] = {**settings.get(section, {}), **value}
+        path = tmp_path / "settings.json"
+        path.write_text(json.dumps(settings))
+        command = [sys.executable, "-m", "tokenmill", "train", str(path), *words]
+        variables = environment() | {"RANK": "0", "MASTER_ADDR": "localhost"}
+        begun = time.monotonic()
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60, check=False)
+        assert time.monotonic() - begun < 10
+        assert done.returncode == 2, done.stdout + done.stderr
+        return done.stderr
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (
+            {"training": {"gpusPerNode": 6}, "parallelism": {"tensorModelParallelSize": 4}},
+            "6 GPUs are not divisible by tensor 4 x pipeline 1 x context 1 = 4",
+        ),
+        ({"training": {"globalBatchSize": 5}}, "global batch 5 is not divisible by micro-batch 1 x data parallel 2"),
+        (
+            {"model": {**SMALL, "maxPositionEmbeddings": 16}},
+            "sequence length 32 is longer than 16 position embeddings",
+        ),
+        ({"checkpoint": {"saveInterval": 41}}, "saveInterval 41 is above iterations 40"),
+        ({"checkpoint": {"keep": 1}}, "checkpoint.keep is 1"),
+        ({"model": LARGE, "gpu": {"memoryGib": 80}}, "do not fit into 75.2 GiB (80 GiB less 6% for CUDA"),
+        ({"training": {"iterations": 0}}, "training.iterations is 0"),
+        ({"training": {"iteratoins": 10}}, "iteratoins"),
+        ({"dataset": {"path": "/nowhere"}}, "/nowhere"),
+        ({"dataset": {"split": "100,0,0"}}, "training.evalIterations is 10 and there is nothing to validate on"),
+        ({"checkpoint": {"path": "/proc/nowhere"}}, "checkpoints cannot be written to /proc/nowhere"),
+        ({"training": {"nodes": 2}, "trainer": {"backend": "nccl"}}, "nvidia-smi"),
+    ],
+)
+def test_refused(refused: Callable[..., str], changed: dict[str, Any], said: str) -> None:
+    assert said in refused(**changed)
+
+
+def test_all_that_is_wrong_is_said_at_once(refused: Callable[..., str]) -> None:
+    said = refused(training={"globalBatchSize": 5}, checkpoint={"saveInterval": 41})
+    assert "global batch 5" in said and "saveInterval 41" in said
+
+
+def test_a_dry_run_prints_the_command_and_starts_nothing(tmp_path: Path, tokenised: Path) -> None:
+    path = tmp_path / "settings.json"
+    settings = {
+        "release": "run",
+        "model": SMALL,
+        "training": {"nodes": 2, "gpusPerNode": 2, "iterations": 40, "globalBatchSize": 4},
+        "parallelism": {"tensorModelParallelSize": 4},
+        "checkpoint": {"path": str(tmp_path / "checkpoints")},
+        "dataset": {"path": str(tokenised), "split": "90,5,5"},
+    }
+    path.write_text(json.dumps(settings))
+    command = [sys.executable, "-m", "tokenmill", "train", str(path), "--dry-run"]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("torchrun --nnodes=2 --nproc_per_node=2 ")
+    assert "--tensor-model-parallel-size 4" in done.stdout and "--tokenizer-type HuggingFaceTokenizer" in done.stdout
+    assert "warning: tensor parallel 4 is more than the 2 GPUs of a node" in done.stderr
+    assert not (tmp_path / "checkpoints").exists()
