@@ -6,7 +6,6 @@ Every iteration adds its number to a sum that checkpoints carry, so an iteration
 import json
 import os
 import random
-import shutil
 import signal
 import socket
 import subprocess
