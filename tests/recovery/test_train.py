@@ -32,6 +32,7 @@ class Job:
     settings: dict[str, Any]
     step: float = 0.01
     save: float = 0.0
+    variables: dict[str, str] = field(default_factory=dict)
     nodes: list["subprocess.Popen[str] | None"] = field(default_factory=list)
     said: str = ""
     starts: int = 0
@@ -60,6 +61,7 @@ class Job:
             "RANK": str(rank),
             "MASTER_ADDR": "localhost",
             "MASTER_PORT": str(self.port),
+            **self.variables,
         }
         self.starts += 1
         log = (self.directory / f"log-{rank}").open("a")
@@ -74,6 +76,10 @@ class Job:
     def log(self, rank: int = 0) -> str:
         """Return what a node said over all its starts."""
         return (self.directory / f"log-{rank}").read_text()
+
+    def logs(self) -> str:
+        """Return what all nodes said."""
+        return "".join(path.read_text() for path in sorted(self.directory.glob("log-*")))
 
     def once(self, seconds: float = 60) -> tuple[int, str]:
         """Run node 0 alone to its end; return its exit code and what it said."""
@@ -318,7 +324,7 @@ def test_a_start_from_nothing_where_checkpoints_lie_is_refused(job: Callable[...
 
 def test_two_nodes_meet_and_end_together(job: Callable[..., Job]) -> None:
     run = job(training__nodes=2, training__gpusPerNode=1)
-    assert run.finish() == 0
+    assert run.finish() == 0, run.logs()
     run.assert_exact()
     assert "iteration       40/      40" in run.log(1) and "iteration       40/" not in run.log(0)
 
@@ -336,7 +342,7 @@ def test_one_of_two_nodes_is_lost(job: Callable[..., Job], rank: int, number: si
             sent = True
             node.send_signal(number)
 
-    assert run.finish(disturb) == 0
+    assert run.finish(disturb) == 0, run.logs()
     assert sent
     run.assert_exact()
 
@@ -368,14 +374,313 @@ def test_random_kills(job: Callable[..., Job]) -> None:
                 kills += 1
             at = time.monotonic() + dice.uniform(0.1, 1.5)
 
-    assert run.finish(disturb, seconds=240) == 0, run.log()
+    assert run.finish(disturb, seconds=240) == 0, run.logs()
     assert kills == 20
     run.assert_exact()
 
 
-def wait_for(run: Job, words: str, seconds: float = 30) -> None:
+# -- how it ends
+
+
+def last_line(said: str) -> str:
+    return said.rstrip().splitlines()[-1]
+
+
+def test_memory_that_does_not_suffice_is_permanent(job: Callable[..., Job]) -> None:
+    run = job()
+    run.fault("memory.always")
+    code, said = run.once()
+    assert code == 2 and "CUDA out of memory" in last_line(said)
+
+
+def test_memory_that_sufficed_once_is_worth_another_start(job: Callable[..., Job]) -> None:
+    run = job(step=0.02)
+    node = run.start()
+    wait_for(run, "iteration        3/")
+    run.fault("memory")
+    assert node.wait(30) == 143
+    assert run.once()[0] == 0
+    run.assert_exact()
+
+
+def test_a_bad_argument_of_a_run_that_went_well_before_is_permanent(job: Callable[..., Job]) -> None:
+    run = job(step=0.02)
+    node = run.start()
+    wait_for(run, "successfully saved checkpoint from iteration       5")
+    node.terminate()
+    assert node.wait(30) == 143
+    run.settings["extraArgs"] = ["--no-such-flag"]
+    code, said = run.once()
+    assert code == 2 and "unrecognized arguments" in last_line(said)
+    del run.settings["extraArgs"]
+    assert run.once()[0] == 0
+    run.assert_exact()
+
+
+def test_an_end_with_0_before_anything_is_permanent(job: Callable[..., Job]) -> None:
+    run = job(trainer__script=str(TRAINER / "launcher.py"))
+    script = run.directory / "script.py"
+    script.write_text("print('ERROR: nothing to do. Exiting')")
+    run.settings["trainer"]["script"] = str(script)
+    code, said = run.once()
+    assert code == 2 and "ERROR: nothing to do. Exiting" in last_line(said)
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"trainer__launcher": ["no-such-launcher"]}, "no program no-such-launcher (trainer.launcher)"),
+        ({"trainer__script": "/nowhere/pretrain.py"}, "no file /nowhere/pretrain.py (trainer.script)"),
+        ({"extraArgs": ["--save=/elsewhere"]}, "extraArgs must not hold --save, by which the run is judged"),
+        ({"supervision__attemptsWithoutProgress": 0}, "supervision.attemptsWithoutProgress is 0"),
+        ({"supervision__hangMinutes": -1}, "supervision.hangMinutes is -1"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(job: Callable[..., Job], changed: dict[str, Any], reason: str) -> None:
+    code, said = job(**changed).once()
+    assert code == 2 and reason in said
+
+
+def test_ends_with_0_that_progress_are_no_failures(job: Callable[..., Job]) -> None:
+    run = job(step=0.02, supervision__attemptsWithoutProgress=1)
+    for iteration in (5, 12, 19):
+        node = run.start()
+        wait_for(run, f"iteration {iteration:8d}/")
+        run.fault("leave")
+        assert node.wait(30) == 143
+        assert "ended with 0 before its target" in last_line(run.log())
+    assert run.once()[0] == 0
+    run.assert_exact()
+
+
+def test_output_of_any_kind_is_passed_on_and_the_last_line_is_ours(job: Callable[..., Job]) -> None:
+    run = job(step=0.02)
+    node = run.start()
+    wait_for(run, "iteration        3/")
+    run.fault("noise")
+    wait_for(run, "an open line")
+    run.fault("raise")
+    assert node.wait(30) == 143
+    text = run.log()
+    assert "x" * 5_000_000 in text and " 99.9%" in text
+    assert last_line(text).startswith("error: the trainer ended") and "illegal memory access" in last_line(text)
+    assert run.once()[0] == 0
+    run.assert_exact()
+
+
+# -- signals
+
+
+def test_sigterm_before_the_start_ends_it(job: Callable[..., Job], tmp_path: Path) -> None:
+    run = job(trainer__backend="nccl")
+    run.variables["PATH"] = f"{program(tmp_path, 'nvidia-smi', 'sleep 60')}:{os.environ['PATH']}"
+    node = run.start()
+    deadline = time.monotonic() + 10
+    while not any(b"nvidia-smi" in readable(p) and b"sleep" not in readable(p) for p in children(node.pid)):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    node.terminate()
+    assert node.wait(5) == 143
+    assert "stopped by SIGTERM before the trainer was started" in last_line(run.log())
+
+
+def test_sigterm_again_does_not_cut_a_save(job: Callable[..., Job]) -> None:
+    run = job(save=1.0, step=0.05)
+    node = run.start()
+    while not any(run.checkpoints.glob("iter_*/__0_0.distcp")):
+        assert node.poll() is None, run.log()
+        time.sleep(0.005)
+    for _ in range(3):
+        node.terminate()
+        time.sleep(0.2)
+    assert node.wait(30) == 143
+    assert run.result()[0] >= 5
+
+
+def test_ranks_that_hang_when_they_are_to_save_are_ended(job: Callable[..., Job]) -> None:
+    run = job(supervision__hangMinutes=0.03)
+    node = run.start()
+    wait_for(run, "successfully saved checkpoint from iteration       5")
+    run.fault("hang.rank1")
+    wait_for_silence(run)
+    node.terminate()
+    assert node.wait(60) == 143
+    assert "Fatal Python error: Aborted" in run.log() and "stopped by a signal" in last_line(run.log())
+
+
+def test_evictions_use_up_no_attempts(job: Callable[..., Job]) -> None:
+    run = job(supervision__attemptsWithoutProgress=1)
+    run.fault("slow.always")
+    for number in range(1, 4):
+        node = run.start()
+        wait_for(run, "starting at iteration 0", times=number)
+        node.terminate()
+        assert node.wait(30) == 143
+    (run.faults / "slow.always").unlink()
+    assert run.once()[0] == 0, run.log()
+
+
+# -- hangs
+
+
+def test_a_save_may_take_longer_than_a_hang(job: Callable[..., Job]) -> None:
+    run = job(save=4.0, supervision__hangMinutes=0.03, checkpoint__saveInterval=20)
+    code, said = run.once()
+    assert code == 0, said
+
+
+def test_a_log_that_is_rare_is_no_hang(job: Callable[..., Job]) -> None:
+    run = job(step=0.1, training__logInterval=30, supervision__hangMinutes=0.03, checkpoint__saveInterval=40)
+    run.fault("first-line.always")
+    code, said = run.once()
+    assert code == 0, said
+
+
+def test_a_start_from_nothing_in_spite_of_a_checkpoint_is_ended(job: Callable[..., Job]) -> None:
+    run = job(step=0.05)
+    node = run.start()
+    wait_for(run, "successfully saved checkpoint from iteration       5")
+    node.kill()
+    node.wait()
+    run.fault("blind.rank0", "blind.rank1")
+    code, said = run.once()
+    assert code == 143 and "does not see the checkpoint of iteration 5 and begins anew" in last_line(said)
+    assert run.result() == (5, 15)
+    assert run.once()[0] == 0
+    run.assert_exact()
+
+
+# -- records
+
+
+def test_records_that_cannot_be_written_do_not_end_a_run(job: Callable[..., Job]) -> None:
+    run = job(step=0.2)
+    node = run.start()
+    wait_for(run, "iteration        1/")
+    records = run.checkpoints / ".tokenmill" / "train"
+    records.rename(run.checkpoints / "gone")
+    records.write_text("in the way")
+    assert node.wait(60) == 0, run.log()
+    assert "; the run goes on" in run.log()
+    run.assert_exact()
+
+
+@pytest.mark.parametrize("damage", ["torn", "another version", "nonsense"])
+def test_records_that_cannot_be_read(job: Callable[..., Job], damage: str) -> None:
+    run = job(supervision__attemptsWithoutProgress=2)
+    run.fault("raise.always")
+    assert run.once()[0] == 143
+    path = run.checkpoints / ".tokenmill" / "train" / "attempts.json"
+    if damage == "torn":
+        path.write_bytes(path.read_bytes()[:50])
+    elif damage == "another version":
+        path.write_text(json.dumps([each | {"colour": "red"} for each in json.loads(path.read_text())]))
+    else:
+        path.write_text(json.dumps([7, {"began_at": "x"}, *json.loads(path.read_text())]))
+    counted = damage != "torn"
+    assert [run.once()[0] for _ in range(2)] == ([143, 2] if counted else [143, 143])
+
+
+def test_a_sick_machine_is_permanent_at_first_and_later_worth_another(job: Callable[..., Job], tmp_path: Path) -> None:
+    run = job(trainer__backend="nccl", supervision__attemptsWithoutProgress=2, step=0.02)
+    smi = program(tmp_path, "nvidia-smi", "echo 81559; echo '[N/A]'") / "nvidia-smi"
+    run.variables["PATH"] = f"{smi.parent}:{os.environ['PATH']}"
+    node = run.start()
+    wait_for(run, "successfully saved checkpoint from iteration       5")
+    node.kill()
+    node.wait()
+    program(tmp_path, "nvidia-smi", "echo 81559")
+    codes = [run.once() for _ in range(3)]
+    assert [code for code, _ in codes] == [143, 143, 2]
+    assert all("shows 1 GPUs, training.gpusPerNode is 2" in last_line(said) for _, said in codes)
+
+
+# -- two nodes
+
+
+def test_an_old_verdict_ends_no_node(job: Callable[..., Job]) -> None:
+    """A node that ended with 0 would not come back, and the others would wait for it."""
+    run = job(training__nodes=2, training__gpusPerNode=1, step=0.05, checkpoint__saveInterval=10)
+    old = {"attempt": "old", "code": 0, "iteration": 20}
+    sent = False
+
+    def disturb(job: Job) -> None:
+        nonlocal sent
+        if not sent and any(job.checkpoints.glob("iter_0000010/metadata.json")):
+            sent = True
+            (job.checkpoints / ".tokenmill" / "train" / "verdict.json").write_text(json.dumps(old))
+            assert job.nodes[0]
+            job.nodes[0].terminate()
+
+    assert run.finish(disturb) == 0, run.logs()
+    assert sent and "done: iteration 40" not in run.log(1).partition("node 0 says that the run goes on")[0]
+    run.assert_exact()
+
+
+def test_a_damaged_last_checkpoint_is_made_again_by_all_nodes(job: Callable[..., Job]) -> None:
+    run = job(training__nodes=2, training__gpusPerNode=1)
+    assert run.finish() == 0, run.logs()
+    (run.checkpoints / f"iter_{ITERATIONS:07d}" / "__1_0.distcp").unlink()
+    assert run.finish(seconds=30) == 0, run.logs()
+    run.assert_exact()
+
+
+def test_the_reason_of_another_node_is_in_the_last_word(job: Callable[..., Job]) -> None:
+    run = job(training__nodes=2, training__gpusPerNode=1, supervision__attemptsWithoutProgress=2)
+    run.fault("raise.rank1.always")
+    assert run.finish() == 2
+    assert "; node 1 (" in last_line(run.log()) and "illegal memory access" in last_line(run.log())
+
+
+def test_a_run_that_is_taken_over_ends(job: Callable[..., Job]) -> None:
+    run = job(step=1.0, checkpoint__saveInterval=40)
+    node = run.start()
+    wait_for(run, "iteration        1/")
+    owner = run.checkpoints / ".tokenmill" / "train" / "owner.json"
+    owner.write_text(json.dumps(json.loads(owner.read_text()) | {"id": "another"}))
+    assert node.wait(20) == 143
+    assert "another start has taken over the checkpoints" in last_line(run.log())
+    assert json.loads(owner.read_text())["id"] == "another"
+
+
+def test_a_new_run_waits_for_the_old_one_to_save(job: Callable[..., Job]) -> None:
+    old, new = job(step=0.1, save=3.0, checkpoint__saveInterval=40), job()
+    old.variables["TOKENMILL_RUN"], new.variables["TOKENMILL_RUN"] = "old", "new"
+    first = old.start()
+    wait_for(old, "iteration        3/")
+    first.terminate()
+    code, said = new.once()
+    assert first.wait() == 143 and code == 0
+    assert "run old on" in said and "waiting until it has ended" in said and "starting at iteration 0" not in said
+    new.assert_exact()
+
+
+def program(tmp_path: Path, name: str, script: str) -> Path:
+    """Put a program into a directory of its own; return the directory."""
+    path = tmp_path / "bin" / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path.parent
+
+
+def children(pid: int) -> list[Path]:
+    """Return the command lines of a process's children."""
+    found = readable(Path(f"/proc/{pid}/task/{pid}/children")).split()
+    return [Path(f"/proc/{int(each)}/cmdline") for each in found]
+
+
+def wait_for_silence(run: Job) -> None:
+    """Wait until node 0 says nothing more."""
+    before = ""
+    while (now := run.log()) != before:
+        before = now
+        time.sleep(0.5)
+
+
+def wait_for(run: Job, words: str, seconds: float = 30, times: int = 1) -> None:
     """Wait until node 0 has said something."""
     deadline = time.monotonic() + seconds
-    while words not in run.log():
+    while run.log().count(words) < times:
         assert time.monotonic() < deadline, run.log()
         time.sleep(0.01)

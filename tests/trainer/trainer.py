@@ -115,7 +115,7 @@ def fault(name: str) -> bool:
         except OSError:
             continue
         return True
-    return (FAULTS / f"{name}.always").exists()
+    return any((FAULTS / f"{each}.always").exists() for each in (name, f"{name}.rank{RANK}"))
 
 
 def pickled(value: Any) -> bytes:
@@ -148,12 +148,13 @@ def save(peers: Any, directory: Path, iteration: int, total: int) -> None:
     """Write a checkpoint in Megatron-LM's order: shards, .metadata, metadata.json, tracker."""
     where = directory / f"iter_{iteration:07d}"
     where.mkdir(parents=True, exist_ok=True)
+    if RANK == 0:
+        say(f"  saving checkpoint at iteration {iteration:7d} to {directory} in torch_dist format")
     shard = json.dumps({"iteration": iteration, "sum": total, "rank": RANK}).encode().ljust(4096)
     (where / f"__{RANK}_0.distcp").write_bytes(shard)
     time.sleep(SAVE)
     peers.most(0)
     if RANK == 0:
-        say(f"  saving checkpoint at iteration {iteration:7d} to {directory} in torch_dist format")
         if fault("die-in-save"):
             os.kill(os.getpid(), signal.SIGKILL)
         (where / ".metadata").write_bytes(metadata({f"__{rank}_0.distcp": len(shard) for rank in range(WORLD)}))
@@ -170,6 +171,8 @@ def save(peers: Any, directory: Path, iteration: int, total: int) -> None:
 def load(directory: Path) -> tuple[int, int]:
     """Return the iteration and the sum of the last checkpoint."""
     try:
+        if fault("blind"):
+            raise FileNotFoundError
         iteration = int((directory / "latest_checkpointed_iteration.txt").read_text())
     except OSError:
         say("WARNING: could not find the metadata file; will not load any checkpoints and will start from random")
@@ -184,10 +187,24 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
+def noise() -> None:
+    """Write what no log reader likes, and leave the last line open."""
+    write = sys.stdout.buffer.write
+    write(b"x" * 5_000_000 + b"\n" + bytes(range(256)) * 100 + b"\n")
+    for percent in range(1000):
+        write(f"\r\x1b[32m{percent / 10:5.1f}%".encode())
+    write(b"\n lm loss: nothing | iteration        99999999999999999999999/ 1 | number of nan iterations: many |\n")
+    write(b"UserWarning: an Error that is none\nException ignored in: <object>\nTraceback (most recent call last):\n")
+    write(b'  File "x.py", line 1, in __del__\nTypeError: NoneType object is not callable\nan open line')
+    sys.stdout.flush()
+
+
 def main() -> int:
     """Train: each iteration adds its number to a sum, so that one lost or done twice shows."""
     if fault("import"):
         raise ImportError("cannot import name 'pretrain' from 'megatron'")
+    if fault("slow"):
+        time.sleep(60)
     args = parser().parse_args()
     asked: list[int] = []
     gloo = os.environ.get("TRAINER_GLOO") == "1"
@@ -197,6 +214,7 @@ def main() -> int:
         raise AssertionError("the model is not as it should be")
     directory = Path(args.save)
     iteration, total = load(directory)
+    first = iteration + 1
     peers.most(0)
     if RANK == 0:
         say(f"[before the start of training step] datetime: {time.strftime('%F %T')} ")
@@ -205,13 +223,17 @@ def main() -> int:
             return 0
         if fault("raise"):
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        if fault("memory"):
+            raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        if fault("noise"):
+            noise()
         while fault("hang"):
             time.sleep(3600)
         begun = time.monotonic()
         time.sleep(STEP)
         iteration += 1
         total += peers.most(iteration)
-        if RANK == WORLD - 1 and iteration % args.log_interval == 0:
+        if RANK == WORLD - 1 and (iteration % args.log_interval == 0 or iteration == first):
             milliseconds = 1000 * (time.monotonic() - begun)
             say(
                 f" [{time.strftime('%F %T')}] iteration {iteration:8d}/{args.train_iters:8d} | consumed samples: "
@@ -219,7 +241,7 @@ def main() -> int:
                 f"throughput per GPU (TFLOP/s/GPU): 100.0 | learning rate: {args.lr:.6E} | "
                 f"lm loss: {10 / iteration:.6E} | number of skipped iterations:   0 | number of nan iterations:   0 |"
             )
-        stop = peers.most(len(asked))
+        stop = peers.most(len(asked) + fault("leave"))
         if iteration % args.save_interval == 0 or iteration == args.train_iters or stop:
             save(peers, directory, iteration, total)
         if stop:

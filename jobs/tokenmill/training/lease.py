@@ -21,7 +21,7 @@ OWNER = "owner.json"
 BEAT = 10.0
 SILENT = 60.0
 """Seconds without a beat after which an owner on another machine is dead."""
-PATIENCE = 30.0
+PATIENCE = 90.0
 """Seconds that an owner may take to be told to end, and to say so."""
 
 

@@ -152,6 +152,7 @@ def _attempt(run: Run, records: Records, lease: Lease, signals: Signals) -> tupl
     if start.iteration >= run.target:
         return 0, f"done: the checkpoint of iteration {start.iteration:,} is there, the target is {run.target:,}"
     attempt = Attempt(content_id(_contract(settings)), start.iteration)
+    signals.ending = False  # what is begun is to be ended, too
     retried = records.begin(attempt, settings.supervision.attempts_without_progress)
     if run.sick:
         return _over(records, attempt, 143, cannot_start(run.sick))

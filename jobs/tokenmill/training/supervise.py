@@ -117,6 +117,8 @@ class Supervisor:
             RequestError: it cannot be started.
         """
         self.signals.ending = False
+        if self.signals.asked:
+            return End(-self.signals.asked[0], stopped=True, ended="", iterated=False)
         _adopt_orphans()
         try:
             process = subprocess.Popen(

@@ -29,7 +29,7 @@ _FRESH = "will not load any checkpoints and will start from random"
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 _RANK = re.compile(r"\[(?:rank|default)(\d+)\]: ?")
 _TORCHRUN = re.compile(r"\[?[EWI]\d{4} ")
-_USAGE = re.compile(r"[\w./-]+: error: |\S*python\S*: can't open file ")
+_USAGE = re.compile(r"(?:\S+\.py|torchrun): error: |\S*python\S*: can't open file ")
 _ROOT = re.compile(r"\s*(rank|exitcode)\s+: (-?\d+) ")
 _EXCEPTION = re.compile(
     r"((?:[A-Za-z_]\w*\.)+[A-Za-z_]\w*|\w*(?:Error|Exception|Interrupt|Exit|Iteration|Group))(: |:?$)"
@@ -48,7 +48,10 @@ _MACHINE = re.compile(
     r"|CUDA error: (?!out of memory|no kernel image|invalid device ordinal|device-side assert)"
 )
 """A sick GPU, storage that is away: what another machine, or this one later, may not meet."""
-_LASTING = re.compile(r"error: |can't open file|ModuleNotFoundError|ImportError|SyntaxError|out of memory")
+_LASTING = re.compile(
+    r"^(?:\S+\.py|torchrun): error: |can't open file|no kernel image|ModuleNotFoundError|ImportError|SyntaxError"
+    r"|out of memory"
+)
 """What no retry helps of settings that never came to an iteration, wherever the run stands."""
 
 
@@ -117,7 +120,7 @@ class Watch:
     def cause(self) -> str:
         """The reason of a failure: the last one that no other rank caused, if it can be, of the rank torchrun names."""
         failures = dict(reversed(self._failures.items()))
-        root = str(self._root.get("rank", ""))
+        root = str(self._root.get("rank"))
         if root in failures:  # ranks are told apart then, and the others' words are warnings and torchrun's
             failures = {root: failures.pop(root), **failures}
             failures.pop("", None)

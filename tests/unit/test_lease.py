@@ -1,0 +1,96 @@
+"""Who may write to a run's checkpoints: one run at a time, and a start of the same run at once."""
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tokenmill.errors import RequestError, Superseded
+from tokenmill.training import lease as module
+from tokenmill.training.lease import Lease
+
+ELSEWHERE = {"host": "node-7", "boot": "another", "namespace": "pid:[1]", "pid": 1, "started": 5}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SILENT", 2.0)
+    monkeypatch.setattr(module, "PATIENCE", 4.0)
+
+
+def owned(directory: Path, **changed: Any) -> None:
+    """Let another start hold it, on a machine of which nothing can be known."""
+    value = {"owner": ELSEWHERE, "run": "old", "id": "other", "stopping": False, "beat": time.time()} | changed
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "owner.json").write_text(json.dumps(value))
+
+
+def beating(directory: Path, seconds: float, **changed: Any) -> threading.Thread:
+    """Let another start beat for a while, and then give it back."""
+    owned(directory, **changed)
+
+    def beat() -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            owned(directory, **changed)
+            time.sleep(0.3)
+        (directory / "owner.json").unlink()
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    return thread
+
+
+def taken(directory: Path, run: str = "new") -> tuple[float, list[str]]:
+    said: list[str] = []
+    begun = time.monotonic()
+    Lease(directory, run).take(said.append)
+    return time.monotonic() - begun, said
+
+
+def test_a_start_of_the_same_run_takes_over_at_once(tmp_path: Path) -> None:
+    owned(tmp_path, run="new")
+    assert taken(tmp_path) == (pytest.approx(0, abs=1), [])
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"owner": 7}', "{"])
+def test_a_record_that_cannot_be_read_keeps_nobody_away(tmp_path: Path, content: str) -> None:
+    (tmp_path / "owner.json").write_text(content)
+    assert taken(tmp_path)[0] < 4
+
+
+def test_a_run_without_a_name_is_another_one(tmp_path: Path) -> None:
+    owned(tmp_path, run="")
+    seconds, said = taken(tmp_path, "")
+    assert 2 <= seconds < 5 and "run (no name) on node-7 held the checkpoints and has gone without a word" in said
+
+
+def test_another_run_that_ends_is_waited_for(tmp_path: Path) -> None:
+    thread = beating(tmp_path, 6, stopping=True)
+    seconds, said = taken(tmp_path)
+    thread.join()
+    assert 5 <= seconds < 10 and "run old on node-7 writes to these checkpoints: waiting until it has ended" in said
+
+
+def test_another_run_that_goes_on_is_not_disturbed(tmp_path: Path) -> None:
+    thread = beating(tmp_path, 8)
+    with pytest.raises(RequestError, match=r"run old on node-7 writes to these checkpoints .*end it first"):
+        taken(tmp_path)
+    thread.join()
+
+
+def test_who_lost_it_is_told_and_gives_nothing_back(tmp_path: Path) -> None:
+    first, second = Lease(tmp_path, "run"), Lease(tmp_path, "run")
+    first.take(print)
+    first.beat()
+    second.take(print)
+    with pytest.raises(Superseded):
+        first.beat()
+    first.give_back()
+    second.beat(stopping=True)
+    assert json.loads((tmp_path / "owner.json").read_text())["stopping"]
+    second.give_back()
+    assert not (tmp_path / "owner.json").exists()

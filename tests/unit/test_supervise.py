@@ -1,0 +1,112 @@
+"""The supervisor, in a process of its own: it ends whatever descends from it."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SETUP = """
+import json, sys, time
+from tokenmill.errors import RequestError, Superseded
+from tokenmill.training import supervise
+from tokenmill.training.watch import Signs, Watch
+supervise.LOOK = 0.1
+counts = []
+def run(script, others=lambda: None, chores=(), start=60, iteration=60, watch=None):
+    patience = supervise.Patience(start, iteration)
+    with supervise.Signals() as signals:
+        end = supervise.Supervisor(watch or Watch(), patience, others, chores, signals).run(["sh", "-c", script], {})
+    print("END", json.dumps([end.code, end.stopped, end.ended, end.iterated]))
+STEP = "echo ' iteration 7/ 10 | elapsed time per iteration (ms): 100.0 |'"
+"""
+
+
+def supervised(tmp_path: Path, script: str) -> tuple[list[Any], str, float]:
+    """Run a script; return how the command ended, what was said, and how long it took."""
+    begun = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", SETUP + script], capture_output=True, text=True, timeout=60, cwd=tmp_path, check=False
+    )
+    taken = time.monotonic() - begun
+    ends = [json.loads(line[4:]) for line in done.stdout.splitlines() if line.startswith("END ")]
+    assert ends, done.stdout + done.stderr
+    return ends[0], done.stdout, taken
+
+
+def test_adopted_processes_that_end_are_taken_away(tmp_path: Path) -> None:
+    """Each of them would keep its process id for as long as the run lasts."""
+    end, said, _ = supervised(
+        tmp_path,
+        """
+from pathlib import Path
+def zombies():
+    states = [p.read_text().rpartition(")")[2].split() for p in Path("/proc").glob("[0-9]*/stat")]
+    counts.append(sum(s[0] == "Z" and int(s[1]) == os.getpid() for s in states))
+import os
+run("for i in $(seq 50); do (true &); done; sleep 1.5", chores=[zombies])
+print("LEFT", counts[-3:])
+""",
+    )
+    assert end[0] == 0 and "LEFT [0, 0, 0]" in said
+
+
+@pytest.mark.parametrize(
+    ("others", "hangs"),
+    [
+        ("None", True),
+        ("Signs(3, False, 0.0)", True),
+        ("Signs(3, True, 0.0)", False),  # node 0 is saving
+        ("Signs(3, False, 9.0)", False),  # its reports are rare
+        ("Signs(int(time.time() * 10), False, 0.0)", False),  # it moves
+    ],
+)
+def test_what_other_nodes_tell_is_waited_for(tmp_path: Path, others: str, hangs: bool) -> None:
+    script = f'run(STEP + "; sleep 3", others=lambda: {others}, iteration=1, start=9)'
+    end, said, _ = supervised(tmp_path, script)
+    assert (end[0] != 0) == hangs and end[2].startswith("it hung") == hangs
+    assert ("the stacks of all ranks" in said) == hangs and end[3]
+
+
+def test_a_node_that_sees_nothing_hangs_by_the_patience_of_a_start(tmp_path: Path) -> None:
+    end, _, taken = supervised(tmp_path, 'run("sleep 60", iteration=1, start=2)')
+    assert end[2].startswith("it hung") and 2 < taken < 20 and not end[3]
+
+
+def test_records_that_cannot_be_read_are_no_hang(tmp_path: Path) -> None:
+    script = """
+def broken(): raise OSError(107, "Transport endpoint is not connected")
+run("sleep 3", others=broken, chores=[broken], iteration=1, start=1)
+"""
+    end, said, _ = supervised(tmp_path, script)
+    assert end[0] == 0 and said.count("Transport endpoint is not connected; the run goes on") == 1
+
+
+def test_shared_storage_that_does_not_answer_holds_nothing_up(tmp_path: Path) -> None:
+    script = 'run(STEP + "; sleep 60", chores=[lambda: time.sleep(8)], iteration=1)'
+    end, said, taken = supervised(tmp_path, "supervise.KILL = 1\n" + script)
+    assert end[2].startswith("it hung") and "the stacks of all ranks" in said and taken < 20
+
+
+def test_what_took_over_ends_it_at_once(tmp_path: Path) -> None:
+    script = """
+def lost(): raise Superseded("another start has taken over")
+run("sleep 60", chores=[lost])
+"""
+    end, _, taken = supervised(tmp_path, script)
+    assert end[0] < 0 and end[2] == "another start has taken over" and taken < 10
+
+
+def test_all_of_a_lot_of_output_is_passed_on(tmp_path: Path) -> None:
+    end, said, taken = supervised(tmp_path, 'run("seq 1 300000; printf end")')
+    lines = said.splitlines()
+    assert end[0] == 0 and lines[:300000] == [str(each) for each in range(1, 300001)]
+    assert lines[300000] == "end" and lines[300001].startswith("END ") and taken < 20
+
+
+def test_a_launcher_that_closes_its_output_is_waited_for(tmp_path: Path) -> None:
+    end, _, taken = supervised(tmp_path, 'run("exec >&- 2>&-; sleep 2; exit 7")')
+    assert end[0] == 7 and taken > 2

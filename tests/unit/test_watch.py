@@ -1,0 +1,206 @@
+"""Reading Megatron-LM's and torchrun's output: how far a run is, and why it ended, in lines as they print them."""
+
+import time
+
+import pytest
+
+from tokenmill.training.watch import Signs, Watch
+
+LINE = (
+    " [2026-11-22 04:05:06.123456] iteration      {:3d}/    1000 | consumed samples:         4096 | elapsed time per "
+    "iteration (ms): 2000.0 | throughput per GPU (TFLOP/s/GPU): 400.0 | learning rate: 1.000000E-04 | global batch "
+    "size:   512 | lm loss: {} | loss scale: 1.0 | grad norm: 1.234 | number of skipped iterations:   0 | number of nan "
+    "iterations:   {} |\n"
+)
+STARTED = "[before the start of training step] datetime: 2026-11-22 04:05:06.123456 \n"
+LEFT = 'Traceback (most recent call last):\n  File "t.py", line 14, in <module>\n    dist.all_reduce(x)\n    ~~~~^^^\n'
+CLOSED = "RuntimeError: [/__w/gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:22415. This is\n"
+NCCL = (
+    "torch.distributed.DistBackendError: NCCL error in: /opt/NCCLUtils.hpp:268, unhandled system error, NCCL version 2\n"
+    "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.\nLast error:\n"
+)
+ARRAY = LEFT + "AttributeError: _ARRAY_API not found\n"
+
+
+def report(rank: int, code: int) -> str:
+    """Return what torchrun 2.15 prints where a rank was the first to fail, the other one of two killed after it."""
+    return f"""W1122 06:03:28.101000 19316 torch/distributed/elastic/multiprocessing/api.py:1028] Sending process 19325
+E1122 06:03:28.134000 19316 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: {code})
+Traceback (most recent call last):
+  File "/opt/torch/distributed/launcher/api.py", line 386, in launch_agent
+    raise ChildFailedError(
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n============================================
+/opt/megatron-lm/pretrain_gpt.py FAILED
+--------------------------------------------
+Failures:
+[1]:
+  time      : 2026-11-22_06:03:28
+  host      : localhost
+  rank      : {1 - rank} (local_rank: {1 - rank})
+  exitcode  : -15 (pid: 19325)  (SIGTERM)
+  traceback : Signal 15 (SIGTERM) received by PID 19325
+--------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-11-22_06:03:28
+  host      : localhost
+  rank      : {rank} (local_rank: {rank})
+  exitcode  : {code} (pid: 19326) \n  error_file: <N/A>
+============================================
+"""
+
+
+def of(rank: int, text: str) -> str:
+    return "".join(f"[rank{rank}]: {line}\n" for line in text.splitlines())
+
+
+def read(*parts: str) -> Watch:
+    watch = Watch()
+    for line in "".join(parts).splitlines(keepends=True):
+        watch.read(line)
+    return watch
+
+
+@pytest.mark.parametrize(
+    ("output", "cause"),
+    [
+        (of(1, LEFT + NCCL) + report(1, 1), "torch.distributed.DistBackendError: NCCL error in"),
+        (of(0, LEFT + CLOSED) + report(1, -9), "RuntimeError: [/__w/gloo/transport/tcp/pair.cc:561] Connection closed"),
+        (report(0, -9), ""),
+        (report(0, -11), ""),
+        (
+            of(1, LEFT + "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered") + report(1, 1),
+            "CUDA",
+        ),
+        (of(1, LEFT + "RuntimeError: CUDA error: unspecified launch failure") + of(0, LEFT + CLOSED), "CUDA error"),
+        (of(1, LEFT + "OSError: [Errno 5] Input/output error: '/data/x.bin'") + report(1, 1), "Input/output error"),
+        (ARRAY + of(0, LEFT + CLOSED) + report(0, 1), "Connection closed by peer"),
+        (
+            LEFT + "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network "
+            "address. port: 29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use\n",
+            "EADDRINUSE",
+        ),
+        (
+            LEFT + "torch.distributed.DistStoreError: Timed out after 901 seconds waiting for clients. 1/64 joined.\n",
+            "Timed out after 901 seconds waiting for clients",
+        ),
+        (LEFT + "torch.distributed.DistNetworkError: ... cannot be retrieved (gai error: -2 - Name or service", "gai"),
+        (
+            of(3, LEFT + "RuntimeError: DataLoader worker (pid 77) is killed by signal: Killed. ") + report(3, 1),
+            "DataLoader worker",
+        ),
+    ],
+)
+def test_what_another_start_may_not_meet(output: str, cause: str) -> None:
+    watch = read(output)
+    assert cause in watch.cause and watch.passing and not watch.lasting
+
+
+@pytest.mark.parametrize(
+    ("output", "cause", "lasting"),
+    [
+        (
+            "usage: pretrain_gpt.py [-h]\npretrain_gpt.py: error: unrecognized arguments: --foo\n" + report(0, 2),
+            "pretrain_gpt.py: error: unrecognized arguments: --foo",
+            True,
+        ),
+        (
+            "/usr/bin/python3: can't open file '/opt/x.py': [Errno 2] No such file or directory\n" + report(0, 2),
+            "can't open file '/opt/x.py'",
+            True,
+        ),
+        (LEFT + "ModuleNotFoundError: No module named 'megatron'\n" + report(0, 1), "No module named 'megatron'", True),
+        (
+            of(1, LEFT + "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")
+            + of(0, LEFT + CLOSED)
+            + report(1, 1),
+            "torch.OutOfMemoryError: CUDA out of memory",
+            True,
+        ),
+        (
+            of(1, LEFT + "AssertionError") + of(0, LEFT + CLOSED) + report(1, 1),
+            "AssertionError: dist.all_reduce(x)",
+            False,
+        ),
+        # The rank that misses its peer was seen to end first.
+        (of(1, LEFT + "ValueError: wrong") + of(0, LEFT + CLOSED) + report(0, 1), "ValueError: wrong", False),
+        (of(0, LEFT + "RuntimeError: CUDA error: device-side assert triggered"), "device-side assert", False),
+        (of(0, LEFT + "RuntimeError: CUDA error: no kernel image is available"), "no kernel image", True),
+        (LEFT + "TypeError: got an unexpected keyword argument 'timeout'\n" + report(0, 1), "'timeout'", False),
+        # Two ranks at once, their lines mixed, and a third one's warning.
+        ((LEFT + "ValueError: wrong\n").replace("\n", "\nWARNING: unlike others\n"), "ValueError: wrong", False),
+        (LEFT + "torch._dynamo.exc.Unsupported: call_function\n", "torch._dynamo.exc.Unsupported", False),
+        ("ERROR: Failed to compile the C++ helper functions\n" + report(0, 1), "ERROR: Failed to compile", False),
+    ],
+)
+def test_what_every_start_meets(output: str, cause: str, lasting: bool) -> None:
+    watch = read(output)
+    assert cause in watch.cause and not watch.passing and watch.lasting == lasting
+
+
+@pytest.mark.parametrize(
+    "healthy",
+    [
+        "/opt/torch/x.py:10: UserWarning: ... Error in reading, falling back\n  warnings.warn(\n",
+        "node0:12:34 [0] NCCL WARN Call to ibv_query_device failed\n",
+        "[W1122 06:03:40 socket.cpp:764] [c10d] The IPv6 network addresses of (x) cannot be retrieved (gai error: -2)\n",
+        "Exception ignored in: <function _releaseLock at 0x1>\n" + LEFT + "KeyboardInterrupt: \n",
+        "nvcc: error: something in a build log\n",
+        ARRAY,
+        of(0, LEFT + "ImportError: cannot import name 'x'; falling back"),
+    ],
+)
+def test_what_healthy_runs_print_is_no_reason(healthy: str) -> None:
+    reason = of(1, LEFT + "ValueError: wrong")
+    assert "ValueError: wrong" in read(healthy, reason, report(1, 1)).cause
+    assert read(healthy, STARTED, LEFT + CLOSED).passing
+    assert read(healthy, LINE.format(1, "1.0E+01", 0), LEFT + CLOSED).passing
+
+
+def test_how_it_goes() -> None:
+    watch = Watch(tokens_per_iteration=2_000_000, peak_tflops=1000, quiet_iterations=20)
+    assert watch.signs == Signs(None, saving=False, quiet=0)
+    assert watch.read(STARTED) == (True, []) and watch.started
+    alive, said = watch.read(LINE.format(7, "1.100000E+01", 0))
+    assert alive and said == ["iteration 7: 1,000,000 tokens/s, 40.0% of the GPUs' peak (MFU)"]
+    assert watch.signs == Signs(7, saving=False, quiet=40)
+    assert watch.read("  saving checkpoint at iteration       7 to /c in torch_dist format\n")[0]
+    assert watch.signs.saving
+    watch.read(LINE.format(8, "1.100000E+01", 0))  # an asynchronous save
+    assert not watch.signs.saving
+    assert "3 iterations gave NaN" in watch.read(LINE.format(9, "nan", 3))[1][1]
+    for iteration in range(10, 30):
+        assert len(watch.read(LINE.format(iteration, "2.0E+00", 0))[1]) == 1
+    assert "the loss 10 is far from" in watch.read(LINE.format(30, "1.0E+01", 0))[1][1]
+
+
+@pytest.mark.parametrize("loss", ["", "|", "1.2.3", "-", "1e", "٣"])
+def test_a_number_that_is_none_is_left_alone(loss: str) -> None:
+    line = LINE.format(7, loss, 0).replace("2000.0", loss).replace("400.0", loss)
+    assert Watch().read(line)[0]
+
+
+def test_a_run_that_does_not_go_on_where_it_should_is_astray() -> None:
+    fresh = "    will not load any checkpoints and will start from random\n"
+    watch = Watch(resumes=100)
+    watch.read(fresh)
+    assert "does not see the checkpoint of iteration 100" in watch.astray
+    assert not read(fresh).astray
+    watch = Watch(resumes=100)
+    watch.read(LINE.format(101, "1.0", 0))
+    assert not watch.astray
+    watch.read(LINE.format(100, "1.0", 0))
+    assert "at iteration 100, and was to go on from 100" in watch.astray
+
+
+def test_it_keeps_up_with_ranks_that_talk_a_lot() -> None:
+    watch = Watch()
+    line = (
+        "[rank7]: 2026-11-22 04:05:06 DEBUG some.module: a message of the usual length about nothing at all, really\n"
+    )
+    begun = time.process_time()
+    for _ in range(50_000):
+        watch.read(line)
+    for text in ("a" * 10_000_000, "Rendezvous" * 1_000_000, "x.y." * 2_000_000, " iteration " * 1_000_000):
+        watch.read(text)
+    assert time.process_time() - begun < 4
