@@ -17,7 +17,8 @@ LEFT = 'Traceback (most recent call last):\n  File "t.py", line 14, in <module>\
 CLOSED = "RuntimeError: [/__w/gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:22415. This is\n"
 NCCL = (
     "torch.distributed.DistBackendError: NCCL error in: /opt/NCCLUtils.hpp:268, unhandled system error, NCCL version"
-    " 2\nncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.\nLast error:\n"
+    " 2\nncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.\n"
+    "Last error:\n"
 )
 ARRAY = LEFT + "AttributeError: _ARRAY_API not found\n"
 
