@@ -52,8 +52,9 @@ class Job:
 
     def start(self, rank: int = 0) -> "subprocess.Popen[str]":
         """Start a node."""
-        path = self.directory / "settings.json"
-        path.write_text(json.dumps(self.settings))
+        path, new = self.directory / "settings.json", self.directory / f"settings-{rank}.new"
+        new.write_text(json.dumps(self.settings))
+        new.replace(path)  # another node may be reading it
         variables = {
             "TRAINER_FAULTS": str(self.faults),
             "TRAINER_STEP_SECONDS": str(self.step),

@@ -9,16 +9,15 @@ from tokenmill.training.watch import Signs, Watch
 LINE = (
     " [2026-11-22 04:05:06.123456] iteration      {:3d}/    1000 | consumed samples:         4096 | elapsed time per "
     "iteration (ms): 2000.0 | throughput per GPU (TFLOP/s/GPU): 400.0 | learning rate: 1.000000E-04 | global batch "
-    "size:   512 | lm loss: {} | loss scale: 1.0 | grad norm: 1.234 | number of skipped iterations:   0 | number of "
-    "nan iterations:   {} |\n"
+    "size:  512 | lm loss: {} | loss scale: 1.0 | grad norm: 1.234 | number of skipped iterations:   0 | number of nan "
+    "iterations:   {} |\n"
 )
 STARTED = "[before the start of training step] datetime: 2026-11-22 04:05:06.123456 \n"
 LEFT = 'Traceback (most recent call last):\n  File "t.py", line 14, in <module>\n    dist.all_reduce(x)\n    ~~~~^^^\n'
 CLOSED = "RuntimeError: [/__w/gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:22415. This is\n"
 NCCL = (
-    "torch.distributed.DistBackendError: NCCL error in: /opt/NCCLUtils.hpp:268, unhandled system error, NCCL version"
-    " 2\nncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.\n"
-    "Last error:\n"
+    "torch.distributed.DistBackendError: NCCL error in: /opt/NCCLUtils.hpp:268, unhandled system error, NCCL 2\n"
+    "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.\nLast error:\n"
 )
 ARRAY = LEFT + "AttributeError: _ARRAY_API not found\n"
 
@@ -144,7 +143,7 @@ def test_what_every_start_meets(output: str, cause: str, lasting: bool) -> None:
     [
         "/opt/torch/x.py:10: UserWarning: ... Error in reading, falling back\n  warnings.warn(\n",
         "node0:12:34 [0] NCCL WARN Call to ibv_query_device failed\n",
-        "[W1122 06:03:40 socket.cpp:764] [c10d] The IPv6 network addresses of x cannot be retrieved (gai error: -2)\n",
+        "[W1122 06:03:40 socket.cpp:764] [c10d] The IPv6 addresses of (x) cannot be retrieved (gai error: -2)\n",
         "Exception ignored in: <function _releaseLock at 0x1>\n" + LEFT + "KeyboardInterrupt: \n",
         "nvcc: error: something in a build log\n",
         ARRAY,

@@ -166,7 +166,7 @@ def _attempt(run: Run, records: Records, lease: Lease, signals: Signals) -> tupl
         lambda: _note(run, records, attempt, watch),
     )
     end = _supervised(run, watch, others, chores, signals)
-    attempt.saved, attempt.stopped = max(attempt.saved or 0, run.reached()), end.stopped
+    attempt.saved, attempt.stopped = max(attempt.saved or start.iteration, run.reached()), end.stopped
     attempt.iterated = attempt.iterated or watch.started or end.iterated
     return _over(records, attempt, *_judge(run, end, watch, attempt, retried))
 
@@ -186,7 +186,7 @@ def _over(records: Records, attempt: Attempt, code: int, words: str) -> tuple[in
     attempt.ended = words
     try:
         records.update(attempt)
-        records.say(attempt, code, attempt.saved or 0)
+        records.say(attempt, code, attempt.saved or attempt.began_at)
     except OSError as problem:
         say(f"warning: how this start ended is not recorded: {problem}")
     return code, words
