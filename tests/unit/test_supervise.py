@@ -110,3 +110,10 @@ def test_all_of_a_lot_of_output_is_passed_on(tmp_path: Path) -> None:
 def test_a_launcher_that_closes_its_output_is_waited_for(tmp_path: Path) -> None:
     end, _, taken = supervised(tmp_path, 'run("exec >&- 2>&-; sleep 2; exit 7")')
     assert end[0] == 7 and taken > 2
+
+
+def test_a_launcher_that_waits_for_other_nodes_after_its_ranks_have_ended_is_not_waited_for(tmp_path: Path) -> None:
+    launcher = "import subprocess, time; subprocess.run(['sleep', '1']); time.sleep(60)"
+    script = f'run("exec {sys.executable} -c " + chr(34) + {launcher!r} + chr(34))'
+    end, said, taken = supervised(tmp_path, "supervise.BARRIER = 1\n" + script)
+    assert end[0] == 0 and "the ranks have ended well" in said and taken < 20

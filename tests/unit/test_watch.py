@@ -65,9 +65,10 @@ def read(*parts: str) -> Watch:
     ("output", "cause"),
     [
         (of(1, LEFT + NCCL) + report(1, 1), "torch.distributed.DistBackendError: NCCL error in"),
-        (of(0, LEFT + CLOSED) + report(1, -9), "RuntimeError: [/__w/gloo/transport/tcp/pair.cc:561] Connection closed"),
-        (report(0, -9), ""),
-        (report(0, -11), ""),
+        (of(0, LEFT + CLOSED) + report(1, -9), "rank 1 was ended by signal 9"),
+        (report(0, -9), "rank 0 was ended by signal 9"),
+        (report(0, -6), "rank 0 was ended by signal 6"),
+        (of(0, LEFT + CLOSED) + report(0, 1), "RuntimeError: [/__w/gloo/transport/tcp/pair.cc:561] Connection closed"),
         (
             of(1, LEFT + "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered") + report(1, 1),
             "CUDA",
@@ -115,6 +116,14 @@ def test_what_another_start_may_not_meet(output: str, cause: str) -> None:
             + of(0, LEFT + CLOSED)
             + report(1, 1),
             "torch.OutOfMemoryError: CUDA out of memory",
+            True,
+        ),
+        # What torch does where a process group is taken apart by the interpreter's end.
+        (
+            of(1, LEFT + "torch.OutOfMemoryError: CUDA out of memory.")
+            + "terminate called without an active exception\nFatal Python error: Aborted\n"
+            + report(1, -6),
+            "CUDA out of memory",
             True,
         ),
         (

@@ -25,6 +25,8 @@ STACKS = 10.0
 """Seconds that ranks get to dump their stacks."""
 DRAIN = 5.0
 """Seconds for what was written before the launcher's end; a rank that outlives it holds the pipe open."""
+BARRIER = 60.0
+"""Seconds for a launcher whose ranks have ended; torchrun waits 300 for those of other nodes, which may have died."""
 KILL = 30.0
 """Seconds for killed processes to be gone; one that waits for a dead device or file server may never be."""
 LINE = 1 << 16
@@ -105,6 +107,7 @@ class Supervisor:
     _elsewhere: Signs | None = None
     _stopping: bool = False
     _ended: str = ""
+    _finished: bool = False
     _moved: float = 0.0
     _kill_at: float = float("inf")
     _warned: set[str] = field(default_factory=set)
@@ -143,13 +146,21 @@ class Supervisor:
         looking.join(KILL)
         self._look()
         code = process.poll()
+        code = 0 if self._finished else code
         iterated = any(each.iteration is not None for each in self._signs())
         return End(-signal.SIGKILL if code is None else code, self._stopping, self._ended, iterated)
 
     def _look_on(self, launcher: int) -> None:
+        working = 0.0
         while not self._done.wait(LOOK):
             self._look()
             _reap(launcher)
+            if _ranks(launcher):
+                working = time.monotonic()
+            elif working and time.monotonic() - working > BARRIER and not self._finished:
+                self._finished = True
+                say("the ranks have ended well, and the launcher waits for those of other nodes: not any longer")
+                _kill_all()
 
     def _look(self) -> None:
         blind = False
@@ -264,11 +275,15 @@ def _flush() -> None:
 
 def _signal_ranks(launcher: int, number: signal.Signals) -> int:
     """Send a signal to the launcher's children; return how many there were."""
-    ranks = [pid for pid, parent in _processes().items() if parent == launcher]
+    ranks = _ranks(launcher)
     for pid in ranks:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
     return len(ranks)
+
+
+def _ranks(launcher: int) -> list[int]:
+    return [pid for pid, parent in _processes().items() if parent == launcher]
 
 
 def _prctl(option: int, value: int) -> None:

@@ -7,6 +7,7 @@ rank, all others from rank 0; torch puts [rankN]: before the tracebacks of ranks
 
 import math
 import re
+import signal
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -125,17 +126,20 @@ class Watch:
             failures = {root: failures.pop(root), **failures}
             failures.pop("", None)
         found = max(failures.values(), key=_weight, default="")
-        return found if found or self.killed else self._last
+        if self._killed and not (found and _weight(found) == OWN):
+            return f"rank {root} was ended by signal {-self._root['exitcode']}"
+        return found or self._last
 
     @property
-    def killed(self) -> bool:
-        """Whether the first rank to fail was ended by a signal."""
-        return self._root.get("exitcode", 0) < 0
+    def _killed(self) -> bool:
+        """Whether a signal ended the first rank to fail, and not torch's abort while an exception takes it apart."""
+        code = self._root.get("exitcode", 0)
+        return code < 0 and not (code == -signal.SIGABRT and str(self._root.get("rank")) in self._failures)
 
     @property
     def passing(self) -> bool:
         """Whether another start may not meet the reason again."""
-        return self.killed or (bool(self._failures) and _weight(self.cause) < OWN)
+        return self._killed or (bool(self._failures) and _weight(self.cause) < OWN)
 
     @property
     def lasting(self) -> bool:
