@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tokenmill.errors import RequestError, Superseded
+from tokenmill.files import write_atomic
 from tokenmill.training import lease as module
 from tokenmill.training.lease import Lease
 
@@ -25,7 +26,7 @@ def owned(directory: Path, **changed: Any) -> None:
     """Let another start hold it, on a machine of which nothing can be known."""
     value = {"owner": ELSEWHERE, "run": "old", "id": "other", "stopping": False, "beat": time.time()} | changed
     directory.mkdir(parents=True, exist_ok=True)
-    (directory / "owner.json").write_text(json.dumps(value))
+    write_atomic(directory / "owner.json", json.dumps(value).encode())
 
 
 def beating(directory: Path, seconds: float, **changed: Any) -> threading.Thread:
