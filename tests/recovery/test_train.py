@@ -547,6 +547,8 @@ def test_a_start_from_nothing_in_spite_of_a_checkpoint_is_ended(job: Callable[..
     code, said = run.once()
     assert code == 143 and "does not see the checkpoint of iteration 5 and begins anew" in last_line(said)
     assert run.result() == (5, 15)
+    for left in run.faults.iterdir():  # one rank may have been ended before it came to its fault
+        left.unlink()
     assert run.once()[0] == 0
     run.assert_exact()
 
