@@ -41,7 +41,7 @@ run: $(VENV)/.installed ## Take a sample corpus from a Hub to .bin/.idx, in OUT=
 	$(BIN)/tokenmill sample $(OUT)
 
 test: lint chart-tools ## Check the code and run all fast tests; the charts' need helm, or Go to build it
-	$(BIN)/python -m pytest -m "not conformance and not e2e"
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile -m "not conformance and not e2e"
 
 lint: $(VENV)/.installed-dev ## Check style and types
 	$(BIN)/ruff check
