@@ -67,7 +67,7 @@ image-training: ## Build the image of training on NVIDIA's PyTorch (IMAGE_TRAINI
 	  $(if $(BASE_IMAGE),--build-arg BASE_IMAGE=$(BASE_IMAGE)) $(FLAGS)
 
 e2e: $(VENV)/.installed-dev chart-tools ## Run the stages on the cluster of KUBECONFIG, which has the image
-	PATH="$$PATH:$(TOOLS)" $(BIN)/python -m pytest -m e2e tests/e2e
+	PATH="$$PATH:$(TOOLS)" $(BIN)/python -m pytest -n 2 --dist loadfile -m e2e tests/e2e
 
 $(MEGATRON_VENV)/.installed: locks/megatron.txt
 	$(PYTHON) -m venv $(MEGATRON_VENV)

@@ -110,6 +110,14 @@ class Records:
         """Say how far this node is."""
         self._put(f"progress-{rank}.json", {"start": self.start, **asdict(signs)})
 
+    def arrival(self, rank: int) -> Any:
+        """Read what a node said last while it waited for others."""
+        return read_json(self.directory / f"arrival-{rank}.json")
+
+    def write_arrival(self, rank: int, beat: int) -> None:
+        """Say that this node is here, and waits."""
+        self._put(f"arrival-{rank}.json", {"start": self.start, "beat": beat})
+
     def write_failure(self, rank: int, host: str, cause: str) -> None:
         """Say why the trainer failed on a node that does not judge."""
         self._put(f"failure-{rank}.json", {"host": host, "cause": cause, "at": time.time()})
