@@ -17,7 +17,7 @@ from tokenmill.training.watch import Signs, Watch
 supervise.LOOK = supervise.FIRST_LOOK = 0.1
 counts = []
 def run(
-    script, others=lambda: None, chores=(), meeting=60, start=60, iteration=60, watch=None, gathered=lambda: True
+    script, others=lambda: None, chores=(), meeting=60, start=60, iteration=60, watch=None, gathered=lambda met: True
 ):
     patience = supervise.Patience(meeting, start, iteration)
     with supervise.Signals() as signals:
@@ -128,7 +128,7 @@ def test_nodes_that_are_not_here_yet_are_waited_for(tmp_path: Path) -> None:
         tmp_path,
         """
 since = time.monotonic()
-run("exec sleep 2.5", meeting=0.5, start=0.5, iteration=0.5, gathered=lambda: time.monotonic() > since + 30)
+run("exec sleep 2.5", meeting=0.5, start=0.5, iteration=0.5, gathered=lambda met: time.monotonic() > since + 30)
 """,
     )
     assert end == [0, False, "", False]
@@ -140,7 +140,7 @@ def test_nodes_that_are_all_here_and_do_not_meet_are_not_waited_for(tmp_path: Pa
         tmp_path,
         """
 since = time.monotonic()
-run("exec sleep 60", meeting=1, gathered=lambda: time.monotonic() > since + 1)
+run("exec sleep 60", meeting=1, gathered=lambda met: time.monotonic() > since + 1)
 """,
     )
     assert end[2] == "all nodes are here, and did not meet for 0.0167 minutes: look at their network"

@@ -308,8 +308,8 @@ def _supervised(
     environment = inherited()
     if (settings.parallelism.tensor_model_parallel_size or 1) * settings.parallelism.context_parallel_size > 1:
         environment.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # which Megatron-LM asserts before Blackwell
-    gathering = Gathering(others.records, run.node, say)
-    supervisor = Supervisor(watch, patience, others.signs, chores, signals, gathering.complete)
+    gathering = Gathering(others.records, run.node, run_name(), say)
+    supervisor = Supervisor(watch, patience, others.signs, chores, signals, gathering.look)
     return supervisor.run(run.command, environment)
 
 

@@ -106,8 +106,8 @@ class Supervisor:
     Superseded ends the command; another error is said, and no more.
     """
     signals: Signals
-    gathered: Callable[[], bool] = lambda: True
-    """Tells, until ranks are started, whether all nodes are here; until then, those that are wait."""
+    gathered: Callable[[bool], bool] = lambda met: True
+    """Looks for other nodes, told whether ranks are started; those that are here wait until it says that all are."""
     _met: bool = False
     _here: bool = False
     _blind: bool = False
@@ -174,7 +174,7 @@ class Supervisor:
 
     def _look(self) -> None:
         blind = False
-        for chore in (*self.chores, self._ask, *([] if self._met else [self._gather])):
+        for chore in (*self.chores, self._ask, self._gather):
             try:
                 chore()
             except Superseded as problem:
@@ -191,7 +191,7 @@ class Supervisor:
         self._elsewhere = self.others()
 
     def _gather(self) -> None:
-        self._here = self.gathered()
+        self._here = self.gathered(self._met)
 
     def _follow(self, process: "subprocess.Popen[bytes]") -> None:
         batches: queue.Queue[list[bytes] | None] = queue.Queue(maxsize=64)
