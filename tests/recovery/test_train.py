@@ -358,9 +358,9 @@ def test_a_bad_argument_fails_on_two_nodes(job: Callable[..., Job]) -> None:
 def test_a_node_that_starts_anew_ends_what_waits_for_it(job: Callable[..., Job]) -> None:
     """Rank 0 does not notice that its peer is gone, as with NCCL, whose own patience is ten minutes."""
     run = job(training__nodes=2, training__gpusPerNode=1, step=0.05)
-    nodes = [run.start(0), run.start(1)]
-    wait_for(run, "successfully saved checkpoint")
     run.fault("hang.rank0.always")
+    nodes = [run.start(0), run.start(1)]
+    wait_for(run, "before the start of training step")
     deadline = time.monotonic() + 120
     while nodes[0].poll() is None:  # within the time that clocks may differ nobody can tell
         assert time.monotonic() < deadline, run.logs()
