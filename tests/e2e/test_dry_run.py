@@ -4,24 +4,21 @@ from pathlib import Path
 
 import pytest
 
-from charts.rendering import STAGES, overlays
+from charts.rendering import STAGES, corpora_on_hardware
 from e2e.cluster import CLAIM, ROOT, Namespace
 
 pytestmark = pytest.mark.e2e
 
-CLUSTERS = [None, *overlays("clusters")]
-DATASETS = [None, *overlays("datasets")]
 FREE = "kubectl apply --dry-run=server -f -"
 
 
-@pytest.mark.parametrize("cluster", CLUSTERS, ids=lambda path: path.stem if path else "anywhere")
 @pytest.mark.parametrize("stage", STAGES)
-def test_the_server_takes_a_stage(namespace: Namespace, stage: str, cluster: Path | None) -> None:
-    for dataset in DATASETS:
-        files = [file.relative_to(ROOT) for file in (dataset, cluster) if file]
+def test_the_server_takes_a_stage(namespace: Namespace, stage: str) -> None:
+    pairs: list[tuple[Path, ...]] = [(), *corpora_on_hardware()]
+    for pair in pairs:
         line = f"helm template one charts/dataset-{stage} --set storage.pvcName={CLAIM}"
-        line += "".join(f" -f {file}" for file in files)
-        if dataset is None:
+        line += "".join(f" -f {file.relative_to(ROOT)}" for file in pair)
+        if not pair:
             line += f" --set dataset.{'outputPath' if stage == 'download' else 'inputPath'}=corpus"
         taken = namespace.user.run(FREE, namespace.user.does(line))
         assert taken.code == 0, f"{line}\n{taken.err}"
