@@ -3,7 +3,8 @@
     python tools/kubernetes_schemas.py
 
 `make test` holds every render to them with kubeconform, without a network. They are cut down to the kinds below and
-what these hold, without descriptions, and closed: an unknown field fails, as on a server that validates strictly. The cluster must have the training operator and JobSet. A kind that a chart newly renders is added here.
+what these hold, without descriptions, and closed: an unknown field fails, as on a server that validates strictly.
+The cluster must have the training operator and JobSet. A kind that a chart newly renders is added here.
 """
 
 import json
