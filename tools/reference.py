@@ -26,7 +26,7 @@ MARKER = "<!-- What follows is generated from the files: `make charts`. -->\n"
 INTRODUCTION = """# Commands
 
 Generated from the commands' own `--help` by `make charts`. What they are for, and in which order:
-[README.md](../README.md); how they end: [exit codes](failures.md#exit-codes).
+[README.md](../README.md); how they end: [exit codes](resume.md#exit-codes).
 
 """
 SECTIONS = {"Arguments:", "Options:", "Commands:"}
