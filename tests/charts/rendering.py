@@ -50,9 +50,10 @@ def conform(*renders: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def helm(*arguments: Any, program: str = "helm") -> subprocess.CompletedProcess[str]:
+def helm(*arguments: Any, program: str = "helm", directory: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run Helm."""
-    return subprocess.run([TOOLS / program, *map(str, arguments)], text=True, capture_output=True, check=False)
+    command = [TOOLS / program, *map(str, arguments)]
+    return subprocess.run(command, text=True, capture_output=True, check=False, cwd=directory)
 
 
 def render(stage: str, *files: Path, program: str = "helm", **settings: Any) -> list[dict[str, Any]]:
@@ -99,7 +100,8 @@ def arguments(document: dict[str, Any]) -> list[str]:
 
 
 @cache
-def _command() -> Any:
+def command_line() -> Any:
+    """Return the real parser."""
     commands.register(app)
     return typer.main.get_command(app)
 
@@ -107,4 +109,4 @@ def _command() -> Any:
 def parse(words: list[str]) -> dict[str, Any]:
     """Parse a command line with the real parser; what it does not take is an error here."""
     name, *rest = words
-    return dict(_command().commands[name].make_context(name, rest).params)
+    return dict(command_line().commands[name].make_context(name, rest).params)

@@ -1,14 +1,16 @@
-"""The documents: every link leads somewhere, and every message that troubleshooting.md quotes is in the code."""
+"""The documents: links lead somewhere, commands are taken, and the messages of troubleshooting.md are in the code."""
 
 import ast
 import os
 import re
+import shlex
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from charts.rendering import ROOT, command_line, helm
+
 NOT_OURS = {"out", "build", "dist"}
 FENCE = re.compile(r"^( *)(```|~~~).*?^\1\2 *$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[(?:[^\[\]]|\[[^\]]*\])*\]\(<?([^)\s>]+)>?\)|^\[[^\]^]+\]: +(\S+)", re.MULTILINE)
@@ -50,9 +52,8 @@ def test_every_link_leads_somewhere(name: str) -> None:
             continue
         file, _, anchor = given.partition("#")
         target = (path.parent / file).resolve() if file else path
-        if not target.exists() or not target.is_relative_to(ROOT):
-            lost.append(given)
-        elif anchor and anchor not in anchors(target):
+        there = target.exists() and target.is_relative_to(ROOT)
+        if not there or (anchor and anchor not in anchors(target)):
             lost.append(given)
     assert lost == []
 
@@ -62,6 +63,48 @@ def test_every_document_is_reached_from_the_index() -> None:
     said = {(index.parent / first.partition("#")[0]).resolve() for first, _ in LINK.findall(prose(index))}
     wanted = [ROOT / name for name in documents() if re.fullmatch(r"docs/[^/]+\.md|[A-Z]+\.md|values/README\.md", name)]
     assert [path.name for path in wanted if path not in {*said, index}] == []
+
+
+def commands(name: str, *programs: str) -> list[list[str]]:
+    """Return the commands of these programs in a document's blocks of shell, as words."""
+    found = []
+    for block in re.findall(r"^ *```sh\n(.*?)^ *```", (ROOT / name).read_text(), re.MULTILINE | re.DOTALL):
+        for line in block.replace("\\\n", " ").splitlines():
+            program = Path(line.split()[0]).name if line.split() else ""
+            if program in programs:
+                found.append(shlex.split(line.partition(" |")[0], comments=True))
+    return found
+
+
+@pytest.mark.parametrize("name", [name for name in documents() if commands(name, "tokenmill")])
+def test_the_command_line_takes_what_a_document_types(name: str) -> None:
+    for words in commands(name, "tokenmill"):
+        command = command_line()
+        rest = words[1:]
+        context = command.make_context("tokenmill", [], resilient_parsing=True)
+        while hasattr(command, "commands"):
+            command, rest = command.commands[rest[0]], rest[1:]
+        command.make_context(command.name, list(rest), parent=context)
+
+
+MINE = "storage: {pvcName: claim}\n"
+INSTALLS = [
+    (name, words)
+    for name in documents()
+    for words in commands(name, "helm")
+    if words[1] in ("install", "template") and words[3].startswith("charts/")
+]
+
+
+@pytest.mark.parametrize(("name", "words"), INSTALLS, ids=lambda value: value if isinstance(value, str) else value[2])
+def test_helm_takes_what_a_document_types(name: str, words: list[str], tmp_path: Path) -> None:
+    for link in ("charts", "values"):
+        (tmp_path / link).symlink_to(ROOT / link)
+    for file in ("mine.yaml", "fit.yaml"):  # which the documents write before
+        (tmp_path / file).write_text(MINE)
+    given = [word.replace("$PWD", str(tmp_path)) for word in words[2:]]
+    done = helm("template", *given, directory=tmp_path)
+    assert done.returncode == 0, f"{shlex.join(words)}\n{done.stderr}"
 
 
 @cache
