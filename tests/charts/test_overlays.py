@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from charts.rendering import HELMS, ROOT, STAGES, applying, conform, helm, overlays
+from charts.rendering import HELMS, ROOT, STAGES, applying, arguments, conform, helm, overlays, parse, render
+from tokenmill.corpus.source import Listing, RemoteFile, Selection
+from tokenmill.stages.download import names, select
 
 KINDS = ("clusters", "datasets", "models", "parallelism", "storage")
 FOR = {
@@ -43,6 +45,76 @@ def test_a_chart_is_for_the_kinds_that_it_is_said_to_be_for() -> None:
     training = {file.stem for file in applying("megatron-training", "clusters")}
     assert training == {file.stem for file in overlays("clusters") if not file.stem.startswith("cpu-")}
     assert applying("dataset-extract", "clusters") == overlays("clusters")
+
+
+LISTED = {
+    "c4": {
+        "en/c4-train.00000-of-01024.json.gz": True,
+        "en/c4-validation.00000-of-00008.json.gz": False,
+        "en.noclean/c4-train.00000-of-07168.json.gz": False,
+        "multilingual/c4-af.tfrecord-00000-of-00064.json.gz": False,
+    },
+    "dclm-baseline": {
+        "global-shard_01_of_10/local-shard_0_of_10/shard_00000000_processed.jsonl.zst": True,
+        "global-shard_02_of_10/local-shard_9_of_10/shard_00000000_processed.jsonl.zst": True,
+        "README.md": False,
+    },
+    "finemath": {
+        "finemath-4plus/train-00000-of-00064.parquet": True,
+        "finemath-3plus/train-00000-of-00128.parquet": False,
+        "infiwebmath-4plus/train-00000-of-00040.parquet": False,
+    },
+    "fineweb": {
+        "sample/10BT/000_00000.parquet": True,
+        "sample/100BT/000_00000.parquet": False,
+        "data/CC-MAIN-2024-10/000_00000.parquet": False,
+    },
+    "fineweb-2": {
+        "data/fra_Latn/train/000_00000.parquet": True,
+        "data/fra_Latn/test/000_00000.parquet": False,
+        "data/fra_Latn_removed/train/000_00000.parquet": False,
+    },
+    "fineweb-edu": {
+        "sample/10BT/000_00000.parquet": True,
+        "data/CC-MAIN-2024-10/train-00000-of-00020.parquet": False,
+    },
+    "pile-uncopyrighted": {"train/00.jsonl.zst": True, "test.jsonl.zst": False, "val.jsonl.zst": False},
+    "sample": {
+        "wikitext-2-raw-v1/train-00000-of-00001.parquet": True,
+        "wikitext-2-raw-v1/test-00000-of-00001.parquet": False,
+        "wikitext-103-raw-v1/train-00000-of-00002.parquet": False,
+    },
+    "slimpajama": {
+        "train/chunk1/example_train_0.jsonl.zst": True,
+        "validation/chunk1/example_holdout_0.jsonl.zst": False,
+    },
+    "slimpajama-test": {
+        "test/chunk1/example_holdout_0.jsonl.zst": True,
+        "test/chunk2/example_holdout_0.jsonl.zst": True,
+        "train/chunk1/example_train_0.jsonl.zst": False,
+    },
+    "slimpajama-validation": {
+        "validation/chunk1/example_holdout_0.jsonl.zst": True,
+        "train/chunk1/example_train_0.jsonl.zst": False,
+    },
+    "the-stack-dedup": {"data/python/data-00000-of-00144.parquet": True, "data/c/data-00028-of-00126.parquet": False},
+    "wikipedia": {
+        "20231101.en/train-00000-of-00041.parquet": True,
+        "20231101.simple/train-00000-of-00001.parquet": False,
+    },
+}
+"""Files of each repository, named as it names them, and which of them a corpus is."""
+
+
+@pytest.mark.parametrize("file", overlays("datasets"), ids=lambda file: file.stem)
+def test_a_corpus_is_the_files_that_it_says(file: Path) -> None:
+    files = [RemoteFile(path, 1) for path in (*LISTED[file.stem], ".gitattributes")]
+    (job,) = (document for document in render("download", file) if document["kind"] == "Job")
+    given = parse(arguments(job))
+    selection = Selection(given["include"], given["exclude"], given["split"], given["sample"], given["layout"])
+    taken, _ = select(Listing(str(given["source"]), None, files), selection)
+    assert [each.path for each in taken] == sorted(path for path, wanted in LISTED[file.stem].items() if wanted)
+    assert len(set(names(taken, given["layout"]))) == len(taken)
 
 
 @pytest.mark.parametrize("program", HELMS)
