@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from charts.rendering import HELMS, ROOT, STAGES, applying, arguments, conform, helm, overlays, parse, render
+from charts.rendering import HELMS, ROOT, STAGES, applying, arguments, conform, helm, overlays, parse, render, rendered
 from tokenmill.corpus.source import Listing, RemoteFile, Selection
 from tokenmill.stages.download import names, select
 
@@ -157,6 +157,22 @@ def test_an_install_from_a_package_alone_is_one_from_the_clone(chart: str, progr
     cloned = rendered(ROOT / "charts" / chart, ROOT / "values")
     assert rendered(tmp_path / chart, tmp_path / chart / "values") == cloned
     conform(cloned)
+
+
+@pytest.mark.parametrize(
+    ("was", "wrong", "said"),
+    [
+        ("backoffLimitPerIndex:", "backoffLimitPerIndx:", "'backoffLimitPerIndx' not allowed"),
+        ("parallelism: 1", "parallelism: one", "/spec/parallelism"),
+        ("kind: Job", "kind: Jobs", "could not find schema for Jobs"),
+    ],
+)
+def test_what_the_api_server_would_refuse_does_not_conform(was: str, wrong: str, said: str) -> None:
+    text = rendered("extract")
+    conform(text)
+    assert was in text
+    with pytest.raises(AssertionError, match=said):
+        conform(text.replace(was, wrong))
 
 
 def test_tables_and_references_are_fresh() -> None:
