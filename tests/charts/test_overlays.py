@@ -31,7 +31,7 @@ def keys(values: Any, at: str = "") -> set[str]:
 
 
 def test_files_of_two_kinds_set_no_key_both_so_that_their_order_does_not_matter() -> None:
-    """A recipe's nodes are on a cluster's; all else is one kind's."""
+    """So that each file in one combination stands for it in all."""
     seen = {
         kind: {key for file in overlays(kind) for key in keys(yaml.safe_load(file.read_text()))} for kind in KINDS[:-1]
     }
