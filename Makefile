@@ -52,11 +52,12 @@ format: $(VENV)/.installed-dev ## Put the code into its form
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-chart-tools: # helm 3 and 4, helm-unittest and helm-docs in .cache/bin
+chart-tools: # helm 3 and 4, helm-unittest, helm-docs and kubeconform in .cache/bin
 	@$(PYTHON) tools/chart_tools.py
 
-charts: $(VENV)/.installed chart-tools ## Write what is generated in charts/: values, schemas, READMEs
+charts: $(VENV)/.installed chart-tools ## Write what is generated: the charts' values, schemas and READMEs; references
 	$(BIN)/python tools/charts.py
+	$(BIN)/python tools/reference.py
 
 image: ## Build the image of the data stages with docker, podman or buildah (IMAGE=, BASE_IMAGE=, FLAGS=)
 	@$(PYTHON) tools/build_image.py $(IMAGE) images/jobs/Containerfile $(VERSION) \
