@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from charts.rendering import HELMS, ROOT, helm, overlays
+from charts.rendering import HELMS, ROOT, conform, helm, overlays
 from tokenmill.flow.progress import duration
 from tokenmill.training.storage import CORPUS, NODE_HOURS, Saving, back_end
 
@@ -75,6 +75,11 @@ def refused(overlay: str, *words: str, program: str = "helm", **settings: Any) -
 @pytest.mark.parametrize("overlay", [file.stem for file in overlays("storage")])
 def test_each_back_end_renders_what_its_driver_takes(overlay: str, program: str) -> None:
     assert render(overlay, program=program) == list(yaml.safe_load_all((GOLDEN / f"{overlay}.yaml").read_text()))
+
+
+@pytest.mark.parametrize("overlay", [*NEEDED])
+def test_the_api_server_would_take_it(overlay: str) -> None:
+    conform(template(overlay).stdout)
 
 
 @pytest.mark.parametrize("program", HELMS)
