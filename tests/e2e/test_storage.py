@@ -38,7 +38,7 @@ def installed(admin: Account, release: str, words: str) -> Iterator[str]:
     try:
         yield admin.does(f"helm install {release} {words}")
     finally:
-        admin.run(f"helm uninstall {release} --wait")
+        admin.run(f"helm uninstall {release} --wait --timeout 9m", timeout=600)
 
 
 def claim(admin: Account, name: str) -> Any:
@@ -88,7 +88,7 @@ def test_a_static_volume_is_bound_goes_with_its_release_and_is_bound_again(names
     for _ in range(2 if overlay == "nfs" else 1):  # the cluster takes up to half a minute to remove a volume
         with installed(admin, release, line(overlay)) as said:
             assert "Uninstalling removes the claim and its volume" in said
-            assert wait_for(lambda: claim(admin, overlay)["status"]["phase"] == "Bound")
+            assert wait_for(lambda: claim(admin, overlay)["status"]["phase"] == "Bound", 300)
             first = claim(admin, overlay)["metadata"]["uid"]
             assert admin.get(f"pv {volume}")["spec"]["persistentVolumeReclaimPolicy"] == "Retain"
             admin.does(f"helm upgrade {release} {line(overlay)}")
@@ -111,7 +111,7 @@ def test_a_volume_keeps_the_options_it_was_made_with_and_says_how_to_change_them
         }
         volume |= {"claimRef": {"namespace": namespace.name, "name": "options"}}
         admin.apply({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name}, "spec": volume})
-        assert wait_for(lambda: claim(admin, "options")["status"]["phase"] == "Bound")
+        assert wait_for(lambda: claim(admin, "options")["status"]["phase"] == "Bound", 300)
         said = admin.does(f"helm upgrade options {line('blob').replace('pvc.name=blob', 'pvc.name=options')}")
         (remedy,) = [row.partition("To change them: ")[2] for row in said.splitlines() if "To change them: " in row]
         admin.does(remedy.partition(", then")[0])
@@ -182,7 +182,7 @@ def in_a_pod(namespace: Namespace, name: str, *words: str) -> str:
     user, pod = namespace.user, f"look-{os.urandom(3).hex()}"
     user.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": pod}, "spec": spec})
     try:
-        ended = wait_for(lambda: user.get(f"pod {pod}")["status"]["phase"] in ("Succeeded", "Failed"), 120)
+        ended = wait_for(lambda: user.get(f"pod {pod}")["status"]["phase"] in ("Succeeded", "Failed"), 300)
         events = user.run(f"kubectl get events --field-selector=involvedObject.name={pod}").out
         assert ended and user.get(f"pod {pod}")["status"]["phase"] == "Succeeded", events + namespace.logs(pod)
         return namespace.logs(pod)
