@@ -24,19 +24,14 @@ def lock(name: str, sources: list[str], requirements: str, *options: str) -> Non
 
 
 def main() -> None:
-    """Write all locks; the development lock agrees with the runtime lock."""
+    """Write all locks; those of the images and of development agree with the runtime lock."""
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "uv"], check=True)
     lock("runtime", ["pyproject.toml"], "\n".join(BUILD))
-    lock(
-        "training",
-        ["pyproject.toml"],
-        "\n".join(BUILD),
-        "--extra",
-        "training",
-        "--constraint",
-        str(LOCKS / "runtime.txt"),
-    )
-    lock("dev", [], "", "--group", "dev", "--constraint", str(LOCKS / "runtime.txt"))
+    agreeing = ["--constraint", str(LOCKS / "runtime.txt")]
+    for name, extras in (("jobs", ("s3", "gs", "az")), ("training", ("training",))):
+        words = [word for extra in extras for word in ("--extra", extra)]
+        lock(name, ["pyproject.toml"], "\n".join(BUILD), *words, *agreeing)
+    lock("dev", [], "", "--group", "dev", *agreeing)
     lock("bench", [], "", "--group", "bench")
     lock("megatron", [], "", "--group", "megatron")
 

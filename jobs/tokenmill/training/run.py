@@ -31,6 +31,8 @@ from tokenmill.training.watch import Signs, Watch
 
 VERDICT_PATIENCE = 150.0
 """Seconds that node 0's word may take to be seen: blobfuse caches a directory for up to 120."""
+LEAVING = 5.0
+"""Seconds for other nodes to end with node 0: what then still runs the operator removes, and its log with it."""
 
 
 class Retry(Stopped):
@@ -140,6 +142,8 @@ def _lead(run: Run, signals: Signals) -> None:
     finally:
         with contextlib.suppress(OSError):
             lease.give_back()
+    if code == 0 and run.node.nodes > 1:
+        time.sleep(LEAVING)
     _end(code, words)
 
 
