@@ -215,8 +215,8 @@ def _dataset(record: StageRecord, manifest: Manifest, usable: Sequence[str] | No
             entry["bytes"],
             entry["xxh3_128"],
             pack(entry["parts"]),
-            entry.get("records"),
-            entry.get("blank"),
+            records=entry.get("records"),
+            blank=entry.get("blank"),
         )
         for entry in manifest.files
         if entry.get("role") is None
