@@ -7,6 +7,7 @@ something a later one could take for data.
 import contextlib
 import errno
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -66,7 +67,7 @@ class Packed(Sequence[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         """Look at one value after the other."""
-        return map(unpack, self.texts)
+        return itertools.chain.from_iterable(self.batches())
 
     def batches(self) -> Iterator[list[Any]]:
         """Look at some values after the other."""
@@ -74,7 +75,7 @@ class Packed(Sequence[Any]):
         for end, text in enumerate(self.texts, 1):
             held += len(text)
             if held >= BATCH or end == len(self):
-                yield self[start:end]
+                yield unpack(b"[" + b",".join(self.texts[start:end]) + b"]")
                 start, held = end, 0
 
 

@@ -33,24 +33,25 @@ SEARCH_DEPTH = 2
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """A file a stage may read: `identity` changes when its content does, `origin` are its parts as JSON.
+    """A file a stage may read: `identity` changes when its content does.
 
-    `remote` says how to fetch one that is not here yet (corpus.source.RemoteFile.spec).
+    `origin` is the JSON of its parts, or the name of the source file that it is. `remote` says how to fetch one that
+    is not here yet (corpus.source.RemoteFile.spec).
     `records` and `blank` are its lines, where the stage that made it counted them.
     """
 
     path: str
     bytes: int
     identity: str
-    origin: JsonText = field(repr=False)
+    origin: str | JsonText = field(repr=False)
     remote: dict[str, Any] | None = None
     records: int | None = None
     blank: int | None = None
 
     @property
     def parts(self) -> list[Part]:
-        """Where its records came from; read from the JSON each time."""
-        parts: list[Part] = unpack(self.origin)
+        """Where its records came from."""
+        parts: list[Part] = whole(self.origin) if isinstance(self.origin, str) else unpack(self.origin)
         return parts
 
 
@@ -279,7 +280,7 @@ def _plain(root: Path, names: list[str], usable: Sequence[str] | None) -> Datase
     files = []
     for name in names:
         stat = os.stat(f"{root}/{name}")  # noqa: PTH116 - for 59,166 files a Path each would take longer than the call
-        files.append(DataFile(name, stat.st_size, f"{stat.st_size}@{stat.st_mtime_ns}", pack(whole(name))))
+        files.append(DataFile(name, stat.st_size, f"{stat.st_size}@{stat.st_mtime_ns}", name))
     files, left_out = _usable(root, files, usable)
     listing = content_id([[file.path, file.identity] for file in files])
     # No absolute path: the same files give the same plan wherever they lie.

@@ -65,17 +65,18 @@ class Unit:
         self._set(id, weight, pack({"id": id, "weight": weight, "spec": spec, "outputs": outputs}))
 
     @classmethod
-    def of_text(cls, text: JsonText) -> "Unit":
-        """Make a unit from its text; one that lacks something is a TypeError."""
-        unit, known = cls.__new__(cls), unpack(text)
-        if known.keys() != {"id", "weight", "spec", "outputs"}:
-            raise TypeError(f"a unit has {', '.join(known)}")
-        unit._set(known["id"], known["weight"], text)
+    def of_text(cls, text: JsonText, value: dict[str, Any]) -> "Unit":
+        """Make a unit from its text and what that says; one that lacks something is a TypeError."""
+        if value.keys() != {"id", "weight", "spec", "outputs"}:
+            raise TypeError(f"a unit has {', '.join(value)}")
+        unit = cls.__new__(cls)
+        unit._set(value["id"], value["weight"], text)
         return unit
 
     def _set(self, id: str, weight: int, text: JsonText) -> None:
-        for name, value in (("id", id), ("weight", weight), ("text", text)):
-            object.__setattr__(self, name, value)
+        object.__setattr__(self, "id", id)
+        object.__setattr__(self, "weight", weight)
+        object.__setattr__(self, "text", text)
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -169,7 +170,8 @@ class Plan:
             raise RequestError("it is damaged: it is not what was written, since its id is another")
         names = ("stage", "request", "basis", "details", "source", "upstream", "require")
         try:
-            plan = cls(units=list(map(Unit.of_text, value["units"].texts)), **{name: value[name] for name in names})
+            units = list(map(Unit.of_text, value["units"].texts, value["units"]))
+            plan = cls(units=units, **{name: value[name] for name in names})
         except (KeyError, TypeError, AttributeError) as error:
             raise RequestError(f"it is damaged, or of another version of tokenmill ({error})") from error
         plan.__dict__["id"] = value["id"]  # just compared: hashing 59,166 units as objects again would take 2 s
