@@ -1,6 +1,7 @@
 """Plans, receipts and manifests: what has the same id, what counts as done, and what a damaged record means."""
 
 import json
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -221,6 +222,31 @@ def test_a_manifests_hash_knows_no_times_hosts_and_directories(record: StageReco
     finish(elsewhere, PLAN, PLAN.units[0], content=b"[]\n")
     third = complete(elsewhere, PLAN).manifest
     assert third is not None and third.hash != first.hash
+
+
+def test_a_plan_of_many_units_and_its_manifest_take_little_memory(record: StageRecord) -> None:
+    """59,166 shards are one plan, which every process of a run holds."""
+    count = 2000
+    units = [
+        Unit(f"{n:05d}", 1, {"inputs": [{"path": f"{n:05d}", "parts": [{"source": "x", "first": 0}]}]}, [f"{n:05d}"])
+        for n in range(count)
+    ]
+    plan = replace(PLAN, units=units)
+    for unit in units:
+        finish(record, plan, unit)
+    record.plan_path.write_bytes(plan.to_bytes())
+    manifest = complete(record, plan).manifest
+    tracemalloc.start()
+    try:
+        read = record.read_plan()
+        assert read == plan
+        again = complete(record, read).manifest
+        stored = record.stored_manifest(plan.id)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert manifest and again and stored and manifest.hash == again.hash == stored.hash
+    assert peak < 2000 * count
 
 
 def test_counts_are_summed_over_units() -> None:
