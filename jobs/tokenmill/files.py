@@ -40,7 +40,6 @@ BATCH = 64 << 10
 _TEMPORARY = re.compile(r"\.([0-9a-f]{8})-(\d+)-[0-9a-f]{8}\.tmp$")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._=+@,~-]")
 
-
 JsonText = bytes
 """A JSON value as its text."""
 
@@ -102,7 +101,8 @@ def canonical_json(value: Any) -> bytes:
 def content_id(value: Any) -> str:
     """Hash a JSON value, which may be an object with Packed parts, to 32 hex digits (SHA-256, truncated)."""
     digest = hashlib.sha256()
-    for piece in _canonical_pieces(value) if isinstance(value, dict) else [canonical_json(value)]:
+    packed = isinstance(value, dict) and any(isinstance(part, Packed) for part in value.values())
+    for piece in _canonical_pieces(value) if packed else [canonical_json(value)]:
         digest.update(piece)
     return digest.hexdigest()[:32]
 
@@ -119,7 +119,7 @@ def _canonical_pieces(value: dict[str, Any]) -> Iterator[bytes]:
         for number, batch in enumerate(part.batches()):
             yield (b"," if number else b"") + canonical_json(batch)[1:-1]
         yield b"]"
-    yield b"}" if value else b"{}"
+    yield b"}"
 
 
 def readable_json(value: Any) -> bytes:
