@@ -7,14 +7,15 @@ something a later one could take for data.
 import contextlib
 import errno
 import hashlib
+import itertools
 import json
 import os
 import re
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import xxhash
 
@@ -33,8 +34,63 @@ RECORDS = ".tokenmill"
 CLOCK = ".clock-"
 """Prefix of the files that `server_time` makes for a moment."""
 
+BATCH = 64 << 10
+"""Bytes of packed values that are looked at together: few enough to take no memory, enough to amortise a call."""
+
 _TEMPORARY = re.compile(r"\.([0-9a-f]{8})-(\d+)-[0-9a-f]{8}\.tmp$")
 _UNSAFE = re.compile(r"[^A-Za-z0-9._=+@,~-]")
+
+JsonText = bytes
+"""A JSON value as its text."""
+
+
+class Packed(Sequence[Any]):
+    """A long list of JSON values, each kept as text until it is looked at: as objects, they take ten times as much."""
+
+    def __init__(self, texts: Iterable[JsonText] = ()) -> None:
+        """Take the texts; whether they are JSON shows when they are looked at (ValueError)."""
+        self.texts = list(texts)
+
+    @classmethod
+    def of(cls, values: Iterable[Any]) -> "Packed":
+        """Pack values."""
+        return cls(map(pack, values))
+
+    def __len__(self) -> int:
+        """Count the values."""
+        return len(self.texts)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Look at a value, or at those of a slice."""
+        return list(map(unpack, self.texts[index])) if isinstance(index, slice) else unpack(self.texts[index])
+
+    def __iter__(self) -> Iterator[Any]:
+        """Look at one value after the other."""
+        return itertools.chain.from_iterable(self.batches())
+
+    def batches(self) -> Iterator[list[Any]]:
+        """Look at some values after the other."""
+        start = held = 0
+        for end, text in enumerate(self.texts, 1):
+            held += len(text)
+            if held >= BATCH or end == len(self):
+                yield unpack(b"[" + b",".join(self.texts[start:end]) + b"]")
+                start, held = end, 0
+
+
+def pack(value: Any) -> JsonText:
+    """Encode a value as a text in memory, or as one line."""
+    return json.dumps(value).encode()
+
+
+def unpack(text: JsonText) -> Any:
+    """Decode a JSON text; what is none raises ValueError or RecursionError."""
+    import orjson
+
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:  # it refuses lone surrogates: file names that are no UTF-8
+        return json.loads(text)
 
 
 def canonical_json(value: Any) -> bytes:
@@ -43,8 +99,27 @@ def canonical_json(value: Any) -> bytes:
 
 
 def content_id(value: Any) -> str:
-    """Hash a JSON value to 32 hex digits (SHA-256, truncated)."""
-    return hashlib.sha256(canonical_json(value)).hexdigest()[:32]
+    """Hash a JSON value, which may be an object with Packed parts, to 32 hex digits (SHA-256, truncated)."""
+    digest = hashlib.sha256()
+    packed = isinstance(value, dict) and any(isinstance(part, Packed) for part in value.values())
+    for piece in _canonical_pieces(value) if packed else [canonical_json(value)]:
+        digest.update(piece)
+    return digest.hexdigest()[:32]
+
+
+def _canonical_pieces(value: dict[str, Any]) -> Iterator[bytes]:
+    mark = b"{"
+    for name, part in sorted(value.items()):
+        yield mark + canonical_json(name) + b":"
+        mark = b","
+        if not isinstance(part, Packed):
+            yield canonical_json(part)
+            continue
+        yield b"["
+        for number, batch in enumerate(part.batches()):
+            yield (b"," if number else b"") + canonical_json(batch)[1:-1]
+        yield b"]"
+    yield b"}"
 
 
 def readable_json(value: Any) -> bytes:
@@ -52,21 +127,73 @@ def readable_json(value: Any) -> bytes:
     return (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()
 
 
-def read_json(path: Path) -> Any | None:
-    """Read a JSON file; None when it is missing, cut short or no JSON, which a crash can leave."""
-    try:
-        data = path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    import orjson
+def readable_pieces(value: dict[str, Any]) -> Iterator[bytes]:
+    """Encode as readable_json does an object that has Packed parts."""
+    mark = b"{"
+    for name, part in value.items():
+        yield mark + b"\n " + pack(name) + b": "
+        mark = b","
+        if not isinstance(part, Packed) or not part:
+            yield _indented([] if isinstance(part, Packed) else part)
+            continue
+        yield b"["
+        for number, batch in enumerate(part.batches()):
+            yield (b"," if number else b"") + _indented(batch)[1:-3]
+        yield b"\n ]"
+    yield b"\n}\n"
 
+
+def _indented(value: Any) -> bytes:
+    """Encode a value as it stands one level deep in a readable record; strings hold no newlines as they are."""
+    return readable_json(value)[:-1].replace(b"\n", b"\n ")
+
+
+def read_json(path: Path, *, packed: str | None = None) -> Any | None:
+    """Read a JSON file; None when it is missing, cut short or no JSON, which a crash can leave.
+
+    `packed` names a list in a readable record that is to come as Packed, never having been objects all at once.
+    """
     try:
-        try:
-            return orjson.loads(data)
-        except orjson.JSONDecodeError:  # it refuses lone surrogates: file names that are no UTF-8
-            return json.loads(data)
-    except (ValueError, RecursionError):
+        with path.open("rb") as file:
+            if packed is None:
+                return unpack(file.read())
+            return _read_packed(file, packed)
+    except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
         return None
+
+
+def _read_packed(file: IO[bytes], name: str) -> Any:
+    """Read the list's items line by line where it is laid out as records are, else with all the rest."""
+    begins, rest, texts, text = f' "{name}": [\n'.encode(), bytearray(), list[bytes](), b""
+    for line in file:
+        rest += line
+        if line == begins:
+            break
+    for line in file:
+        if line.startswith(b" ]"):
+            rest += line
+            break
+        text += line.strip()
+        if line.startswith((b"{", b"  }")):  # an item on one line, or the end of one on several
+            texts.append(text.removesuffix(b","))
+            text = b""
+    if text:
+        texts = []
+        rest.clear()
+        file.seek(0)
+    value = unpack(bytes(rest) + file.read())
+    if isinstance(value, dict) and isinstance(value.get(name), list):
+        value[name] = Packed(texts) if texts else Packed.of(value[name])
+    return value
+
+
+def is_content(path: Path, pieces: Iterable[bytes]) -> bool:
+    """Tell whether a file holds these pieces and nothing else."""
+    try:
+        with path.open("rb") as file:
+            return all(file.read(len(piece)) == piece for piece in pieces) and not file.read(1)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 def fsync_directory(path: Path) -> None:
@@ -81,15 +208,15 @@ def fsync_directory(path: Path) -> None:
         os.close(fd)
 
 
-def write_temporary(path: Path, data: bytes, directory: Path | None = None) -> Path:
-    """Write and sync `data` beside `path`, or in `directory`, under a name no other attempt uses."""
+def write_temporary(path: Path, data: bytes | Iterable[bytes], directory: Path | None = None) -> Path:
+    """Write and sync `data`, or its pieces, beside `path`, or in `directory`, under a name no other attempt uses."""
     path.parent.mkdir(parents=True, exist_ok=True)
     place = directory or path.parent
     place.mkdir(parents=True, exist_ok=True)
     temporary = place / f".{path.name[:100]}.{machine_tag()}-{os.getpid()}-{secrets.token_hex(4)}.tmp"
     try:
         with temporary.open("xb") as file:
-            file.write(data)
+            file.writelines([data] if isinstance(data, bytes) else data)
             file.flush()
             os.fsync(file.fileno())
     except BaseException:
@@ -98,7 +225,7 @@ def write_temporary(path: Path, data: bytes, directory: Path | None = None) -> P
     return temporary
 
 
-def write_atomic(path: Path, data: bytes, *, directory: Path | None = None) -> None:
+def write_atomic(path: Path, data: bytes | Iterable[bytes], *, directory: Path | None = None) -> None:
     """Replace a small file so that a reader sees the old content or the new, also after a power cut.
 
     `directory` on the same file system keeps the temporary file out of sight.
@@ -154,7 +281,7 @@ def server_time(directory: Path) -> float:
             probe.unlink()
 
 
-def publish_once(path: Path, data: bytes) -> bool:
+def publish_once(path: Path, data: bytes | Sequence[bytes]) -> bool:
     """Create a file whole unless it exists; return whether this call created it (the first writer wins)."""
     temporary = write_temporary(path, data)
     try:
@@ -168,7 +295,7 @@ def publish_once(path: Path, data: bytes) -> bool:
             raise
         try:
             with path.open("xb") as file:
-                file.write(data)
+                file.writelines([data] if isinstance(data, bytes) else data)
                 file.flush()
                 os.fsync(file.fileno())
         except FileExistsError:
@@ -201,28 +328,30 @@ def update_hash(digest: Any, path: Path, length: int | None = None) -> int:
     return done
 
 
-def walk_files(root: Path, output: Path | None = None) -> tuple[list[Path], list[Path]]:
-    """List the files below a directory by path, and the directories left out: outputs of tokenmill.
+def walk_files(root: Path, output: Path | None = None) -> tuple[list[str], list[Path]]:
+    """List the files below a directory by path, relative to it, and the directories left out: outputs of tokenmill.
 
     Hidden files are left out, and so is `output`, and every directory below `root` that holds our records:
     what a stage made is read as such or not at all, never as somebody's files.
     """
-    return _walk(root, set() if output is None else {output.resolve()})
+    return _walk(root, "", set() if output is None else {output.resolve()})
 
 
-def _walk(root: Path, seen: set[Path]) -> tuple[list[Path], list[Path]]:
-    found: list[Path] = []
+def _walk(root: Path, folder: str, seen: set[Path]) -> tuple[list[str], list[Path]]:
+    """List what is in `folder`, which ends in a slash unless it is the root; 59,166 Paths would take 30 MB."""
+    found: list[str] = []
     ours: list[Path] = []
-    seen.add(root.resolve())
-    for child in sorted(root.iterdir()):
-        if child.name.startswith("."):
+    seen.add((root / folder).resolve())
+    for name in sorted(os.listdir(root / folder)):  # noqa: PTH208 - names, no objects
+        child = root / folder / name
+        if name.startswith("."):
             continue
         if not child.is_dir():
-            found += [child] if child.is_file() else []
+            found += [folder + name] if child.is_file() else []
         elif (child / ".tokenmill").is_dir():
             ours.append(child)
         elif child.resolve() not in seen:  # a link may lead back up
-            below, outputs = _walk(child, seen)
+            below, outputs = _walk(root, f"{folder}{name}/", seen)
             found += below
             ours += outputs
     return found, ours

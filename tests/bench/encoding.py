@@ -287,6 +287,11 @@ def shapes(s: Setting, corpus: Corpus, what: str) -> Section:
     return section
 
 
+def growth(less: Sequence[int], more: Sequence[int]) -> list[float]:
+    """Return by how many percent `more` is more."""
+    return [100 * (b / a - 1) for a, b in zip(less, more, strict=True)]
+
+
 def linear(s: Setting, shape: str, full: int, unit: str) -> Section:
     """Time a quarter, a half and all of many units of work, planning included, the tokenizer resolved."""
     tokenizer = "llama3_1"
@@ -300,17 +305,24 @@ def linear(s: Setting, shape: str, full: int, unit: str) -> Section:
             return s.preprocess(tokenizer, given, s.judged(tokenizer, s.fresh("output")), watch=True)
 
         sides[names[part]] = whole
+    if shape == "files":
+        plain = {part: f"raw fastokens, texts of {names[part]}" for part in (2, 1)}
+        sides |= {
+            said: partial(run_alternative, s, "fastokens", tokenizer, corpora[part].plain, s.one)
+            for part, said in plain.items()
+        }
     runs = s.in_rounds(sides)
     quarter, half, all_of_it = ([done.seconds for done in runs[names[part]]] for part in (4, 2, 1))
     for part, corpus in corpora.items():
-        said: dict[str, Any] = runs[names[part]][0].result
-        if said["counts"]["out"] != corpus.about["documents"]:
-            raise Failed(f"{said['counts']['out']} of {corpus.about['documents']} documents were written")
+        result: dict[str, Any] = runs[names[part]][0].result
+        if result["counts"]["out"] != corpus.about["documents"]:
+            raise Failed(f"{result['counts']['out']} of {corpus.about['documents']} documents were written")
     peaks = [[done.peak_bytes for done in runs[names[part]]] for part in (2, 1)]
+    first = [[done.first_peak_bytes for done in runs[names[part]]] for part in (2, 1)]
     section = Section(f"time as the work grows, {unit}, {tokenizer}, one CPU, planning included")
     each = [a / 2 / h for a, h in zip(all_of_it, half, strict=True)]
     later = [(a - h) / 2 / (h - q) for a, h, q in zip(all_of_it, half, quarter, strict=True)]
-    grown = [100 * (b / a - 1) for a, b in zip(*peaks, strict=True)]
+    between = f"from {names[2]} to {names[1]}"
     section.figures += [
         Figure(f"time for each of {names[1]}", f"for each of {names[2]}", each, "of it", most=1.1),
         Figure(
@@ -321,7 +333,14 @@ def linear(s: Setting, shape: str, full: int, unit: str) -> Section:
             most=1.1,
         ),
         Figure(f"peak of one process, {names[1]}", "", [peak / MB for peak in peaks[1]], "MB", 0, most=500),
-        Figure(f"growth of the peak from {names[2]} to {names[1]}", "", grown, "%", 1, most=5),
+        Figure(f"growth of the peak {between}", "", growth(*peaks), "%", 1, most=5),
+        Figure(f"growth of the first process's peak {between}", "", growth(*first), "%", 1),
+        Figure(f"peak of the first process, {names[1]}", "", [peak / MB for peak in first[1]], "MB", 0),
     ]
+    if shape == "files":
+        raw = [[done.peak_bytes for done in runs[said]] for said in plain.values()]
+        section.figures.append(
+            Figure(f"growth of the raw encoder's peak on the same texts {between}", "", growth(*raw), "%", 1)
+        )
     section.add_runs(runs)
     return section

@@ -26,7 +26,8 @@ class Failed(Exception):
 class Run:
     """One command: its wall and CPU seconds, the peak of its largest process, the bytes it made a disk write.
 
-    Of children, those count that were waited for; `peak_bytes` is of all when they were watched.
+    Of children, those count that were waited for; `peak_bytes` is of all when they were watched, and
+    `first_peak_bytes` then that of the process that was started alone.
     """
 
     seconds: float
@@ -34,6 +35,7 @@ class Run:
     peak_bytes: int
     written_bytes: int
     output: str
+    first_peak_bytes: int = 0
 
     @property
     def result(self) -> dict[str, Any]:
@@ -129,6 +131,7 @@ def together(
                     peak_bytes=max([peak, *peaks.values()]),
                     written_bytes=usage.ru_oublock * 512,
                     output=out.read().decode(),
+                    first_peak_bytes=peaks.get(process.pid, 0),
                 )
             )
         return runs

@@ -172,8 +172,9 @@ def documents(base: Path, directory: Path, count: int) -> Count:
 def files(base: Path, directory: Path, count: int) -> Count:
     """Make very many files of TINY_FILE tiny documents."""
     out, source = Out(directory), tiny_texts(base)
-    for number in range(count):
-        out.file(f"{number:06d}", map(out.line, itertools.islice(source, TINY_FILE)))
+    with (directory / "texts.jsonl").open("wb") as plain:
+        for number in range(count):
+            out.file(f"{number:06d}", map(out.line, itertools.islice(source, TINY_FILE)), plain)
     return out.about
 
 

@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 
 from tokenmill.errors import MachineError, RequestError, TransientError
 from tokenmill.files import (
+    BATCH,
     NAME_BYTES,
+    Packed,
     canonical_json,
     content_id,
     explained,
@@ -26,6 +28,7 @@ from tokenmill.files import (
     publish_once,
     read_json,
     readable_json,
+    readable_pieces,
     safe_name,
     write_atomic,
 )
@@ -202,3 +205,37 @@ def test_a_directory_that_goes_while_it_is_listed_has_no_entries(
     shutil.rmtree(directory)
     monkeypatch.setattr(Path, "is_dir", lambda path: True)  # as it was when it was asked
     assert matching(directory, ".*.tmp") == []
+
+
+ITEMS = st.lists(
+    st.dictionaries(st.text(max_size=8), st.none() | st.integers(-(2**53), 2**53) | ANY_TEXT, min_size=1, max_size=3),
+    max_size=5,
+)
+
+
+@given(ITEMS, ANY_TEXT)
+@example([{"long": "x" * BATCH}, {"last": 1}], "")
+def test_packed_values_are_hashed_and_written_as_if_they_were_not(items: list[Any], other: Any) -> None:
+    plain, packed = ({"b": other, "files": files, "a": 1} for files in (items, Packed.of(items)))
+    assert content_id(packed) == content_id(plain)
+    assert b"".join(readable_pieces(packed)) == readable_json(plain)
+    assert (list(packed["files"]), len(packed["files"])) == (json.loads(json.dumps(items)), len(items))
+
+
+@given(ITEMS, ANY_TEXT)
+def test_a_long_list_is_read_packed_however_it_is_laid_out(
+    tmp_path_factory: pytest.TempPathFactory, items: list[Any], other: Any
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "packed.json"
+    value = json.loads(json.dumps({"b": other, "files": items, "a": 1}))
+    lines = ",\n".join(json.dumps(item) for item in items)
+    a_line_each = readable_json({"b": other, "files": [], "a": 1}).replace(
+        b'\n "files": []', f'\n "files": [\n{lines}\n ]'.encode()
+    )
+    for data in (readable_json(value), json.dumps(value).encode(), json.dumps(value, indent=4).encode(), a_line_each):
+        path.write_bytes(data)
+        found = read_json(path, packed="files")
+        assert {**found, "files": list(found["files"])} == value
+        for size in (1, len(data) // 2, len(data) - 3):
+            path.write_bytes(data[:size])
+            assert read_json(path, packed="files") is None

@@ -109,6 +109,16 @@ def test_the_source_stays_known_through_all_stages(root: Path, tmp_path: Path) -
     assert parts == [{"source": f"{index}.jsonl.gz", "first": 0, "count": index + 1} for index in range(FILES)]
 
 
+def test_what_a_stage_counted_is_not_counted_again(root: Path) -> None:
+    extract(root)
+    concatenate(root)
+    plan = StageRecord(root / "concatenated", "concatenate").read_plan()
+    assert plan is not None
+    inputs = [item for unit in plan.units for item in unit.spec["inputs"]]
+    assert [(item["records"], item["blank"]) for item in inputs] == [(index + 1, 0) for index in range(FILES)]
+    assert [file.remote for file in upstream(root).files] == [None] * 2
+
+
 def test_an_unfinished_stage_is_refused_with_how_far_it_is(root: Path) -> None:
     launch.extract(root, root / "extracted", how(0, 2))
     receipts = len(list((root / "extracted/.tokenmill/extract/receipts").iterdir()))

@@ -9,6 +9,7 @@ import os
 import secrets
 import shutil
 import socket
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from enum import Enum
@@ -154,13 +155,15 @@ def break_lease(lease: Path, owner: Owner | None) -> None:
             broken.rename(lease)
 
 
-def sweep(record: StageRecord, finished: set[str]) -> None:
-    """Remove what dead attempts left, and what any attempt left of a unit that has its receipt.
+def sweep(record: StageRecord, units: Iterable[str]) -> None:
+    """Remove what dead attempts left, and what any attempt left of these units, which have their receipts.
 
     An attempt of a finished unit cannot matter: at its commit it finds the receipt and gives way. One
     that is certainly alive is left alone all the same; it removes its directory itself.
     """
-    for unit, found in leftovers(record).items():
+    left, failed = leftovers(record), matching(record.directory / "failures", "*.json")
+    finished = {*left, *(path.stem for path in failed)}.intersection(units)
+    for unit, found in left.items():
         for leftover in found:
             gone = leftover.liveness is Liveness.DEAD
             if gone or (unit in finished and leftover.liveness is Liveness.UNKNOWN):
@@ -168,7 +171,7 @@ def sweep(record: StageRecord, finished: set[str]) -> None:
     planner = read_owner(record.directory / LEASE)
     if planner is not None and planner.liveness() is Liveness.DEAD:
         break_lease(record.directory / LEASE, planner)
-    for path in matching(record.directory / "failures", "*.json"):
+    for path in failed:
         if path.stem in finished:  # its worker was killed between the receipt and the removal
             path.unlink(missing_ok=True)
     _sweep_temporaries(record)

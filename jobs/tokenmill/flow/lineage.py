@@ -11,7 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import RequestError
-from tokenmill.files import check_inside, content_id, patiently, settle_seconds, size_of, walk_files
+from tokenmill.files import (
+    JsonText,
+    check_inside,
+    content_id,
+    pack,
+    patiently,
+    settle_seconds,
+    size_of,
+    unpack,
+    walk_files,
+)
 from tokenmill.flow.attempt import LEASE, Liveness, read_owner
 from tokenmill.flow.progress import size
 from tokenmill.flow.provenance import Part, whole
@@ -23,19 +33,26 @@ SEARCH_DEPTH = 2
 
 @dataclass(frozen=True, slots=True)
 class DataFile:
-    """A file a stage may read: `identity` changes when its content does, `parts` say where it came from.
+    """A file a stage may read: `identity` changes when its content does.
 
-    `remote` says how to fetch one that is not here yet (corpus.source.RemoteFile.spec).
+    `origin` is the JSON of its parts, or the name of the source file that it is. `remote` says how to fetch one that
+    is not here yet (corpus.source.RemoteFile.spec).
     `records` and `blank` are its lines, where the stage that made it counted them.
     """
 
     path: str
     bytes: int
     identity: str
-    parts: list[Part] = field(repr=False)
+    origin: str | JsonText = field(repr=False)
     remote: dict[str, Any] | None = None
     records: int | None = None
     blank: int | None = None
+
+    @property
+    def parts(self) -> list[Part]:
+        """Where its records came from."""
+        parts: list[Part] = whole(self.origin) if isinstance(self.origin, str) else unpack(self.origin)
+        return parts
 
 
 @dataclass(frozen=True)
@@ -112,7 +129,7 @@ def upstream_of(
     if not path.exists() and not patiently(path.exists, path.parent):
         raise RequestError(f"{path} does not exist; give the output directory of an earlier stage, or a file")
     if path.is_file():
-        return _plain(path.parent, [path], usable)
+        return _plain(path.parent, [path.name], usable)
     before = STAGES[: STAGES.index(stage)]
     if only is not None and only not in before:
         raise RequestError(f"--from {only}: {stage} reads one of {', '.join(before)}")
@@ -199,7 +216,12 @@ def _finish_first(record: StageRecord, stage: str) -> str:
 def _dataset(record: StageRecord, manifest: Manifest, usable: Sequence[str] | None, notes: list[str]) -> Dataset:
     files = [
         DataFile(
-            entry["path"], entry["bytes"], entry["xxh3_128"], entry["parts"], entry.get("records"), entry.get("blank")
+            entry["path"],
+            entry["bytes"],
+            entry["xxh3_128"],
+            pack(entry["parts"]),
+            records=entry.get("records"),
+            blank=entry.get("blank"),
         )
         for entry in manifest.files
         if entry.get("role") is None
@@ -249,20 +271,20 @@ def _brought(root: Path, usable: Sequence[str] | None, output: Path | None) -> D
             f"{root} holds an output of tokenmill that this stage does not read (tokenmill status {root}); give the "
             "directory that it was made from"
         )
-    paths, ours = walk_files(root, output)
-    dataset = _plain(root, paths, usable)
+    names, ours = walk_files(root, output)
+    dataset = _plain(root, names, usable)
     if ours:
-        names = ", ".join(str(path) for path in ours[:3])
-        dataset.notes.append(f"left out {names}{', ...' if len(ours) > 3 else ''}: outputs of tokenmill")
+        left_out = ", ".join(str(path) for path in ours[:3])
+        dataset.notes.append(f"left out {left_out}{', ...' if len(ours) > 3 else ''}: outputs of tokenmill")
     return dataset
 
 
-def _plain(root: Path, paths: list[Path], usable: Sequence[str] | None) -> Dataset:
+def _plain(root: Path, names: list[str], usable: Sequence[str] | None) -> Dataset:
     """List files that no stage of ours made; their identity is size and modification time."""
     files = []
-    for path in paths:
-        name, stat = path.relative_to(root).as_posix(), path.stat()
-        files.append(DataFile(name, stat.st_size, f"{stat.st_size}@{stat.st_mtime_ns}", whole(name)))
+    for name in names:
+        stat = os.stat(f"{root}/{name}")  # noqa: PTH116 - for 59,166 files a Path each would take longer than the call
+        files.append(DataFile(name, stat.st_size, f"{stat.st_size}@{stat.st_mtime_ns}", name))
     files, left_out = _usable(root, files, usable)
     listing = content_id([[file.path, file.identity] for file in files])
     # No absolute path: the same files give the same plan wherever they lie.

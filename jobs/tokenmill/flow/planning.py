@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokenmill.errors import WITH_REPLACE, RequestError, Stopped, Superseded, TokenmillError
-from tokenmill.files import inside, matching, publish_once, read_json, readable_json, write_atomic
+from tokenmill.files import inside, matching, publish_once, readable_json, write_atomic
 from tokenmill.flow.attempt import LEASE, Liveness, break_lease, leftovers, owner_record, read_owner
 from tokenmill.flow.record import PLANNING, Plan, StageRecord, Unit, record_failure
 from tokenmill.flow.runs import Runs
@@ -121,17 +121,17 @@ def _plan_under_lease(
     record.failure_path(PLANNING).unlink(missing_ok=True)
     if old is None:
         # Under the lease, what lies there and cannot be read is a plan that was cut short: made again.
-        if not publish_once(record.plan_path, new.to_bytes()) and record.read_plan() is None:
-            write_atomic(record.plan_path, new.to_bytes())
+        if not publish_once(record.plan_path, new.pieces()) and record.read_plan() is None:
+            write_atomic(record.plan_path, new.pieces())
         return new
     if not request.replace:
         if _loses_finished(record, old, new):
             raise RequestError(_difference(record, old, request))
         say(f"the input changed ({_changes(old, request)}); planned anew, and what is finished is kept")
     _go_on(should_stop)  # a pod that was told to end may not replace the plan of those that come after it
-    write_atomic(record.replaced_path, old.to_bytes())
+    write_atomic(record.replaced_path, old.pieces())
     runs.close_others()
-    write_atomic(record.plan_path, new.to_bytes())
+    write_atomic(record.plan_path, new.pieces())
     _clear(record)
     return new
 
@@ -158,8 +158,7 @@ def refuse_foreign(record: StageRecord, old: Plan | None, units: list[Unit]) -> 
 def _clear(record: StageRecord) -> None:
     """Remove what the replaced plan's receipts name, but keep units that the new plan has unchanged."""
     new = record.read_plan()
-    value = read_json(record.replaced_path)
-    old = Plan.from_json(value) if value else None
+    old = Plan.read(record.replaced_path)
     if new is not None and old is not None and old.id != new.id:
         record.manifest_path.unlink(missing_ok=True)
         wanted = {new.unit_key(unit): unit for unit in new.units}

@@ -6,10 +6,9 @@ the same content has the same hash on any machine.
 """
 
 import contextlib
-import json
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -17,7 +16,21 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import RequestError, TokenmillError
-from tokenmill.files import content_id, hash_file, inside, matching, read_json, readable_json, write_atomic
+from tokenmill.files import (
+    JsonText,
+    Packed,
+    content_id,
+    hash_file,
+    inside,
+    is_content,
+    matching,
+    pack,
+    read_json,
+    readable_json,
+    readable_pieces,
+    unpack,
+    write_atomic,
+)
 
 FORMAT = 1
 """Version of the three records' layout."""
@@ -34,18 +47,48 @@ PLANNING = "planning"
 Counts = dict[str, int]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True, init=False)
 class Unit:
     """One piece of work that is committed whole.
 
     `spec` says from what and how, `outputs` which files it may make (relative to the output directory),
-    `weight` is its input in bytes.
+    `weight` is its input in bytes. `text` is all of it, as it stands in plan.json: of 59,166 units as objects
+    a process would grow by 100 MB.
     """
 
     id: str
     weight: int
-    spec: dict[str, Any]
-    outputs: list[str]
+    text: JsonText = field(repr=False)
+
+    def __init__(self, id: str, weight: int, spec: dict[str, Any], outputs: list[str]) -> None:
+        """Make a unit from its parts."""
+        self._set(id, weight, pack({"id": id, "weight": weight, "spec": spec, "outputs": outputs}))
+
+    @classmethod
+    def of_text(cls, text: JsonText, value: dict[str, Any]) -> "Unit":
+        """Make a unit from its text and what that says; one that lacks something is a TypeError."""
+        if value.keys() != {"id", "weight", "spec", "outputs"}:
+            raise TypeError(f"a unit has {', '.join(value)}")
+        unit = cls.__new__(cls)
+        unit._set(value["id"], value["weight"], text)
+        return unit
+
+    def _set(self, id: str, weight: int, text: JsonText) -> None:
+        object.__setattr__(self, "id", id)
+        object.__setattr__(self, "weight", weight)
+        object.__setattr__(self, "text", text)
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """From what it is made and how; read from the text each time."""
+        spec: dict[str, Any] = unpack(self.text)["spec"]
+        return spec
+
+    @property
+    def outputs(self) -> list[str]:
+        """The files it may make; read from the text each time."""
+        outputs: list[str] = unpack(self.text)["outputs"]
+        return outputs
 
 
 @dataclass(frozen=True)
@@ -68,7 +111,7 @@ class Plan:
     require: str | None = None
 
     def content(self) -> dict[str, Any]:
-        """Return the plan as JSON, without its id."""
+        """Return the plan as JSON, its units Packed, without its id."""
         return {
             "format": FORMAT,
             "stage": self.stage,
@@ -78,7 +121,7 @@ class Plan:
             "source": self.source,
             "upstream": self.upstream,
             "require": self.require,
-            "units": [vars(unit) for unit in self.units],
+            "units": Packed(unit.text for unit in self.units),
         }
 
     @cached_property
@@ -95,16 +138,27 @@ class Plan:
         """Hash what decides a unit's bytes, so that a replaced plan can keep what did not change."""
         return content_id({"stage": self.stage, "basis": self.basis, "spec": unit.spec, "outputs": unit.outputs})
 
-    def to_bytes(self) -> bytes:
+    def pieces(self) -> list[bytes]:
         """Encode for plan.json: one unit a line, so that a person can read a plan of any size."""
         head = {"id": self.id, **self.content()}
-        units = head.pop("units")
-        lines = ",\n".join(json.dumps(unit) for unit in units)
-        return (json.dumps(head, indent=1)[:-2] + ',\n "units": [\n' + lines + "\n ]\n}\n").encode()
+        del head["units"]
+        lines = [piece for unit in self.units for piece in (b",\n", unit.text)]
+        return [readable_json(head)[:-3], b',\n "units": [\n', *lines[1:], b"\n ]\n}\n"]
+
+    def to_bytes(self) -> bytes:
+        """Return the pieces as one."""
+        return b"".join(self.pieces())
 
     @classmethod
-    def from_json(cls, value: Any) -> "Plan | None":
-        """Read a plan back; None when it is incomplete."""
+    def read(cls, path: Path) -> "Plan | None":
+        """Read a plan back; None when there is none, or it is incomplete."""
+        try:
+            return cls._of_json(read_json(path, packed="units"))
+        except (ValueError, RecursionError):  # a unit's text is no JSON
+            return None
+
+    @classmethod
+    def _of_json(cls, value: Any) -> "Plan | None":
         if not isinstance(value, dict) or "id" not in value or "units" not in value:
             return None
         if value.get("format") != FORMAT:
@@ -116,8 +170,9 @@ class Plan:
             raise RequestError("it is damaged: it is not what was written, since its id is another")
         names = ("stage", "request", "basis", "details", "source", "upstream", "require")
         try:
-            plan = cls(units=[Unit(**unit) for unit in value["units"]], **{name: value[name] for name in names})
-        except (KeyError, TypeError) as error:
+            units = list(map(Unit.of_text, value["units"].texts, value["units"]))
+            plan = cls(units=units, **{name: value[name] for name in names})
+        except (KeyError, TypeError, AttributeError) as error:
             raise RequestError(f"it is damaged, or of another version of tokenmill ({error})") from error
         plan.__dict__["id"] = value["id"]  # just compared: hashing 59,166 units as objects again would take 2 s
         return plan
@@ -178,7 +233,7 @@ class StageRecord:
     def read_plan(self) -> Plan | None:
         """Return the plan, or None when there is none yet."""
         try:
-            return Plan.from_json(read_json(self.plan_path))
+            return Plan.read(self.plan_path)
         except RequestError as error:
             raise RequestError(f"{self.plan_path}: {error}; delete {self.output} and make it again") from error
 
@@ -223,12 +278,15 @@ class StageRecord:
 
     def stored_manifest(self, plan_id: str | None) -> "Manifest | None":
         """Return the recorded manifest of this plan, None when there is none or it is not what was written."""
-        value = read_json(self.manifest_path)
+        value = read_json(self.manifest_path, packed="files")
         if not isinstance(value, dict) or value.get("plan") != plan_id:
             return None
         recorded = value.pop("hash", None)
         manifest = Manifest(value)
-        return manifest if manifest.hash == recorded else None
+        try:
+            return manifest if manifest.hash == recorded else None
+        except (ValueError, RecursionError):  # a file's text is no JSON
+            return None
 
     def failures(self) -> list[dict[str, Any]]:
         """Return why units failed last, for those that have not succeeded since."""
@@ -290,9 +348,10 @@ class Manifest:
         return content_id(self.content)
 
     @property
-    def files(self) -> list[dict[str, Any]]:
+    def files(self) -> Sequence[dict[str, Any]]:
         """The files: path relative to the output, bytes, xxh3_128, and what the stage says of each."""
-        return list(self.content["files"])
+        files: Packed = self.content["files"]
+        return files
 
     @property
     def counts(self) -> Counts:
@@ -300,13 +359,13 @@ class Manifest:
         return dict(self.content["counts"])
 
 
-def make_manifest(plan: Plan, receipts: list[dict[str, Any]]) -> Manifest:
+def make_manifest(plan: Plan, receipts: Iterable[dict[str, Any]]) -> Manifest:
     """Combine a plan with the receipts of all its units, in the plan's order."""
     counts: Counts = {}
-    files: list[dict[str, Any]] = []
+    files = Packed()
     empty: list[dict[str, Any]] = []
     for receipt in receipts:
-        files.extend(receipt["outputs"])
+        files.texts.extend(map(pack, receipt["outputs"]))
         empty.extend(receipt["empty"])
         for name, count in receipt["counts"].items():
             counts[name] = counts.get(name, 0) + count
@@ -346,22 +405,24 @@ def complete(record: StageRecord, plan: Plan, *, write: bool = True) -> Completi
     absent = [unit for unit in plan.units if _file_name(unit.id) not in names]
     if absent:
         return Completion(plan, None, absent, len(plan.units) - len(absent))
-    found: list[dict[str, Any]] = []
     missing: list[Unit] = []
-    for unit, receipt in record.receipts(plan):
-        if receipt is None:
-            missing.append(unit)
-        else:
-            found.append(receipt)
+
+    def found() -> Iterator[dict[str, Any]]:
+        for unit, receipt in record.receipts(plan):
+            if receipt is None:
+                missing.append(unit)
+            else:
+                yield receipt
+
+    manifest = make_manifest(plan, found())
     if missing:
-        return Completion(plan, None, missing, len(found))
-    manifest = make_manifest(plan, found)
+        return Completion(plan, None, missing, len(plan.units) - len(missing))
     if plan.require and not manifest.counts.get(plan.require):
         raise RequestError(
             f"{plan.stage} gave no {WORDS[plan.require]} from {len(plan.units)} units and {manifest.counts['in']} "
             f"records: {record.output} is no dataset to go on with; check the input and the options"
         )
-    data = readable_json({"hash": manifest.hash, **manifest.content})
-    if write and (not record.manifest_path.exists() or record.manifest_path.read_bytes() != data):
-        write_atomic(record.manifest_path, data)
-    return Completion(plan, manifest, [], len(found))
+    content = {"hash": manifest.hash, **manifest.content}
+    if write and not is_content(record.manifest_path, readable_pieces(content)):
+        write_atomic(record.manifest_path, readable_pieces(content))
+    return Completion(plan, manifest, [], len(plan.units))

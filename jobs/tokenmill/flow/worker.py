@@ -155,7 +155,7 @@ def run(
         if completion.missing and stood:
             record.manifest_path.unlink(missing_ok=True)
         if todo or completion.manifest:
-            sweep(record, {u.id for u in plan.units} if completion.manifest else {u.id for u in mine})
+            sweep(record, (unit.id for unit in (plan.units if completion.manifest else mine)))
     return Summary(plan, completion, time.monotonic() - started, planned - started, len(todo), len(done))
 
 

@@ -60,8 +60,11 @@ class Corpus:
 
 def local(dataset: Dataset) -> Corpus:
     """Tokenise the files of an earlier stage, or files somebody brought."""
-    paths = [dataset.root / file.path for file in dataset.readable]
-    found = Found(dataset.files, dataset.upstream, dataset.source, lambda: nullcontext(paths))
+
+    def beginnings() -> AbstractContextManager[list[Path]]:
+        return nullcontext([dataset.root / file.path for file in dataset.readable])
+
+    found = Found(dataset.files, dataset.upstream, dataset.source, beginnings)
     return Corpus({"input": dataset.upstream}, lambda: found)
 
 

@@ -18,7 +18,6 @@ from tokenmill.corpus.source import Patience, RemoteFile, Selection, open_source
 from tokenmill.errors import RequestError
 from tokenmill.files import explained
 from tokenmill.flow.lineage import DataFile
-from tokenmill.flow.provenance import whole
 from tokenmill.machine import is_alive, machine_tag
 from tokenmill.stages.download import names, select
 
@@ -68,7 +67,7 @@ class Stream:
                 name,
                 file.size or 0,
                 file.sha256 or file.git_sha1 or f"{file.size}@{file.version}",
-                whole(file.path),
+                file.path,
                 remote=file.spec(),
             )
             for file, name in zip(files, names(files, "flat"), strict=True)

@@ -69,6 +69,7 @@ class Tokenising:
     def __init__(self, unit: Unit, workspace: Workspace) -> None:
         """See run."""
         self.unit = unit
+        self.spec = unit.spec
         self.workspace = workspace
         self.basis = workspace.plan.basis
         self.counts: Counts = {"in": 0, "out": 0, "rejected": 0, "blank": 0}
@@ -86,7 +87,7 @@ class Tokenising:
         self._open()
         common: Common = self.workspace.common
         with common.processes.share() as self._share:
-            for item in self.unit.spec["inputs"][self.done :]:
+            for item in self.spec["inputs"][self.done :]:
                 self._read(item)
             self._submit()
             while self._pending:
@@ -169,7 +170,7 @@ class Tokenising:
             del ids  # a view of memory that may be given back now
         self._share.release(slot)
         self.workspace.checkpoint(sum(piece.compressed for piece in pieces))
-        more = self.done < len(self.unit.spec["inputs"])
+        more = self.done < len(self.spec["inputs"])
         if pieces[-1].last and more and time.monotonic() - self.marked > JOURNAL_SECONDS:
             self._mark()
 
@@ -206,7 +207,7 @@ class Tokenising:
 
         journal = self._journal()
         for number, key in enumerate(self.basis["keys"]):
-            prefix = f"{self.unit.spec['name']}_{key}_document"
+            prefix = f"{self.spec['name']}_{key}_document"
             state = journal["columns"][number] if journal else None
             output = self.workspace.open(
                 f"{prefix}.bin", temporary=f"bin-{number}", keep=state["bin_bytes"] if state else 0
@@ -223,7 +224,7 @@ class Tokenising:
             self.workspace.inputs = journal["inputs"]
             if journal["rejected_bytes"]:
                 self.rejects = self._open_rejects(journal["rejected_bytes"])
-            self.workspace.checkpoint(sum(item["bytes"] for item in self.unit.spec["inputs"][: self.done]))
+            self.workspace.checkpoint(sum(item["bytes"] for item in self.spec["inputs"][: self.done]))
 
     def _journal(self) -> dict[str, Any] | None:
         """Return a taken-over journal whose files are all there, else None and begin anew."""
@@ -267,7 +268,7 @@ class Tokenising:
         self.counts["rejected"] += 1
         if self.counts["rejected"] > limit:
             raise InputError(
-                f"more than {limit} bad records for {self.unit.spec['name']}, the latest in "
+                f"more than {limit} bad records for {self.spec['name']}, the latest in "
                 f"{self.workspace.input_root / name}, line {rejected.line}: {rejected.reason}; mend the input, or "
                 "raise --max-bad-records"
             )
@@ -284,7 +285,7 @@ class Tokenising:
         self.rejects.write(json.dumps(line).encode() + b"\n")
 
     def _open_rejects(self, keep: int) -> OutputFile:
-        output = self.workspace.open(f"rejected/{self.unit.spec['name']}.jsonl", temporary="rejected", keep=keep)
+        output = self.workspace.open(f"rejected/{self.spec['name']}.jsonl", temporary="rejected", keep=keep)
         output.describe(role="rejected")
         return output
 
