@@ -40,7 +40,12 @@ $(VENV)/.installed-bench: $(VENV)/.installed locks/bench.txt
 run: $(VENV)/.installed ## Take a sample corpus from a Hub to .bin/.idx, in OUT=out
 	$(BIN)/tokenmill sample $(OUT)
 
-test: lint chart-tools ## Check the code and run all fast tests; the charts' need helm, or Go to build it
+$(VENV)/.installed-scan: $(VENV)/.installed locks/scan.txt
+	$(PYTHON) -m venv .venv-scan
+	.venv-scan/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r locks/scan.txt
+	@touch $@
+
+test: lint chart-tools $(VENV)/.installed-scan ## Check the code and run all fast tests; the charts' need helm, or Go to build it
 	$(BIN)/python -m pytest -m "not conformance and not e2e"
 
 lint: $(VENV)/.installed-dev ## Check style and types
@@ -93,4 +98,4 @@ locks: $(VENV)/.installed ## Pin the dependencies anew, with hashes
 	$(BIN)/python tools/lock.py
 
 clean: ## Remove what make made, the sample's output included
-	rm -rf $(VENV) $(MEGATRON_VENV) .venv-bench .cache out build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(MEGATRON_VENV) .venv-bench .venv-scan .cache out build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -37,6 +37,7 @@ def main() -> None:
         str(LOCKS / "runtime.txt"),
     )
     lock("dev", [], "", "--group", "dev", "--constraint", str(LOCKS / "runtime.txt"))
+    lock("scan", [], "", "--group", "scan")
     lock("bench", [], "", "--group", "bench")
     lock("megatron", [], "", "--group", "megatron")
 

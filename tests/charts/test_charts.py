@@ -142,6 +142,8 @@ REFUSED = [
     ("extract", {"job": "null"}, "missing property 'job'"),
     ("extract", {"storage.mountPath": "/opt"}, 'storage.mountPath="/opt" lies where'),
     ("extract", {"image.repository": "registry/jobs:1"}, "/image/repository"),
+    ("extract", {"image.digest": "0123"}, "/image/digest"),
+    ("extract", {"networkPolicy.egress[0].too": "all"}, "/networkPolicy/egress/0"),
     ("download", {"dataset.source": "https://me:secret@host/x"}, "dataset.source holds a password"),
     (
         "preprocess",
@@ -172,8 +174,9 @@ def test_only_what_needs_another_job_changes_its_hash() -> None:
         return found
 
     same = {"job.activeDeadlineSeconds": "9", "job.ttlSecondsAfterFinished": "9", "job.maxFailedIndexes": "1"}
-    same |= {"verify.quick": "true", "serviceAccount.annotations.a": "b"}
+    same |= {"verify.quick": "true", "serviceAccount.annotations.a": "b", "networkPolicy.enabled": "true"}
     assert {spec(**{key: value}) for key, value in same.items()} == {spec()}
-    other = {"workers": "2", "image.tag": "x", "job.runAgain": "2", "resources.limits.cpu": "3", "kueue.queueName": "q"}
+    other = {"workers": "2", "image.tag": "x", "image.digest": f"sha256:{64 * '0'}", "job.runAgain": "2"}
+    other |= {"resources.limits.cpu": "3", "kueue.queueName": "q"}
     hashes = {spec(**{key: value}) for key, value in other.items()}
     assert len(hashes) == len(other) and spec() not in hashes
