@@ -145,6 +145,11 @@ REFUSED = [
     ("extract", {"image.digest": "0123"}, "/image/digest"),
     ("extract", {"networkPolicy.egress[0].too": "all"}, "/networkPolicy/egress/0"),
     ("download", {"dataset.source": "https://me:secret@host/x"}, "dataset.source holds a password"),
+    ("download", {"dataset.source": "HTTPS://me:se/cret@host/x"}, "dataset.source holds a password"),
+    ("download", {"dataset.source": "https://token@host/x"}, "dataset.source holds a password"),
+    ("download", {"dataset.source": "s3://key:12/34@bucket/x"}, "dataset.source holds a password"),
+    ("download", {"dataset.source": "https://host/x?a=b&SIG=c"}, "dataset.source holds a signature"),
+    ("download", {"dataset.source": "https://host/x?X-Amz-Signature=c"}, "dataset.source holds a signature"),
     (
         "preprocess",
         {"dataset.stream": "true", "dataset.inputPath": "", "dataset.source": "s3://me:secret@x"},
@@ -166,6 +171,20 @@ def test_wrong_values_are_refused_by_name(stage: str, settings: dict[str, str], 
     done = helm("template", "release", ROOT / f"charts/dataset-{stage}", *pairs, program=program)
     assert done.returncode != 0
     assert message in done.stderr
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "https://host:8443/pkg@1.0/a:b.jsonl?download=true",
+        "az://container@account.blob.core.windows.net/x",
+        "s3://bucket/a:b@c",
+        "hf://datasets/org/name@v1.0/train",
+        "https://[::1]:8080/x.jsonl",
+    ],
+)
+def test_addresses_without_a_secret_are_taken(source: str) -> None:
+    assert arguments(job_of(render("download", **{"dataset.source": source})))[1] == source
 
 
 def test_only_what_needs_another_job_changes_its_hash() -> None:
