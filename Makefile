@@ -14,7 +14,7 @@ IMAGE ?= localhost/tokenmill-jobs:$(VERSION)
 IMAGE_TRAINING ?= localhost/tokenmill-training:$(VERSION)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint format chart-tools charts image image-training e2e conformance bench locks clean
+.PHONY: help run test lint format chart-tools charts image image-training dist e2e conformance bench locks clean
 
 help: ## Say what there is to make
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,7 +57,7 @@ format: $(VENV)/.installed-dev ## Put the code into its form
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-chart-tools: # helm 3 and 4, helm-unittest and helm-docs in .cache/bin
+chart-tools: # helm 3 and 4, helm-unittest, helm-docs and actionlint in .cache/bin
 	@$(PYTHON) tools/chart_tools.py
 
 charts: $(VENV)/.installed chart-tools ## Write what is generated in charts/: values, schemas, READMEs
@@ -70,6 +70,13 @@ image: ## Build the image of the data stages with docker, podman or buildah (IMA
 image-training: ## Build the image of training on NVIDIA's PyTorch (IMAGE_TRAINING=, BASE_IMAGE=, FLAGS=)
 	@$(PYTHON) tools/build_image.py $(IMAGE_TRAINING) images/training/Containerfile $(VERSION) \
 	  $(if $(BASE_IMAGE),--build-arg BASE_IMAGE=$(BASE_IMAGE)) $(FLAGS)
+
+dist: $(VENV)/.installed chart-tools ## Build what a release holds into dist/: wheel, sdist, charts, values, checksums
+	rm -rf dist
+	$(BIN)/python -m hatchling build -d dist
+	for values in charts/*/values.yaml; do $(TOOLS)/helm package "$$(dirname "$$values")" -d dist || exit 1; done
+	tar -czf dist/tokenmill-values-$(VERSION).tar.gz values
+	cd dist && sha256sum * > SHA256SUMS
 
 e2e: $(VENV)/.installed-dev chart-tools ## Run the stages on the cluster of KUBECONFIG, which has the image
 	PATH="$$PATH:$(TOOLS)" $(BIN)/python -m pytest -m e2e tests/e2e

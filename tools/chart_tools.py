@@ -1,4 +1,4 @@
-"""Put helm 3, helm 4, helm-unittest and helm-docs into .cache/bin: `make chart-tools`.
+"""Put helm 3, helm 4, helm-unittest, helm-docs and actionlint into .cache/bin: `make chart-tools`.
 
 What PATH holds in the right version is linked, the rest is built once with Go.
 """
@@ -40,6 +40,8 @@ TOOLS = (
         ("--version",),
         "helm-docs version 1.14.2",
     ),
+    # Another version knows other rules.
+    Tool("actionlint", "github.com/rhysd/actionlint/cmd/actionlint", "v1.7.12", ("-version",), "1.7.12"),
 )
 
 
