@@ -33,6 +33,19 @@ def test_no_pod_of_any_chart_gets_a_token_of_the_api_server(rendered: dict[str, 
     assert kinds >= {"Pod", "Job", "Deployment", "PyTorchJob", "JobSet", "TrainingRuntime", "ServiceAccount"}
 
 
+def test_the_hubs_token_goes_to_the_stage_and_not_to_helm_test(rendered: dict[str, list[dict[str, Any]]]) -> None:
+    told = 0
+    for name, documents in rendered.items():
+        for document in documents:
+            text = json.dumps(document)
+            if document["kind"] == "Job" and name.startswith("dataset-") and name.endswith("-every-part"):
+                assert '{"secretKeyRef": {"name": "hub", "key": "token"}}' in text
+                told += 1
+            else:
+                assert "secretKeyRef" not in text, f"{name}: {document['kind']}"
+    assert told >= 4
+
+
 def test_every_pod_of_every_chart_is_pinned_where_a_digest_is_given(rendered: dict[str, list[dict[str, Any]]]) -> None:
     for name, documents in rendered.items():
         for spec in pod_specs(documents):

@@ -40,8 +40,9 @@ password with a slash, what looks like a port is the beginning. Input: an URI, o
   {{ include "tokenmill.validateSource" "https://example.com/corpus.jsonl.zst" }}
 */}}
 {{- define "tokenmill.validateSource" -}}
-{{- $place := "(?i)^[a-z0-9+.-]+://" -}}
-{{- if or (regexMatch (print $place "[^/?#]*:[^/?#]*@") .) (regexMatch (print $place "[^/?#@:]*:[0-9]*[^0-9/?#@][^@]*@") .) (regexMatch "(?i)^https?://[^/?#]*@" .) }}
+{{- $first := "(?i)^[a-z0-9+.-]+://[^/?#@:]*:" -}}
+{{- $password := list (print $first "[^/?#]*@") (print $first "[0-9]*[^0-9/?#@][^@]*@") "(?i)^https?://[^/?#]*@" "(?i)^(s3|gs|az|abfs)://[^/?#]*:[^@]*@" -}}
+{{- if regexMatch (join "|" $password) . }}
 {{- fail "\ndataset.source holds a password, which would be seen in the Job and in logs.\nTake it out, and give credentials by serviceAccount or by extraEnv with a secretKeyRef." }}
 {{- end }}
 {{- if regexMatch "(?i)[?&](sig|signature|x-amz-signature|x-amz-security-token|x-goog-signature|token|access_token)=" . }}
