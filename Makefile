@@ -46,7 +46,7 @@ $(VENV)/.installed-scan: $(VENV)/.installed locks/scan.txt
 	@touch $@
 
 test: lint chart-tools $(VENV)/.installed-scan ## Check the code and run all fast tests; the charts' need helm, or Go to build it
-	$(BIN)/python -m pytest -m "not conformance and not e2e"
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile -m "not conformance and not e2e"
 
 lint: $(VENV)/.installed-dev ## Check style and types
 	$(BIN)/ruff check
@@ -57,11 +57,12 @@ format: $(VENV)/.installed-dev ## Put the code into its form
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-chart-tools: # helm 3 and 4, helm-unittest, helm-docs and actionlint in .cache/bin
+chart-tools: # helm 3 and 4, helm-unittest, helm-docs, kubeconform and actionlint in .cache/bin
 	@$(PYTHON) tools/chart_tools.py
 
-charts: $(VENV)/.installed chart-tools ## Write what is generated in charts/: values, schemas, READMEs
+charts: $(VENV)/.installed chart-tools ## Write what is generated: the charts' values, schemas and READMEs; references
 	$(BIN)/python tools/charts.py
+	$(BIN)/python tools/reference.py
 
 image: ## Build the image of the data stages with docker, podman or buildah (IMAGE=, BASE_IMAGE=, FLAGS=)
 	@$(PYTHON) tools/build_image.py $(IMAGE) images/jobs/Containerfile $(VERSION) \
@@ -71,15 +72,14 @@ image-training: ## Build the image of training on NVIDIA's PyTorch (IMAGE_TRAINI
 	@$(PYTHON) tools/build_image.py $(IMAGE_TRAINING) images/training/Containerfile $(VERSION) \
 	  $(if $(BASE_IMAGE),--build-arg BASE_IMAGE=$(BASE_IMAGE)) $(FLAGS)
 
-dist: $(VENV)/.installed chart-tools ## Build what a release holds into dist/: wheel, sdist, charts, values, checksums
+dist: $(VENV)/.installed chart-tools ## Build what a release holds into dist/: wheel, sdist, charts with their values/, checksums
 	rm -rf dist
 	$(BIN)/python -m hatchling build -d dist
 	for values in charts/*/values.yaml; do $(TOOLS)/helm package "$$(dirname "$$values")" -d dist || exit 1; done
-	tar -czf dist/tokenmill-values-$(VERSION).tar.gz values
 	cd dist && sha256sum * > SHA256SUMS
 
 e2e: $(VENV)/.installed-dev chart-tools ## Run the stages on the cluster of KUBECONFIG, which has the image
-	PATH="$$PATH:$(TOOLS)" $(BIN)/python -m pytest -m e2e tests/e2e
+	PATH="$$PATH:$(TOOLS)" $(BIN)/python -m pytest -n 2 --dist loadfile -m e2e tests/e2e
 
 $(MEGATRON_VENV)/.installed: locks/megatron.txt
 	$(PYTHON) -m venv $(MEGATRON_VENV)

@@ -7,6 +7,7 @@ from typing import Any
 import yaml
 
 from charts.rendering import LOADER, ROOT, helm, overlays
+from charts.test_storage import NEEDED
 
 CHARTS = sorted(path.parent for path in (ROOT / "charts").glob("*/values.yaml"))
 ENGINES = ("pytorchjob", "jobset", "trainjob")
@@ -31,11 +32,10 @@ def renders() -> Iterator[tuple[str, list[dict[str, Any]]]]:
             yield name, [document for document in yaml.load_all(done.stdout, Loader=LOADER) if document]
 
 
-def _cases(chart: Path) -> Iterator[tuple[str, list[Path], dict[str, str]]]:
+def _cases(chart: Path) -> Iterator[tuple[str, list[Path], dict[str, Any]]]:
     if chart.name == "shared-storage":
-        needs = {"local": {"local.path": "/srv", "local.nodeName": "node"}}
         for file in overlays("storage"):
-            yield f"{chart.name}-{file.stem}", [file], needs.get(file.stem, {})
+            yield f"{chart.name}-{file.stem}", [file], NEEDED[file.stem]
         return
     needed = {"storage.pvcName": "claim"}
     if chart.name == "megatron-training":
