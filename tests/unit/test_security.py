@@ -22,13 +22,3 @@ def test_what_is_named_is_there(name: str) -> None:
     assert (ROOT / path).exists()
     if test:
         assert f"\ndef {test}(" in (ROOT / path).read_text()
-
-
-def test_links_lead_somewhere() -> None:
-    for page in (ROOT / "SECURITY.md", ROOT / "docs/releasing.md"):
-        for target, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(#[^)]*)?\)", page.read_text()):
-            found = (page.parent / target).resolve()
-            assert found.exists(), target
-            if anchor:
-                headings = re.findall(r"^#+ (.*)", found.read_text(), re.MULTILINE)
-                assert anchor[1:] in {heading.lower().replace(" ", "-") for heading in headings}
