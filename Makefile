@@ -14,7 +14,7 @@ IMAGE ?= localhost/tokenmill-jobs:$(VERSION)
 IMAGE_TRAINING ?= localhost/tokenmill-training:$(VERSION)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint format chart-tools charts image image-training e2e conformance bench locks clean
+.PHONY: help run test lint format chart-tools charts image image-training dist e2e conformance bench locks clean
 
 help: ## Say what there is to make
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,7 +40,12 @@ $(VENV)/.installed-bench: $(VENV)/.installed locks/bench.txt
 run: $(VENV)/.installed ## Take a sample corpus from a Hub to .bin/.idx, in OUT=out
 	$(BIN)/tokenmill sample $(OUT)
 
-test: lint chart-tools ## Check the code and run all fast tests; the charts' need helm, or Go to build it
+$(VENV)/.installed-scan: $(VENV)/.installed locks/scan.txt
+	$(PYTHON) -m venv .venv-scan
+	.venv-scan/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r locks/scan.txt
+	@touch $@
+
+test: lint chart-tools $(VENV)/.installed-scan ## Check the code and run all fast tests; the charts' need helm, or Go to build it
 	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile -m "not conformance and not e2e"
 
 lint: $(VENV)/.installed-dev ## Check style and types
@@ -52,7 +57,7 @@ format: $(VENV)/.installed-dev ## Put the code into its form
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-chart-tools: # helm 3 and 4, helm-unittest, helm-docs and kubeconform in .cache/bin
+chart-tools: # helm 3 and 4, helm-unittest, helm-docs, kubeconform and actionlint in .cache/bin
 	@$(PYTHON) tools/chart_tools.py
 
 charts: $(VENV)/.installed chart-tools ## Write what is generated: the charts' values, schemas and READMEs; references
@@ -66,6 +71,12 @@ image: ## Build the image of the data stages with docker, podman or buildah (IMA
 image-training: ## Build the image of training on NVIDIA's PyTorch (IMAGE_TRAINING=, BASE_IMAGE=, FLAGS=)
 	@$(PYTHON) tools/build_image.py $(IMAGE_TRAINING) images/training/Containerfile $(VERSION) \
 	  $(if $(BASE_IMAGE),--build-arg BASE_IMAGE=$(BASE_IMAGE)) $(FLAGS)
+
+dist: $(VENV)/.installed chart-tools ## Build what a release holds into dist/: wheel, sdist, charts with their values/, checksums
+	rm -rf dist
+	$(BIN)/python -m hatchling build -d dist
+	for values in charts/*/values.yaml; do $(TOOLS)/helm package "$$(dirname "$$values")" -d dist || exit 1; done
+	cd dist && sha256sum * > SHA256SUMS
 
 e2e: $(VENV)/.installed-dev chart-tools ## Run the stages on the cluster of KUBECONFIG, which has the image
 	PATH="$$PATH:$(TOOLS)" $(BIN)/python -m pytest -n 2 --dist loadfile -m e2e tests/e2e
@@ -94,4 +105,4 @@ locks: $(VENV)/.installed ## Pin the dependencies anew, with hashes
 	$(BIN)/python tools/lock.py
 
 clean: ## Remove what make made, the sample's output included
-	rm -rf $(VENV) $(MEGATRON_VENV) .venv-bench .cache out build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(MEGATRON_VENV) .venv-bench .venv-scan .cache out build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

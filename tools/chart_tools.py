@@ -1,4 +1,4 @@
-"""Put helm 3, helm 4, helm-unittest, helm-docs and kubeconform into .cache/bin: `make chart-tools`.
+"""Put helm 3, helm 4, helm-unittest, helm-docs, kubeconform and actionlint into .cache/bin: `make chart-tools`.
 
 What PATH holds in the right version is linked, the rest is built once with Go.
 """
@@ -42,6 +42,8 @@ TOOLS = (
         ("--version",),
         "helm-docs version 1.14.2",
     ),
+    # Another version knows other rules.
+    Tool("actionlint", "github.com/rhysd/actionlint/cmd/actionlint", "v1.7.12", ("-version",), "1.7.12"),
 )
 
 

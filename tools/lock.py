@@ -32,6 +32,7 @@ def main() -> None:
         words = [word for extra in extras for word in ("--extra", extra)]
         lock(name, ["pyproject.toml"], "\n".join(BUILD), *words, *agreeing)
     lock("dev", [], "", "--group", "dev", *agreeing)
+    lock("scan", [], "", "--group", "scan")
     lock("bench", [], "", "--group", "bench")
     lock("megatron", [], "", "--group", "megatron")
 

@@ -122,7 +122,7 @@ def test_the_library_is_reached_by_a_link_and_by_a_dependency(chart: Path) -> No
     assert (chart / "charts/common").readlink() == Path("../../common")
     about = yaml.safe_load((chart / "Chart.yaml").read_text())
     assert about["dependencies"] == [{"name": "common", "version": "0.1.0", "repository": "file://../common"}]
-    assert about["appVersion"] == __version__
+    assert about["version"] == about["appVersion"] == __version__, "a release pushes a chart by its own version"
     assert not list(chart.glob("charts/*.tgz")), "helm dependency build left an archive, and which wins is random"
 
 
@@ -155,7 +155,14 @@ REFUSED = [
     ("extract", {"job": "null"}, "missing property 'job'"),
     ("extract", {"storage.mountPath": "/opt"}, 'storage.mountPath="/opt" lies where'),
     ("extract", {"image.repository": "registry/jobs:1"}, "/image/repository"),
+    ("extract", {"image.digest": "0123"}, "/image/digest"),
+    ("extract", {"networkPolicy.egress[0].too": "all"}, "/networkPolicy/egress/0"),
     ("download", {"dataset.source": "https://me:secret@host/x"}, "dataset.source holds a password"),
+    ("download", {"dataset.source": "https://me:se/cret@host/x"}, "dataset.source holds a password"),
+    ("download", {"dataset.source": "https://token@host/x"}, "dataset.source holds a password"),
+    ("download", {"dataset.source": "s3://key:12/34@bucket/x"}, "dataset.source holds a password"),
+    ("download", {"dataset.source": "https://host/x?a=b&SIG=c"}, "dataset.source holds a signature"),
+    ("download", {"dataset.source": "https://host/x?X-Amz-Signature=c"}, "dataset.source holds a signature"),
     (
         "preprocess",
         {"dataset.stream": "true", "dataset.inputPath": "", "dataset.source": "s3://me:secret@x"},
@@ -179,14 +186,29 @@ def test_wrong_values_are_refused_by_name(stage: str, settings: dict[str, str], 
     assert message in done.stderr
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "https://host:8443/pkg@1.0/a:b.jsonl?download=true",
+        "az://container@account.blob.core.windows.net/x",
+        "s3://bucket/a:b@c",
+        "hf://datasets/org/name@v1.0/train",
+        "https://[::1]:8080/x.jsonl",
+    ],
+)
+def test_addresses_without_a_secret_are_taken(source: str) -> None:
+    assert arguments(job_of(render("download", **{"dataset.source": source})))[1] == source
+
+
 def test_only_what_needs_another_job_changes_its_hash() -> None:
     def spec(**settings: str) -> str:
         found: str = job_of(render("extract", **settings))["metadata"]["annotations"]["tokenmill/spec"]
         return found
 
     same = {"job.activeDeadlineSeconds": "9", "job.ttlSecondsAfterFinished": "9", "job.maxFailedIndexes": "1"}
-    same |= {"verify.quick": "true", "serviceAccount.annotations.a": "b"}
+    same |= {"verify.quick": "true", "serviceAccount.annotations.a": "b", "networkPolicy.enabled": "true"}
     assert {spec(**{key: value}) for key, value in same.items()} == {spec()}
-    other = {"workers": "2", "image.tag": "x", "job.runAgain": "2", "resources.limits.cpu": "3", "kueue.queueName": "q"}
+    other = {"workers": "2", "image.tag": "x", "image.digest": f"sha256:{64 * '0'}", "job.runAgain": "2"}
+    other |= {"resources.limits.cpu": "3", "kueue.queueName": "q"}
     hashes = {spec(**{key: value}) for key, value in other.items()}
     assert len(hashes) == len(other) and spec() not in hashes

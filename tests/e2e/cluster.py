@@ -135,16 +135,16 @@ class Namespace:
         files: Path,
         faults: list[dict[str, Any]] | None = None,
         claim: str = CLAIM,
-        token: str | None = None,
+        token_secret: str | None = None,
     ) -> None:
         """Serve a directory as the Hub that the stages of this namespace ask; `faults` as testhub.faults has them.
 
-        It lies on the volume of a claim; with a token, it wants that.
+        It lies on the volume of a claim. With `token_secret`, it refuses whoever has not the token in that Secret.
         """
         shutil.copytree(files, self.data / HUB_FILES, dirs_exist_ok=True)
         (self.data / HUB_FILES).chmod(0o755)  # a volume's first pod opens its files to the group, later ones do not
         (self.data / HUB_FILES / "faults.json").write_text(json.dumps(faults or []))
-        self.user.apply(*hub_objects(claim, token))
+        self.user.apply(*hub_objects(claim, token_secret))
         ended = self.user.run("kubectl rollout status deployment/hub --timeout=90s")
         if ended.code:
             pods = [describe_pod(pod) + self.logs(pod["metadata"]["name"]) for pod in self.user.get("pods")["items"]]
@@ -182,12 +182,11 @@ def wait_for(look: Callable[[], Any], timeout: float = 60) -> Any:
     return seen
 
 
-def hub_objects(claim: str, token: str | None) -> list[dict[str, Any]]:
+def hub_objects(claim: str, token_secret: str | None) -> list[dict[str, Any]]:
     """Return the test Hub's Deployment, the Service that gives it its name, and what points the stages to it."""
     labels = {"app": "hub"}
     command = ["python", "-m", "tokenmill.testhub", "/hub", "--host", "0.0.0.0", "--port", "8000"]
-    command += ["--token", token] if token else []
-    container = {
+    container: dict[str, Any] = {
         "name": "hub",
         "image": IMAGE,
         "command": [*command, "--cdn-port", "8001", "--public-host", "hub", "--faults", "/hub/faults.json"],
@@ -196,6 +195,10 @@ def hub_objects(claim: str, token: str | None) -> list[dict[str, Any]]:
         "readinessProbe": {"tcpSocket": {"port": 8000}, "periodSeconds": 1},
         "volumeMounts": [{"name": "data", "mountPath": "/hub", "subPath": HUB_FILES, "readOnly": True}],
     }
+    if token_secret:
+        reference = {"secretKeyRef": {"name": token_secret, "key": "token"}}
+        container["env"] = [{"name": "TOKEN", "valueFrom": reference}]
+        container["command"] += ["--token=$(TOKEN)"]  # which Kubernetes replaces in the pod alone
     pod = {
         "automountServiceAccountToken": False,
         "securityContext": RESTRICTED,

@@ -58,6 +58,8 @@ def everything() -> str:
         "workers": "7",
         "processes": "2",
         "image.tag": "20260422",
+        "image.digest": f"sha256:{64 * '0'}",
+        "networkPolicy.enabled": "true",
         "storage.outputPvcName": "other",
         "storage.subPath": "a/b",
         "storage.outputSubPath": "c",
@@ -95,3 +97,4 @@ def test_the_server_takes_every_option_at_once(namespace: Namespace, stage: str)
     assert taken.code == 0, taken.err
     assert "would violate PodSecurity" not in taken.err
     assert "unknown field" not in taken.err
+    assert taken.out.count("networkpolicy.networking.k8s.io/") == 2

@@ -137,7 +137,8 @@ def eks(
     with new_namespace("guide-eks") as made, serve(served, token="hf_planted") as outside:
 
         def hub() -> None:
-            made.start_hub(served, claim="fsx-shared-pvc", token="hf_planted")
+            made.user.does("kubectl create secret generic served --from-literal=token=hf_planted")
+            made.start_hub(served, claim="fsx-shared-pvc", token_secret="served")
 
         yield opened("eks", made, directory, TRAINER | SMALL, hub, {"HF_ENDPOINT": outside.endpoint})
 

@@ -30,11 +30,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 
 {{/*
-The container image. A tag may be a number (--set image.tag=20260422 arrives as one), which toJson prints whole.
-Input: $. Output: repository:tag.
+The container image. A tag may be a number (--set image.tag=20260422 arrives as one), which toJson prints whole; a digest
+decides what is pulled, whatever the tag. Input: $. Output: repository:tag, or repository:tag@digest.
   image: {{ include "tokenmill.image" . | quote }}
 */}}
 {{- define "tokenmill.image" -}}
 {{- $tag := .Values.image.tag | default .Chart.AppVersion -}}
 {{ .Values.image.repository }}:{{ if kindIs "string" $tag }}{{ $tag }}{{ else }}{{ toJson $tag }}{{ end }}
+{{- with .Values.image.digest }}@{{ . }}{{ end }}
 {{- end }}

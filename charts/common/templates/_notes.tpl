@@ -42,6 +42,7 @@ Settings of this release that the next stage needs as well. Input: the stage's d
 {{- with ternary $storage.outputSubPath $storage.subPath $apart }} {{ include "tokenmill.setting" (list "storage.subPath" .) }}{{ end }}
 {{- if ne $values.image.repository "localhost/tokenmill-jobs" }} {{ include "tokenmill.setting" (list "image.repository" $values.image.repository) }}{{ end }}
 {{- with $values.image.tag }} {{ include "tokenmill.setting" (list "image.tag" (toJson . | trimAll "\"")) }}{{ end }}
+{{- with $values.image.digest }} {{ include "tokenmill.setting" (list "image.digest" .) }}{{ end }}
 {{- with $values.hub.tokenSecret.name }} {{ include "tokenmill.setting" (list "hub.tokenSecret.name" .) }}{{ end }}
 {{- end }}
 

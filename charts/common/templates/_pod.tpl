@@ -100,7 +100,7 @@ containers:
       {{- end }}
       {{- with .environment }}{{ . | nindent 6 }}{{ end }}
       {{- with ($values.hub).tokenSecret }}
-      {{- if .name }}
+      {{- if and .name (ne ($.component | default "") "verify") }}
       - name: HF_TOKEN
         valueFrom: {secretKeyRef: {name: {{ .name | quote }}, key: {{ .key | quote }}}}
       {{- end }}

@@ -1,5 +1,5 @@
 {{/*
-All objects of a stage: its Job, what clears the Job on an upgrade, its service account, its test.
+All objects of a stage: its Job, what clears the Job on an upgrade, its service account, its network policies, its test.
 Input: a dict of
   root    the chart's context, $
   stage   the command: download, extract, concatenate or preprocess
@@ -11,6 +11,7 @@ Output: documents.
 {{- define "tokenmill.stage" -}}
 {{- include "tokenmill.validate" . -}}
 {{- include "tokenmill.serviceAccount" .root }}
+{{- include "tokenmill.stagePolicies" . }}
 {{- include "tokenmill.workload" (dict "root" .root "apiVersion" "batch/v1" "kind" "Job"
       "name" (include "tokenmill.jobName" .)
       "hash" (include "tokenmill.jobHash" .)

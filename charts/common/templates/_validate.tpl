@@ -9,9 +9,7 @@ Input: the stage's dict, see tokenmill.stage. Output: nothing; the render fails 
 {{- $found := include "tokenmill.directories" . | fromYaml -}}
 {{- include "tokenmill.validateName" . -}}
 {{- include "tokenmill.validateClaimName" .root -}}
-{{- if regexMatch "^[a-z0-9+]+://[^/]*:[^/]*@" (.source | default "") }}
-{{- fail "\ndataset.source holds a password, which would be seen in the Job and in logs.\nTake it out, and give credentials by serviceAccount or by extraEnv with a secretKeyRef." }}
-{{- end }}
+{{- include "tokenmill.validateSource" (.source | default "") -}}
 {{- with .root.Values.job.maxFailedIndexes }}
 {{- if gt (int64 .) (int64 $.root.Values.workers) }}
 {{- fail (printf "\njob.maxFailedIndexes=%d is more than workers=%d.\nLeave it out, or lower it." (int64 .) (int64 $.root.Values.workers)) }}
@@ -34,6 +32,22 @@ Input: the stage's dict, see tokenmill.stage. Output: nothing; the render fails 
 {{- end }}
 {{- include "tokenmill.validateCluster" (dict "root" .root "apiVersion" "batch/v1" "kind" "Job" "name" (include "tokenmill.jobName" .)
       "claims" (dict "storage.pvcName" $storage.pvcName "storage.outputPvcName" $storage.outputPvcName)) -}}
+{{- end }}
+
+{{/*
+An address is seen by everybody who may look at the Job, or at the release: it holds no password, and no signature. Of a
+password with a slash, what looks like a port is the beginning. Input: an URI, or nothing. Output: nothing, or fails.
+  {{ include "tokenmill.validateSource" "https://example.com/corpus.jsonl.zst" }}
+*/}}
+{{- define "tokenmill.validateSource" -}}
+{{- $first := "(?i)^[a-z0-9+.-]+://[^/?#@:]*:" -}}
+{{- $password := list (print $first "[^/?#]*@") (print $first "[0-9]*[^0-9/?#@][^@]*@") "(?i)^https?://[^/?#]*@" "(?i)^(s3|gs|az|abfs)://[^/?#]*:[^@]*@" -}}
+{{- if regexMatch (join "|" $password) . }}
+{{- fail "\ndataset.source holds a password, which would be seen in the Job and in logs.\nTake it out, and give credentials by serviceAccount or by extraEnv with a secretKeyRef." }}
+{{- end }}
+{{- if regexMatch "(?i)[?&](sig|signature|x-amz-signature|x-amz-security-token|x-goog-signature|token|access_token)=" . }}
+{{- fail "\ndataset.source holds a signature, which would be seen in the Job.\nTake it out, and give credentials by serviceAccount or by extraEnv with a secretKeyRef: AZURE_STORAGE_SAS_TOKEN for az://, AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for s3://." }}
+{{- end }}
 {{- end }}
 
 {{/*

@@ -75,6 +75,9 @@ Values that contradict each other. Input: $. Output: nothing, or fails.
 {{- if gt (int64 (.Values.gang.minAvailable | default 0)) (int64 $training.nodes) }}
 {{- fail (printf "\ngang.minAvailable=%d is more than training.nodes=%d: no pod would ever start.\nSet gang.minAvailable=%d." (int64 .Values.gang.minAvailable) (int64 $training.nodes) (int64 $training.nodes)) }}
 {{- end }}
+{{- if and .Values.networkPolicy.enabled .Values.network.hostNetwork }}
+{{- fail "\nnetworkPolicy.enabled=true does nothing for pods with network.hostNetwork=true: they have the node's own addresses.\nSet one of them to false." }}
+{{- end }}
 {{- $storage := .Values.storage -}}
 {{- $on := include "megatron-training.directories" . | fromJson -}}
 {{- $mount := include "megatron-training.writes" . -}}

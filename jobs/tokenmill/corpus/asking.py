@@ -31,7 +31,8 @@ def hub_address(endpoint: str | None) -> str:
     """Return the Hub's address: the one given, else HF_ENDPOINT's, else the public one."""
     address = (endpoint or os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
     if not address.startswith(("https://", "http://")):
-        raise RequestError(f"the Hub's address {address!r} is none; write --endpoint (HF_ENDPOINT) with https://")
+        shown = address.rpartition("@")[2]
+        raise RequestError(f"the Hub's address {shown!r} is none; write --endpoint (HF_ENDPOINT) with https://")
     return address
 
 

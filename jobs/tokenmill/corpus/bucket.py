@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tokenmill.corpus.source import Changed, Listing, Patience, RemoteFile, Retry, without_secrets
-from tokenmill.errors import RequestError
+from tokenmill.corpus.source import Changed, Listing, Patience, RemoteFile, Retry, without_addresses, without_secrets
+from tokenmill.errors import RequestError, TransientError
 from tokenmill.files import walk_files
 
 CHUNK = 8 << 20
@@ -21,7 +21,8 @@ class BucketSource:
 
         self._given = uri
         self._uri = uri.rstrip("/") if "://" in uri else f"file://{Path(uri).absolute()}"
-        protocol = self._uri.partition("://")[0]
+        self._said = without_secrets(self._uri)
+        protocol = self._uri.partition("://")[0].lower()
         try:
             self._fs, self._root = fsspec.core.url_to_fs(self._uri)
         except ImportError as error:
@@ -32,7 +33,7 @@ class BucketSource:
     def list(self, revision: str | None, patience: Patience) -> Listing:
         """List all files under the prefix, or the one file it names."""
         if revision:
-            raise RequestError(f"--revision: {self._uri} has no revisions")
+            raise RequestError(f"--revision: {self._said} has no revisions")
         found = self._find()
         if not found:
             hint = (
@@ -40,13 +41,13 @@ class BucketSource:
                 if "/" not in self._given or "://" in self._given
                 else f"; on the Hub it is hf://datasets/{self._given}"
             )
-            raise RequestError(f"nothing at {self._uri}; check the path and, for a bucket, the credentials{hint}")
+            raise RequestError(f"nothing at {self._said}; check the path and, for a bucket, the credentials{hint}")
         root = self._root.rstrip("/")
         files = []
         for path, about in sorted(found.items()):
             name = path[len(root) + 1 :] if path != root else path.rpartition("/")[2]
             files.append(RemoteFile(name, about["size"], version=_version(about)))
-        uri = f"file:{Path(root).name}" if self._uri.startswith("file://") else without_secrets(self._uri)
+        uri = f"file:{Path(root).name}" if self._uri.startswith("file://") else self._said
         return Listing(uri, None, files, by_name=list(found) == [root])
 
     def _find(self) -> dict[str, Any]:
@@ -58,6 +59,11 @@ class BucketSource:
             found: dict[str, Any] = self._fs.find(self._root, detail=True)
         except FileNotFoundError:
             return {}
+        except Exception as error:  # each store's client has its own
+            reason = without_addresses(f"{type(error).__name__}: {error}")[:300]
+            raise TransientError(
+                f"{self._said} cannot be listed: {reason}; check the address and the credentials"
+            ) from error
         return found
 
     def open(
@@ -89,7 +95,7 @@ class _Body:
         except FileNotFoundError as error:
             raise Retry(f"{path} is not there", refused=True) from error
         except OSError as error:
-            raise Retry(f"{type(error).__name__}: {error}") from error
+            raise Retry(without_addresses(f"{type(error).__name__}: {error}")) from error
 
     def part(self, start: int, stop: int) -> "_Body":
         """Not divided: a bucket's own client reads ahead."""

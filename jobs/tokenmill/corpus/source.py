@@ -9,11 +9,17 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
-from urllib.parse import urlsplit
 
 from tokenmill.errors import RequestError, Stopped, TransientError
 
 _KNOWN = ("sha256", "git_sha1", "version", "xet")
+_PLACE = re.compile(r"([^/?#]*@)?(\[[^]/?#]*\]|[^:/?#]*)(:[0-9]*)?([/?#]|$)")
+"""What may follow "://": a user, a host and a port."""
+_HOSTED = ("http", "https")
+_BUCKETS = ("s3", "gs", "az", "abfs")
+_PASSWORD = re.compile("[^/?#]*:[^@]*@")
+"""What begins with a user and a password, where there are no ports."""
+_ADDRESS = re.compile(r"[A-Za-z][\w+.-]*://[^\s)]*|(?<=url: )\S+")
 
 
 @dataclass(frozen=True)
@@ -153,10 +159,33 @@ def without_secrets(uri: str) -> str:
     scheme, mark, rest = uri.partition("://")
     if not mark or scheme.lower() == "file":
         return uri
+    # A password with / ? or # in it, so that what looks like a port is its beginning.
+    if not _PLACE.match(rest) or (scheme.lower() not in _HOSTED and _PASSWORD.match(rest)):
+        rest = rest.rpartition("@")[2] if "@" in rest else rest.partition(":")[0]
     place, slash, path = re.split("[?#]", rest, maxsplit=1)[0].partition("/")
     if scheme.lower() != "abfs":  # there a container goes before the @
         place = place.rpartition("@")[2]
     return f"{scheme}://{place}{slash}{path}"
+
+
+def without_addresses(text: str) -> str:
+    """Replace the addresses in another library's message, which may be signed or hold a password."""
+    return _ADDRESS.sub("<url>", text)
+
+
+def _check_place(uri: str, scheme: str) -> None:
+    """Refuse an address whose user or password cannot be told from its host, and a bucket's that holds a password."""
+    rest = uri.partition("://")[2]
+    if scheme in _HOSTED and not _PLACE.match(rest):
+        raise RequestError(
+            f"{without_secrets(uri)!r} has no host and port where they belong; in a user or a password, write "
+            "/ ? # and @ as %2F %3F %23 and %40"
+        )
+    if scheme in _BUCKETS and _PASSWORD.match(rest):
+        raise RequestError(
+            f"the address of {without_secrets(uri)!r} holds a password; take it out: credentials of a bucket come from "
+            "the environment, as its provider's tools take them"
+        )
 
 
 def open_source(
@@ -165,16 +194,17 @@ def open_source(
     """Return the source that a URI names: hf:// https:// http:// s3:// gs:// az:// file:// or a path."""
     if not uri:
         raise RequestError("the source is empty; give hf://datasets/ORG/NAME, https://, s3://, gs://, az:// or a path")
-    scheme = urlsplit(uri).scheme if "://" in uri else "file"
+    scheme = uri.partition("://")[0].lower() if "://" in uri else "file"
+    _check_place(uri, scheme)
     if scheme == "hf":
         from tokenmill.corpus.hub import HubSource
 
         return HubSource(uri, stall_seconds=stall_seconds, endpoint=endpoint, warn=warn)
-    if scheme in ("http", "https"):
+    if scheme in _HOSTED:
         from tokenmill.corpus.web import WebSource
 
         return WebSource(uri, stall_seconds=stall_seconds)
-    if scheme in ("file", "s3", "gs", "az", "abfs"):
+    if scheme in ("file", *_BUCKETS):
         from tokenmill.corpus.bucket import BucketSource
 
         return BucketSource(uri)

@@ -18,7 +18,7 @@ import requests
 import urllib3
 
 from tokenmill import __version__
-from tokenmill.corpus.source import Changed, Retry
+from tokenmill.corpus.source import Changed, Retry, without_addresses
 
 BLOCK = 256 << 10
 """Bytes that are read at a time into one buffer: it stays in a core's cache while they are written and hashed."""
@@ -231,7 +231,7 @@ def _reason(error: Exception) -> str:
     inner: BaseException = error
     while inner.__cause__ or inner.__context__:
         inner = inner.__cause__ or inner.__context__ or inner
-    return f"{type(inner).__name__}: {re.sub(r'https?://[^ )]*', '<url>', str(inner))[:200]}"
+    return f"{type(inner).__name__}: {without_addresses(str(inner))[:200]}"
 
 
 def _host(url: str) -> str:

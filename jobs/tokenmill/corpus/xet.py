@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
-from tokenmill.corpus.source import RemoteFile, Retry
+from tokenmill.corpus.source import RemoteFile, Retry, without_addresses
 
 CONFIG: dict[str, Any] = {
     # Its own defaults take gigabytes. These are of this process, whatever the number of files.
@@ -87,7 +87,7 @@ class Xet:
         with self._lock:
             was, self.on = self.on, False
         if was:
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+            reason = without_addresses((str(error).strip().splitlines() or [type(error).__name__])[0])[:300]
             self._warn(f"Xet storage does not work here ({reason}); the files come from the Hub's CDN instead")
 
 

@@ -9,6 +9,7 @@ candidate loads and encodes while Hugging Face does, at ANSWERED it compares.
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -26,6 +27,11 @@ if TYPE_CHECKING:
 
 CANDIDATES = ("fastokens", "gigatoken", "hf")
 """What may be asked for beside auto, which tries them in the order of `encoders.by_speed`."""
+
+_SECRET = re.compile(
+    "(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|KEY|SAS|CONNECTION_STRING|PROXY)(_|$)", re.IGNORECASE
+)
+"""Names of variables that may hold a secret: the Hub's token, a cloud's keys, a proxy's password."""
 
 _PACKAGES = {"fastokens": "fastokens", "gigatoken": "gigatoken", "hf": "tokenizers"}
 """The distribution that each encoder comes from."""
@@ -204,8 +210,7 @@ def encoder_version(name: str) -> str:
 
 def environment() -> dict[str, str]:
     """Return the environment for a child that handles a tokenizer: no secrets, no network, no chatter."""
-    secrets = ("HF_TOKEN", "HF_TOKEN_PATH", "HUGGING_FACE_HUB_TOKEN")
-    kept = {key: value for key, value in os.environ.items() if key not in secrets}
+    kept = {key: value for key, value in os.environ.items() if not _SECRET.search(key)}
     return kept | {
         "HF_HUB_OFFLINE": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",

@@ -1,0 +1,66 @@
+"""Renders of every chart as it is really installed: each one with overlays, with every optional part, and by digest."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from charts.rendering import LOADER, ROOT, helm, overlays
+from charts.test_storage import NEEDED
+
+CHARTS = sorted(path.parent for path in (ROOT / "charts").glob("*/values.yaml"))
+ENGINES = ("pytorchjob", "jobset", "trainjob")
+DIGEST = f"sha256:{64 * 'a'}"
+EVERY_PART = {
+    "serviceAccount.create": "true",
+    "networkPolicy.enabled": "true",
+    "environment.caBundle.configMap": "trust",
+}
+"""Optional parts of every chart that runs pods; each has its further ones below."""
+
+
+def renders() -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Yield each render's name and its documents."""
+    for chart in CHARTS:
+        for name, files, settings in _cases(chart):
+            flags = [part for file in files for part in ("-f", file)]
+            given = settings | ({} if chart.name == "shared-storage" else {"image.digest": DIGEST})
+            flags += [part for key, value in given.items() for part in ("--set", f"{key}={value}")]
+            done = helm("template", "release", chart, *flags)
+            assert done.returncode == 0, f"{name}: {done.stderr}"
+            yield name, [document for document in yaml.load_all(done.stdout, Loader=LOADER) if document]
+
+
+def _cases(chart: Path) -> Iterator[tuple[str, list[Path], dict[str, Any]]]:
+    if chart.name == "shared-storage":
+        for file in overlays("storage"):
+            yield f"{chart.name}-{file.stem}", [file], NEEDED[file.stem]
+        return
+    needed = {"storage.pvcName": "claim"}
+    if chart.name == "megatron-training":
+        parts = EVERY_PART | {"dataset.buildIndex.enabled": "true", "podDisruptionBudget.enabled": "true"}
+        for engine in ENGINES:
+            yield f"{chart.name}-{engine}", [], needed | parts | {"engine": engine, "training.nodes": "2"}
+        for cluster in overlays("clusters"):
+            files = [ROOT / "values/models/1.3b.yaml", cluster]
+            yield f"{chart.name}-{cluster.stem}", files, needed | {"training.nodes": "2"}
+        return
+    parts = EVERY_PART | {"hub.tokenSecret.name": "hub", "storage.outputPvcName": "other", "dataset.outputPath": "out"}
+    corpus = ROOT / "values/datasets/slimpajama.yaml"
+    yield chart.name, [corpus], needed
+    yield f"{chart.name}-every-part", [corpus], needed | parts
+    for cluster in overlays("clusters"):
+        yield f"{chart.name}-{cluster.stem}", [corpus, cluster], needed
+
+
+def pod_specs(thing: Any) -> Iterator[dict[str, Any]]:
+    """Yield every pod's spec in a document of any kind: what has containers."""
+    if isinstance(thing, list):
+        for each in thing:
+            yield from pod_specs(each)
+    elif isinstance(thing, dict):
+        if isinstance(thing.get("containers"), list):
+            yield thing
+        for each in thing.values():
+            yield from pod_specs(each)
