@@ -38,7 +38,7 @@ OF_A_SECTION = (
     *("topologySpreadConstraints", "extraEnv", "extraVolumes", "extraVolumeMounts"),
 )
 """What is the same in every stage's chart and may yet differ from stage to stage of one release."""
-OF_THE_RELEASE = {"naming", "runAgain", "ttlSecondsAfterFinished"}
+OF_THE_RELEASE = {"naming", "annotations", "runAgain", "ttlSecondsAfterFinished"}
 """Keys of `job` that are about the JobSet, not about a stage's Job."""
 PIPELINE_HEAD = """\
 # Made by `make charts` of the stages' own charts, charts/dataset-*, and of charts/common/*.values.yaml: change those.

@@ -23,8 +23,8 @@ def jobset(namespace: Namespace, name: str) -> dict[str, Any]:
     return found
 
 
-def ended(namespace: Namespace, name: str, uid: str | None = None, timeout: float = 120) -> dict[str, Any]:
-    """Wait until a JobSet, or the one with this uid, has ended, and return it."""
+def ended(namespace: Namespace, name: str, timeout: float = 300) -> dict[str, Any]:
+    """Wait until a JobSet has ended, and return it."""
 
     def look() -> dict[str, Any] | None:
         found = jobset(namespace, name)
