@@ -91,7 +91,9 @@ def pipeline_values() -> str:
         kept += ["# -- Requests and limits of its pods, over `resources` of all", "resources: {}"]
         sections.append("\n".join([f"{stage}:", *(f"  {line}" for line in kept)]))
     dataset = "\n".join(["dataset:", *(line for key in dataset_of_all() for line in corpus[key])])
-    return "\n\n".join([PIPELINE_HEAD + dataset, *sections, (CHARTS / "common/stage.values.yaml").read_text() + "\n" + POD])
+    return "\n\n".join(
+        [PIPELINE_HEAD + dataset, *sections, (CHARTS / "common/stage.values.yaml").read_text() + "\n" + POD]
+    )
 
 
 def dataset_of_all() -> dict[str, Any]:
@@ -126,7 +128,12 @@ def pipeline_schema() -> str:
         dataset = {key: value for key, value in own["dataset"]["properties"].items() if key not in shared["dataset"]}
         own["dataset"]["properties"] = dataset
         parts = {"enabled": {"type": "boolean"}} | own | again
-        sections[stage] = {"type": "object", "additionalProperties": False, "properties": parts, "required": ["enabled"]}
+        sections[stage] = {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": parts,
+            "required": ["enabled"],
+        }
     dataset = {"type": "object", "additionalProperties": False, "properties": shared["dataset"]}
     whole = {
         "$schema": "http://json-schema.org/draft-07/schema#",

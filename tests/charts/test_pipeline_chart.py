@@ -1,12 +1,14 @@
 """charts/dataset-pipeline without a cluster: its Jobs are those of the stages' own charts, in the order of the data."""
 
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from charts.rendering import HELMS, ROOT, STAGES, arguments, helm, overlays, parse, render
+from charts.rendering import HELMS, ROOT, STAGES, TOOLS, arguments, helm, overlays, parse, render
 
 CHART = ROOT / "charts/dataset-pipeline"
 ALL = {f"{stage}.enabled": "true" for stage in STAGES}
@@ -119,10 +121,30 @@ def test_only_what_needs_another_jobset_changes_its_hash(program: str) -> None:
 
     same = {"job.ttlSecondsAfterFinished": 9, "verify.quick": "true", "job.annotations.a": "b"}
     assert {hash_of(**{key: value}) for key, value in same.items()} == {hash_of()}
-    other = {"workers": 2, "preprocess.workers": 3, "job.runAgain": 2, "kueue.queueName": "q", "extract.enabled": "true"}
+    other = {
+        "workers": 2,
+        "preprocess.workers": 3,
+        "job.runAgain": 2,
+        "kueue.queueName": "q",
+        "extract.enabled": "true",
+    }
     other |= {"download.job.activeDeadlineSeconds": 9}  # a Job's may change, a JobSet's Jobs' may not
     hashes = {hash_of(**{key: value}) for key, value in other.items()}
     assert len(hashes) == len(other) and hash_of() not in hashes
+
+
+def test_an_upgrade_with_the_same_values(tmp_path: Path) -> None:
+    values = tmp_path / "values.yaml"
+    values.write_text("dataset: {root: slimpajama}\n")
+    documents = helm("template", "corpus", CHART, "-f", values, "--set", "storage.pvcName=claim").stdout
+    (jobset,) = [each for each in yaml.safe_load_all(documents) if each["kind"] == "JobSet"]
+    suite = tmp_path / "same_test.yaml"
+    text = (ROOT / "tests/charts/suites/dataset-pipeline/same.yaml").read_text()
+    suite.write_text(text.replace("HASH", jobset["metadata"]["annotations"]["tokenmill/spec"]))
+    command = [TOOLS / "helm-unittest", CHART, "-f", os.path.relpath(suite, CHART)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert "2 passed, 2 total" in done.stdout
 
 
 def test_what_removes_a_finished_job_is_the_jobsets_alone() -> None:

@@ -70,7 +70,9 @@ def rights(namespace: Namespace) -> None:
 def corpus(with_hub: Namespace) -> str:
     """Run all four stages on a sample; return the line that did it."""
     line = f"corpus {CHART} -f values/datasets/slimpajama.yaml --set download.dataset.sampleFiles=6,download.workers=2"
-    line += " --set extract.enabled=true,concatenate.enabled=true,concatenate.dataset.targetFiles=3,preprocess.workers=2"
+    line += (
+        " --set extract.enabled=true,concatenate.enabled=true,concatenate.dataset.targetFiles=3,preprocess.workers=2"
+    )
     with_hub.install(line)
     found = ended(with_hub, "corpus")
     assert found["status"]["terminalState"] == "Completed", describe(with_hub, "corpus")

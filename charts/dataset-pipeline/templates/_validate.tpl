@@ -20,18 +20,18 @@ nothing, or the render fails.
 {{- end }}
 {{- include "tokenmill.validateClaimName" . -}}
 {{- include "tokenmill.validatePath" (dict "key" "dataset.root" "path" $values.dataset.root "mount" $values.storage.mountPath) -}}
+{{- include "dataset-pipeline.validateName" . -}}
 {{- include "dataset-pipeline.each" (dict "root" . "template" "dataset-pipeline.validateStage") -}}
 {{- include "dataset-pipeline.validateCluster" . -}}
 {{- end }}
 
 {{/*
-One stage: names, its own values, and that it reads what the one before it writes. Input: the stage's dict, see
+One stage: its own values, and that it reads what the one before it writes. Input: the stage's dict, see
 dataset-pipeline.each. Output: nothing, or fails.
   {{ include "dataset-pipeline.each" (dict "root" . "template" "dataset-pipeline.validateStage") }}
 */}}
 {{- define "dataset-pipeline.validateStage" -}}
 {{- include "tokenmill.validateStage" . -}}
-{{- include "dataset-pipeline.validateName" . -}}
 {{- $reads := include "tokenmill.directories" . | fromYaml -}}
 {{- with .previous -}}
 {{- $from := list .storage.pvcName .storage.subPath -}}
@@ -48,20 +48,30 @@ dataset-pipeline.each. Output: nothing, or fails.
 {{- end }}
 
 {{/*
-A pod is named RELEASE-STAGE-0-INDEX-xxxxx, and its Job is a DNS label that begins with a letter. Input: the stage's dict.
+The longest pod is named RELEASE-STAGE-0-INDEX-xxxxx, and a Job is a DNS label that begins with a letter. Input: $.
 Output: nothing, or fails.
   {{ include "dataset-pipeline.validateName" . }}
 */}}
 {{- define "dataset-pipeline.validateName" -}}
-{{- $release := .root.Release.Name -}}
-{{- $hash := ternary "-01234567" "" (eq .root.Values.job.naming "hash") -}}
-{{- $pod := printf "%s%s-%s-0-%d-xxxxx" $release $hash .stage (sub (int64 .root.Values.workers) 1) -}}
+{{- $release := .Release.Name -}}
 {{- if not (regexMatch "^[a-z][a-z0-9-]*$" $release) }}
 {{- fail (printf "\nthe release name %q cannot be that of a JobSet, which begins with a letter and has no dot; choose another, such as %q." $release (printf "corpus-%s" (replace "." "-" $release))) }}
 {{- end }}
-{{- if gt (len $pod) 63 }}
-{{- fail (printf "\nthe release name %q is too long: a pod would be %q, %d characters, and 63 are allowed.\nChoose a release name that is at least %d characters shorter." $release $pod (len $pod) (sub (len $pod) 63)) }}
+{{- $longest := "" -}}
+{{- range include "dataset-pipeline.each" (dict "root" . "template" "dataset-pipeline.lastPod") | trim | splitList " " }}
+{{- if gt (len .) (len $longest) }}{{ $longest = . }}{{ end }}
 {{- end }}
+{{- if gt (len $longest) 63 }}
+{{- fail (printf "\nthe release name %q is too long: a pod would be %q, %d characters, and 63 are allowed.\nChoose a release name that is at least %d characters shorter." $release $longest (len $longest) (sub (len $longest) 63)) }}
+{{- end }}
+{{- end }}
+
+{{/*
+The name of a stage's last pod, after a space. Input: the stage's dict. Output: a name.
+  {{ include "dataset-pipeline.each" (dict "root" . "template" "dataset-pipeline.lastPod") }}
+*/}}
+{{- define "dataset-pipeline.lastPod" }} {{ .root.Release.Name }}
+{{- ternary "-01234567" "" (eq .root.Values.job.naming "hash") }}-{{ .stage }}-0-{{ sub (int64 .root.Values.workers) 1 }}-xxxxx
 {{- end }}
 
 {{/*
