@@ -81,6 +81,6 @@ def argocd_sources(tree: Path = ROOT) -> list[dict[str, Any]]:
     (element,) = generator["list"]["elements"]
     text = yaml.safe_dump(made["spec"]["template"]["spec"]["sources"])
     for key, value in element.items():
-        text = text.replace("{{ .%s }}" % key, value)
+        text = text.replace(f"{{{{ .{key} }}}}", value)
     sources: list[dict[str, Any]] = yaml.safe_load(text)
     return sources

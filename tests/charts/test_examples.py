@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from charts.rendering import ROOT, arguments, argocd_sources, helm, parse
+from charts.rendering import ROOT, argocd_sources, arguments, helm, parse
 
 EXAMPLES = ROOT / "examples"
 STAGES = ("download", "preprocess")

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from charts.rendering import argocd_sources
-from e2e.cluster import CLAIM, ROOT, Namespace
+from e2e.cluster import Namespace
 from e2e.corpus import DATASET, MODEL, assert_same, content, done, receipts, serve
 from tokenmill.testhub import Hub
 
@@ -25,7 +25,7 @@ JOBS = {"download": "slimpajama-download", "preprocess": "slimpajama-preprocess-
 
 @pytest.fixture(scope="module")
 def values(with_hub: Namespace) -> Path:
-    """Return the clone's examples/values as somebody adapted them: fewer files, small pods, the test Hub's tokenizer."""
+    """Return the clone's examples/values as somebody adapted them, with a tokenizer that does not exist."""
     directory = with_hub.user.directory / "examples/values"
     change(directory / "all.yaml", resources=SMALL)
     change(directory / "download.yaml", dataset={"sampleFiles": 4})
@@ -117,7 +117,7 @@ def test_helmfile_does_the_same(values: Path, with_hub: Namespace) -> None:
 
 
 class ArgoCD:
-    """Syncs an Application: renders its sources, applies wave after wave what is no hook, prunes what is no longer there."""
+    """Syncs an Application: renders its sources, applies a wave after the other, prunes what is no longer there."""
 
     def __init__(self, namespace: Namespace) -> None:
         self.namespace = namespace

@@ -1,5 +1,6 @@
 """charts/dataset-pipeline on a real cluster: order, bytes, failure and repair, upgrades that leave it alone or not."""
 
+import itertools
 import shutil
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,7 @@ def test_a_stage_begins_when_the_one_before_it_is_complete(corpus: str, with_hub
     for pod in pods_of(with_hub, "corpus"):
         began[stage_of(pod)].append(pod["metadata"]["creationTimestamp"])
     assert {stage: len(times) for stage, times in began.items()} == dict(zip(STAGES, (2, 1, 1, 2), strict=True))
-    for before, after in zip(STAGES, STAGES[1:], strict=False):
+    for before, after in itertools.pairwise(STAGES):
         complete = jobs[before]["status"]["completionTime"]
         assert complete <= jobs[after]["metadata"]["creationTimestamp"] <= min(began[after])
 
@@ -143,14 +144,6 @@ def test_a_failed_stage_says_why_and_is_repaired(with_hub: Namespace) -> None:
     assert other["metadata"]["uid"] != again["metadata"]["uid"]
     assert with_hub.job("mended-preprocess-0")["spec"]["completions"] == 2
     assert receipts(with_hub.data / "mended/preprocessed", "preprocess") == made
-
-
-def test_a_release_that_streams_has_one_stage(with_hub: Namespace) -> None:
-    line = f"streamed {CHART} --set dataset.root=streamed,download.enabled=false"
-    with_hub.install(f"{line} --set preprocess.dataset.stream=true,preprocess.dataset.sampleFiles=3")
-    assert ended(with_hub, "streamed")["status"]["terminalState"] == "Completed", describe(with_hub, "streamed")
-    assert len(list((with_hub.data / "streamed").glob("*.bin"))) == 3
-    assert not list((with_hub.data / "streamed").glob("*.zst"))
 
 
 @pytest.mark.parametrize("cluster", overlays("clusters"), ids=lambda path: path.stem)
