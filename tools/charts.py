@@ -42,8 +42,8 @@ OF_THE_RELEASE = {"naming", "annotations", "runAgain", "ttlSecondsAfterFinished"
 """Keys of `job` that are about the JobSet, not about a stage's Job."""
 PIPELINE_HEAD = """\
 # Made by `make charts` of the stages' own charts, charts/dataset-*, and of charts/common/*.values.yaml: change those.
-# What is a stage's alone stands in its section; there, any of `workers`, `resources`, `scratch`, `storage`, `job`, and of
-# what says where pods run and what else they hold, counts before what is for all stages.
+# What is a stage's alone stands in its section; there, any of `workers`, `resources`, `scratch`, `storage`, `job`, and
+# of what says where pods run and what else they hold, counts before what is for all stages.
 """
 NUMBER = "^[0-9.]+([eE]-?[0-9]+)?$"
 POD = (CHARTS / "common/pod.values.yaml").read_text()
