@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from charts.rendering import HELMS, ROOT, STAGES, TOOLS, arguments, helm, overla
 CHART = ROOT / "charts/dataset-pipeline"
 ALL = {f"{stage}.enabled": "true" for stage in STAGES}
 SLIMPAJAMA = ROOT / "values/datasets/slimpajama.yaml"
-LOCAL = ROOT / "values/clusters/local.yaml"
+CASES = [*product(overlays("datasets")), *product([SLIMPAJAMA], overlays("clusters"))]
 
 
 def pipeline(*files: Path, program: str = "helm", **settings: Any) -> list[dict[str, Any]]:
@@ -38,9 +39,9 @@ def dependencies(documents: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("program", HELMS)
-@pytest.mark.parametrize("dataset", overlays("datasets"), ids=lambda path: path.stem)
-def test_the_commands_take_what_the_chart_gives_them(dataset: Path, program: str) -> None:
-    documents = pipeline(dataset, LOCAL, program=program, **ALL, **{"download.workers": 3})
+@pytest.mark.parametrize("files", CASES, ids=lambda files: "+".join(path.stem for path in files))
+def test_the_commands_take_what_the_chart_gives_them(files: tuple[Path, ...], program: str) -> None:
+    documents = pipeline(*files, program=program, **ALL, **{"download.workers": 3})
     jobs = stages_of(documents)
     given = {stage: parse(arguments(job)) for stage, job in jobs.items()}
     assert list(given) == list(STAGES)

@@ -116,7 +116,7 @@ def test_unchanged_values_restart_nothing(corpus: str, with_hub: Namespace) -> N
 
 
 def test_a_failed_stage_says_why_and_is_repaired(with_hub: Namespace) -> None:
-    """With the same values it runs again; with others it is made anew; what is done is not done again."""
+    """With the same values it runs again; with others, and by a rollback, it is made anew; what is done is kept."""
     line = f"mended {CHART} --set dataset.root=mended,download.dataset.sampleFiles=3"
     line += " --set preprocess.tokenizer.path=tokenizers/mine"
     with_hub.install(line)
@@ -144,6 +144,11 @@ def test_a_failed_stage_says_why_and_is_repaired(with_hub: Namespace) -> None:
     assert other["metadata"]["uid"] != again["metadata"]["uid"]
     assert with_hub.job("mended-preprocess-0")["spec"]["completions"] == 2
     assert receipts(with_hub.data / "mended/preprocessed", "preprocess") == made
+
+    with_hub.user.does("helm rollback mended 2")
+    (_, preprocess) = jobset(with_hub, "mended")["spec"]["replicatedJobs"]
+    assert preprocess["template"]["spec"]["completions"] == 1
+    assert uid_of(with_hub, "mended") != other["metadata"]["uid"]
 
 
 @pytest.mark.parametrize("cluster", overlays("clusters"), ids=lambda path: path.stem)
