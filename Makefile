@@ -41,7 +41,7 @@ run: $(VENV)/.installed ## Take a sample corpus from a Hub to .bin/.idx, in OUT=
 	$(BIN)/tokenmill sample $(OUT)
 
 test: lint chart-tools ## Check the code and run all fast tests; the charts' need helm, or Go to build it
-	$(BIN)/python -m pytest -m "not conformance and not e2e"
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile -m "not conformance and not e2e"
 
 lint: $(VENV)/.installed-dev ## Check style and types
 	$(BIN)/ruff check
@@ -52,11 +52,12 @@ format: $(VENV)/.installed-dev ## Put the code into its form
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-chart-tools: # helm 3 and 4, helm-unittest and helm-docs in .cache/bin
+chart-tools: # helm 3 and 4, helm-unittest, helm-docs and kubeconform in .cache/bin
 	@$(PYTHON) tools/chart_tools.py
 
-charts: $(VENV)/.installed chart-tools ## Write what is generated in charts/: values, schemas, READMEs
+charts: $(VENV)/.installed chart-tools ## Write what is generated: the charts' values, schemas and READMEs; references
 	$(BIN)/python tools/charts.py
+	$(BIN)/python tools/reference.py
 
 image: ## Build the image of the data stages with docker, podman or buildah (IMAGE=, BASE_IMAGE=, FLAGS=)
 	@$(PYTHON) tools/build_image.py $(IMAGE) images/jobs/Containerfile $(VERSION) \
@@ -67,7 +68,7 @@ image-training: ## Build the image of training on NVIDIA's PyTorch (IMAGE_TRAINI
 	  $(if $(BASE_IMAGE),--build-arg BASE_IMAGE=$(BASE_IMAGE)) $(FLAGS)
 
 e2e: $(VENV)/.installed-dev chart-tools ## Run the stages on the cluster of KUBECONFIG, which has the image
-	PATH="$$PATH:$(TOOLS)" $(BIN)/python -m pytest -m e2e tests/e2e
+	PATH="$$PATH:$(TOOLS)" $(BIN)/python -m pytest -n 2 --dist loadfile -m e2e tests/e2e
 
 $(MEGATRON_VENV)/.installed: locks/megatron.txt
 	$(PYTHON) -m venv $(MEGATRON_VENV)

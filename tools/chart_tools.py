@@ -1,4 +1,4 @@
-"""Put helm 3, helm 4, helm-unittest and helm-docs into .cache/bin: `make chart-tools`.
+"""Put helm 3, helm 4, helm-unittest, helm-docs and kubeconform into .cache/bin: `make chart-tools`.
 
 What PATH holds in the right version is linked, the rest is built once with Go.
 """
@@ -32,6 +32,8 @@ TOOLS = (
     Tool("helm4", "helm.sh/helm/v4/cmd/helm", "v4.3.1", HELM_VERSION, "v4.", ("helm",)),
     # A helm-unittest that Go installed does not know its version, so any answer will do.
     Tool("helm-unittest", "github.com/helm-unittest/helm-unittest/cmd/helm-unittest", "v0.8.2", ("--help",), ""),
+    # Neither does kubeconform.
+    Tool("kubeconform", "github.com/yannh/kubeconform/cmd/kubeconform", "v0.7.0", ("-v",), ""),
     # Another version writes other READMEs.
     Tool(
         "helm-docs",

@@ -1,7 +1,9 @@
 """Render charts with the real Helm, and read what they would put on a command line."""
 
 import subprocess
+from fnmatch import fnmatch
 from functools import cache
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from tokenmill.cli import app, commands
 
 ROOT = Path(__file__).parents[2]
 TOOLS = ROOT / ".cache" / "bin"
+SCHEMAS = ROOT / "tests/charts/kubernetes/{{.ResourceKind}}.json"
 HELMS = ("helm", "helm4")
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 STAGES = ("download", "extract", "concatenate", "preprocess")
@@ -24,27 +27,61 @@ def overlays(kind: str) -> list[Path]:
     return sorted((ROOT / "values" / kind).glob("*.yaml"))
 
 
-def helm(*arguments: Any, program: str = "helm") -> subprocess.CompletedProcess[str]:
+def applying(chart: str, kind: str) -> list[Path]:
+    """List the files of values that are meant for a chart: those that its .helmignore leaves in its package."""
+    lines = (ROOT / "charts" / chart / ".helmignore").read_text().splitlines()
+    patterns = [f"{line}*" if line.endswith("/") else line for line in lines if line and not line.startswith("#")]
+    files = overlays(kind)
+    return [file for file in files if not any(fnmatch(f"values/{kind}/{file.name}", pattern) for pattern in patterns)]
+
+
+def corpora_on_hardware() -> list[tuple[Path, ...]]:
+    """Pair files of values/datasets and values/clusters so that each is there; no key is in both kinds."""
+    datasets, clusters = (applying("dataset-download", kind) for kind in ("datasets", "clusters"))
+    return list(islice(zip(cycle(datasets), cycle(clusters), strict=True), max(len(datasets), len(clusters))))
+
+
+def conform(*renders: str) -> None:
+    """Hold renders to the API server's schemas; kinds of Kubeflow Trainer 2 have none here."""
+    options = ["-schema-location", str(SCHEMAS), "-skip", "TrainJob,TrainingRuntime"]
+    done = subprocess.run(
+        [TOOLS / "kubeconform", *options], input="\n---\n".join(renders), text=True, capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def helm(*arguments: Any, program: str = "helm", directory: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run Helm."""
-    return subprocess.run([TOOLS / program, *map(str, arguments)], text=True, capture_output=True, check=False)
+    command = [TOOLS / program, *map(str, arguments)]
+    return subprocess.run(command, text=True, capture_output=True, check=False, cwd=directory)
 
 
 def render(stage: str, *files: Path, program: str = "helm", **settings: Any) -> list[dict[str, Any]]:
     """Render a stage's chart with files of values, and what it needs beside them; keys with dots as in --set."""
+    return documents_of(rendered(stage, *files, program=program, **settings))
+
+
+def rendered(stage: str, *files: Path, program: str = "helm", **settings: Any) -> str:
+    """Return what Helm makes of a stage's chart."""
     given = [f"{key}={value}" for key, value in ({"storage.pvcName": "claim"} | settings).items()]
     if not any("root:" in file.read_text() for file in files):
         given = REQUIRED[stage] + given
     flags = [part for file in files for part in ("-f", file)] + [part for pair in given for part in ("--set", pair)]
     done = helm("template", "release", ROOT / f"charts/dataset-{stage}", *flags, program=program)
     assert done.returncode == 0, done.stderr
-    return [document for document in yaml.safe_load_all(done.stdout) if document]
+    return done.stdout
+
+
+def documents_of(text: str) -> list[Any]:
+    """Return the objects of a render."""
+    return [document for document in yaml.load_all(text, Loader=LOADER) if document]
 
 
 def training(*files: Path, program: str = "helm", release: str = "megatron-training", **settings: Any) -> list[Any]:
     """Render the training chart with files of values, and settings as `--set` takes them."""
     done = training_run(*files, program=program, release=release, **settings)
     assert done.returncode == 0, done.stderr
-    return [document for document in yaml.load_all(done.stdout, Loader=LOADER) if document]
+    return documents_of(done.stdout)
 
 
 def training_run(
@@ -63,7 +100,8 @@ def arguments(document: dict[str, Any]) -> list[str]:
 
 
 @cache
-def _command() -> Any:
+def command_line() -> Any:
+    """Return the real parser."""
     commands.register(app)
     return typer.main.get_command(app)
 
@@ -71,7 +109,7 @@ def _command() -> Any:
 def parse(words: list[str]) -> dict[str, Any]:
     """Parse a command line with the real parser; what it does not take is an error here."""
     name, *rest = words
-    return dict(_command().commands[name].make_context(name, rest).params)
+    return dict(command_line().commands[name].make_context(name, rest).params)
 
 
 def argocd_sources(tree: Path = ROOT) -> list[dict[str, Any]]:

@@ -3,23 +3,31 @@
 import json
 import subprocess
 import sys
-from itertools import product
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from charts.rendering import HELMS, ROOT, STAGES, TOOLS, arguments, helm, overlays, parse, render
+from charts.rendering import (
+    HELMS,
+    ROOT,
+    STAGES,
+    TOOLS,
+    arguments,
+    conform,
+    corpora_on_hardware,
+    documents_of,
+    helm,
+    overlays,
+    parse,
+    render,
+    rendered,
+)
 from tokenmill import __version__
 
 CHARTS = sorted(path.parent for path in (ROOT / "charts").glob("*/values.yaml"))
-LOCAL = ROOT / "values/clusters/local.yaml"
-CASES = [
-    (),
-    *product(overlays("datasets"), [LOCAL]),
-    *product([ROOT / "values/datasets/slimpajama.yaml"], [file for file in overlays("clusters") if file != LOCAL]),
-]
 
 
 def job_of(documents: list[dict[str, Any]]) -> dict[str, Any]:
@@ -28,14 +36,19 @@ def job_of(documents: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("program", HELMS)
-@pytest.mark.parametrize("files", CASES, ids=lambda files: "+".join(path.stem for path in files) or "defaults")
 @pytest.mark.parametrize("stage", STAGES)
-def test_the_command_takes_what_a_chart_gives_it(stage: str, files: tuple[Path, ...], program: str) -> None:
-    documents = render(stage, *files, program=program, workers=3)
-    given = parse(arguments(job_of(documents)))
-    assert given["workers"] == 3
-    verify = next(document for document in documents if document["kind"] == "Pod")
-    assert parse(arguments(verify))["stage"] == stage
+def test_the_command_takes_what_a_chart_gives_it_for_every_corpus_and_cluster(stage: str, program: str) -> None:
+    cases = [(), *corpora_on_hardware()]
+    assert {file for files in cases for file in files} == {*overlays("datasets"), *overlays("clusters")}
+    with ThreadPoolExecutor(2) as pool:
+        renders = list(pool.map(lambda files: rendered(stage, *files, program=program, workers=3), cases))
+    for files, text in zip(cases, renders, strict=True):
+        documents = documents_of(text)
+        given = parse(arguments(job_of(documents)))
+        assert given["workers"] == 3, files
+        verify = next(document for document in documents if document["kind"] == "Pod")
+        assert parse(arguments(verify))["stage"] == stage
+    conform(*renders)
 
 
 def test_values_reach_the_command() -> None:

@@ -2,19 +2,29 @@
 
 import os
 import subprocess
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from charts.rendering import HELMS, ROOT, STAGES, TOOLS, arguments, helm, overlays, parse, render
+from charts.rendering import (
+    HELMS,
+    ROOT,
+    STAGES,
+    TOOLS,
+    arguments,
+    conform,
+    corpora_on_hardware,
+    documents_of,
+    helm,
+    parse,
+    render,
+)
 
 CHART = ROOT / "charts/dataset-pipeline"
 ALL = {f"{stage}.enabled": "true" for stage in STAGES}
 SLIMPAJAMA = ROOT / "values/datasets/slimpajama.yaml"
-CASES = [*product(overlays("datasets")), *product([SLIMPAJAMA], overlays("clusters"))]
 
 
 def pipeline(*files: Path, program: str = "helm", **settings: Any) -> list[dict[str, Any]]:
@@ -24,7 +34,8 @@ def pipeline(*files: Path, program: str = "helm", **settings: Any) -> list[dict[
     flags += [part for key, value in given.items() for part in ("--set", f"{key}={value}")]
     done = helm("template", "release", CHART, *flags, program=program)
     assert done.returncode == 0, done.stderr
-    return [document for document in yaml.safe_load_all(done.stdout) if document]
+    conform(done.stdout)
+    return documents_of(done.stdout)
 
 
 def stages_of(documents: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -39,7 +50,7 @@ def dependencies(documents: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("program", HELMS)
-@pytest.mark.parametrize("files", CASES, ids=lambda files: "+".join(path.stem for path in files))
+@pytest.mark.parametrize("files", corpora_on_hardware(), ids=lambda files: "+".join(path.stem for path in files))
 def test_the_commands_take_what_the_chart_gives_them(files: tuple[Path, ...], program: str) -> None:
     documents = pipeline(*files, program=program, **ALL, **{"download.workers": 3})
     jobs = stages_of(documents)

@@ -237,7 +237,7 @@ def node_name(admin: Account) -> str:
         ]
 
     names: list[str] = wait_for(usable)
-    assert names, "no node of this cluster is ready without a taint"
+    assert names, "no node of this cluster is ready without a taint:\n" + admin.does("kubectl describe nodes")
     return names[0]
 
 

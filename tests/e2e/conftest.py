@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.cluster import Account, Namespace, begin_removal, clone, end_removal, make_namespace
+from e2e.cluster import Account, Namespace, begin_removal, clone, end_removal, make_namespace, node_name
 from e2e.corpus import run_locally, serve, write_hub
 
 
@@ -22,7 +22,12 @@ def caller(tmp_path_factory: pytest.TempPathFactory) -> Account:
     missing = [name for name in ("kubectl", "helm") if shutil.which(name) is None]
     if "KUBECONFIG" not in os.environ or missing:
         pytest.exit(f"the end-to-end tests need KUBECONFIG, and {', '.join(missing) or 'kubectl and helm'} on PATH", 2)
-    return Account(Path(os.environ["KUBECONFIG"]), clone(tmp_path_factory.mktemp("clone")))
+    account = Account(Path(os.environ["KUBECONFIG"]), clone(tmp_path_factory.mktemp("clone")))
+    try:
+        node_name(account)
+    except AssertionError as problem:
+        pytest.exit(str(problem), 2)  # no test could pass, and each would wait
+    return account
 
 
 @pytest.fixture(scope="session")

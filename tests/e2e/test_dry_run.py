@@ -1,32 +1,42 @@
 """Every chart with every overlay meant for it, as a real API server takes it in a restricted namespace."""
 
+from itertools import cycle
 from pathlib import Path
 
 import pytest
 
-from charts.rendering import STAGES, overlays
+from charts.rendering import STAGES, applying, corpora_on_hardware, overlays
 from e2e.cluster import CLAIM, ROOT, Namespace
 
 pytestmark = pytest.mark.e2e
 
-CLUSTERS = [None, *overlays("clusters")]
-DATASETS = [None, *overlays("datasets")]
 FREE = "kubectl apply --dry-run=server -f -"
 
 
-@pytest.mark.parametrize("cluster", CLUSTERS, ids=lambda path: path.stem if path else "anywhere")
 @pytest.mark.parametrize("stage", STAGES)
-def test_the_server_takes_a_stage(namespace: Namespace, stage: str, cluster: Path | None) -> None:
-    for dataset in DATASETS:
-        files = [file.relative_to(ROOT) for file in (dataset, cluster) if file]
+def test_the_server_takes_a_stage(namespace: Namespace, stage: str) -> None:
+    pairs: list[tuple[Path, ...]] = [(), *corpora_on_hardware()]
+    for pair in pairs:
         line = f"helm template one charts/dataset-{stage} --set storage.pvcName={CLAIM}"
-        line += "".join(f" -f {file}" for file in files)
-        if dataset is None:
+        line += "".join(f" -f {file.relative_to(ROOT)}" for file in pair)
+        if not pair:
             line += f" --set dataset.{'outputPath' if stage == 'download' else 'inputPath'}=corpus"
         taken = namespace.user.run(FREE, namespace.user.does(line))
         assert taken.code == 0, f"{line}\n{taken.err}"
         assert "would violate PodSecurity" not in taken.err
         assert "job.batch/" in taken.out and "pod/" in taken.out
+
+
+@pytest.mark.parametrize("engine", ["pytorchjob", "jobset"])
+def test_the_server_takes_a_training_run(namespace: Namespace, engine: str) -> None:
+    for model, cluster in zip(overlays("models"), cycle(applying("megatron-training", "clusters")), strict=False):
+        line = f"helm template run charts/megatron-training --set storage.pvcName={CLAIM},engine={engine}"
+        line += "".join(f" -f {file.relative_to(ROOT)}" for file in (model, cluster))
+        line += " --set dataset.buildIndex.enabled=true"
+        line += " --set training.nodes=128" if cluster.stem == "local" else ""
+        taken = namespace.admin.run(FREE, namespace.admin.does(line))
+        assert taken.code == 0, f"{line}\n{taken.err}"
+        assert f"{engine}." in taken.out and "job.batch/run-index" in taken.out
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A thousand workers, on nodes that only pretend to run their pods."""
+"""Jobs of a size that no test machine runs, on nodes that only pretend to run their pods."""
 
 import os
 import shlex
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from e2e.cluster import Namespace
+from e2e.cluster import Namespace, wait_for
 
 pytestmark = pytest.mark.e2e
 
@@ -16,12 +16,15 @@ SIMULATE = os.environ.get("TOKENMILL_E2E_SIMULATE")
 CLAIM = "simulated"
 
 
-@pytest.fixture
+ANYWHERE = ' --set nodeSelector.type=kwok --set-json \'tolerations=[{"operator":"Exists"}]\''
+
+
+@pytest.fixture(scope="module")
 def simulated_nodes(namespace: Namespace) -> Iterator[str]:
-    """Add nodes, and a claim that pods can have on any of them; name the claim."""
+    """Add 64 nodes of 8 GPUs, and a claim that pods can have on any of them; name the claim."""
     if not SIMULATE:
         pytest.skip("TOKENMILL_E2E_SIMULATE names no command that adds simulated nodes to this cluster")
-    subprocess.run([*shlex.split(SIMULATE), "20"], check=True, timeout=120)
+    subprocess.run([*shlex.split(SIMULATE), "64", "8"], check=True, timeout=120)
     volume = f"{namespace.name}-{CLAIM}"
     spec = {
         "capacity": {"storage": "100Gi"},
@@ -39,10 +42,27 @@ def simulated_nodes(namespace: Namespace) -> Iterator[str]:
     namespace.admin.does("kubectl delete node -l type=kwok")
 
 
+def test_175b_on_64_nodes(namespace: Namespace, simulated_nodes: str) -> None:
+    namespace.admin.does(
+        f"helm install gang charts/megatron-training --set storage.pvcName={simulated_nodes} --set model.size=175b"
+        " --set training.nodes=64 --set training.iterations=10000 --set training.globalBatchSize=8192"
+        f" --set gang.minAvailable=64 --set tensorboard.enabled=false {ANYWHERE}"
+    )
+
+    def running() -> tuple[int, int]:
+        pods = [p for p in namespace.admin.get("pods -l job-name=gang")["items"] if p["status"]["phase"] == "Running"]
+        return len(pods), sum(int(p["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"]) for p in pods)
+
+    assert wait_for(lambda: running() == (64, 512), 120), running()
+    run = namespace.admin.get("pytorchjob gang")
+    assert run["spec"]["runPolicy"]["schedulingPolicy"]["minAvailable"] == 64
+    namespace.admin.does("helm uninstall gang")
+
+
 def test_a_thousand_workers_come_to_an_end(namespace: Namespace, simulated_nodes: str) -> None:
     namespace.install(
         f"thousand charts/dataset-extract --set storage.pvcName={simulated_nodes} --set dataset.inputPath=slimpajama"
-        ' --set workers=1000 --set nodeSelector.type=kwok --set-json \'tolerations=[{"operator":"Exists"}]\''
+        f" --set workers=1000 {ANYWHERE}"
     )
     job = namespace.wait_for_job("thousand-extract", timeout=240)
     assert job["status"]["succeeded"] == 1000

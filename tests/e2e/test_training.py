@@ -7,18 +7,16 @@ import shlex
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator
 
 import pytest
 
-from e2e.cluster import CLAIM, Namespace, wait_for
+from e2e.cluster import Namespace, wait_for
 from e2e.training import RUN, SETTINGS, Training, make_dataset
 
 pytestmark = pytest.mark.e2e
 
 EVERY_5 = "--set training.saveInterval=5"
 KILLS = 20
-SIMULATE = os.environ.get("TOKENMILL_E2E_SIMULATE")
 
 
 @pytest.fixture(scope="module")
@@ -26,17 +24,6 @@ def place(namespace: Namespace, tmp_path_factory: pytest.TempPathFactory) -> Nam
     """Return the module's namespace with a finished dataset on its volume."""
     make_dataset(namespace, tmp_path_factory.mktemp("dataset"))
     return namespace
-
-
-@pytest.fixture
-def simulated(place: Namespace) -> Iterator[None]:
-    """Add 64 nodes of 8 GPUs that only pretend to run their pods."""
-    if not SIMULATE:
-        pytest.skip("TOKENMILL_E2E_SIMULATE names no command that adds simulated nodes to this cluster")
-    subprocess.run([*shlex.split(SIMULATE), "64", "8"], check=True, timeout=120)
-    yield
-    place.admin.does("helm uninstall gang")
-    place.admin.does("kubectl delete node -l type=kwok")
 
 
 @pytest.mark.parametrize("engine", ["pytorchjob", "jobset"])
@@ -173,21 +160,3 @@ def test_twenty_random_kills(place: Namespace) -> None:
     run.account.does(f"helm upgrade {run.command(run.iteration() + 100, EVERY_5, step=0.02)}")
     run.succeed()
     run.assert_exact(run.iteration())
-
-
-def test_175b_on_64_simulated_nodes(place: Namespace, simulated: None) -> None:
-    place.admin.does(
-        f"helm install gang charts/megatron-training --set storage.pvcName={CLAIM} --set model.size=175b"
-        " --set training.nodes=64 --set training.iterations=10000 --set training.globalBatchSize=8192"
-        ' --set gang.minAvailable=64 --set nodeSelector.type=kwok --set-json \'tolerations=[{"operator":"Exists"}]\''
-        " --set tensorboard.enabled=false"
-    )
-
-    def all_there() -> bool:
-        pods = place.admin.get("pods -l job-name=gang")["items"]
-        gpus = sum(int(p["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"]) for p in pods)
-        return (len(pods), gpus) == (64, 512)
-
-    assert wait_for(all_there, 120)
-    run = place.admin.get("pytorchjob gang")
-    assert run["spec"]["runPolicy"]["schedulingPolicy"]["minAvailable"] == 64

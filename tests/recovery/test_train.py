@@ -3,6 +3,7 @@
 Every iteration adds its number to a sum that checkpoints carry, so an iteration lost or done twice shows.
 """
 
+import contextlib
 import json
 import os
 import random
@@ -352,6 +353,29 @@ def test_a_bad_argument_fails_on_two_nodes(job: Callable[..., Job]) -> None:
     run = job(training__nodes=2, training__gpusPerNode=1)
     run.settings["extraArgs"] = ["--no-such-flag"]
     assert run.finish() == 2
+
+
+def test_a_node_that_starts_anew_ends_what_waits_for_it(job: Callable[..., Job]) -> None:
+    """Rank 0 does not notice that its peer is gone, as with NCCL, whose own patience is ten minutes."""
+    run = job(training__nodes=2, training__gpusPerNode=1, step=0.05)
+    run.fault("hang.rank0.always")
+    nodes = [run.start(0), run.start(1)]
+    wait_for(run, "before the start of training step")
+    deadline = time.monotonic() + 120
+    while nodes[0].poll() is None:  # within the time that clocks may differ nobody can tell
+        assert time.monotonic() < deadline, run.logs()
+        nodes[1].kill()
+        nodes[1].wait()
+        nodes[1] = run.start(1)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            nodes[0].wait(10)
+    assert nodes[0].returncode == 143
+    assert "node 1 has started anew, and the ranks here wait for those it had: iteration " in run.log()
+    nodes[1].kill()
+    nodes[1].wait()
+    (run.faults / "hang.rank0.always").unlink()
+    assert run.finish() == 0, run.logs()
+    run.assert_exact()
 
 
 def test_random_kills(job: Callable[..., Job]) -> None:

@@ -23,7 +23,8 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     for name, default in (("nnodes", 1), ("nproc_per_node", 1), ("node_rank", 0), ("max_restarts", 0)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--rdzv_id")
+    for name in ("rdzv_id", "rdzv_conf"):
+        parser.add_argument(f"--{name}")
     parser.add_argument("--standalone", action="store_true")
     parser.add_argument("--master_addr", default="localhost")
     parser.add_argument("--master_port", type=int, default=0)

@@ -14,12 +14,15 @@ import json, sys, time
 from tokenmill.errors import RequestError, Superseded
 from tokenmill.training import supervise
 from tokenmill.training.watch import Signs, Watch
-supervise.LOOK = 0.1
+supervise.LOOK = supervise.FIRST_LOOK = 0.1
 counts = []
-def run(script, others=lambda: None, chores=(), start=60, iteration=60, watch=None):
-    patience = supervise.Patience(start, iteration)
+def run(
+    script, others=lambda: None, chores=(), meeting=60, start=60, iteration=60, watch=None, gathered=lambda met: True
+):
+    patience = supervise.Patience(meeting, start, iteration)
     with supervise.Signals() as signals:
-        end = supervise.Supervisor(watch or Watch(), patience, others, chores, signals).run(["sh", "-c", script], {})
+        supervisor = supervise.Supervisor(watch or Watch(), patience, others, chores, signals, gathered)
+        end = supervisor.run(["sh", "-c", script], {})
     print("END", json.dumps([end.code, end.stopped, end.ended, end.iterated]))
 STEP = "echo ' iteration 7/ 10 | elapsed time per iteration (ms): 100.0 |'"
 """
@@ -117,3 +120,27 @@ def test_a_launcher_that_waits_for_other_nodes_after_its_ranks_have_ended_is_not
     script = f'run("exec {sys.executable} -c " + chr(34) + {launcher!r} + chr(34))'
     end, said, taken = supervised(tmp_path, "supervise.BARRIER = 1\n" + script)
     assert end[0] == 0 and "the ranks have ended well" in said and taken < 20
+
+
+def test_nodes_that_are_not_here_yet_are_waited_for(tmp_path: Path) -> None:
+    """The launcher has no rank, as torchrun has none before all have met: nothing hangs, and nothing is to blame."""
+    end, _, taken = supervised(
+        tmp_path,
+        """
+since = time.monotonic()
+run("exec sleep 2.5", meeting=0.5, start=0.5, iteration=0.5, gathered=lambda met: time.monotonic() > since + 30)
+""",
+    )
+    assert end == [0, False, "", False]
+    assert taken > 2
+
+
+def test_nodes_that_are_all_here_and_do_not_meet_are_not_waited_for(tmp_path: Path) -> None:
+    end, _, _ = supervised(
+        tmp_path,
+        """
+since = time.monotonic()
+run("exec sleep 60", meeting=1, gathered=lambda met: time.monotonic() > since + 1)
+""",
+    )
+    assert end[2] == "all nodes are here, and did not meet for 0.0167 minutes: look at their network"

@@ -110,6 +110,15 @@ class Records:
         """Say how far this node is."""
         self._put(f"progress-{rank}.json", {"start": self.start, **asdict(signs)})
 
+    def arrival(self, rank: int) -> dict[str, Any]:
+        """Read what a node wrote when it came, empty before that."""
+        value = read_json(self.directory / f"arrival-{rank}.json")
+        return value if isinstance(value, dict) else {}
+
+    def write_arrival(self, rank: int, run: str, began: float, beat: int) -> None:
+        """Say that this node is here since then, and waits for the others."""
+        self._put(f"arrival-{rank}.json", {"run": run, "start": self.start, "began": began, "beat": beat})
+
     def write_failure(self, rank: int, host: str, cause: str) -> None:
         """Say why the trainer failed on a node that does not judge."""
         self._put(f"failure-{rank}.json", {"host": host, "cause": cause, "at": time.time()})

@@ -9,6 +9,8 @@ from tokenmill.errors import RequestError
 RANKS = ("TOKENMILL_NODE_RANK", "RANK", "JOB_COMPLETION_INDEX")
 """Where the engines say it: ours, PyTorchJob's operator (for one launcher a pod), Indexed Jobs and JobSet."""
 PORT = 29500
+MEETING = 7 * 24 * 3600
+"""Seconds that torchrun waits for other nodes: the supervisor knows better whether they are yet to come."""
 OURS = "TOKENMILL_NODES"
 """How many nodes the chart makes; what differs from the file is half of an upgrade."""
 
@@ -72,6 +74,7 @@ def launcher(node: Node, program: list[str], gpus_per_node: int, release: str) -
     words.append(f"--rdzv_id={release}")
     if node.nodes == 1:
         return [*words, "--standalone"]
+    words.append(f"--rdzv_conf=timeout={MEETING}")
     return [*words, f"--node_rank={node.rank}", f"--master_addr={node.address}", f"--master_port={node.port}"]
 
 

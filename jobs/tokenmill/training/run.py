@@ -20,6 +20,7 @@ from tokenmill.files import content_id, explained, settle_seconds
 from tokenmill.training import checkpoints, data
 from tokenmill.training.arguments import megatron_arguments
 from tokenmill.training.attempts import Attempt, Records
+from tokenmill.training.gathering import Gathering
 from tokenmill.training.index import build_index, sweep
 from tokenmill.training.lease import Lease, run_name
 from tokenmill.training.node import Node, inherited, launcher, node_of
@@ -271,7 +272,7 @@ class Others:
 
     def __init__(self, records: Records, node: Node) -> None:
         """Remember what there is of earlier starts."""
-        self._records, self._rank = records, node.rank
+        self.records, self._rank = records, node.rank
         self._tells = node.rank in (0, node.nodes - 1) and node.nodes > 1
         self._ranks = {0, node.nodes - 1} - {node.rank}
         self._before = {rank: self._start(rank) for rank in self._ranks}
@@ -280,12 +281,12 @@ class Others:
     def tell(self, signs: Signs) -> None:
         """Tell the others, where this node knows something."""
         if self._tells and signs != self._told:
-            self._records.write_progress(self._rank, signs)
+            self.records.write_progress(self._rank, signs)
             self._told = signs
 
     def signs(self) -> Signs | None:
         """Return what the others know of this start; None while that is nothing."""
-        told = [self._records.progress(rank) for rank in self._ranks if self._start(rank) != self._before[rank]]
+        told = [self.records.progress(rank) for rank in self._ranks if self._start(rank) != self._before[rank]]
         known = [each[1] for each in told if each]
         if not known:
             return None
@@ -293,7 +294,7 @@ class Others:
         return Signs(max(iterations, default=None), any(e.saving for e in known), max(e.quiet for e in known))
 
     def _start(self, rank: int) -> str | None:
-        progress = self._records.progress(rank)
+        progress = self.records.progress(rank)
         return progress[0] if progress else None
 
 
@@ -302,11 +303,14 @@ def _supervised(
 ) -> End:
     settings = run.settings
     supervision = settings.supervision
-    patience = Patience(supervision.start_minutes * 60, supervision.hang_minutes * 60)
+    meeting = supervision.distributed_timeout_minutes if run.node.nodes > 1 else supervision.start_minutes
+    patience = Patience(meeting * 60, supervision.start_minutes * 60, supervision.hang_minutes * 60)
     environment = inherited()
     if (settings.parallelism.tensor_model_parallel_size or 1) * settings.parallelism.context_parallel_size > 1:
         environment.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # which Megatron-LM asserts before Blackwell
-    return Supervisor(watch, patience, others.signs, chores, signals).run(run.command, environment)
+    gathering = Gathering(others.records, run.node, run_name(), say)
+    supervisor = Supervisor(watch, patience, others.signs, chores, signals, gathering.look)
+    return supervisor.run(run.command, environment)
 
 
 def _watch(settings: Settings, resumes: int) -> Watch:

@@ -21,6 +21,8 @@ from tokenmill.training.watch import Signs, Watch
 POLL = 0.2
 LOOK = 5.0
 """Seconds between two looks at the shared directory."""
+FIRST_LOOK = 1.0
+"""The same, until there are ranks."""
 STACKS = 10.0
 """Seconds that ranks get to dump their stacks."""
 DRAIN = 5.0
@@ -77,9 +79,11 @@ class End:
 class Patience:
     """Seconds without a sign of life after which a run hangs.
 
-    `start` counts until the first iteration and during a save, which may take as long as all of a checkpoint.
+    `meeting` counts from when all nodes are here until the ranks are started, `start` until the first iteration and
+    during a save, which may take as long as all of a checkpoint.
     """
 
+    meeting: float
     start: float
     iteration: float
 
@@ -102,6 +106,10 @@ class Supervisor:
     Superseded ends the command; another error is said, and no more.
     """
     signals: Signals
+    gathered: Callable[[bool], bool] = lambda met: True
+    """Looks for other nodes, told whether ranks are started; those that are here wait until it says that all are."""
+    _met: bool = False
+    _here: bool = False
     _blind: bool = False
     """Records cannot be written or read, perhaps not by others either."""
     _elsewhere: Signs | None = None
@@ -152,11 +160,13 @@ class Supervisor:
 
     def _look_on(self, launcher: int) -> None:
         working = 0.0
-        while not self._done.wait(LOOK):
+        while not self._done.wait(LOOK if self._met else FIRST_LOOK):
             self._look()
             _reap(launcher)
             if _ranks(launcher):
                 working = time.monotonic()
+                self._moved = self._moved if self._met else working
+                self._met = True
             elif working and time.monotonic() - working > BARRIER and not self._finished:
                 self._finished = True
                 say("the ranks have ended well, and the launcher waits for those of other nodes: not any longer")
@@ -164,7 +174,7 @@ class Supervisor:
 
     def _look(self) -> None:
         blind = False
-        for chore in (*self.chores, self._ask):
+        for chore in (*self.chores, self._ask, self._gather):
             try:
                 chore()
             except Superseded as problem:
@@ -179,6 +189,9 @@ class Supervisor:
 
     def _ask(self) -> None:
         self._elsewhere = self.others()
+
+    def _gather(self) -> None:
+        self._here = self.gathered(self._met)
 
     def _follow(self, process: "subprocess.Popen[bytes]") -> None:
         batches: queue.Queue[list[bytes] | None] = queue.Queue(maxsize=64)
@@ -195,7 +208,8 @@ class Supervisor:
                 exited = exited or now
                 if over or now - exited > DRAIN:
                     return
-            if self._elsewhere != seen or (self._blind and self.watch.iteration is None):
+            waits = not (self._met or self._here)
+            if waits or self._elsewhere != seen or (self._blind and self.watch.iteration is None):
                 self._moved, seen = now, self._elsewhere
             self._stop(process)
             self._end_what_must_not_go_on(process, now)
@@ -206,7 +220,7 @@ class Supervisor:
             alive, said = self.watch.read(text)
             _pass_on("".join([text, *(f"tokenmill: {words}\n" for words in said)]))
             if alive:
-                self._moved = time.monotonic()
+                self._moved, self._met = time.monotonic(), True
         _flush()
 
     def _stop(self, process: "subprocess.Popen[bytes]") -> None:
@@ -231,11 +245,15 @@ class Supervisor:
         if self._ended or now - self._moved <= allowed:
             return
         self._ended = f"it hung: no sign of life for {allowed / 60:.3g} minutes"
+        if not self._met:
+            self._ended = f"all nodes are here, and did not meet for {allowed / 60:.3g} minutes: look at their network"
         self._kill_at = now + STACKS
         say(f"no iteration for {allowed / 60:.3g} minutes: the stacks of all ranks, then the end")
         _signal_ranks(process.pid, signal.SIGABRT)
 
     def _allowed(self) -> float:
+        if not self._met:
+            return self.patience.meeting
         signs = self._signs()
         if any(each.saving for each in signs) or all(each.iteration is None for each in signs):
             return max(self.patience.start, self.patience.iteration)

@@ -1,0 +1,181 @@
+"""Files of values: which chart they are for, that they combine, that a chart's package has them, and their tables."""
+
+import subprocess
+import sys
+import tarfile
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from charts.rendering import HELMS, ROOT, STAGES, applying, arguments, conform, helm, overlays, parse, render, rendered
+from tokenmill.corpus.source import Listing, RemoteFile, Selection
+from tokenmill.stages.download import names, select
+
+KINDS = ("clusters", "datasets", "models", "parallelism", "storage")
+FOR = {
+    **{f"dataset-{name}": {"clusters", "datasets"} for name in (*STAGES, "pipeline")},
+    "megatron-training": {"clusters", "models", "parallelism"},
+    "shared-storage": {"storage"},
+}
+CHARTS = sorted(path.parent.name for path in (ROOT / "charts").glob("*/values.yaml"))
+
+
+def keys(values: Any, at: str = "") -> set[str]:
+    """Return the keys of a file of values, with dots."""
+    if not isinstance(values, dict):
+        return {at}
+    return {key for name, value in values.items() for key in keys(value, f"{at}.{name}" if at else name)}
+
+
+def test_files_of_two_kinds_set_no_key_both_so_that_their_order_does_not_matter() -> None:
+    """So that each file in one combination stands for it in all."""
+    seen = {
+        kind: {key for file in overlays(kind) for key in keys(yaml.safe_load(file.read_text()))} for kind in KINDS[:-1]
+    }
+    for one, other in combinations(seen, 2):
+        assert seen[one] & seen[other] == set(), (one, other)
+
+
+def test_a_chart_is_for_the_kinds_that_it_is_said_to_be_for() -> None:
+    for chart, kinds in FOR.items():
+        assert {kind for kind in KINDS if applying(chart, kind)} == kinds, chart
+    training = {file.stem for file in applying("megatron-training", "clusters")}
+    assert training == {file.stem for file in overlays("clusters") if not file.stem.startswith("cpu-")}
+    assert applying("dataset-extract", "clusters") == overlays("clusters")
+
+
+LISTED = {
+    "c4": {
+        "en/c4-train.00000-of-01024.json.gz": True,
+        "en/c4-validation.00000-of-00008.json.gz": False,
+        "en.noclean/c4-train.00000-of-07168.json.gz": False,
+        "multilingual/c4-af.tfrecord-00000-of-00064.json.gz": False,
+    },
+    "dclm-baseline": {
+        "global-shard_01_of_10/local-shard_0_of_10/shard_00000000_processed.jsonl.zst": True,
+        "global-shard_02_of_10/local-shard_9_of_10/shard_00000000_processed.jsonl.zst": True,
+        "README.md": False,
+    },
+    "finemath": {
+        "finemath-4plus/train-00000-of-00064.parquet": True,
+        "finemath-3plus/train-00000-of-00128.parquet": False,
+        "infiwebmath-4plus/train-00000-of-00040.parquet": False,
+    },
+    "fineweb": {
+        "sample/10BT/000_00000.parquet": True,
+        "sample/100BT/000_00000.parquet": False,
+        "data/CC-MAIN-2024-10/000_00000.parquet": False,
+    },
+    "fineweb-2": {
+        "data/fra_Latn/train/000_00000.parquet": True,
+        "data/fra_Latn/test/000_00000.parquet": False,
+        "data/fra_Latn_removed/train/000_00000.parquet": False,
+    },
+    "fineweb-edu": {
+        "sample/10BT/000_00000.parquet": True,
+        "data/CC-MAIN-2024-10/train-00000-of-00020.parquet": False,
+    },
+    "pile-uncopyrighted": {"train/00.jsonl.zst": True, "test.jsonl.zst": False, "val.jsonl.zst": False},
+    "sample": {
+        "wikitext-2-raw-v1/train-00000-of-00001.parquet": True,
+        "wikitext-2-raw-v1/test-00000-of-00001.parquet": False,
+        "wikitext-103-raw-v1/train-00000-of-00002.parquet": False,
+    },
+    "slimpajama": {
+        "train/chunk1/example_train_0.jsonl.zst": True,
+        "validation/chunk1/example_holdout_0.jsonl.zst": False,
+    },
+    "slimpajama-test": {
+        "test/chunk1/example_holdout_0.jsonl.zst": True,
+        "test/chunk2/example_holdout_0.jsonl.zst": True,
+        "train/chunk1/example_train_0.jsonl.zst": False,
+    },
+    "slimpajama-validation": {
+        "validation/chunk1/example_holdout_0.jsonl.zst": True,
+        "train/chunk1/example_train_0.jsonl.zst": False,
+    },
+    "the-stack-dedup": {"data/python/data-00000-of-00144.parquet": True, "data/c/data-00028-of-00126.parquet": False},
+    "wikipedia": {
+        "20231101.en/train-00000-of-00041.parquet": True,
+        "20231101.simple/train-00000-of-00001.parquet": False,
+    },
+}
+"""Files of each repository, named as it names them, and which of them a corpus is."""
+
+
+@pytest.mark.parametrize("file", overlays("datasets"), ids=lambda file: file.stem)
+def test_a_corpus_is_the_files_that_it_says(file: Path) -> None:
+    files = [RemoteFile(path, 1) for path in (*LISTED[file.stem], ".gitattributes")]
+    (job,) = (document for document in render("download", file) if document["kind"] == "Job")
+    given = parse(arguments(job))
+    selection = Selection(given["include"], given["exclude"], given["split"], given["sample"], given["layout"])
+    taken, _ = select(Listing(str(given["source"]), None, files), selection)
+    assert [each.path for each in taken] == sorted(path for path, wanted in LISTED[file.stem].items() if wanted)
+    assert len(set(names(taken, given["layout"]))) == len(taken)
+
+
+@pytest.mark.parametrize("program", HELMS)
+@pytest.mark.parametrize("chart", CHARTS)
+def test_a_package_has_the_files_that_are_for_its_chart(chart: str, program: str, tmp_path: Path) -> None:
+    done = helm("package", ROOT / "charts" / chart, "-d", tmp_path, program=program)
+    assert done.returncode == 0, done.stderr
+    (package,) = tmp_path.glob("*.tgz")
+    with tarfile.open(package) as archive:
+        archive.extractall(tmp_path, filter="data")
+    packed = {file.relative_to(tmp_path / chart): file.read_bytes() for file in tmp_path.glob(f"{chart}/values/*/*")}
+    wanted = [file for kind in KINDS for file in applying(chart, kind)]
+    assert packed == {file.relative_to(ROOT): file.read_bytes() for file in wanted} != {}
+
+
+@pytest.mark.parametrize("program", HELMS)
+@pytest.mark.parametrize("chart", FOR)
+def test_an_install_from_a_package_alone_is_one_from_the_clone(chart: str, program: str, tmp_path: Path) -> None:
+    assert helm("package", ROOT / "charts" / chart, "-d", tmp_path, program=program).returncode == 0
+    with tarfile.open(next(tmp_path.glob("*.tgz"))) as archive:
+        archive.extractall(tmp_path, filter="data")
+    needed = (
+        ["--set", "storage.pvcName=claim"] if chart != "shared-storage" else ["--set", "local.path=/a,local.nodeName=b"]
+    )
+    files = {
+        "clusters": "local",
+        "datasets": "c4",
+        "models": "llama3-8b",
+        "parallelism": "context-2",
+        "storage": "local",
+    }
+
+    def rendered(at: Path, values: Path) -> str:
+        given = [f"-f={values}/{kind}/{files[kind]}.yaml" for kind in sorted(FOR[chart], reverse=True)]
+        more = ["--set", "training.nodes=32"] if chart == "megatron-training" else []
+        done = helm("template", "release", at, *given, *needed, *more, program=program)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    cloned = rendered(ROOT / "charts" / chart, ROOT / "values")
+    assert rendered(tmp_path / chart, tmp_path / chart / "values") == cloned
+    conform(cloned)
+
+
+@pytest.mark.parametrize(
+    ("was", "wrong", "said"),
+    [
+        ("backoffLimitPerIndex:", "backoffLimitPerIndx:", "'backoffLimitPerIndx' not allowed"),
+        ("parallelism: 1", "parallelism: one", "/spec/parallelism"),
+        ("kind: Job", "kind: Jobs", "could not find schema for Jobs"),
+    ],
+)
+def test_what_the_api_server_would_refuse_does_not_conform(was: str, wrong: str, said: str) -> None:
+    text = rendered("extract")
+    conform(text)
+    assert was in text
+    with pytest.raises(AssertionError, match=said):
+        conform(text.replace(was, wrong))
+
+
+def test_tables_and_references_are_fresh() -> None:
+    check = [sys.executable, ROOT / "tools/reference.py", "--check"]
+    done = subprocess.run(check, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,82 @@
+"""Nodes that wait for machines, or for nodes that are gone: who is here is known by what it does now."""
+
+from pathlib import Path
+
+import pytest
+
+from tokenmill.errors import Superseded
+from tokenmill.training import gathering
+from tokenmill.training.attempts import Records
+from tokenmill.training.gathering import Gathering
+from tokenmill.training.node import Node
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LOOK", "BEAT", "SAY", "SKEW"):
+        monkeypatch.setattr(gathering, name, 0.0)
+
+
+def node(directory: Path, rank: int, said: list[str] | None = None, run: str = "run") -> Gathering:
+    say = (said if said is not None else []).append
+    return Gathering(Records(directory), Node(rank, 3, "node-0", 29500), run, say)
+
+
+def come(directory: Path, *ranks: int, run: str = "run") -> None:
+    for rank in ranks:
+        node(directory, rank, run=run).look(met=False)
+
+
+def test_all_are_here_when_each_was_seen_to_come(tmp_path: Path) -> None:
+    said: list[str] = []
+    first = node(tmp_path, 0, said)
+    assert not first.look(met=False)
+    assert said == ["waiting for 2 of 3 nodes: 1, 2 (kubectl get pods)"]
+    assert not node(tmp_path, 2).look(met=False), "another node leaves it to node 0"
+    assert not first.look(met=False)
+    assert said[-1] == "waiting for 1 of 3 nodes: 1 (kubectl get pods)"
+    come(tmp_path, 1, run="another release on these checkpoints")
+    assert not first.look(met=False)
+    come(tmp_path, 1)
+    assert first.look(met=False)
+
+
+def test_what_an_earlier_start_left_is_nobody(tmp_path: Path) -> None:
+    waiting = [node(tmp_path, 1), node(tmp_path, 2)]
+    for each in waiting:
+        each.look(met=False)
+    again = node(tmp_path, 0)
+    assert not again.look(met=False)
+    for each in waiting:
+        each.look(met=False)
+    assert again.look(met=False), "who came before node 0 did goes on saying so"
+
+
+def test_one_node_is_complete(tmp_path: Path) -> None:
+    assert Gathering(Records(tmp_path), Node(0, 1, "localhost", 29500), "run", print).look(met=False)
+
+
+@pytest.mark.parametrize(("here", "anew"), [(0, 1), (0, 2), (1, 0)])
+def test_a_node_that_starts_anew_has_lost_what_others_wait_for(tmp_path: Path, here: int, anew: int) -> None:
+    running = node(tmp_path, here)
+    come(tmp_path, *({0, 1, 2} - {here}))
+    running.look(met=False)
+    running.look(met=True)
+    running.look(met=True)
+    come(tmp_path, anew, run="another release on these checkpoints")
+    running.look(met=True)
+    come(tmp_path, anew)
+    with pytest.raises(Superseded, match=f"node {anew} has started anew"):
+        running.look(met=True)
+
+
+def test_a_start_that_is_seen_late_is_not_taken_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache of the file system shows what a node wrote before the ranks were started, and a clock may be ahead."""
+    late = node(tmp_path, 1)
+    running = node(tmp_path, 0)
+    running.look(met=True)
+    late.look(met=False)
+    running.look(met=True)
+    monkeypatch.setattr(gathering, "SKEW", 60.0)
+    come(tmp_path, 2)
+    running.look(met=True)
