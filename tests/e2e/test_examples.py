@@ -75,7 +75,7 @@ def alone(hub: Hub, root: Path) -> dict[str, bytes]:
 
 def test_a_second_deployment_starts_nothing(values: Path, with_hub: Namespace) -> None:
     before = identities(with_hub)
-    again = with_hub.user.does("examples/deploy.sh", timeout=400)
+    again = with_hub.user.does(f"env NAMESPACE={with_hub.name} examples/deploy.sh", timeout=400)
     assert again.splitlines() == [f"slimpajama-{stage} is complete" for stage in JOBS]
     assert identities(with_hub) == before
 
@@ -89,6 +89,11 @@ def test_a_file_that_is_gone_stops_it(values: Path, with_hub: Namespace) -> None
     assert stopped.code == 1 and stopped.out == ""
     assert "slimpajama-download is complete and its output is not as its manifest says:" in stopped.err
     assert lost.name in stopped.err
+
+
+def test_a_release_without_a_job_is_not_waited_for(namespace: Namespace) -> None:
+    stopped = namespace.user.run("examples/wait.sh nothing")
+    assert (stopped.code, stopped.err) == (1, "nothing has no Job; see: kubectl get jobs\n")
 
 
 @pytest.mark.skipif(not shutil.which("helmfile"), reason="helmfile is not on PATH")
