@@ -3,7 +3,8 @@
 Values and schema of a stage's chart: its own part, then what charts/common holds for all of them. The schema of the
 training chart: its own part, what charts/common holds for all pods, and the sections of the settings file, whose types
 have their home in tokenmill.training.settings. Those of the pipeline: a section for each stage, made of its own chart's
-part, and what is the same for all. READMEs: from the comments in values.yaml, by helm-docs.
+part, and what is the same for all. What the storage chart says of checkpoints: the figures of
+tokenmill.training.storage. READMEs: from the comments in values.yaml, by helm-docs.
 
     python tools/charts.py            write it
     python tools/charts.py --check    exit 1, naming the files, when something is not what would be written
@@ -19,7 +20,8 @@ from typing import Any
 import msgspec
 import yaml
 
-from tokenmill.training import model, settings
+from tokenmill.training import model, settings, storage
+from tokenmill.training.memory import checkpoint_bytes
 
 ROOT = Path(__file__).parents[1]
 CHARTS = ROOT / "charts"
@@ -209,6 +211,29 @@ def typed(annotation: Any, *, may_be_zero: bool) -> dict[str, Any]:
     return simple[type(one)]
 
 
+FIGURES = ("1.3b", "llama3-8b", "13b", "30b", "llama3-70b", "175b")
+"""Models that the storage chart speaks of."""
+
+
+def figures() -> str:
+    """Return what charts/shared-storage knows of throughput, and of models on the nodes of values/models."""
+    models = []
+    for name in FIGURES:
+        training = yaml.safe_load((ROOT / f"values/models/{name}.yaml").read_text())["training"]
+        content = {"model": msgspec.to_builtins(model.preset(name)), "training": training | {"gpusPerNode": 8}}
+        content |= {"release": "-", "checkpoint": {"path": "-"}, "dataset": {"path": "-"}}
+        layout = settings.derived(msgspec.convert(content, settings.Settings)).layout()
+        models.append({"name": name, "nodes": training["nodes"], "checkpointBytes": round(checkpoint_bytes(layout))})
+    found = {
+        "megabytesPerSecondPerTib": storage.PER_TIB,
+        "blobGigabitsPerSecond": storage.BLOB_GBIT,
+        "nodeHours": storage.NODE_HOURS,
+        "corpusBytes": storage.CORPUS,
+        "models": models,
+    }
+    return json.dumps(found, indent=2) + "\n"
+
+
 def readme(chart: Path) -> str:
     """Return a chart's README.md, made of its README.md.gotmpl and the comments in its values.yaml."""
     command = [ROOT / ".cache/bin/helm-docs", "--dry-run", "--log-level=warning", "--sort-values-order=file"]
@@ -226,6 +251,7 @@ def generated() -> Iterator[tuple[Path, str]]:
     yield PIPELINE / "values.schema.json", pipeline_schema()
     yield TRAINING / "values.yaml", training_values()
     yield TRAINING / "values.schema.json", training_schema()
+    yield CHARTS / "shared-storage/figures.json", figures()
     for template in sorted(CHARTS.glob("*/README.md.gotmpl")):
         yield template.parent / "README.md", readme(template.parent)
 

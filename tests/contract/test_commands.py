@@ -223,6 +223,16 @@ def test_one_stage_of_several_is_looked_at_alone(corpus: Path) -> None:
     assert "1/2 units" in states[1].out and states[2].err == absent.err
 
 
+def test_what_was_made_from_a_file_is_found_by_the_files_name(corpus: Path) -> None:
+    """A chart that is given a file to read, and no place to write to, asks for its stage by the same name."""
+    file = corpus / "0.jsonl"
+    looks = [["status", str(file)], ["verify", str(file), "--stage", "preprocess"], ["inspect", str(file)]]
+    ended, _ = many([["preprocess", str(file), "--tokenizer", str(TOKENIZER)], *looks])
+    assert [one.code for one in ended] == [0] * 4, "".join(one.err for one in ended)
+    for one in ended[1:]:
+        assert str(corpus / "preprocessed") in one.out
+
+
 def test_without_json_the_end_says_where_and_what_next(corpus: Path) -> None:
     output = corpus.parent / "out"
     ended = tokenmill("extract", corpus, output, "--processes", "2")

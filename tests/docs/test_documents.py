@@ -100,8 +100,8 @@ INSTALLS = [
 def test_helm_takes_what_a_document_types(name: str, words: list[str], tmp_path: Path) -> None:
     for link in ("charts", "values"):
         (tmp_path / link).symlink_to(ROOT / link)
-    for file in ("mine.yaml", "fit.yaml"):  # which the documents write before
-        (tmp_path / file).write_text(MINE)
+    for file in ("mine", "fit", "blend", "jobs", "training"):  # which the documents write before
+        (tmp_path / f"{file}.yaml").write_text(MINE)
     given = [word.replace("$PWD", str(tmp_path)) for word in words[2:]]
     done = helm("template", *given, directory=tmp_path)
     assert done.returncode == 0, f"{shlex.join(words)}\n{done.stderr}"

@@ -130,11 +130,21 @@ class Namespace:
         events = self.user.run("kubectl get events --sort-by=.lastTimestamp --field-selector=type!=Normal")
         return "\n".join([*lines, *events.out.splitlines()[-20:]])
 
-    def start_hub(self, files: Path, faults: list[dict[str, Any]] | None = None) -> None:
-        """Serve a directory as the Hub that the stages of this namespace ask; `faults` as testhub.faults has them."""
+    def start_hub(
+        self,
+        files: Path,
+        faults: list[dict[str, Any]] | None = None,
+        claim: str = CLAIM,
+        token: str | None = None,
+    ) -> None:
+        """Serve a directory as the Hub that the stages of this namespace ask; `faults` as testhub.faults has them.
+
+        It lies on the volume of a claim; with a token, it wants that.
+        """
         shutil.copytree(files, self.data / HUB_FILES, dirs_exist_ok=True)
+        (self.data / HUB_FILES).chmod(0o755)  # a volume's first pod opens its files to the group, later ones do not
         (self.data / HUB_FILES / "faults.json").write_text(json.dumps(faults or []))
-        self.user.apply(*hub_objects())
+        self.user.apply(*hub_objects(claim, token))
         ended = self.user.run("kubectl rollout status deployment/hub --timeout=90s")
         if ended.code:
             pods = [describe_pod(pod) + self.logs(pod["metadata"]["name"]) for pod in self.user.get("pods")["items"]]
@@ -172,10 +182,11 @@ def wait_for(look: Callable[[], Any], timeout: float = 60) -> Any:
     return seen
 
 
-def hub_objects() -> list[dict[str, Any]]:
+def hub_objects(claim: str, token: str | None) -> list[dict[str, Any]]:
     """Return the test Hub's Deployment, the Service that gives it its name, and what points the stages to it."""
     labels = {"app": "hub"}
     command = ["python", "-m", "tokenmill.testhub", "/hub", "--host", "0.0.0.0", "--port", "8000"]
+    command += ["--token", token] if token else []
     container = {
         "name": "hub",
         "image": IMAGE,
@@ -190,7 +201,7 @@ def hub_objects() -> list[dict[str, Any]]:
         "securityContext": RESTRICTED,
         "terminationGracePeriodSeconds": 2,
         "containers": [container],
-        "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": CLAIM}}],
+        "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": claim}}],
     }
     template = {"metadata": {"labels": labels}, "spec": pod}
     deployment = {"selector": {"matchLabels": labels}, "strategy": {"type": "Recreate"}, "template": template}

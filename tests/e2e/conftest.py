@@ -7,7 +7,8 @@ another machine or a container, TOKENMILL_E2E_PATH names one that both share.
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -39,24 +40,35 @@ def leaving(caller: Account) -> Iterator[list[Namespace]]:
         end_removal(namespace)
 
 
+@pytest.fixture(scope="session")
+def new_namespace(
+    caller: Account, leaving: list[Namespace], tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], AbstractContextManager[Namespace]]:
+    """Return what makes a namespace whose name begins so, and has it removed at the end."""
+
+    @contextmanager
+    def make(name: str) -> Iterator[Namespace]:
+        name = f"{name}-{os.urandom(3).hex()}"
+        base = os.environ.get("TOKENMILL_E2E_PATH")
+        data = (Path(base) if base else tmp_path_factory.mktemp("node")) / name
+        made = make_namespace(name, caller, data, tmp_path_factory.mktemp("kubeconfig"))
+        leaving.append(made)
+        try:
+            yield made
+        finally:
+            begin_removal(made)
+
+    return make
+
+
 @pytest.fixture(scope="module")
 def namespace(
-    caller: Account,
-    leaving: list[Namespace],
-    request: pytest.FixtureRequest,
-    tmp_path_factory: pytest.TempPathFactory,
+    new_namespace: Callable[[str], AbstractContextManager[Namespace]], request: pytest.FixtureRequest
 ) -> Iterator[Namespace]:
     """Make a namespace for a module, with shared storage."""
-    name = f"{re.sub('[^a-z0-9]+', '-', request.module.__name__.rpartition('.')[2])}-{os.urandom(3).hex()}"
-    base = os.environ.get("TOKENMILL_E2E_PATH")
-    data = (Path(base) if base else tmp_path_factory.mktemp("node")) / name
-    made = make_namespace(name, caller, data, tmp_path_factory.mktemp("kubeconfig"))
-    leaving.append(made)
-    try:
+    with new_namespace(re.sub("[^a-z0-9]+", "-", request.module.__name__.rpartition(".")[2])) as made:
         made.make_storage()
         yield made
-    finally:
-        begin_removal(made)
 
 
 @pytest.fixture(scope="session")

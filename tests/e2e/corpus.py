@@ -17,6 +17,8 @@ DATASET = "cerebras/SlimPajama-627B"
 MODEL = "openai-community/gpt2"
 PARTS = {"train/chunk1/example_train": 130, "validation/chunk1/example_holdout": 5, "test/chunk1/example_holdout": 5}
 
+TOKENIZER = Path(tokenmill.sample.__path__[0]) / "tokenizer"
+
 _WORDS = ("the", "of", "a", "in", "to", "and", "is", "was", "for", "on", "as", "with", "by", "he", "that", "at")
 
 
@@ -27,8 +29,7 @@ def write_hub(directory: Path) -> Path:
             file = directory / "datasets" / DATASET / f"{name}_{number}.jsonl.zst"
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(zstandard.ZstdCompressor().compress(shard(1000 * part + number)))
-    tokenizer = Path(tokenmill.sample.__path__[0]) / "tokenizer"
-    shutil.copytree(tokenizer, directory / "models" / MODEL)
+    shutil.copytree(TOKENIZER, directory / "models" / MODEL)
     return directory
 
 
@@ -39,9 +40,9 @@ def shard(seed: int, documents: int = 40) -> bytes:
     return b"".join(json.dumps({"text": text, "meta": {"set": "RedPajamaC4"}}).encode() + b"\n" for text in texts)
 
 
-def serve(directory: Path) -> Hub:
-    """Return a Hub of this process with the files of `write_hub`."""
-    hub = Hub()
+def serve(directory: Path, token: str | None = None) -> Hub:
+    """Return a Hub of this process with the files of `write_hub`; with a token, it wants that."""
+    hub = Hub(token=token)
     for kind, add in (("datasets", hub.add_dataset), ("models", hub.add_model)):
         for repo in (directory / kind).glob("*/*"):
             files = {path.relative_to(repo).as_posix(): path for path in repo.rglob("*") if path.is_file()}

@@ -16,9 +16,11 @@ from tokenmill.training.fit import Machines, Wanted, cost, search
 from tokenmill.training.layout import late_refusals, refusals
 from tokenmill.training.memory import GIB, total_bytes
 from tokenmill.training.model import from_fields, names, preset
+from tokenmill.training.plan import GRACE_SECONDS
 from tokenmill.training.settings import Settings, derived
-from tokenmill.training.storage import Saving, bandwidth
+from tokenmill.training.storage import Saving, back_end
 
+ROOT = Path(__file__).parents[2]
 H100 = ["--gpu-memory", "80"]
 
 
@@ -248,6 +250,10 @@ def test_a_global_batch_that_nothing_divides_is_refused_with_the_equation() -> N
         (["--model", "13b", "--gpus", 8, *H100, "--storage", "nfs:fast"], "say its network in Gbit/s"),
         (["--model", "13b", "--gpus", 8, *H100, "--storage", "blob:-1"], "a number above 0"),
         (["--model", "13b", "--gpus", 8, *H100, "--storage", "blob", "--write-bandwidth", 1], "leave one out"),
+        (["--model", "13b", "--gpus", 8, *H100, "--storage", "fsx-250:24", "--capacity", 3], "leave the second out"),
+        (["--model", "13b", "--gpus", 8, *H100, "--data", "nan"], "--data"),
+        (["--model", "13b", "--gpus", 8, *H100, "--data", "-1"], "--data"),
+        (["--model", "13b", "--gpus", 8, *H100, "--keep", "1"], "--keep"),
         (["--model", "13b", "--gpus", 8, *H100, "--recompute", "some"], "none, selective, full"),
         (["--model", "13b", "--gpus", 8], "--gpu-memory"),
         (["--gpus", 8, *H100], "--model"),
@@ -274,9 +280,15 @@ def test_a_request_that_cannot_be_is_refused(asked: list[Any], said: str) -> Non
 # -- checkpoints
 
 
+def bandwidth(storage: str) -> float:
+    return back_end(storage).bytes_per_second
+
+
 def test_the_storage_table_is_the_makers() -> None:
     assert bandwidth("amlfs-125:16") == 2e9  # not the 64 GB/s of 512 TiB
     assert bandwidth("amlfs-40:480") == 19.2e9 and bandwidth("amlfs-500:512") == 256e9
+    assert bandwidth("fsx-40:1.7578125") == pytest.approx(70.3e6, rel=0.001)  # on hard disks
+    assert back_end("amlfs-125:16").capacity == 16 * 2**40 and back_end("blob").capacity is None
     assert bandwidth("fsx-250:24") == 6e9 and bandwidth("fsx-scratch:12") == 1.2e9
     assert bandwidth("blob") == 3.125e9 and bandwidth("blob:60") == 7.5e9 and bandwidth("nfs:100") == 12.5e9
     for wrong in ("amlfs-125:0", "amlfs-125:inf", "amlfs-125:nan", "amlfs-60:16", "", ":16", "nfs:1e-300", "nfs:1e300"):
@@ -291,6 +303,67 @@ def test_the_guide_s_175b_on_its_own_file_system_takes_twenty_minutes() -> None:
     assert checkpoint["write_seconds"] / 60 == pytest.approx(20.4, abs=0.1)
     assert checkpoint["save_interval_seconds"] == pytest.approx((2 * 1222.2 * 6000 * 3600 / 64) ** 0.5, rel=0.001)
     assert checkpoint["save_interval_iterations"] is None  # no step time is known
+
+
+def test_a_storage_that_holds_it_all_says_what_is_left() -> None:
+    asked = ["--model", "175b", "--gpus", 512, *H100, "--storage", "amlfs-125:16", "--data", 1.18]
+    found = planned(*asked)
+    size = found["checkpoint"]["bytes"]
+    assert found["storage"] == {
+        "capacity_bytes": 16 * 2**40,
+        "data_bytes": 1.18e12,
+        "checkpoints_kept": 2,
+        "needed_bytes": pytest.approx(1.18e12 + 3 * size),
+        "fits": True,
+    }
+    said = "2 checkpoints kept and one being written, 7.33 TB, and 1.18 TB of data; 9.08 TB are left"
+    assert f"the storage has 17.59 TB: {said}" in fit(*asked).out.splitlines()
+
+
+def test_a_storage_that_is_too_small_is_said_with_the_numbers(tmp_path: Path) -> None:
+    file = tmp_path / "values.yaml"
+    asked = ["--model", "175b", "--gpus", 512, *H100, "--write-bandwidth", 10, "--values", file]
+    asked += ["--capacity", 10, "--data", 4.56, "--keep", 3]
+    found = planned(*asked)
+    assert found["storage"]["fits"] is False
+    (note,) = found["notes"]
+    assert note == (
+        "the storage is too small: 3 checkpoints kept and one being written, 9.78 TB, and 4.56 TB of data are 14.34 "
+        "TB, of which 4.34 TB find no room in 10.00 TB; take a larger one or keep fewer"
+    )
+    assert "4.34 TB are missing" in fit(*asked).out
+    assert yaml.safe_load(file.read_text())["checkpoint"] == {"keep": 3}
+    assert planned(*asked[:-2])["storage"]["needed_bytes"] < found["storage"]["needed_bytes"]
+
+
+def test_data_without_a_capacity_is_added_up() -> None:
+    asked = ["--model", "175b", "--gpus", 512, *H100, "--storage", "blob", "--data", 1.18]
+    assert planned(*asked)["storage"] is None
+    assert "1.18 TB of data, 8.51 TB; whether it has them, with --capacity" in fit(*asked).out
+
+
+def test_a_save_that_an_eviction_would_cut_off_gets_the_time(tmp_path: Path) -> None:
+    """The chart's grace period is a run's where no values say otherwise."""
+    chart = yaml.safe_load((ROOT / "charts/megatron-training/values.yaml").read_text())
+    assert chart["job"]["terminationGracePeriodSeconds"] == GRACE_SECONDS == 900
+    file = tmp_path / "values.yaml"
+    asked = ["--model", "175b", "--gpus", 512, *H100, "--peak-tflops", 989, "--values", file]
+    found = planned(*asked, "--storage", "amlfs-125:16")
+    grace = found["checkpoint"]["termination_grace_seconds"]
+    assert grace > found["checkpoint"]["write_seconds"] + found["step_seconds"]
+    assert yaml.safe_load(file.read_text())["job"] == {"terminationGracePeriodSeconds": grace}
+    (note,) = found["notes"]
+    assert note.startswith("a save takes 20 min 22 s and a step 1 min 27 s, and a pod that is evicted has 15 min 00 s")
+    assert f"job.terminationGracePeriodSeconds={grace} gives the time" in note
+    found = planned(*asked, "--storage", "amlfs-125:64")
+    assert found["notes"] == [] and "job" not in yaml.safe_load(file.read_text())
+
+
+def test_a_storage_with_which_a_run_would_do_nothing_but_save_is_said() -> None:
+    found = planned("--model", "175b", "--gpus", 4096, *H100, "--write-bandwidth", 0.01, "--mtbf-node", 6000)
+    checkpoint = found["checkpoint"]
+    assert checkpoint["save_interval_seconds"] == checkpoint["write_seconds"]
+    assert any("it would do little but save; take a faster storage" in note for note in found["notes"])
 
 
 def test_a_step_s_time_turns_the_interval_into_iterations() -> None:

@@ -7,5 +7,6 @@ Input: $. Output: a document.
 {{- $existing := .Values.existing -}}
 {{- $class := ternary $existing.storageClassName nil (not (empty $existing.storageClassName)) -}}
 {{- if $existing.volumeName }}{{ $class = $existing.storageClassName }}{{ end -}}
-{{ include "shared-storage.claim" (dict "root" . "storageClassName" $class "volumeName" $existing.volumeName "keep" true) }}
+{{ include "shared-storage.claim" (dict "root" . "size" (.Values.pvc.size | default "100Gi" | toString) "storageClassName" $class
+      "volumeName" $existing.volumeName "keep" true "grows" (empty $existing.volumeName)) }}
 {{- end }}

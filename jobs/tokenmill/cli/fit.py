@@ -57,6 +57,16 @@ def fit(
     write_bandwidth: Annotated[
         float | None, typer.Option("--write-bandwidth", min=0.001, max=1e9, help="The same in GB/s.")
     ] = None,
+    capacity: Annotated[
+        float | None,
+        typer.Option("--capacity", min=0.001, max=1e9, help="TB of the storage, where --storage does not say it."),
+    ] = None,
+    data: Annotated[
+        float, typer.Option("--data", min=0, max=1e9, help="TB on it beside the checkpoints: the dataset and its text.")
+    ] = 0.0,
+    keep: Annotated[
+        int, typer.Option("--keep", min=2, max=MOST, help="Checkpoints that are kept, checkpoint.keep of the chart.")
+    ] = 2,
     mtbf_node: Annotated[
         float | None,
         typer.Option("--mtbf-node", min=0.1, max=1e9, help="Hours between a node's failures; 6,000 if left out."),
@@ -88,11 +98,13 @@ def fit(
     if model is None or gpus is None or gpu_memory is None:
         raise typer.BadParameter("--model, --gpus and --gpu-memory say what is to fit where (or --check FILE)")
     numbers = {"gpu-memory": gpu_memory, "write-bandwidth": write_bandwidth, "mtbf-node": mtbf_node}
-    for name, number in (numbers | {"peak-tflops": peak_tflops, "mfu": mfu}).items():
+    numbers |= {"capacity": capacity, "data": data, "peak-tflops": peak_tflops, "mfu": mfu}
+    for name, number in numbers.items():
         if number is not None and math.isnan(number):  # which is in every range
             raise typer.BadParameter(f"{number} is no number to plan with", param_hint=f"--{name}")
     if recompute:
         o.one_of("--recompute", recompute, "none", "selective", "full")
+    bytes_per_second, held = plan.storage_for(storage, write_bandwidth, capacity)
     request = plan.Request(
         model=plan.model_for(model, custom, changed, seq_length),
         machines=plan.machines_for(gpus, gpus_per_node, gpu_memory),
@@ -100,7 +112,10 @@ def fit(
             tensor, pipeline, context, expert, expert_tensor, layers_per_virtual_stage, micro_batch, recompute
         ),
         global_batch=global_batch,
-        bytes_per_second=plan.bandwidth_for(storage, write_bandwidth),
+        bytes_per_second=bytes_per_second,
+        capacity=held,
+        data_bytes=data * 1e12,
+        kept=keep,
         node_hours=mtbf_node,
         peak_tflops=peak_tflops,
         mfu=mfu,

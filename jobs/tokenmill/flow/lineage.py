@@ -61,7 +61,11 @@ class Dataset:
 
 
 def find_records(root: Path, depth: int = SEARCH_DEPTH) -> Iterator[StageRecord]:
-    """Yield the stages that left records in `root` and in directories below it, begun or refused while planning."""
+    """Yield the stages that left records in `root` and in directories below it, begun or refused while planning.
+
+    A file stands for its directory: what is made from a single one lies beside it, unless said otherwise.
+    """
+    root = root.parent if root.is_file() else root
     own = root / ".tokenmill"
     if own.is_dir():
         for stage in STAGES:

@@ -1,9 +1,10 @@
 """A plan for a run: the layouts that fit, batch, checkpoint and save interval, as a table, JSON, or Helm values."""
 
 import difflib
+import math
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from tokenmill.training.memory import GIB, RESERVE, checkpoint_bytes, parameters
 from tokenmill.training.model import Model
 from tokenmill.training.settings import Training
 
+GRACE_SECONDS = 900
+"""job.terminationGracePeriodSeconds of charts/megatron-training."""
 SEQUENCES_A_GPU = 16
 """Global batch where none is given, as in training/settings.py."""
 CUT_FIELDS = frozenset(
@@ -37,6 +40,11 @@ class Request:
     wanted: Wanted
     global_batch: int | None = None
     bytes_per_second: float | None = None
+    capacity: float | None = None
+    """Of the storage, in bytes."""
+    data_bytes: float = 0.0
+    """Beside the checkpoints."""
+    kept: int = 2
     node_hours: float | None = None
     peak_tflops: float | None = None
     mfu: float = 0.4
@@ -53,6 +61,15 @@ class Plan:
     step_seconds: float | None
     """Of the best layout."""
     saving: storage.Saving | None
+    room: storage.Room | None
+
+    @property
+    def grace_seconds(self) -> int:
+        """Seconds for a pod to end: a step and a save with a quarter to spare, at least what the chart has."""
+        if self.saving is None:
+            return GRACE_SECONDS
+        last = self.saving.write_seconds + (self.step_seconds or 0)
+        return GRACE_SECONDS if last < GRACE_SECONDS else math.ceil(last * 1.25 / 60) * 60
 
     @property
     def best(self) -> Layout:
@@ -79,7 +96,20 @@ class Plan:
                 "save_interval_seconds": saving.interval_seconds,
                 "save_interval_iterations": self.save_interval,
                 "lost_share": saving.lost,
+                "termination_grace_seconds": self.grace_seconds,
             }
+        room = self.room
+        held = (
+            None
+            if room is None
+            else {
+                "capacity_bytes": room.capacity,
+                "data_bytes": room.data,
+                "checkpoints_kept": room.kept,
+                "needed_bytes": room.needed,
+                "fits": room.left >= 0,
+            }
+        )
         machines = self.request.machines
         return {
             "event": "fit",
@@ -97,6 +127,7 @@ class Plan:
             "step_seconds": self.step_seconds,
             "mfu_assumed": self.request.mfu if self.request.peak_tflops else None,
             "checkpoint": checkpoint,
+            "storage": held,
             "fitting": len(self.fits),
             "layouts": [_layout_json(fit, cost) for fit, cost in self.fits[:top]],
         }
@@ -189,13 +220,19 @@ def machines_for(gpus: int, gpus_per_node: int, memory: float) -> Machines:
     return Machines(gpus, per_node, memory)
 
 
-def bandwidth_for(name: str | None, gigabytes: float | None) -> float | None:
-    """Return the bytes a second that checkpoints are written with, where it is said."""
+def storage_for(
+    name: str | None, gigabytes: float | None, terabytes: float | None
+) -> tuple[float | None, float | None]:
+    """Return bytes a second that checkpoints are written with, and bytes that the storage has, where said."""
     if name is not None and gigabytes is not None:
         raise RequestError("--storage and --write-bandwidth both say how fast checkpoints are written: leave one out")
-    if name is not None:
-        return storage.bandwidth(name)
-    return None if gigabytes is None else gigabytes * 1e9
+    capacity = None if terabytes is None else terabytes * 1e12
+    if name is None:
+        return None if gigabytes is None else gigabytes * 1e9, capacity
+    found = storage.back_end(name)
+    if found.capacity is not None and capacity is not None:
+        raise RequestError(f"--storage {name} and --capacity both say how much the storage holds: leave the second out")
+    return found.bytes_per_second, found.capacity if capacity is None else capacity
 
 
 def make(request: Request) -> Plan:
@@ -225,7 +262,45 @@ def make(request: Request) -> Plan:
     if request.bytes_per_second is not None:
         hours = request.node_hours or storage.NODE_HOURS
         saving = storage.Saving(checkpoint_bytes(best), request.bytes_per_second, hours, machines.nodes)
-    return Plan(request, found.fits, notes, seconds, saving)
+    room = None
+    if request.capacity is not None:
+        room = storage.Room(request.capacity, request.data_bytes, checkpoint_bytes(best), request.kept)
+    plan = Plan(request, found.fits, notes, seconds, saving, room)
+    notes.extend(_gates(plan))
+    return plan
+
+
+def _gates(plan: Plan) -> Iterator[str]:
+    """Say what of checkpoints cannot work with this storage."""
+    saving, room = plan.saving, plan.room
+    if saving is not None and plan.grace_seconds > GRACE_SECONDS:
+        step = "" if plan.step_seconds is None else f" and a step {duration(plan.step_seconds)}"
+        yield (
+            f"a save takes {duration(saving.write_seconds)}{step}, and a pod that is evicted has "
+            f"{duration(GRACE_SECONDS)}: what was done since the last save would be lost. "
+            f"job.terminationGracePeriodSeconds={plan.grace_seconds} gives the time, which --values writes"
+        )
+    if saving is not None and 2 * saving.failure_seconds <= saving.write_seconds:
+        yield (
+            f"a save takes {duration(saving.write_seconds)} and the run fails every "
+            f"{duration(saving.failure_seconds)}: it would do little but save; take a faster storage"
+        )
+    if room is not None and room.left < 0:
+        yield (
+            f"the storage is too small: {_holds(room)} are {_terabytes(room.needed)}, of which "
+            f"{_terabytes(-room.left)} find no room in {_terabytes(room.capacity)}; take a larger one or keep fewer"
+        )
+
+
+def _holds(room: storage.Room) -> str:
+    return (
+        f"{room.kept} checkpoints kept and one being written, {_terabytes((room.kept + 1) * room.checkpoint)}, "
+        f"and {_terabytes(room.data)} of data"
+    )
+
+
+def _terabytes(number: float) -> str:
+    return f"{number / 1e12:,.2f} TB" if number >= 1e12 else f"{number / 1e9:,.1f} GB"
 
 
 # -- for a person
@@ -247,6 +322,7 @@ def text(plan: Plan, top: int, values: Path | None) -> str:
         "",
         *_explanation(plan),
         *_checkpoint(plan),
+        *_room(plan),
     ]
     if len(plan.fits) > top:
         lines.append(f"{len(plan.fits) - top:,} more fit: --top {len(plan.fits)}")
@@ -327,6 +403,17 @@ def _checkpoint(plan: Plan) -> list[str]:
     ]
 
 
+def _room(plan: Plan) -> list[str]:
+    room, request = plan.room, plan.request
+    if room is None:
+        if not request.data_bytes:
+            return []
+        room = storage.Room(math.inf, request.data_bytes, checkpoint_bytes(plan.best), request.kept)
+        return [f"on the storage: {_holds(room)}, {_terabytes(room.needed)}; whether it has them, with --capacity"]
+    left = f"{_terabytes(room.left)} are left" if room.left >= 0 else f"{_terabytes(-room.left)} are missing"
+    return [f"the storage has {_terabytes(room.capacity)}: {_holds(room)}; {left}"]
+
+
 # -- for the chart
 
 
@@ -357,11 +444,16 @@ def values_of(plan: Plan) -> dict[str, Any]:
     if plan.save_interval:
         training["saveInterval"] = min(plan.save_interval, plan.request.iterations or Training().iterations)
     named = model.name in models.names()
-    return {
+    values: dict[str, Any] = {
         "model": {"size": model.name} if named else {"size": "custom", "custom": _custom(model)},
         "parallelism": parallelism,
         "training": training,
     }
+    if plan.request.kept != Request.kept:
+        values["checkpoint"] = {"keep": plan.request.kept}
+    if plan.grace_seconds > GRACE_SECONDS:
+        values["job"] = {"terminationGracePeriodSeconds": plan.grace_seconds}
+    return values
 
 
 def _custom(model: Model) -> dict[str, Any]:

@@ -1,9 +1,12 @@
-"""How fast a storage back end takes a checkpoint, and how often it is worth to write one.
+"""How fast a storage back end takes a checkpoint, how often it is worth to write one, and whether all of it fits.
+
+This table is the home of the figures; tools/charts.py gives them to charts/shared-storage, whose NOTES say the same.
 
 Throughput that the makers state, for large files and all clients together; what the clients' own links let through
 may be less. Azure Managed Lustre: MB/s for each TiB, which is the number in the SKU's name (learn.microsoft.com,
 azure-managed-lustre, "Throughput configurations"). FSx for Lustre: the same for persistent file systems,
-and 200 MB/s for each TiB of scratch, of which writes reach half (docs.aws.amazon.com, fsx, LustreGuide, "Performance").
+and 200 MB/s for each TiB of scratch, of which writes reach half (docs.aws.amazon.com, fsx, LustreGuide, "Performance");
+12 and 40 are on hard disks.
 Blob: ingress of one storage account, 25 Gbit/s unless its region has 60 or more was asked for (learn.microsoft.com,
 storage, "Scalability targets for standard storage accounts"). NFS: the server's network, at best.
 """
@@ -15,13 +18,16 @@ from tokenmill.errors import RequestError
 
 PER_TIB = {
     **{f"amlfs-{sku}": sku for sku in (40, 125, 250, 500)},
-    **{f"fsx-{throughput}": throughput for throughput in (50, 100, 125, 200, 250, 500, 1000)},
+    **{f"fsx-{throughput}": throughput for throughput in (12, 40, 50, 100, 125, 200, 250, 500, 1000)},
     "fsx-scratch": 100,
 }
 """MB/s for each TiB of capacity."""
 BLOB_GBIT = 25.0
 NODE_HOURS = 6000.0
 """Hours between failures of a node of 8 GPUs: 419 unexpected in 54 days on 2,048 nodes (Llama 3, section 3.3.4)."""
+TIB = 2**40
+CORPUS = {"downloaded": 0.89e12, "extracted": 2.49e12, "tokens": 1.18e12}
+"""Bytes of SlimPajama 627B: its 59,166 files, their text, and pairs of a vocabulary that fits two bytes."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +60,38 @@ class Saving:
         return self.write_seconds / self.interval_seconds + self.interval_seconds / 2 / self.failure_seconds
 
 
-def bandwidth(storage: str) -> float:
-    """Return the bytes a second that a back end takes: NAME:SIZE, as in amlfs-125:16.
+@dataclass(frozen=True)
+class Room:
+    """What lies on a storage of `capacity` bytes while a checkpoint is written: data, those kept, and the new one."""
 
-    SIZE is TiB of capacity for Lustre, Gbit/s of network for blob and nfs.
+    capacity: float
+    data: float
+    checkpoint: float
+    kept: int
+
+    @property
+    def needed(self) -> float:
+        """Bytes at most."""
+        return self.data + (self.kept + 1) * self.checkpoint
+
+    @property
+    def left(self) -> float:
+        """Bytes that stay free; below 0, those that are missing."""
+        return self.capacity - self.needed
+
+
+@dataclass(frozen=True)
+class BackEnd:
+    """What a storage takes, in bytes a second, and holds, in bytes, where that follows from its name."""
+
+    bytes_per_second: float
+    capacity: float | None
+
+
+def back_end(storage: str) -> BackEnd:
+    """Return what a back end takes and holds: NAME:SIZE, as in amlfs-125:16.
+
+    SIZE is TiB of capacity for Lustre, Gbit/s of network for blob and nfs, which say nothing of how much they hold.
 
     Raises:
         RequestError: there is no such back end, or its size is missing or no number above 0.
@@ -68,11 +102,13 @@ def bandwidth(storage: str) -> float:
         raise RequestError(f"--storage {storage}: there is no {name!r}; there are: {', '.join(known)}")
     unit = "its capacity in TiB" if name in PER_TIB else "its network in Gbit/s"
     if name == "blob" and not size:
-        return BLOB_GBIT * 1e9 / 8
+        return BackEnd(BLOB_GBIT * 1e9 / 8, None)
     try:
         number = float(size)
     except ValueError:
         number = math.nan
     if not 1e-3 <= number <= 1e9:  # beyond, seconds and bytes a second would not fit a float
         raise RequestError(f"--storage {storage}: say {unit}, a number above 0, as in {name}:16")
-    return PER_TIB[name] * 1e6 * number if name in PER_TIB else number * 1e9 / 8
+    if name in PER_TIB:
+        return BackEnd(PER_TIB[name] * 1e6 * number, number * TIB)
+    return BackEnd(number * 1e9 / 8, None)

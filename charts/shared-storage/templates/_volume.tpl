@@ -1,0 +1,129 @@
+{{/*
+A StorageClass of this release alone, and the claim on it, which stays when the release goes, and the data with it.
+Input: dict "root" $ "size" "provisioner" "parameters" "mountOptions" "grows". Output: documents.
+  {{ include "shared-storage.dynamic" (dict "root" . "size" "16Ti" "provisioner" "fsx.csi.aws.com" "parameters" dict "mountOptions" list "grows" true) }}
+*/}}
+{{- define "shared-storage.dynamic" -}}
+{{- $name := include "shared-storage.className" .root -}}
+{{- $parameters := merge (dict) .root.Values.storage.parameters .parameters -}}
+{{- range $key, $value := $parameters }}{{ $_ := set $parameters $key (include "shared-storage.word" $value) }}{{ end -}}
+{{- with lookup "storage.k8s.io/v1" "StorageClass" "" $name }}
+{{- $there := .parameters | default dict }}
+{{- range $key := concat (keys $there) (keys $parameters) | uniq | sortAlpha }}
+{{- if ne (toJson (get $there $key)) (toJson (get $parameters $key)) }}
+{{- fail (printf "\nThe StorageClass %q is there with %s=%q, which cannot be changed to %q, nor can the volume that came from it.\nKeep the values it was made with, or make another volume: helm install OTHER charts/shared-storage --set pvc.name=OTHER, and these values." $name $key (get $there $key) (get $parameters $key)) }}
+{{- end }}
+{{- end }}
+{{- end -}}
+---
+apiVersion: storage.k8s.io/v1
+kind: StorageClass
+metadata:
+  name: {{ $name | quote }}
+  labels: {{- include "tokenmill.labels" .root | nindent 4 }}
+provisioner: {{ .provisioner }}
+parameters: {{- toYaml $parameters | nindent 2 }}
+mountOptions: {{- toYaml .mountOptions | nindent 2 }}
+reclaimPolicy: Retain
+volumeBindingMode: Immediate
+allowVolumeExpansion: {{ .grows }}
+{{ include "shared-storage.claim" (dict "root" .root "size" .size "storageClassName" $name "volumeName" "" "keep" true "grows" .grows) }}
+{{- end }}
+
+{{/*
+A PersistentVolume for what is there, and the claim that it is for. Both go with the release, since a volume that outlived
+its claim would never be bound again; what is on it stays.
+Input: dict "root" $ "size" "spec" what it is made of, "mountOptions". Output: documents.
+  {{ include "shared-storage.static" (dict "root" . "size" "1Ti" "spec" (dict "nfs" (dict "server" "s" "path" "/")) "mountOptions" list) }}
+*/}}
+{{- define "shared-storage.static" -}}
+{{- $name := include "shared-storage.volumeName" .root -}}
+{{- $claim := .root.Values.pvc.name -}}
+{{- $namespace := .root.Release.Namespace -}}
+{{- with lookup "v1" "PersistentVolumeClaim" $namespace $claim }}
+{{- if ne (.spec.volumeName | default "") $name }}
+{{- fail (printf "\nthere is a claim %q in namespace %s that was made otherwise, and a claim cannot be changed.\nDelete it (kubectl delete pvc %s -n %s; look first whether it holds data), or choose another name: --set pvc.name=NAME." $claim $namespace $claim $namespace) }}
+{{- end }}
+{{- end }}
+{{- $volume := lookup "v1" "PersistentVolume" "" $name }}
+{{- if ($volume.metadata).deletionTimestamp }}
+{{- fail (printf "\nthe volume %q is still being deleted.\nWait for it: kubectl wait --for=delete pv/%s --timeout=5m" $name $name) }}
+{{- end }}
+{{- $there := $volume.spec }}
+{{- range $key, $part := ternary .spec dict (not (empty $there)) }}
+{{- if ne (toJson (get $there $key)) (toJson $part) }}
+{{- fail (printf "\nThe volume %q is there with %s=%s, which cannot be changed to %s.\nKeep the values it was made with, or set pvc.name to make another." $name $key (toJson (get $there $key)) (toJson $part)) }}
+{{- end }}
+{{- end -}}
+---
+apiVersion: v1
+kind: PersistentVolume
+metadata:
+  name: {{ $name | quote }}
+  labels: {{- include "tokenmill.labels" .root | nindent 4 }}
+spec:
+  capacity: {storage: {{ .size | quote }}}
+  accessModes: {{- toYaml .root.Values.pvc.accessModes | nindent 4 }}
+  persistentVolumeReclaimPolicy: Retain
+  storageClassName: ""
+  claimRef: {namespace: {{ $namespace | quote }}, name: {{ $claim | quote }}}
+  {{- with .mountOptions }}
+  mountOptions: {{- toYaml . | nindent 4 }}
+  {{- end }}
+  {{- toYaml .spec | nindent 2 }}
+{{ include "shared-storage.claim" (dict "root" .root "size" .size "storageClassName" "" "volumeName" $name "keep" false "grows" false) }}
+{{- end }}
+
+{{/*
+Names that no other release has: of a StorageClass, where a namespace has no dot and so ends at the first one, and of a
+volume. Input: $. Output: a name.
+  {{ include "shared-storage.className" . }}
+*/}}
+{{- define "shared-storage.className" -}}
+{{ .Release.Namespace }}.{{ .Release.Name }}
+{{- end }}
+{{- define "shared-storage.volumeName" -}}
+{{ .Release.Namespace }}-{{ .Values.pvc.name }}
+{{- end }}
+
+{{/*
+Parameters of a driver that are set. Input: dict "of" a section, "names" dict of parameter to key. Output: JSON.
+  {{ include "shared-storage.parameters" (dict "of" .Values.amlfs "names" (dict "sku-name" "skuName")) | fromJson }}
+*/}}
+{{- define "shared-storage.parameters" -}}
+{{- $found := dict }}
+{{- range $parameter, $key := .names }}
+{{- if include "shared-storage.given" (dict "of" $.of "prefix" "" "keys" (list $key)) }}{{ $_ := set $found $parameter (include "shared-storage.word" (index $.of $key)) }}{{ end }}
+{{- end }}
+{{- toJson $found }}
+{{- end }}
+
+{{/*
+A value as a driver takes it, which is always text. Input: anything. Output: true, 16, a,b or k=v,k=v.
+  {{ include "shared-storage.word" (list "a" "b") }}
+*/}}
+{{- define "shared-storage.word" -}}
+{{- if kindIs "slice" . }}{{ join "," . }}
+{{- else if kindIs "map" . }}{{ $pairs := list }}{{ range $key, $value := . }}{{ $pairs = append $pairs (printf "%s=%s" $key (include "shared-storage.word" $value)) }}{{ end }}{{ join "," $pairs }}
+{{- else if kindIs "string" . }}{{ . }}
+{{- else }}{{ toJson . }}
+{{- end }}
+{{- end }}
+
+{{/*
+Whether the claim outlives the release, and what a static volume is made of. Input: $. Output: true or nothing; words.
+  {{ if include "shared-storage.stays" . }}...{{ else }}{{ include "shared-storage.source" . }}{{ end }}
+*/}}
+{{- define "shared-storage.stays" -}}
+{{- if not (include "shared-storage.source" .) }}true{{ end }}
+{{- end }}
+{{- define "shared-storage.source" -}}
+{{- $values := .Values }}
+{{- index (dict
+      "amlfs" (ternary (printf "the file system at %s" $values.amlfs.mgsIpAddress) "" (not (empty $values.amlfs.mgsIpAddress)))
+      "blob" (ternary (printf "the container %s" $values.blob.containerName) "" (not (empty $values.blob.containerName)))
+      "fsx" (ternary (printf "the file system %s" $values.fsx.volumeHandle) "" (not (empty $values.fsx.volumeHandle)))
+      "nfs" (printf "the directory %s:%s" $values.nfs.server $values.nfs.path)
+      "local" (printf "the directory %s" $values.local.path)
+      "existing" "") $values.backend }}
+{{- end }}

@@ -1,0 +1,721 @@
+"""charts/shared-storage without a cluster: what each back end renders, refuses, and says of capacity."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from charts.rendering import HELMS, ROOT, conform, helm, overlays
+from tokenmill.flow.progress import duration
+from tokenmill.training.storage import CORPUS, NODE_HOURS, Saving, back_end
+
+CHART = ROOT / "charts/shared-storage"
+GOLDEN = Path(__file__).parent / "golden/shared-storage"
+SKU = "AMLFS-Durable-Premium-125"
+FSX = {"fsx.subnetId": "subnet-0a", "fsx.securityGroupIds": "{sg-0a}"}
+NEEDED: dict[str, dict[str, Any]] = {
+    "amlfs": {},
+    "amlfs-static": {"amlfs.mgsIpAddress": "10.1.0.4", "amlfs.storageCapacityTiB": 48},
+    "blob": {},
+    "blob-nfs": {},
+    "blob-static": {"blob.storageAccount": "corpora", "blob.containerName": "slimpajama", "blob.secretName": "key"},
+    "existing": {},
+    "fsx": FSX,
+    "fsx-static": {"fsx.volumeHandle": "fs-0a", "fsx.dnsName": "fs-0a.fsx", "fsx.mountName": "m"}
+    | {"fsx.storageCapacityGiB": 2400},
+    "local": {"local.path": "/mnt/data", "local.nodeName": "node-1"},
+    "nfs": {"nfs.server": "server", "nfs.path": "/export"},
+}
+"""What each overlay leaves to its user."""
+GUIDE_AMLFS = ("--set", f"amlfs.skuName={SKU}", "--set", "amlfs.storageCapacityTiB=16")
+GUIDE_BLOB = (
+    "--set-json",
+    'storage.mountOptions=["-o allow_other","--use-attr-cache=true","--cancel-list-on-mount-seconds=10",'
+    '"-o attr_timeout=120","-o entry_timeout=120","-o negative_timeout=120","--log-level=LOG_WARNING",'
+    '"--file-cache-timeout-in-seconds=120","--block-cache","--block-cache-block-size=32",'
+    '"--block-cache-parallelism=80"]',
+)
+"""As the AKS guide has them."""
+
+
+def template(overlay: str, *words: str, chart: Path = CHART, program: str = "helm", **settings: Any) -> Any:
+    """Run Helm on the chart with an overlay and settings, beside what the overlay needs; None takes that away."""
+    given = {key: value for key, value in (NEEDED[overlay] | settings).items() if value is not None}
+    pairs = [part for key, value in given.items() for part in ("--set", f"{key}={value}")]
+    file = ROOT / f"values/storage/{overlay}.yaml"
+    return helm("template", "storage", chart, "-n", "team", "-f", file, *words, *pairs, program=program)
+
+
+def render(overlay: str, *words: str, program: str = "helm", **settings: Any) -> list[dict[str, Any]]:
+    """Render, without the labels, which are the same everywhere."""
+    done = template(overlay, *words, program=program, **settings)
+    assert done.returncode == 0, done.stderr
+    documents = [document for document in yaml.safe_load_all(done.stdout) if document]
+    for document in documents:
+        assert document["metadata"].pop("labels")["app.kubernetes.io/instance"] == "storage"
+    return documents
+
+
+def refused(overlay: str, *words: str, program: str = "helm", **settings: Any) -> str:
+    """Return what Helm says when the chart refuses, from the chart's own line on."""
+    done = template(overlay, *words, program=program, **settings)
+    assert done.returncode != 0, done.stdout
+    said: str = done.stderr.partition("): \n")[2].partition("\n\nUse --debug")[0].strip()
+    return said
+
+
+# -- what it renders
+
+
+@pytest.mark.parametrize("program", HELMS)
+@pytest.mark.parametrize("overlay", [file.stem for file in overlays("storage")])
+def test_each_back_end_renders_what_its_driver_takes(overlay: str, program: str) -> None:
+    assert render(overlay, program=program) == list(yaml.safe_load_all((GOLDEN / f"{overlay}.yaml").read_text()))
+
+
+@pytest.mark.parametrize("overlay", [*NEEDED])
+def test_the_api_server_would_take_it(overlay: str) -> None:
+    conform(template(overlay).stdout)
+
+
+@pytest.mark.parametrize("program", HELMS)
+def test_the_guide_s_lines_work_as_they_stand(program: str) -> None:
+    storage_class, claim = render("amlfs", *GUIDE_AMLFS, program=program)
+    assert storage_class["parameters"]["sku-name"] == SKU
+    assert claim["spec"]["resources"]["requests"]["storage"] == "16Ti"
+    assert claim["metadata"]["name"] == "shared-storage-pvc"
+    storage_class, _ = render("blob", *GUIDE_BLOB, program=program)
+    assert storage_class["mountOptions"] == json.loads(GUIDE_BLOB[1].partition("=")[2])
+
+
+def test_every_parameter_of_a_driver_reaches_it() -> None:
+    sets = {"amlfs.location": "eastus2", "amlfs.resourceGroupName": "g", "amlfs.vnetResourceGroup": "vg"}
+    sets |= {"amlfs.vnetName": "v", "amlfs.subnetName": "s", "amlfs.identities": "{/a,/b}", "amlfs.tags.team": "data"}
+    sets |= {"amlfs.tags.cost": "7", "amlfs.subDir": "corpora", "amlfs.zone": "2"}
+    found = render("amlfs", **sets)[0]["parameters"]
+    assert found == {
+        "sku-name": SKU,
+        "zone": "2",
+        "maintenance-day-of-week": "Sunday",
+        "maintenance-time-of-day-utc": "02:00",
+        "location": "eastus2",
+        "resource-group-name": "g",
+        "vnet-resource-group": "vg",
+        "vnet-name": "v",
+        "subnet-name": "s",
+        "identities": "/a,/b",
+        "tags": "cost=7,team=data",
+        "sub-dir": "corpora",
+    }
+    sets = {"fsx.dataCompressionType": "LZ4", "fsx.efaEnabled": "true", "fsx.metadataConfigurationMode": "AUTOMATIC"}
+    sets |= {"fsx.storageCapacityGiB": "19200", "fsx.extraTags.team": "data", "fsx.kmsKeyId": "k"}
+    sets |= {"fsx.automaticBackupRetentionDays": "1", "fsx.dailyAutomaticBackupStartTime": "01:00"}
+    found = render("fsx", **sets)[0]["parameters"]
+    assert found == {
+        "deploymentType": "PERSISTENT_2",
+        "perUnitStorageThroughput": "250",
+        "fileSystemTypeVersion": "2.15",
+        "subnetId": "subnet-0a",
+        "securityGroupIds": "sg-0a",
+        "dataCompressionType": "LZ4",
+        "efaEnabled": "true",
+        "metadataConfigurationMode": "AUTOMATIC",
+        "extraTags": "team=data",
+        "kmsKeyId": "k",
+        "automaticBackupRetentionDays": "1",
+        "dailyAutomaticBackupStartTime": "01:00",
+    }
+    scratch = {"fsx.deploymentType": "SCRATCH_2", "fsx.perUnitStorageThroughput": "null"}
+    imported = {
+        "fsx.s3ImportPath": "s3://b/in",
+        "fsx.s3ExportPath": "s3://b/out",
+        "fsx.autoImportPolicy": "NEW_CHANGED",
+    }
+    found = render("fsx", **scratch, **imported)[0]["parameters"]
+    assert {f"fsx.{key}": value for key, value in found.items()}.items() >= imported.items()
+    sets = {"blob.isHnsEnabled": "true", "blob.storageAccount": "corpora", "blob.accessTier": "Hot"}
+    sets |= {"storage.parameters.softDeleteBlobs": "7"}
+    found = render("blob", **sets)[0]["parameters"]
+    assert found == {
+        "protocol": "fuse2",
+        "isHnsEnabled": "true",
+        "storageAccount": "corpora",
+        "accessTier": "Hot",
+        "softDeleteBlobs": "7",
+    }
+
+
+def test_the_caches_of_blobfuse_become_its_options() -> None:
+    sets = {"blob.cache": "block", "blob.blockCache.poolSizeMb": "8192", "blob.blockCache.prefetch": "20"}
+    options = render("blob", **sets)[0]["mountOptions"]
+    assert options[-5:] == [
+        "--block-cache",
+        "--block-cache-block-size=32",
+        "--block-cache-pool-size=8192",
+        "--block-cache-parallelism=80",
+        "--block-cache-prefetch=20",
+    ]
+    sets = {
+        "blob.fileCache.timeoutSeconds": "5",
+        "blob.fileCache.path": "/mnt/nvme",
+        "blob.attributeTimeoutSeconds": "3",
+    }
+    options = render("blob", **sets)[0]["mountOptions"]
+    assert {"--file-cache-timeout-in-seconds=5", "--tmp-path=/mnt/nvme", "-o attr_timeout=3"} <= {*options}
+    assert "--block-cache" not in options
+
+
+def test_names_belong_to_one_release() -> None:
+    def name(namespace: str, release: str) -> str:
+        file = ROOT / "values/storage/amlfs.yaml"
+        done = helm("template", release, CHART, "-n", namespace, "-f", file)
+        return str(next(yaml.safe_load_all(done.stdout))["metadata"]["name"])
+
+    assert len({name("a", "b"), name("a", "b.c"), name("a-b", "c"), name("a", "b-c"), name("b", "a")}) == 5
+
+
+# -- what it refuses
+
+STEPS = (
+    "{} is no multiple of {}, the step of amlfs.skuName=AMLFS-Durable-Premium-{}: the file system would have, and cost,"
+)
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    (
+        "existing",
+        {"backend": "glusterfs"},
+        'backend="glusterfs": there is no such back end; there are amlfs, blob, existing, fsx, local, nfs.\n'
+        "Take one with -f values/storage/NAME.yaml, or --set backend=NAME.",
+    ),
+    (
+        "existing",  # the guide's line without the overlay
+        {"amlfs.skuName": SKU, "amlfs.storageCapacityTiB": 16},
+        "backend=existing does not read amlfs.skuName, amlfs.storageCapacityTiB.\n"
+        "Set backend=amlfs (-f values/storage/amlfs.yaml does), or leave out what is amlfs's.",
+    ),
+    (
+        "blob",
+        {"blob.cache": "block", "nfs.server": "s", "backend": "nfs"},
+        "backend=nfs does not read blob.cache, blob.protocol.\n"
+        "Set backend=blob (-f values/storage/blob.yaml does), or leave out what is blob's.",
+    ),
+    ("existing", {"storage.pvcName": "x"}, "storage.pvcName is not a value of this chart.\nSet pvc.name instead."),
+    (
+        "amlfs",
+        {"storage.amlfs.skuName": SKU},
+        "storage.amlfs is not a value of this chart.\nSet amlfs, at the root of the values instead.",
+    ),
+    (
+        "amlfs",
+        {"pvc.size": "16Ti"},
+        "pvc.size=16Ti is not read with backend=amlfs, whose size is amlfs.storageCapacityTiB.\n"
+        "Set that and leave out pvc.size.",
+    ),
+    (
+        "local",
+        {"storage.mountOptions": "{noatime}"},
+        "storage.mountOptions are not read with backend=local: a directory of the node is not mounted.\n"
+        "Leave them out, or choose the back end that they are for, as -f values/storage/blob.yaml does.",
+    ),
+    (
+        "nfs",
+        {"storage.parameters.a": "b"},
+        "storage.parameters are a StorageClass's, and backend=nfs makes none.\nLeave them out.",
+    ),
+    # amlfs
+    (
+        "amlfs",
+        {"amlfs.storageCapacityTiB": 20},
+        f"amlfs.storageCapacityTiB={STEPS.format(20, 16, 125)} 32 TiB.\nSet 16 or 32.",
+    ),
+    ("amlfs", {"amlfs.storageCapacityTiB": 4}, f"amlfs.storageCapacityTiB={STEPS.format(4, 16, 125)} 16 TiB.\nSet 16."),
+    (
+        "amlfs",
+        {"amlfs.skuName": "AMLFS-Durable-Premium-40"},
+        f"amlfs.storageCapacityTiB={STEPS.format(16, 48, 40)} 48 TiB.\nSet 48.",
+    ),
+    (
+        "amlfs",
+        {"amlfs.skuName": "AMLFS-Durable-Premium-500", "amlfs.storageCapacityTiB": 512},
+        "amlfs.storageCapacityTiB=512 is above 128, the most that a subscription gets unasked for "
+        "amlfs.skuName=AMLFS-Durable-Premium-500.\n"
+        "Set at most 128, or, where Microsoft raised it for yours, --set amlfs.maximumCapacityTiB=512.",
+    ),
+    (
+        "amlfs",
+        {"amlfs.storageCapacityTiB": 512, "amlfs.maximumCapacityTiB": 256},
+        "amlfs.storageCapacityTiB=512 is above 256, the most that amlfs.maximumCapacityTiB allows for "
+        "amlfs.skuName=AMLFS-Durable-Premium-125.\nSet at most 256.",
+    ),
+    (
+        "amlfs-static",
+        {"amlfs.mgsIpAddress": None},
+        "backend=amlfs needs amlfs.skuName, amlfs.maintenanceDayOfWeek, amlfs.maintenanceTimeOfDayUtc.\n"
+        "Add -f values/storage/amlfs.yaml, which sets them; for a file system that is there, "
+        "-f values/storage/amlfs-static.yaml --set amlfs.mgsIpAddress=ADDRESS.",
+    ),
+    (
+        "amlfs",
+        {"amlfs.mgsIpAddress": "10.1.0.4"},
+        "amlfs.mgsIpAddress=10.1.0.4 names what is there, and amlfs.zone, amlfs.maintenanceDayOfWeek, "
+        "amlfs.maintenanceTimeOfDayUtc would make another.\nLeave out the one or the others; "
+        "-f values/storage/amlfs-static.yaml in place of amlfs.yaml sets none of them.",
+    ),
+    (
+        "amlfs-static",
+        {"amlfs.storageCapacityTiB": None},
+        "backend=amlfs needs amlfs.storageCapacityTiB.\n"
+        "Add --set amlfs.storageCapacityTiB=SIZE, that of the file system which is there.",
+    ),
+    (
+        "amlfs",
+        {"amlfs.subDir": "${pod.metadata.name}"},
+        'amlfs.subDir="${pod.metadata.name}" differs from pod to pod, and the stages share one directory.\n'
+        "Leave the pod out of it.",
+    ),
+    (
+        "amlfs-static",
+        {"amlfs.subDir": "${pvc.metadata.name}"},
+        'amlfs.subDir="${pvc.metadata.name}": the driver knows no claim and no volume beside amlfs.mgsIpAddress.\n'
+        "Write the directory's name.",
+    ),
+    # blob
+    (
+        "blob",
+        {"blob.cache": "block", "blob.fileCache.sizeMb": 1000},
+        "blob.cache=block and blob.fileCache.sizeMb contradict each other: BlobFuse keeps whole files on disk or "
+        "blocks in memory, never both, and would drop the files' cache.\nLeave out the one or the other.",
+    ),
+    (
+        "blob",
+        {"blob.blockCache.poolSizeMb": 4096, "blob.fileCache.timeoutSeconds": 0},
+        "blob.blockCache.poolSizeMb and blob.fileCache.timeoutSeconds contradict each other: BlobFuse keeps whole "
+        "files on disk or blocks in memory, never both, and would drop the files' cache.\n"
+        "Leave out the one or the other.",
+    ),
+    (
+        "blob",
+        {"blob.blockCache.poolSizeMb": 4096},
+        "blob.blockCache.poolSizeMb is read with blob.cache=block alone.\nSet that, or leave it out.",
+    ),
+    (
+        "blob",
+        {"blob.cache": "block", "blob.blockCache.prefetch": 200},
+        "blob.blockCache.prefetch=200 blocks of 32 MB are 6400 MB, above the 4096 MB of blob.blockCache.poolSizeMb: "
+        "the mount would fail.\nLower prefetch, or raise poolSizeMb, which is memory of each node.",
+    ),
+    (
+        "blob",
+        {"blob.cache": "file", "storage.mountOptions": "{-o allow_other}"},
+        "storage.mountOptions stand in place of all that the chart makes of blob.cache.\n"
+        "Leave out the one or the others.",
+    ),
+    (
+        "blob-nfs",
+        {"blob.cache": "file", "blob.azureStorageAuthType": "MSI"},
+        "blob.protocol=nfs does not read blob.cache, blob.azureStorageAuthType, which are BlobFuse's.\n"
+        "Leave them out, or set blob.protocol=fuse2.",
+    ),
+    (
+        "blob-nfs",
+        {"blob.isHnsEnabled": "false"},
+        "blob.isHnsEnabled=false contradicts blob.protocol=nfs, which has a hierarchical namespace always.\n"
+        "Leave it out.",
+    ),
+    (
+        "blob-static",
+        {"blob.storageAccount": None},
+        "blob.containerName=slimpajama is a container of blob.storageAccount, which is not set.\n"
+        "Add --set blob.storageAccount=ACCOUNT, or leave out the container and have a new one made.",
+    ),
+    (
+        "blob-static",
+        {"blob.skuName": "Premium_LRS", "storage.parameters.a": "b"},
+        "blob.containerName=slimpajama names what is there, and blob.skuName, storage.parameters.a would make "
+        "another.\nLeave out the one or the others; -f values/storage/blob-static.yaml in place of blob.yaml sets none "
+        "of them.",
+    ),
+    (
+        "blob-static",
+        {"blob.containerName": None},
+        "blob.secretName is read for a container that is there, blob.containerName; for a new one the driver keeps the "
+        "key itself.\nLeave it out, or name the container.",
+    ),
+    (
+        "blob",
+        {"blob.subscriptionID": "x"},
+        "blob.subscriptionID needs blob.resourceGroup, the account's.\nAdd --set blob.resourceGroup=GROUP.",
+    ),
+    # fsx
+    (
+        "fsx",
+        {"fsx.subnetId": None, "fsx.securityGroupIds": None},
+        "backend=fsx needs fsx.subnetId, fsx.securityGroupIds.\nAdd -f values/storage/fsx.yaml and --set "
+        "fsx.subnetId=subnet-... --set 'fsx.securityGroupIds={sg-...}', those of the nodes; for a file system that is "
+        "there, -f values/storage/fsx-static.yaml.",
+    ),
+    (
+        "fsx",
+        {"fsx.perUnitStorageThroughput": 200},
+        "fsx.perUnitStorageThroughput=200 is not allowed for fsx.deploymentType=PERSISTENT_2, which has 125, 250, 500, "
+        "1000 MB/s for each TiB.\nSet one of them.",
+    ),
+    (
+        "fsx",
+        {"fsx.deploymentType": "PERSISTENT_1"},
+        "fsx.perUnitStorageThroughput=250 is not allowed for fsx.deploymentType=PERSISTENT_1, which has 50, 100, 200 "
+        "MB/s for each TiB.\nSet one of them.",
+    ),
+    (
+        "fsx",
+        {"fsx.deploymentType": "PERSISTENT_1", "fsx.storageType": "HDD", "fsx.driveCacheType": "READ"},
+        "fsx.perUnitStorageThroughput=250 is not allowed for fsx.deploymentType=PERSISTENT_1, which has 12, 40 MB/s "
+        "for each TiB on HDD.\nSet one of them.",
+    ),
+    (
+        "fsx",
+        {"fsx.perUnitStorageThroughput": "null"},
+        "fsx.perUnitStorageThroughput is not set for fsx.deploymentType=PERSISTENT_2, which has 125, 250, 500, 1000 "
+        "MB/s for each TiB.\nSet one of them.",
+    ),
+    (
+        "fsx",
+        {"fsx.deploymentType": "SCRATCH_2"},
+        "fsx.perUnitStorageThroughput=250 is not allowed for fsx.deploymentType=SCRATCH_2, which has 200 MB/s for each "
+        "TiB.\nLeave it out, or choose a persistent type.",
+    ),
+    (
+        "fsx",
+        {"fsx.storageCapacityGiB": 3000},
+        "fsx.storageCapacityGiB=3000 is not allowed for fsx.deploymentType=PERSISTENT_2, which has 1200 and multiples "
+        "of 2400.\nSet 1200 or 2400 or 4800.",
+    ),
+    (
+        "fsx",
+        {"fsx.deploymentType": "SCRATCH_1", "fsx.perUnitStorageThroughput": "null", "fsx.storageCapacityGiB": 4800},
+        "fsx.storageCapacityGiB=4800 is not allowed for fsx.deploymentType=SCRATCH_1, which has 1200, 2400 and "
+        "multiples of 3600.\nSet 1200 or 2400 or 3600 or 7200.",
+    ),
+    (
+        "fsx",
+        {
+            "fsx.deploymentType": "PERSISTENT_1",
+            "fsx.storageType": "HDD",
+            "fsx.driveCacheType": "NONE",
+            "fsx.perUnitStorageThroughput": 12,
+        },
+        "fsx.storageCapacityGiB=4800 is not allowed for HDD with 12 MB/s for each TiB, which has multiples of 6000.\n"
+        "Set 6000.",
+    ),
+    (
+        "fsx",
+        {"fsx.efaEnabled": "true", "fsx.metadataConfigurationMode": "AUTOMATIC"},
+        "fsx.storageCapacityGiB=4800 is not allowed for EFA with 250 MB/s for each TiB, which has multiples of 19200.\n"
+        "Set 19200.",
+    ),
+    (
+        "fsx",
+        {"fsx.efaEnabled": "true"},
+        "fsx.efaEnabled needs fsx.deploymentType=PERSISTENT_2 with fsx.metadataConfigurationMode.\n"
+        "Set both, AUTOMATIC for the second.",
+    ),
+    (
+        "fsx",
+        {"fsx.storageType": "HDD"},
+        "fsx.storageType=HDD is not allowed for fsx.deploymentType=PERSISTENT_2.\n"
+        "Set fsx.deploymentType=PERSISTENT_1, or take SSD.",
+    ),
+    (
+        "fsx",
+        {"fsx.deploymentType": "PERSISTENT_1", "fsx.storageType": "HDD", "fsx.perUnitStorageThroughput": 12},
+        "fsx.storageType=HDD needs fsx.driveCacheType.\nSet NONE or READ.",
+    ),
+    ("fsx", {"fsx.driveCacheType": "READ"}, "fsx.driveCacheType=READ is for fsx.storageType=HDD.\nLeave it out."),
+    (
+        "fsx",
+        {"fsx.s3ImportPath": "s3://b/in"},
+        "fsx.s3ImportPath cannot be set with fsx.deploymentType=PERSISTENT_2.\nChoose SCRATCH_2 or PERSISTENT_1, or "
+        "link the bucket when the file system is there: aws fsx create-data-repository-association.",
+    ),
+    (
+        "fsx",
+        {
+            "fsx.deploymentType": "SCRATCH_2",
+            "fsx.perUnitStorageThroughput": "null",
+            "fsx.s3ImportPath": "s3://b/in",
+            "fsx.s3ExportPath": "s3://c/out",
+        },
+        "fsx.s3ExportPath=s3://c/out is in another bucket than fsx.s3ImportPath=s3://b/in.\n"
+        "Give two paths in one bucket.",
+    ),
+    (
+        "fsx",
+        {
+            "fsx.deploymentType": "SCRATCH_2",
+            "fsx.perUnitStorageThroughput": "null",
+            "fsx.autoImportPolicy": "NEW",
+        },
+        "fsx.autoImportPolicy needs fsx.s3ImportPath.\nSet it, to the same bucket.",
+    ),
+    (
+        "fsx",
+        {"fsx.deploymentType": "SCRATCH_2", "fsx.perUnitStorageThroughput": "null", "fsx.kmsKeyId": "k"},
+        "fsx.kmsKeyId is not allowed for fsx.deploymentType=SCRATCH_2.\nLeave it out, or choose a persistent type.",
+    ),
+    (
+        "fsx",
+        {
+            "fsx.deploymentType": "SCRATCH_2",
+            "fsx.perUnitStorageThroughput": "null",
+            "fsx.automaticBackupRetentionDays": 3,
+        },
+        "fsx.automaticBackupRetentionDays: there are no backups of a file system that is scratch.\nLeave them out.",
+    ),
+    (
+        "fsx",
+        {"fsx.deploymentType": "PERSISTENT_1", "fsx.perUnitStorageThroughput": 50}
+        | {"fsx.s3ImportPath": "s3://b/in", "fsx.automaticBackupRetentionDays": 3},
+        "fsx.automaticBackupRetentionDays: there are no backups of a file system that is linked to S3.\n"
+        "Leave them out.",
+    ),
+    (
+        "fsx",
+        {"fsx.deploymentType": "PERSISTENT_1", "fsx.perUnitStorageThroughput": 50}
+        | {"fsx.metadataConfigurationMode": "AUTOMATIC"},
+        "fsx.metadataConfigurationMode cannot be set with fsx.deploymentType=PERSISTENT_1.\n"
+        "Leave them out, or choose PERSISTENT_2.",
+    ),
+    (
+        "fsx",
+        {"fsx.metadataIops": 1500},
+        "fsx.metadataIops=1500 is for fsx.metadataConfigurationMode=USER_PROVISIONED.\nSet that, or leave it out.",
+    ),
+    (
+        "fsx",
+        {"fsx.metadataIops": 5000, "fsx.metadataConfigurationMode": "USER_PROVISIONED"},
+        "fsx.metadataIops=5000 is not allowed.\nSet 1500, 3000, 6000 or a multiple of 12000 up to 192000.",
+    ),
+    (
+        "fsx-static",
+        {"fsx.mountName": None},
+        "backend=fsx needs fsx.mountName.\n`aws fsx describe-file-systems` has them for a file system that is there: "
+        "FileSystemId, DNSName, LustreConfiguration.MountName, StorageCapacity.",
+    ),
+    (
+        "fsx-static",
+        FSX,
+        "fsx.volumeHandle=fs-0a names what is there, and fsx.securityGroupIds, fsx.subnetId would make another.\n"
+        "Leave out the one or the others; -f values/storage/fsx-static.yaml in place of fsx.yaml sets none of them.",
+    ),
+    # nfs, local
+    (
+        "nfs",
+        {"nfs.server": None, "nfs.path": None},
+        "backend=nfs needs nfs.server, nfs.path.\n"
+        "Add --set nfs.server=SERVER --set nfs.path=/DIRECTORY, as `showmount -e SERVER` lists them.",
+    ),
+    (
+        "nfs",
+        {"storage.mountOptions": "{hard}"},
+        "storage.mountOptions stand in place of all that the chart makes, nfs.version, nfs.nconnect among them.\n"
+        "Leave out the one or the others: --set nfs.version= --set nfs.nconnect=null.",
+    ),
+    (
+        "local",
+        {"local.path": "data"},
+        "backend=local needs local.path, a directory that exists on the node, from its root, and local.nodeName, the "
+        "node's name (kubectl get nodes).\nAdd --set local.path=/DIRECTORY --set local.nodeName=NODE.",
+    ),
+]
+
+
+@pytest.mark.parametrize("program", HELMS)
+@pytest.mark.parametrize(("overlay", "settings", "message"), REFUSED)
+def test_what_the_provider_would_refuse_is_refused_at_once(
+    overlay: str, settings: dict[str, Any], message: str, program: str
+) -> None:
+    assert refused(overlay, program=program, **settings) == message
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"amlfs.skuName": "AMLFS-Durable-Premium-60"},
+        {"amlfs.mgsIpAddress": "server"},
+        {"amlfs.storageCapacityTiB": "0"},
+        {"amlfs.maintenanceTimeOfDayUtc": "25:00"},
+        {"amlfs.tags.team": "a=b"},
+        {"amlfs.colour": "red"},
+        {"blob.protocol": "smb"},
+        {"fsx.subnetId": "10.0.0.0/24"},
+        {"fsx.deploymentType": "PERSISTENT_3"},
+        {"nfs.nconnect": "17"},
+        {"nfs.path": "export"},
+        {"pvc.name": "Shared_Storage"},
+    ],
+)
+def test_the_schema_refuses_what_no_driver_takes(settings: dict[str, str]) -> None:
+    done = template("existing", **settings)
+    assert done.returncode != 0
+    (key,) = settings
+    assert f"/{key.replace('.', '/')}" in done.stderr or f"'{key.rpartition('.')[2]}' not allowed" in done.stderr
+
+
+def test_a_maximum_that_was_raised_is_taken() -> None:
+    sets = {"amlfs.storageCapacityTiB": 512, "amlfs.maximumCapacityTiB": 512}
+    assert render("amlfs", **sets)[1]["spec"]["resources"]["requests"]["storage"] == "512Ti"
+
+
+# -- what it says
+
+
+@pytest.fixture(scope="module")
+def talking(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a copy of the chart that renders its NOTES, which `helm template` leaves out."""
+    chart = tmp_path_factory.mktemp("chart") / "shared-storage"
+    shutil.copytree(CHART, chart)
+    text = (chart / "templates/NOTES.txt").read_text()
+    (chart / "templates/notes.yaml").write_text(
+        '{{- define "notes" -}}' + text + '{{- end -}}\nnotes: {{ include "notes" . | toJson }}\n'
+    )
+    return chart
+
+
+def notes(chart: Path, overlay: str, *words: str, **settings: Any) -> str:
+    """Return what an installation says."""
+    done = template(overlay, *words, chart=chart, **settings)
+    assert done.returncode == 0, done.stderr
+    return next(str(each["notes"]) for each in yaml.safe_load_all(done.stdout) if "notes" in each)
+
+
+AMLFS_40 = {"amlfs.skuName": "AMLFS-Durable-Premium-40", "amlfs.storageCapacityTiB": 480}
+HDD = {"fsx.deploymentType": "PERSISTENT_1", "fsx.storageType": "HDD", "fsx.driveCacheType": "READ"}
+HDD |= {"fsx.perUnitStorageThroughput": 40, "fsx.storageCapacityGiB": 1800}
+
+
+@pytest.mark.parametrize(
+    ("overlay", "settings", "name"),
+    [
+        ("amlfs", {}, "amlfs-125:16"),
+        ("amlfs", AMLFS_40, "amlfs-40:480"),
+        ("amlfs", {"amlfs.skuName": "AMLFS-Durable-Premium-500", "amlfs.storageCapacityTiB": 4}, "amlfs-500:4"),
+        ("amlfs-static", {"amlfs.skuName": "AMLFS-Durable-Premium-250"}, "amlfs-250:48"),
+        ("fsx", {}, "fsx-250:4.6875"),
+        ("fsx", {"fsx.perUnitStorageThroughput": 1000, "fsx.storageCapacityGiB": 24000}, "fsx-1000:23.4375"),
+        ("fsx", {"fsx.deploymentType": "SCRATCH_2", "fsx.perUnitStorageThroughput": "null"}, "fsx-scratch:4.6875"),
+        ("fsx", HDD, "fsx-40:1.7578125"),
+        ("blob", {}, "blob"),
+        ("blob-nfs", {}, "blob"),
+    ],
+)
+def test_the_capacity_note_has_the_figures_of_fit(
+    talking: Path, overlay: str, settings: dict[str, Any], name: str
+) -> None:
+    said = notes(talking, overlay, **settings)
+    on = back_end(name)
+    assert f"--storage {name} --data TB" in said
+    assert f"It takes {on.bytes_per_second / 1e9:.1f} GB/s from all nodes together" in said
+    rows = [
+        re.split(r"\s{2,}", line.strip()) for line in said.splitlines() if re.match(r"  \S+ +\d+ +[\d.]+ [GT]B", line)
+    ]
+    models = {model["name"]: model for model in json.loads((CHART / "figures.json").read_text())["models"]}
+    assert [row[0] for row in rows] == [*models] and "175b" in models
+    for row in rows:
+        size, nodes = models[row[0]]["checkpointBytes"], models[row[0]]["nodes"]
+        saving = Saving(size, on.bytes_per_second, NODE_HOURS, nodes)
+        expected = [row[0], str(nodes), amount(size), duration(saving.write_seconds), duration(saving.interval_seconds)]
+        if on.capacity is not None:
+            expected.append(str(max(0, int((on.capacity - CORPUS["tokens"]) // size))))
+        assert row == expected
+
+
+def amount(size: float) -> str:
+    """Word bytes as the notes do."""
+    return f"{size / 1e12:.2f} TB" if size >= 1e12 else f"{size / 1e9:.1f} GB"
+
+
+def test_the_guide_s_file_system_takes_twenty_minutes_for_175b_and_holds_its_corpus(talking: Path) -> None:
+    said = notes(talking, "amlfs", *GUIDE_AMLFS)
+    assert "It takes 2.0 GB/s from all nodes together and holds 17.59 TB." in said
+    assert re.search(r"175b +64 +2\.44 TB +20 min 22 s +7 h 58 min +6$", said, re.MULTILINE)
+    assert "SlimPajama 627B as tokens, 1.18 TB. With its download and text it is 4.56 TB, which fits;" in said
+    small = {"amlfs.skuName": "AMLFS-Durable-Premium-500", "amlfs.storageCapacityTiB": 4}
+    assert "4.56 TB, which does not fit;" in notes(talking, "amlfs", **small)
+    least = {"fsx.perUnitStorageThroughput": 125, "fsx.storageCapacityGiB": 1200}
+    assert "1.18 TB. With" in notes(talking, "fsx", **least)  # 1.29 TB
+
+
+@pytest.mark.parametrize("overlay", ["nfs", "local", "existing", "amlfs-static"])
+def test_what_is_not_known_of_a_speed_is_not_said(talking: Path, overlay: str) -> None:
+    said = notes(talking, overlay)
+    assert "GB/s from all nodes" not in said and "tokenmill fit --model NAME" in said
+
+
+@pytest.mark.parametrize("overlay", [*NEEDED])
+def test_what_an_uninstallation_leaves_is_said(talking: Path, overlay: str) -> None:
+    said = notes(talking, overlay)
+    kept = any("helm.sh/resource-policy" in each["metadata"].get("annotations", {}) for each in render(overlay))
+    assert ("Uninstalling leaves the claim and its data" in said) == kept
+    assert ("Uninstalling removes the claim and its volume; the " in said) != kept
+
+
+def warnings(said: str) -> list[str]:
+    return [line.removeprefix("Mind: ") for line in said.splitlines() if line.startswith("Mind: ")]
+
+
+def test_what_harms_in_the_guide_s_line_is_said(talking: Path) -> None:
+    stale, ignored, memory = warnings(notes(talking, "blob", *GUIDE_BLOB))
+    assert stale.startswith("a node believes for up to 120 s what it knows of a file, that it is missing included ")
+    assert "(attr_timeout; entry_timeout; negative_timeout; attr-cache-timeout, 120 when it is not given)" in stale
+    assert "read an old checkpoint tracker" in stale
+    assert ignored.startswith("--file-cache-timeout-in-seconds does nothing beside --block-cache")
+    assert "outside the limits of pods: more than half of it, since --block-cache-pool-size is not given" in memory
+
+
+FRESH = ["-o allow_other", "-o attr_timeout=0", "-o entry_timeout=0", "-o negative_timeout=0", "--attr-cache-timeout=0"]
+ALL_FIVE = ["attr_timeout", "entry_timeout", "negative_timeout", "attr-cache-timeout", "file-cache-timeout"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([*FRESH, "--file-cache-timeout-in-seconds=0"], []),
+        ([*FRESH, "--file-cache-timeout=0"], []),
+        (["-o allow_other,direct_io"], []),
+        (["--allow-other", "--disable-kernel-cache", "--use-attr-cache=false", "--file-cache-timeout=0"], []),
+        (
+            ["--allow-other", "--attr-timeout=0", "--entry-timeout=0", "--negative-timeout=0", *FRESH[-1:]],
+            ["file-cache"],
+        ),
+        ([*FRESH, "--file-cache-timeout=30"], ["up to 30 s"]),
+        (["-o allow_other"], ["; ".join(f"{name}, 120 when it is not given" for name in ALL_FIVE)]),
+        ([*FRESH[1:], "--file-cache-timeout=0"], ["without -o allow_other only root reads"]),
+        ([*FRESH, "--block-cache", "--block-cache-pool-size=1024"], ["--block-cache-pool-size=1024. Checkpoints"]),
+    ],
+)
+def test_blobfuse_s_options_are_judged_by_what_they_do(talking: Path, options: list[str], said: list[str]) -> None:
+    found = warnings(notes(talking, "blob", "--set-json", f"storage.mountOptions={json.dumps(options)}"))
+    assert len(found) == len(said), found
+    for line, part in zip(found, said, strict=True):
+        assert part in line
+
+
+def test_what_the_chart_makes_itself_harms_in_nothing(talking: Path) -> None:
+    for overlay in NEEDED:
+        assert warnings(notes(talking, overlay)) == []
+    (line,) = warnings(notes(talking, "blob", **{"blob.cache": "block"}))
+    assert "--block-cache-pool-size=4096. Checkpoints" in line
+    (line,) = warnings(notes(talking, "blob", **{"blob.attributeTimeoutSeconds": 7}))
+    assert "for up to 7 s" in line
+
+
+def test_options_of_the_others_that_harm_are_said(talking: Path) -> None:
+    sets = {"nfs.version": "", "nfs.nconnect": "null", "storage.mountOptions": "{soft}"}
+    (line,) = warnings(notes(talking, "nfs", **sets))
+    assert line.startswith("with the mount option soft, a write fails")
+    for overlay in ("amlfs", "fsx"):
+        (line,) = warnings(notes(talking, overlay, **{"storage.mountOptions": "{noatime}"}))
+        assert line.startswith("without the mount option flock, locks of files fail")

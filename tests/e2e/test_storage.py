@@ -1,0 +1,233 @@
+"""charts/shared-storage on a real cluster: what the API server takes, what an upgrade and an uninstallation leave.
+
+No cloud is at hand, so that a dynamic claim waits for its driver. A directory of the node and an NFS export are mounted
+and written; the export is named by TOKENMILL_E2E_NFS, SERVER:/DIRECTORY, which the node mounts and anybody may write.
+tests/e2e/nfs has a server, and a mount helper for a node whose kernel knows no NFS.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from charts.test_storage import GUIDE_AMLFS, GUIDE_BLOB, NEEDED
+from e2e.cluster import CONFINED, IMAGE, RESTRICTED, Account, Namespace, node_name, wait_for
+
+pytestmark = pytest.mark.e2e
+
+CHART = "charts/shared-storage"
+DYNAMIC = ["amlfs", "blob", "blob-nfs", "fsx"]
+STATIC = ["amlfs-static", "blob-static", "fsx-static", "nfs"]
+CHANGED = {"amlfs": "amlfs.zone=2", "blob": "blob.skuName=Premium_ZRS", "blob-nfs": "blob.skuName=Premium_ZRS"}
+CHANGED |= {"fsx": "fsx.perUnitStorageThroughput=500"}
+OTHER_SIZE = {"amlfs-static": "amlfs.storageCapacityTiB=96", "blob-static": "pvc.size=9Ti", "nfs": "pvc.size=9Ti"}
+OTHER_SIZE |= {"fsx-static": "fsx.storageCapacityGiB=4800"}
+
+
+def line(overlay: str, *words: str) -> str:
+    """Return what follows `helm install RELEASE`: the overlay, what it leaves to its user, and a claim of its name."""
+    needed = "".join(f" --set '{key}={value}'" for key, value in NEEDED[overlay].items())
+    return f"{CHART} -f values/storage/{overlay}.yaml --set pvc.name={overlay}{needed} {' '.join(words)}"
+
+
+@contextmanager
+def installed(admin: Account, release: str, words: str) -> Iterator[str]:
+    """Install for a while; what the installation says."""
+    try:
+        yield admin.does(f"helm install {release} {words}")
+    finally:
+        admin.run(f"helm uninstall {release} --wait --timeout 9m", timeout=600)
+
+
+def claim(admin: Account, name: str) -> Any:
+    """Return a claim."""
+    return admin.get(f"pvc {name}")
+
+
+@pytest.mark.parametrize("overlay", DYNAMIC)
+def test_a_dynamic_claim_outlives_its_release_and_is_taken_again(namespace: Namespace, overlay: str) -> None:
+    admin, release = namespace.admin, f"storage-{overlay}"
+    name = f"{namespace.name}.{release}"
+    with installed(admin, release, line(overlay)) as said:
+        assert "Uninstalling leaves the claim and its data" in said
+        made, first = admin.get(f"storageclass {name}"), claim(admin, overlay)
+        assert (made["reclaimPolicy"], first["spec"]["storageClassName"]) == ("Retain", name)
+        admin.does(f"helm upgrade {release} {line(overlay)}")
+        assert claim(admin, overlay)["metadata"]["uid"] == first["metadata"]["uid"]
+        assert admin.get(f"storageclass {name}")["metadata"]["uid"] == made["metadata"]["uid"]
+        ended = admin.run(f"helm upgrade {release} {line(overlay, '--set', CHANGED[overlay])}")
+        assert ended.code != 0 and f'The StorageClass "{name}" is there with' in ended.err
+        ended = admin.run(f"helm upgrade {release} {line(overlay, '--set', 'pvc.accessModes={ReadWriteOnce}')}")
+        assert ended.code != 0 and f'The claim "{overlay}" is there with pvc.accessModes' in ended.err
+    assert admin.run(f"kubectl get storageclass {name}").code != 0
+    with installed(admin, release, line(overlay)):
+        assert claim(admin, overlay)["metadata"]["uid"] == first["metadata"]["uid"]
+    admin.does(f"kubectl delete pvc {overlay} --timeout=60s")
+
+
+def quoted(words: tuple[str, ...]) -> str:
+    return " ".join(word if word.startswith("--") else f"'{word}'" for word in words)
+
+
+def test_the_guide_s_lines_are_taken(namespace: Namespace) -> None:
+    admin = namespace.admin
+    for overlay, words in (("amlfs", GUIDE_AMLFS), ("blob", GUIDE_BLOB)):
+        guide = f"{CHART} -f values/storage/{overlay}.yaml {quoted(words)} --set pvc.name=guide-{overlay}"
+        with installed(admin, f"guide-{overlay}", guide) as said:
+            assert claim(admin, f"guide-{overlay}")["spec"]["storageClassName"] == f"{namespace.name}.guide-{overlay}"
+            assert ("20 min 22 s" in said) == (overlay == "amlfs")
+            assert ("an old checkpoint tracker" in said) == (overlay == "blob")
+
+
+@pytest.mark.parametrize("overlay", STATIC)
+def test_a_static_volume_is_bound_goes_with_its_release_and_is_bound_again(namespace: Namespace, overlay: str) -> None:
+    admin, release = namespace.admin, f"storage-{overlay}"
+    volume = f"{namespace.name}-{overlay}"
+    for _ in range(2 if overlay == "nfs" else 1):  # the cluster takes up to half a minute to remove a volume
+        with installed(admin, release, line(overlay)) as said:
+            assert "Uninstalling removes the claim and its volume" in said
+            assert wait_for(lambda: claim(admin, overlay)["status"]["phase"] == "Bound", 300)
+            first = claim(admin, overlay)["metadata"]["uid"]
+            assert admin.get(f"pv {volume}")["spec"]["persistentVolumeReclaimPolicy"] == "Retain"
+            admin.does(f"helm upgrade {release} {line(overlay)}")
+            assert claim(admin, overlay)["metadata"]["uid"] == first
+            ended = admin.run(f"helm upgrade {release} {line(overlay, '--set', OTHER_SIZE[overlay])}")
+            assert ended.code != 0 and f'The claim "{overlay}" is there with' in ended.err
+        assert admin.run(f"kubectl get pvc {overlay}").code != 0
+        assert admin.run(f"kubectl get pv {volume}").code != 0
+
+
+def test_a_volume_keeps_the_options_it_was_made_with_and_says_how_to_change_them(namespace: Namespace) -> None:
+    admin = namespace.admin
+    name = f"{namespace.name}.options"
+    with installed(admin, "options", line("blob").replace("pvc.name=blob", "pvc.name=options")):
+        # What the driver would do for the claim.
+        volume = {"accessModes": ["ReadWriteMany"], "capacity": {"storage": "100Ti"}, "storageClassName": name}
+        volume |= {
+            "mountOptions": ["-o attr_timeout=120"],
+            "csi": {"driver": "blob.csi.azure.com", "volumeHandle": "a"},
+        }
+        volume |= {"claimRef": {"namespace": namespace.name, "name": "options"}}
+        admin.apply({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name}, "spec": volume})
+        assert wait_for(lambda: claim(admin, "options")["status"]["phase"] == "Bound", 300)
+        said = admin.does(f"helm upgrade options {line('blob').replace('pvc.name=blob', 'pvc.name=options')}")
+        (remedy,) = [row.partition("To change them: ")[2] for row in said.splitlines() if "To change them: " in row]
+        admin.does(remedy.partition(", then")[0])
+        options = admin.get(f"storageclass {name}")["mountOptions"]
+        assert admin.get(f"pv {name}")["spec"]["mountOptions"] == options
+        said = admin.does(f"helm upgrade options {line('blob').replace('pvc.name=blob', 'pvc.name=options')}")
+        assert "To change them" not in said
+
+
+def test_a_claim_on_what_is_there_needs_no_right_but_its_namespace_s(namespace: Namespace) -> None:
+    user = namespace.user
+    words = f"{CHART} -f values/storage/existing.yaml --set pvc.name=asked --set existing.storageClassName=none"
+    with installed(user, "asked", words):
+        first = claim(user, "asked")["metadata"]["uid"]
+        user.does(f"helm upgrade asked {words}")
+        ended = user.run(f"helm upgrade asked {words} --set pvc.size=1Gi")
+        assert ended.code != 0 and "a claim does not shrink to 1Gi" in ended.err
+    with installed(user, "asked", words):
+        assert claim(user, "asked")["metadata"]["uid"] == first
+    user.does("kubectl delete pvc asked --timeout=60s")
+
+
+def test_two_releases_share_nothing(namespace: Namespace) -> None:
+    admin = namespace.admin
+    words = line("amlfs").replace("pvc.name=amlfs", "pvc.name={0}")
+    with installed(admin, "one", words.format("one")), installed(admin, "two", words.format("two")):
+        classes = {claim(admin, name)["spec"]["storageClassName"] for name in ("one", "two")}
+        assert classes == {f"{namespace.name}.one", f"{namespace.name}.two"}
+        ended = admin.run(f"helm install three {words.format('one')}")
+        assert ended.code != 0 and 'there is a claim "one"' in ended.err and "not of this release" in ended.err
+
+
+# -- mounted and written
+
+# As the stages write: another name, synced, renamed, its directory synced; and what /data is.
+WRITE = """
+import os, sys
+path, text = sys.argv[1:]
+with open(path + ".new", "x") as file:
+    file.write(text)
+    file.flush()
+    os.fsync(file.fileno())
+os.rename(path + ".new", path)
+directory = os.open(os.path.dirname(path), os.O_RDONLY)
+os.fsync(directory)
+print(open(path).read(), os.listdir(directory).count(os.path.basename(path)))
+print(next(line.split()[2] for line in open("/proc/mounts") if line.split()[1] == "/data"))
+"""
+
+
+def in_a_pod(namespace: Namespace, name: str, *words: str) -> str:
+    """Run Python in a restricted pod that mounts a claim at /data, and return what it says."""
+    container = {
+        "name": "look",
+        "image": IMAGE,
+        "command": ["python", "-c", *words],
+        "securityContext": CONFINED,
+        "resources": {"requests": {"cpu": "50m", "memory": "32Mi"}, "limits": {"memory": "256Mi"}},
+        "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+    }
+    spec = {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "securityContext": RESTRICTED,
+        "containers": [container],
+        "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": name}}],
+    }
+    user, pod = namespace.user, f"look-{os.urandom(3).hex()}"
+    user.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": pod}, "spec": spec})
+    try:
+        ended = wait_for(lambda: user.get(f"pod {pod}")["status"]["phase"] in ("Succeeded", "Failed"), 300)
+        events = user.run(f"kubectl get events --field-selector=involvedObject.name={pod}").out
+        assert ended and user.get(f"pod {pod}")["status"]["phase"] == "Succeeded", events + namespace.logs(pod)
+        return namespace.logs(pod)
+    finally:
+        user.does(f"kubectl delete pod {pod} --grace-period=1 --timeout=60s")
+
+
+def test_a_directory_is_written_and_outlives_its_release(namespace: Namespace) -> None:
+    directory = namespace.data / "own"
+    directory.mkdir()
+    directory.chmod(0o777)
+    words = f"{CHART} -f values/storage/local.yaml --set pvc.name=own --set local.path={directory}"
+    words += f" --set local.nodeName={node_name(namespace.admin)}"
+    with installed(namespace.admin, "own", words):
+        assert in_a_pod(namespace, "own", WRITE, "/data/a", "written").startswith("written 1\n")
+    assert (directory / "a").read_text() == "written"
+    with installed(namespace.admin, "own", words):
+        assert in_a_pod(namespace, "own", "print(open('/data/a').read())") == "written\n"
+        ended = namespace.admin.run(f"helm upgrade own {words} --set local.path=/elsewhere")
+        assert ended.code != 0 and f'The volume "{namespace.name}-own" is there with local=' in ended.err
+
+
+@pytest.fixture
+def export() -> tuple[str, str]:
+    """Return server and directory of an NFS export."""
+    named = os.environ.get("TOKENMILL_E2E_NFS", "")
+    server, _, directory = named.rpartition(":")
+    if not server:
+        pytest.skip("TOKENMILL_E2E_NFS names no NFS export, SERVER:/DIRECTORY, that the node mounts: tests/e2e/nfs")
+    return server, directory
+
+
+def test_an_nfs_export_is_mounted_written_and_outlives_its_release(
+    namespace: Namespace, export: tuple[str, str]
+) -> None:
+    options = os.environ.get("TOKENMILL_E2E_NFS_OPTIONS")  # where the server needs others than the overlay's
+    words = f"{CHART} -f values/storage/nfs.yaml --set pvc.name=export"
+    words += f" --set nfs.server={export[0]} --set nfs.path={export[1]}"
+    if options:
+        words += f" --set nfs.version= --set nfs.nconnect=null --set 'storage.mountOptions={{{options}}}'"
+    text, file = os.urandom(8).hex(), f"/data/{namespace.name}"
+    with installed(namespace.admin, "export", words):
+        read, kind = in_a_pod(namespace, "export", WRITE, file, text).splitlines()
+        assert read == f"{text} 1"
+        assert "nfs" in kind
+    with installed(namespace.admin, "export", words):
+        look = f"import os; print(open({file!r}).read()); os.remove({file!r}); print(os.path.exists({file!r}))"
+        assert in_a_pod(namespace, "export", look) == f"{text}\nFalse\n"
