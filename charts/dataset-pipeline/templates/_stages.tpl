@@ -37,3 +37,14 @@ Input: dict "root" $, "stage", "before": the enabled stage before it. Output: JS
 {{- end -}}
 {{ toJson $values }}
 {{- end }}
+
+{{/*
+The command that follows the last stage, where that is preprocess. Input: the stage's dict. Output: text, or nothing.
+  {{ include "dataset-pipeline.each" (dict "root" . "template" "dataset-pipeline.next") }}
+*/}}
+{{- define "dataset-pipeline.next" -}}
+{{- if eq .stage "preprocess" }}
+
+{{ include "dataset-preprocess.next" . }}
+{{- end }}
+{{- end }}
