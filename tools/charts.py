@@ -2,7 +2,8 @@
 
 Values and schema of a stage's chart: its own part, then what charts/common holds for all of them. The schema of the
 training chart: its own part, what charts/common holds for all pods, and the sections of the settings file, whose types
-have their home in tokenmill.training.settings. What the storage chart says of checkpoints: the figures of
+have their home in tokenmill.training.settings. Those of the pipeline: a section for each stage, made of its own chart's
+part, and what is the same for all. What the storage chart says of checkpoints: the figures of
 tokenmill.training.storage. READMEs: from the comments in values.yaml, by helm-docs.
 
     python tools/charts.py            write it
@@ -30,6 +31,22 @@ MARKER = "# The rest is the same in every stage's chart: change charts/common/*.
 POD_MARKER = (
     "# The rest is the same in every chart that runs pods: change charts/common/pod.values.yaml, then `make charts`.\n"
 )
+PIPELINE = CHARTS / "dataset-pipeline"
+OFF = {"extract", "concatenate"}
+"""Stages that a pipeline leaves out by default, since preprocess reads what download fetches."""
+OF_A_SECTION = (
+    *("workers", "replace", "verifyHashes", "storage", "resources", "scratch", "job", "verify"),
+    *("podLabels", "podAnnotations", "priorityClassName", "schedulerName", "nodeSelector", "tolerations", "affinity"),
+    *("topologySpreadConstraints", "extraEnv", "extraVolumes", "extraVolumeMounts"),
+)
+"""What is the same in every stage's chart and may yet differ from stage to stage of one release."""
+OF_THE_RELEASE = {"naming", "annotations", "runAgain", "ttlSecondsAfterFinished"}
+"""Keys of `job` that are about the JobSet, not about a stage's Job."""
+PIPELINE_HEAD = """\
+# Made by `make charts` of the stages' own charts, charts/dataset-*, and of charts/common/*.values.yaml: change those.
+# What is a stage's alone stands in its section; there, any of `workers`, `resources`, `scratch`, `storage`, `job`, and
+# of what says where pods run and what else they hold, counts before what is for all stages.
+"""
 NUMBER = "^[0-9.]+([eE]-?[0-9]+)?$"
 POD = (CHARTS / "common/pod.values.yaml").read_text()
 
@@ -57,6 +74,85 @@ def schema(chart: Path) -> str:
     own["required"] = [*shared["required"], "dataset"]
     own["properties"]["dataset"]["properties"] |= shared["dataset"]
     return json.dumps(own, indent=2) + "\n"
+
+
+def pipeline_values() -> str:
+    """Return the pipeline's values.yaml: what says which corpus it is, a section for each stage, what is for all."""
+    corpus: dict[str, list[str]] = {}
+    sections = []
+    for stage in STAGES:
+        own = (CHARTS / f"dataset-{stage}/values.yaml").read_text().partition(MARKER)[0].rstrip()
+        kept = ["# -- Run this stage", f"enabled: {str(stage not in OFF).lower()}"]
+        for key, lines in entries(own):
+            block, _, name = key.partition(".")
+            if block == "dataset" and name in dataset_of_all():
+                corpus.setdefault(name, lines)
+            else:
+                kept += lines
+        kept += ["# -- (int) Pods that share this stage; `workers` of all when null", "workers: null"]
+        kept += ["# -- Requests and limits of its pods, over `resources` of all", "resources: {}"]
+        sections.append("\n".join([f"{stage}:", *(f"  {line}" for line in kept)]))
+    dataset = "\n".join(["dataset:", *(line for key in dataset_of_all() for line in corpus[key])])
+    return "\n\n".join(
+        [PIPELINE_HEAD + dataset, *sections, (CHARTS / "common/stage.values.yaml").read_text() + "\n" + POD]
+    )
+
+
+def dataset_of_all() -> dict[str, Any]:
+    """Return the schema of the keys of `dataset` that say what the corpus is, which all stages' charts take."""
+    found: dict[str, Any] = json.loads((CHARTS / "common/stage.schema.json").read_text())["dataset"]
+    return found
+
+
+def entries(text: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield the lines of values with their keys, `dataset.repo`, two levels deep, and the comments above each."""
+    lines: list[str] = []
+    block = ""
+    for line in text.splitlines():
+        lines.append(line)
+        if not line.lstrip().startswith("#"):
+            key = line.partition(":")[0]
+            block = block if line.startswith(" ") else key
+            yield f"{block}.{key.strip()}" if line.startswith(" ") else key, lines
+            lines = []
+
+
+def pipeline_schema() -> str:
+    """Return the pipeline's schema: that of each stage's own part in its section, closed like the whole."""
+    shared = json.loads((CHARTS / "common/stage.schema.json").read_text())
+    again = {key: partial(shared["properties"][key]) for key in OF_A_SECTION}
+    again["job"]["properties"] = {k: v for k, v in again["job"]["properties"].items() if k not in OF_THE_RELEASE}
+    again["workers"] = again["workers"] | {"type": ["integer", "null"]}
+    sections = {}
+    for stage in STAGES:
+        chart = json.loads((CHARTS / f"dataset-{stage}/values.schema.json").read_text())["properties"]
+        own = {key: partial(chart[key]) for key in chart if key not in shared["properties"]}
+        dataset = {key: value for key, value in own["dataset"]["properties"].items() if key not in shared["dataset"]}
+        own["dataset"]["properties"] = dataset
+        parts = {"enabled": {"type": "boolean"}} | own | again
+        sections[stage] = {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": parts,
+            "required": ["enabled"],
+        }
+    dataset = {"type": "object", "additionalProperties": False, "properties": shared["dataset"]}
+    whole = {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {"dataset": dataset} | sections | shared["properties"],
+        "required": ["dataset", *STAGES, *shared["required"]],
+    }
+    return json.dumps(whole, indent=2) + "\n"
+
+
+def partial(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema without what it requires: a section may say a part, and all stages' values say the rest."""
+    found = {key: value for key, value in schema.items() if key != "required"}
+    if "properties" in schema:
+        found["properties"] = {key: partial(value) for key, value in schema["properties"].items()}
+    return found
 
 
 def training_schema() -> str:
@@ -151,6 +247,8 @@ def generated() -> Iterator[tuple[Path, str]]:
         chart = CHARTS / f"dataset-{stage}"
         yield chart / "values.yaml", values(chart)
         yield chart / "values.schema.json", schema(chart)
+    yield PIPELINE / "values.yaml", pipeline_values()
+    yield PIPELINE / "values.schema.json", pipeline_schema()
     yield TRAINING / "values.yaml", training_values()
     yield TRAINING / "values.schema.json", training_schema()
     yield CHARTS / "shared-storage/figures.json", figures()

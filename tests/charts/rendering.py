@@ -110,3 +110,15 @@ def parse(words: list[str]) -> dict[str, Any]:
     """Parse a command line with the real parser; what it does not take is an error here."""
     name, *rest = words
     return dict(command_line().commands[name].make_context(name, rest).params)
+
+
+def argocd_sources(tree: Path = ROOT) -> list[dict[str, Any]]:
+    """Return the sources of the Application that examples/argocd.yaml makes, its values as files beside it."""
+    made = yaml.safe_load((tree / "examples/argocd.yaml").read_text())
+    (generator,) = made["spec"]["generators"]
+    (element,) = generator["list"]["elements"]
+    text = yaml.safe_dump(made["spec"]["template"]["spec"]["sources"])
+    for key, value in element.items():
+        text = text.replace(f"{{{{ .{key} }}}}", value)
+    sources: list[dict[str, Any]] = yaml.safe_load(text)
+    return sources

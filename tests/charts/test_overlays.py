@@ -16,7 +16,7 @@ from tokenmill.stages.download import names, select
 
 KINDS = ("clusters", "datasets", "models", "parallelism", "storage")
 FOR = {
-    **{f"dataset-{stage}": {"clusters", "datasets"} for stage in STAGES},
+    **{f"dataset-{name}": {"clusters", "datasets"} for name in (*STAGES, "pipeline")},
     "megatron-training": {"clusters", "models", "parallelism"},
     "shared-storage": {"storage"},
 }

@@ -1,10 +1,10 @@
 {{/*
-The name of a stage's Job before a hash is added: the release for download, <release>-<stage> for the others.
-Input: dict "root" $ "stage" "extract". Output: a name.
+The name of a stage's Job before a hash is added: the release for download, <release>-<stage> for the others; or the
+"name" that a chart of several stages gives it. Input: dict "root" $ "stage" "extract". Output: a name.
   {{ include "tokenmill.name" . }}
 */}}
 {{- define "tokenmill.name" -}}
-{{- if eq .stage "download" }}{{ .root.Release.Name }}{{ else }}{{ .root.Release.Name }}-{{ .stage }}{{ end -}}
+{{- if .name }}{{ .name }}{{ else if eq .stage "download" }}{{ .root.Release.Name }}{{ else }}{{ .root.Release.Name }}-{{ .stage }}{{ end -}}
 {{- end }}
 
 {{/*

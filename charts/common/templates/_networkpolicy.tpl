@@ -46,15 +46,22 @@ Input: dict "root", "rules" (a list). Output: a YAML list.
 {{- end }}
 
 {{/*
-The policies of a stage: its pods connect to what it fetches from, those that read files alone to nothing, and nothing
-connects to them. Input: the stage's dict. Output: documents, or none.
+The policies of a stage and of its test. Input: the stage's dict. Output: documents, or none.
   {{ include "tokenmill.stagePolicies" . }}
 */}}
 {{- define "tokenmill.stagePolicies" -}}
-{{- $name := include "tokenmill.name" . -}}
+{{- include "tokenmill.stagePolicy" . }}
+{{- include "tokenmill.networkPolicy" (dict "root" .root "component" "verify" "name" (printf "%s-verify" (include "tokenmill.name" .))) }}
+{{- end }}
+
+{{/*
+The policy of a stage: its pods connect to what it fetches from, those that read files alone to nothing, and nothing
+connects to them. Input: the stage's dict. Output: a document, or none.
+  {{ include "tokenmill.stagePolicy" . }}
+*/}}
+{{- define "tokenmill.stagePolicy" -}}
 {{- $https := list (dict "ports" (list (dict "protocol" "TCP" "port" 443))) -}}
 {{- $rules := ternary $https list (has .stage (list "download" "preprocess")) -}}
-{{- include "tokenmill.networkPolicy" (dict "root" .root "component" .stage "name" $name
+{{- include "tokenmill.networkPolicy" (dict "root" .root "component" .stage "name" (include "tokenmill.name" .)
       "egress" (include "tokenmill.egress" (dict "root" .root "rules" $rules) | fromYamlArray)) }}
-{{- include "tokenmill.networkPolicy" (dict "root" .root "component" "verify" "name" (printf "%s-verify" $name)) }}
 {{- end }}

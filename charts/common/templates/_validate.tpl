@@ -6,32 +6,43 @@ Input: the stage's dict, see tokenmill.stage. Output: nothing; the render fails 
 */}}
 {{- define "tokenmill.validate" -}}
 {{- $storage := .root.Values.storage -}}
-{{- $found := include "tokenmill.directories" . | fromYaml -}}
 {{- include "tokenmill.validateName" . -}}
 {{- include "tokenmill.validateClaimName" .root -}}
+{{- include "tokenmill.validateStage" . -}}
+{{- include "tokenmill.validateCluster" (dict "root" .root "apiVersion" "batch/v1" "kind" "Job" "name" (include "tokenmill.jobName" .)
+      "claims" (dict "storage.pvcName" $storage.pvcName "storage.outputPvcName" $storage.outputPvcName)) -}}
+{{- end }}
+
+{{/*
+What holds for a stage's own values. Input: the stage's dict, and "section", where these values are a section of a
+chart's: `preprocess.`, which keys in messages then begin with. Output: nothing, or fails.
+  {{ include "tokenmill.validateStage" . }}
+*/}}
+{{- define "tokenmill.validateStage" -}}
+{{- $storage := .root.Values.storage -}}
+{{- $found := include "tokenmill.directories" . | fromYaml -}}
+{{- $in := .section | default "" -}}
 {{- include "tokenmill.validateSource" (.source | default "") -}}
 {{- with .root.Values.job.maxFailedIndexes }}
 {{- if gt (int64 .) (int64 $.root.Values.workers) }}
-{{- fail (printf "\njob.maxFailedIndexes=%d is more than workers=%d.\nLeave it out, or lower it." (int64 .) (int64 $.root.Values.workers)) }}
+{{- fail (printf "\n%sjob.maxFailedIndexes=%d is more than workers=%d.\nLeave it out, or lower it." $in (int64 .) (int64 $.root.Values.workers)) }}
 {{- end }}
 {{- end }}
 {{- if and (not .source) (not $found.reads) }}
-{{- fail (printf "\ndataset.inputPath is not set: it is the directory on the volume that %s reads, such as slimpajama.\nAdd --set dataset.inputPath=DIRECTORY." .stage) }}
+{{- fail (printf "\n%sdataset.inputPath is not set: it is the directory on the volume that %s reads, such as slimpajama.\nAdd --set %sdataset.inputPath=DIRECTORY." $in .stage $in) }}
 {{- end }}
 {{- if and (not $found.writes) $storage.outputPvcName }}
-{{- fail "\nstorage.outputPvcName is set and dataset.outputPath is not: it is the directory on that second volume to write to.\nAdd --set dataset.outputPath=DIRECTORY." }}
+{{- fail (printf "\n%sstorage.outputPvcName is set and %sdataset.outputPath is not: it is the directory on that second volume to write to.\nAdd --set %sdataset.outputPath=DIRECTORY." $in $in $in) }}
 {{- end }}
 {{- if and (not $found.writes) .source }}
-{{- fail (printf "\ndataset.outputPath is not set: it is the directory on the volume that %s writes to, such as slimpajama.\nAdd --set dataset.outputPath=DIRECTORY." .stage) }}
+{{- fail (printf "\n%sdataset.outputPath is not set: it is the directory on the volume that %s writes to, such as slimpajama.\nAdd --set %sdataset.outputPath=DIRECTORY." $in .stage $in) }}
 {{- end }}
 {{- range $key, $mount := dict "storage.mountPath" $storage.mountPath "storage.outputMountPath" $storage.outputMountPath }}
-{{- include "tokenmill.validateMount" (dict "key" $key "mount" $mount) -}}
+{{- include "tokenmill.validateMount" (dict "key" (print $in $key) "mount" $mount) -}}
 {{- end }}
 {{- range $key, $path := dict "dataset.inputPath" $found.reads "dataset.outputPath" $found.writes "storage.subPath" $storage.subPath "storage.outputSubPath" $storage.outputSubPath }}
-{{- include "tokenmill.validatePath" (dict "key" $key "path" $path "mount" $storage.mountPath) -}}
+{{- include "tokenmill.validatePath" (dict "key" (print $in $key) "path" $path "mount" $storage.mountPath) -}}
 {{- end }}
-{{- include "tokenmill.validateCluster" (dict "root" .root "apiVersion" "batch/v1" "kind" "Job" "name" (include "tokenmill.jobName" .)
-      "claims" (dict "storage.pvcName" $storage.pvcName "storage.outputPvcName" $storage.outputPvcName)) -}}
 {{- end }}
 
 {{/*

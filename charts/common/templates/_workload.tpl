@@ -47,6 +47,7 @@ metadata:
     helm.sh/hook-weight: {{ .weight | default 0 | quote }}
     {{- else }}
     tokenmill/spec: {{ .hash | quote }}
+    {{- with .root.Values.job.annotations }}{{ toYaml . | nindent 4 }}{{ end }}
     {{- end }}
 spec:
   {{- ternary .empty .spec (not (empty .hooks)) | nindent 2 }}

@@ -1,0 +1,13 @@
+{{/*
+What the command is given. Input: $. Output: JSON of flags, see tokenmill.stage.
+  {{ include "dataset-concatenate.command" . | fromJson }}
+*/}}
+{{- define "dataset-concatenate.command" -}}
+{{- $dataset := .Values.dataset -}}
+{{- dict
+      "flags" (dict
+        "from" $dataset.fromStage
+        "target-files" $dataset.targetFiles
+        "name" $dataset.name
+        "processes" .Values.processes) | toJson -}}
+{{- end }}

@@ -1,0 +1,20 @@
+{{/*
+What the command is given. Input: $. Output: JSON of source and flags, see tokenmill.stage.
+  {{ include "dataset-download.command" . | fromJson }}
+*/}}
+{{- define "dataset-download.command" -}}
+{{- include "dataset-download.validate" . -}}
+{{- $dataset := .Values.dataset -}}
+{{- dict
+      "source" ($dataset.source | default (printf "hf://datasets/%s" $dataset.repo))
+      "flags" (dict
+        "revision" $dataset.revision
+        "include" $dataset.include
+        "exclude" $dataset.exclude
+        "split" $dataset.split
+        "sample" $dataset.sampleFiles
+        "layout" $dataset.layout
+        "connections" $dataset.connections
+        "deadline" $dataset.deadlineSeconds
+        "stall-seconds" $dataset.stallSeconds) | toJson -}}
+{{- end }}

@@ -1,0 +1,10 @@
+{{/*
+What the command is given. Input: $. Output: JSON of flags, see tokenmill.stage.
+  {{ include "dataset-extract.command" . | fromJson }}
+*/}}
+{{- define "dataset-extract.command" -}}
+{{- dict
+      "flags" (dict
+        "from" .Values.dataset.fromStage
+        "processes" .Values.processes) | toJson -}}
+{{- end }}

@@ -1,0 +1,26 @@
+{{/*
+What the command is given. Input: $. Output: JSON of source and flags, see tokenmill.stage.
+  {{ include "dataset-preprocess.command" . | fromJson }}
+*/}}
+{{- define "dataset-preprocess.command" -}}
+{{- include "dataset-preprocess.validate" . -}}
+{{- $dataset := .Values.dataset -}}
+{{- $tokenizer := .Values.tokenizer -}}
+{{- dict
+      "source" (include "dataset-preprocess.source" .)
+      "flags" (merge (include "dataset-preprocess.choice" . | fromYaml) (dict
+        "from" $dataset.fromStage
+        "target-files" $dataset.targetFiles
+        "name" $dataset.name
+        "keys" (join "," $dataset.keys)
+        "tokenizer" (include "dataset-preprocess.tokenizer" .)
+        "tokenizer-revision" $tokenizer.revision
+        "special-tokens" $tokenizer.specialTokens
+        "append-eod" $tokenizer.appendEod
+        "eod-token" $tokenizer.eodToken
+        "encoder" .Values.encoder
+        "verify-encoder" .Values.verifyEncoder
+        "on-bad-record" .Values.onBadRecord
+        "max-bad-records" .Values.maxBadRecords
+        "processes" .Values.processes)) | toJson -}}
+{{- end }}

@@ -1,0 +1,79 @@
+"""examples/ without a cluster: three ways to install the same two stages, each of which the charts take."""
+
+import json
+import subprocess
+from typing import Any
+
+import pytest
+import yaml
+
+from charts.rendering import ROOT, argocd_sources, arguments, helm, parse
+
+EXAMPLES = ROOT / "examples"
+STAGES = ("download", "preprocess")
+
+
+def job(chart: str, release: str, files: list[str], **job_values: Any) -> dict[str, Any]:
+    """Render a stage as examples/ asks for it, and return its Job."""
+    flags = [part for file in files for part in ("-f", (EXAMPLES / file).resolve(strict=True))]
+    more = ["--set-json", f"job={json.dumps(job_values)}"]
+    done = helm("template", release, (EXAMPLES / chart).resolve(strict=True), *flags, *(more if job_values else []))
+    assert done.returncode == 0, done.stderr
+    (found,) = [each for each in yaml.safe_load_all(done.stdout) if each["kind"] == "Job"]
+    return found
+
+
+def by_script(stage: str) -> dict[str, Any]:
+    """Return the Job that deploy.sh makes of a stage."""
+    files = ["../values/datasets/slimpajama.yaml", "values/all.yaml", f"values/{stage}.yaml"]
+    return job(f"../charts/dataset-{stage}", f"slimpajama-{stage}", files)
+
+
+def helmfile() -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Return what helmfile.yaml holds, and its releases with their template filled in."""
+    whole = yaml.safe_load((EXAMPLES / "helmfile.yaml").read_text())
+    releases = []
+    for release in whole["releases"]:
+        text = yaml.safe_dump(whole["templates"]["stage"] | release)
+        filled = text.replace("{{ .Release.Labels.stage }}", release["labels"]["stage"])
+        releases.append(yaml.safe_load(filled.replace("{{ .Release.Name }}", release["name"])))
+    return whole, releases
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_commands_take_what_the_script_gives_them(stage: str) -> None:
+    given = parse(arguments(by_script(stage)))
+    assert given["workers"] == {"download": 2, "preprocess": 4}[stage]
+
+
+def test_helmfile_installs_what_the_script_does() -> None:
+    whole, releases = helmfile()
+    assert [release["labels"]["stage"] for release in releases] == list(STAGES)
+    for before, release in zip([None, *releases], releases, strict=False):
+        assert job(release["chart"], release["name"], release["values"]) == by_script(release["labels"]["stage"])
+        assert release.get("needs") == (before and [before["name"]])
+        (hook,) = release["hooks"]
+        assert hook["events"] == ["postsync"] and hook["args"] == [release["name"]]
+        assert (EXAMPLES / hook["command"]).stat().st_mode & 0o111
+    assert whole["helmDefaults"]["skipDeps"] is True, "helm dependency build leaves an archive beside the link"
+
+
+def test_argo_cd_applies_what_the_script_installs() -> None:
+    waves = []
+    for stage, source in zip(STAGES, argocd_sources(), strict=True):
+        values = source["helm"]["valuesObject"]["job"]
+        files = [f"../{source['path']}/{file}" for file in source["helm"]["valueFiles"]]
+        found = job(f"../{source['path']}", source["helm"]["releaseName"], files, **values)
+        expected = by_script(stage)
+        assert found["spec"] == expected["spec"]
+        hashed = f"{expected['metadata']['name']}-{expected['metadata']['annotations']['tokenmill/spec'][:8]}"
+        assert found["metadata"]["name"] == hashed
+        waves.append(int(found["metadata"]["annotations"]["argocd.argoproj.io/sync-wave"]))
+    assert waves == sorted(set(waves))
+
+
+@pytest.mark.parametrize("script", ["deploy.sh", "wait.sh"])
+def test_a_script_is_one_that_any_shell_reads(script: str) -> None:
+    done = subprocess.run(["sh", "-n", EXAMPLES / script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (EXAMPLES / script).stat().st_mode & 0o111
