@@ -46,7 +46,9 @@ def _cases(chart: Path) -> Iterator[tuple[str, list[Path], dict[str, Any]]]:
             files = [ROOT / "values/models/1.3b.yaml", cluster]
             yield f"{chart.name}-{cluster.stem}", files, needed | {"training.nodes": "2"}
         return
-    parts = EVERY_PART | {"hub.tokenSecret.name": "hub", "storage.outputPvcName": "other", "dataset.outputPath": "out"}
+    last = "preprocess." if chart.name == "dataset-pipeline" else ""
+    second = {f"{last}storage.outputPvcName": "other", f"{last}dataset.outputPath": "out"}
+    parts = EVERY_PART | {"hub.tokenSecret.name": "hub"} | second
     corpus = ROOT / "values/datasets/slimpajama.yaml"
     yield chart.name, [corpus], needed
     yield f"{chart.name}-every-part", [corpus], needed | parts
