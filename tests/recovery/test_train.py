@@ -37,6 +37,7 @@ class Job:
     nodes: list["subprocess.Popen[str] | None"] = field(default_factory=list)
     said: str = ""
     starts: int = 0
+    started: list["subprocess.Popen[str]"] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Lay out a run's directory."""
@@ -67,13 +68,15 @@ class Job:
         }
         self.starts += 1
         log = (self.directory / f"log-{rank}").open("a")
-        return subprocess.Popen(
+        node = subprocess.Popen(
             [sys.executable, "-m", "tokenmill", "train", str(path)],
             env=environment() | variables,
             stdout=log,
             stderr=subprocess.STDOUT,
             text=True,
         )
+        self.started.append(node)
+        return node
 
     def log(self, rank: int = 0) -> str:
         """Return what a node said over all its starts."""
@@ -165,8 +168,9 @@ def job(tmp_path: Path, tokenised: Path) -> Iterator[Callable[..., Job]]:
         return jobs[-1]
 
     yield make
-    for each in jobs:
-        each.stop()
+    for node in (node for each in jobs for node in each.started):
+        node.kill()
+        node.wait(30)
 
 
 def test_it_ends_at_its_target_and_not_before(job: Callable[..., Job]) -> None:
@@ -353,6 +357,16 @@ def test_a_bad_argument_fails_on_two_nodes(job: Callable[..., Job]) -> None:
     run = job(training__nodes=2, training__gpusPerNode=1)
     run.settings["extraArgs"] = ["--no-such-flag"]
     assert run.finish() == 2
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_fails_after_the_last_iteration_is_saved_is_not_started_again(job: Callable[..., Job], rank: int) -> None:
+    """As torchrun fails on one node where another's has left already; a second start would take its log away."""
+    run = job(training__nodes=2, training__gpusPerNode=1)
+    run.fault(f"fail-after-the-end.rank{rank}")
+    nodes = [run.start(0), run.start(1)]
+    assert [node.wait(60) for node in nodes] == [0, 0], run.logs()
+    assert "the trainer then ended with exit code 1, which changes nothing" in run.log(rank)
 
 
 def test_a_node_that_starts_anew_ends_what_waits_for_it(job: Callable[..., Job]) -> None:

@@ -202,8 +202,7 @@ def _judge(run: Run, end: End, watch: Watch, attempt: Attempt, retried: bool) ->
     reached = attempt.saved or 0
     where = f"iteration {reached:,} of {run.target:,} is saved"
     if reached >= run.target:
-        also = "" if end.code == 0 else f"; the trainer then ended with {_ending(end)}, which changes nothing"
-        return 0, f"done: {where}{also}"
+        return 0, f"done: {where}{_after(end)}"
     again = "the next start goes on from there"
     if end.stopped:
         return 143, f"stopped by a signal: {where}; {again}"
@@ -223,6 +222,10 @@ def _judge(run: Run, end: End, watch: Watch, attempt: Attempt, retried: bool) ->
     return 143, f"{how}{cause}; {where}; {again}"
 
 
+def _after(end: End) -> str:
+    return "" if end.code == 0 else f"; the trainer then ended with {_ending(end)}, which changes nothing"
+
+
 def _ending(end: End) -> str:
     return f"signal {-end.code}" if end.code < 0 else f"exit code {end.code}"
 
@@ -239,6 +242,8 @@ def _follow(run: Run, signals: Signals) -> None:
     end = _supervised(run, watch, others, (lambda: others.tell(watch.signs),), signals)
     if end.code == 0 and run.reached() >= run.target:
         return _end(0, f"done: iteration {run.target:,} is saved")
+    if end.code != 0 and not end.stopped and _done(run):  # torchrun may fail where node 0's was the first to leave
+        return _end(0, f"done: iteration {run.target:,} is saved{_after(end)}")
     if end.stopped:
         _end(143, "stopped by a signal; the next start goes on from the last checkpoint")
     if end.code != 0:
