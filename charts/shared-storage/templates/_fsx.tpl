@@ -61,7 +61,8 @@ Input: $. Output: nothing, or fails.
       (list (and $fsx.efaEnabled (not (and $second $fsx.metadataConfigurationMode))) "fsx.efaEnabled needs fsx.deploymentType=PERSISTENT_2 with fsx.metadataConfigurationMode." "Set both, AUTOMATIC for the second.")
       (list (and $iops (not $provisioned)) (printf "fsx.metadataIops=%d is for fsx.metadataConfigurationMode=USER_PROVISIONED." $iops) "Set that, or leave it out.")
       (list (and $provisioned (not $right)) (printf "fsx.metadataIops=%d is not allowed." $iops) "Set 1500, 3000, 6000 or a multiple of 12000 up to 192000.")
-      (list (and $second (eq $fsx.fileSystemTypeVersion "2.10")) "fsx.fileSystemTypeVersion=2.10 is not allowed for fsx.deploymentType=PERSISTENT_2." "Set 2.12 or 2.15.") }}
+      (list (and $second (eq $fsx.fileSystemTypeVersion "2.10")) "fsx.fileSystemTypeVersion=2.10 is not allowed for fsx.deploymentType=PERSISTENT_2." "Set 2.12 or 2.15.")
+      (list (and $metadata (eq (toString $fsx.fileSystemTypeVersion) "2.12")) "fsx.fileSystemTypeVersion=2.12 is not allowed with fsx.metadataConfigurationMode." "Set 2.15.") }}
 {{- if first . }}{{ fail (printf "\n%s\n%s" (index . 1) (index . 2)) }}{{ end }}
 {{- end }}
 {{- end }}
