@@ -49,6 +49,9 @@ Input: dict "root" $ "size" "spec" what it is made of, "mountOptions". Output: d
 {{- if ($volume.metadata).deletionTimestamp }}
 {{- fail (printf "\nthe volume %q is still being deleted.\nWait for it: kubectl wait --for=delete pv/%s --timeout=5m" $name $name) }}
 {{- end }}
+{{- if eq ($volume.status).phase "Released" }}
+{{- fail (printf "\nthe volume %q is still there for a claim that is gone, and would never be bound again.\nRemove it, which leaves what is on it: kubectl delete pv %s" $name $name) }}
+{{- end }}
 {{- $there := $volume.spec }}
 {{- range $key, $part := ternary .spec dict (not (empty $there)) }}
 {{- if ne (toJson (index $there $key)) (toJson $part) }}
