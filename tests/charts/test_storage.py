@@ -332,6 +332,12 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     (
         "blob",
+        {"storage.parameters.Protocol": "nfs"},
+        'storage.parameters.Protocol stands against protocol="fuse2", which the chart makes of the section blob.\n'
+        "Set it there, and leave it out here.",
+    ),
+    (
+        "blob",
         {"blob": "null"},
         "backend=blob needs its section of values, and blob is null.\nTake out what sets it so.",
     ),
@@ -413,7 +419,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "fsx",
         {"fsx.deploymentType": "SCRATCH_2"},
         "fsx.perUnitStorageThroughput=250 is not allowed for fsx.deploymentType=SCRATCH_2, which has 200 MB/s for each "
-        "TiB.\nLeave it out, or choose a persistent type.",
+        "TiB.\nAdd --set fsx.perUnitStorageThroughput=null, or choose a persistent type.",
     ),
     (
         "fsx",

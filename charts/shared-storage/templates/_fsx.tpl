@@ -49,7 +49,7 @@ Input: $. Output: nothing, or fails.
       (list (and $hdd (ne $type "PERSISTENT_1")) (printf "fsx.storageType=HDD is not allowed for fsx.deploymentType=%s." $type) "Set fsx.deploymentType=PERSISTENT_1, or take SSD.")
       (list (and $hdd (not $fsx.driveCacheType)) "fsx.storageType=HDD needs fsx.driveCacheType." "Set NONE or READ.")
       (list (and (not $hdd) $fsx.driveCacheType) (printf "fsx.driveCacheType=%s is for fsx.storageType=HDD." $fsx.driveCacheType) "Leave it out.")
-      (list (and $throughput (not $allowed)) (printf "fsx.perUnitStorageThroughput=%d is not allowed for fsx.deploymentType=%s, which has 200 MB/s for each TiB." $throughput $type) "Leave it out, or choose a persistent type.")
+      (list (and $throughput (not $allowed)) (printf "fsx.perUnitStorageThroughput=%d is not allowed for fsx.deploymentType=%s, which has 200 MB/s for each TiB." $throughput $type) "Add --set fsx.perUnitStorageThroughput=null, or choose a persistent type.")
       (list (and $allowed (not $throughput)) (printf "fsx.perUnitStorageThroughput is not set for fsx.deploymentType=%s, %s." $type $values) "Set one of them.")
       (list (and $allowed (not (has $throughput $allowed))) (printf "fsx.perUnitStorageThroughput=%d is not allowed for fsx.deploymentType=%s, %s." $throughput $type $values) "Set one of them.")
       (list (and $fsx.kmsKeyId (not $allowed)) (printf "fsx.kmsKeyId is not allowed for fsx.deploymentType=%s." $type) "Leave it out, or choose a persistent type.")

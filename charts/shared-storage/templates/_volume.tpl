@@ -5,7 +5,15 @@ Input: dict "root" $ "size" "provisioner" "parameters" "mountOptions" "grows". O
 */}}
 {{- define "shared-storage.dynamic" -}}
 {{- $name := include "shared-storage.className" .root -}}
-{{- $parameters := merge (dict) (.root.Values.storage.parameters | default dict) .parameters -}}
+{{- $more := .root.Values.storage.parameters | default dict -}}
+{{- range $key, $value := .parameters }}
+{{- range keys $more | sortAlpha }}
+{{- if eq (lower .) (lower $key) }}
+{{- fail (printf "\nstorage.parameters.%s stands against %s=%q, which the chart makes of the section %s.\nSet it there, and leave it out here." . $key $value $.root.Values.backend) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- $parameters := merge (dict) $more .parameters -}}
 {{- range $key, $value := $parameters }}{{ $_ := set $parameters $key (include "shared-storage.word" $value) }}{{ end -}}
 {{- with lookup "storage.k8s.io/v1" "StorageClass" "" $name }}
 {{- $there := .parameters | default dict }}
