@@ -166,8 +166,9 @@ class Supervisor:
             found = set(_ranks(launcher))
             if found & before:  # what torchrun's own imports start (ldconfig) is gone by the next look
                 working = time.monotonic()
-                self._moved = self._moved if self._met else working
-                self._met = True
+                if not self._met:
+                    self._met, self._moved = True, working
+                    self._look()  # at once: these ranks meet those of the nodes that are here now
             elif not found and working and time.monotonic() - working > BARRIER and not self._finished:
                 self._finished = True
                 say("the ranks have ended well, and the launcher waits for those of other nodes: not any longer")
