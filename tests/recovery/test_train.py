@@ -20,6 +20,9 @@ from typing import Any
 import pytest
 
 from recovery.support import environment
+from tokenmill.training.attempts import Records
+from tokenmill.training.gathering import Gathering
+from tokenmill.training.node import Node
 
 TRAINER = Path(__file__).parent.parent / "trainer"
 ITERATIONS = 40
@@ -635,7 +638,33 @@ def test_a_sick_machine_is_permanent_at_first_and_later_worth_another(job: Calla
     assert all("shows 1 GPUs, training.gpusPerNode is 2" in last_line(said) for _, said in codes)
 
 
+def test_a_sick_machine_of_another_node_is_no_machine_to_wait_for(job: Callable[..., Job], tmp_path: Path) -> None:
+    """Node 0 counts the start, and says at last why: it would wait for ever, with all GPUs but these."""
+    run = job(training__nodes=2, training__gpusPerNode=1, trainer__backend="nccl", step=0.02)
+    smi = program(tmp_path, "nvidia-smi", "echo 81559") / "nvidia-smi"
+    run.variables["PATH"] = f"{smi.parent}:{os.environ['PATH']}"
+    assert run.finish() == 0, run.logs()
+    run.settings["training"]["iterations"] = 60
+    program(tmp_path, "nvidia-smi", "exit 1")
+    records = Records(run.checkpoints)
+    first = Gathering(records, Node(0, 2, "localhost", 29500), "", print)
+    assert run.start(1).wait(60) == 143
+    assert first.look(met=False), "it is here"
+    failure = json.loads((records.directory / "failure-1.json").read_text())
+    assert failure["cause"] in last_line(run.log(1)) and "nvidia-smi" in failure["cause"]
+
+
 # -- two nodes
+
+
+def test_sigterm_changes_nothing_once_a_run_is_done(job: Callable[..., Job]) -> None:
+    """Node 0 stays for some seconds, so that the others end with it."""
+    run = job(training__nodes=2, training__gpusPerNode=1)
+    assert run.finish() == 0, run.logs()
+    node = run.start()
+    wait_for(run, "done: the checkpoint of iteration 40 is there")
+    node.terminate()
+    assert node.wait(30) == 0, run.log()
 
 
 def test_an_old_verdict_ends_no_node(job: Callable[..., Job]) -> None:

@@ -142,9 +142,10 @@ def _lead(run: Run, signals: Signals) -> None:
     finally:
         with contextlib.suppress(OSError):
             lease.give_back()
-    if code == 0 and run.node.nodes > 1:
-        time.sleep(LEAVING)
     _end(code, words)
+    if run.node.nodes > 1:
+        signals.ending = False  # it is done, whatever comes
+        time.sleep(LEAVING)
 
 
 def _attempt(run: Run, records: Records, lease: Lease, signals: Signals) -> tuple[int, str]:
@@ -236,6 +237,9 @@ def _follow(run: Run, signals: Signals) -> None:
     if _done(run):
         return _end(0, f"done: the checkpoint of iteration {run.reached():,} is there, the target is {run.target:,}")
     if run.sick:
+        with contextlib.suppress(OSError):  # node 0 is to count this, not to wait for a machine
+            records.write_failure(run.node.rank, gethostname(), "; ".join(run.sick))
+            records.write_arrival(run.node.rank, run_name(), time.time(), 1)
         _end(143, cannot_start(run.sick))
     before = records.verdict()
     watch, others = _watch(run.settings, 0), Others(records, run.node)
