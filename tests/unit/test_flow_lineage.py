@@ -37,7 +37,7 @@ def fill(source: Path, files: int = FILES, text: str = "document") -> Path:
     return source
 
 
-def download(source: Path, output: Path, run: launch.Run | None = None, *, sample: int | None = None) -> Summary:
+def download(source: Path | str, output: Path, run: launch.Run | None = None, *, sample: int | None = None) -> Summary:
     return launch.download(
         str(source),
         output,
@@ -146,6 +146,27 @@ def test_a_stage_that_could_not_be_planned_says_why_there_is_nothing_to_read(tmp
         download(tmp_path / "source", tmp_path / "corpus")
     with pytest.raises(RequestError, match=r"download in .*corpus has nothing to read, since it failed: .*nothing at"):
         upstream(tmp_path / "corpus")
+
+
+def test_a_stage_that_never_got_a_plan_does_not_claim_a_directory_of_ones_own(tmp_path: Path) -> None:
+    own = fill(tmp_path / "own")
+    fill(own / "more", files=1)
+    for place in (own, own / "more"):
+        with pytest.raises(RequestError, match="nothing at"):
+            download(tmp_path / "nowhere", place)
+    taken = upstream(own)
+    assert len(taken.files) == FILES + 1 and taken.upstream["stage"] is None
+    assert not any("left out" in note for note in taken.notes)
+    assert extract(own).completion.manifest is not None
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_a_download_into_its_own_source_is_refused_before_anything_is_written(tmp_path: Path, scheme: str) -> None:
+    own = fill(tmp_path / "own")
+    before = sorted(own.rglob("*"))
+    with pytest.raises(RequestError, match="own cannot be both input and output; give an output directory of its own"):
+        download(f"{scheme}{own}", own)
+    assert sorted(own.rglob("*")) == before
 
 
 def test_two_outputs_of_one_stage_are_ambiguous(root: Path) -> None:

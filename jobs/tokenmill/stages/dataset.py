@@ -143,7 +143,8 @@ def _check_stage(record: StageRecord, full: bool, only: str | None = None) -> tu
     plan = record.read_plan()
     if plan is None:
         return f"nothing of {record.stage} in {record.output}", [
-            f"{record.stage} in {record.output} has no plan: see tokenmill status {record.output}"
+            f"{record.stage} in {record.output} has no plan: see tokenmill status {record.output}; if it is not wanted, "
+            f"delete {record.directory}"
         ]
     wrong, files, size = [], 0, 0
     units = [unit for unit in plan.units if only is None or f"{only}.bin" in unit.outputs]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenmill.corpus.source import Selection
-from tokenmill.flow.lineage import Dataset, upstream_of
+from tokenmill.flow.lineage import Dataset, check_apart, upstream_of
 from tokenmill.flow.planning import Request
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.record import STAGES, Plan
@@ -69,9 +69,11 @@ def download(
     endpoint: str | None,
 ) -> Summary:
     """Fetch a source's files into `output`, several at a time."""
-    from tokenmill.corpus.source import Patience
+    from tokenmill.corpus.source import Patience, local_path
     from tokenmill.stages.download import prepare
 
+    if directory := local_path(uri):
+        check_apart(directory, output)
     give_up_at = time.monotonic() + deadline_seconds
     patience = Patience(give_up_at, stop_requested, how.reporter.say)
     prepared = prepare(uri, revision, selection, endpoint=endpoint, say=how.reporter.say, patience=patience)
@@ -135,9 +137,11 @@ def preprocess(
         _say(how, dataset)
         corpus = local(dataset)
     else:
-        from tokenmill.corpus.source import Patience
+        from tokenmill.corpus.source import Patience, local_path
         from tokenmill.stages.stream import AHEAD
 
+        if directory := local_path(source.uri):
+            check_apart(directory, output)
         stream, ahead = source, AHEAD
         patience = Patience(stream.give_up_at, stop_requested, how.reporter.say)
         corpus = streamed(stream, how.reporter.say, patience)
