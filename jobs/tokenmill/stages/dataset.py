@@ -6,7 +6,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from tokenmill.errors import RequestError
+from tokenmill.errors import WITH_HASHES, RequestError
 from tokenmill.files import hash_file, inside, patiently, settle_seconds, size_of
 from tokenmill.flow.lineage import find_records, records_of, unfinished
 from tokenmill.flow.progress import size as words
@@ -143,8 +143,8 @@ def _check_stage(record: StageRecord, full: bool, only: str | None = None) -> tu
     plan = record.read_plan()
     if plan is None:
         return f"nothing of {record.stage} in {record.output}", [
-            f"{record.stage} in {record.output} has no plan: see tokenmill status {record.output}; if it is not wanted, "
-            f"delete {record.directory}"
+            f"{record.stage} in {record.output} has no plan: see tokenmill status {record.output}; if it is "
+            f"not wanted, delete {record.directory}"
         ]
     wrong, files, size = [], 0, 0
     units = [unit for unit in plan.units if only is None or f"{only}.bin" in unit.outputs]
@@ -190,13 +190,18 @@ def _check_stage(record: StageRecord, full: bool, only: str | None = None) -> tu
 
 def _check_file(record: StageRecord, entry: dict[str, Any], full: bool) -> list[str]:
     path = inside(record.output, entry["path"])
-    remedy = f"delete it and run tokenmill {record.stage} again: it makes only this one"
+    again = f"run the same tokenmill {record.stage} again"
     if not path.is_file():
-        return [f"{path}: missing; run tokenmill {record.stage} again: it makes only this one"]
+        return [f"{path}: missing; {again}: it makes only this one"]
     if path.stat().st_size != entry["bytes"]:
-        return [f"{path}: {path.stat().st_size} bytes, its receipt says {entry['bytes']}; {remedy}"]
+        return [
+            f"{path}: {path.stat().st_size} bytes, its receipt says {entry['bytes']}; {again}: it makes only this one"
+        ]
     if full and hash_file(path) != entry["xxh3_128"]:
-        return [f"{path}: its bytes are not those its receipt names (xxh3-128 differs); {remedy}"]
+        return [
+            f"{path}: its bytes are not those its receipt names (xxh3-128 differs); {again} with {WITH_HASHES}, which "
+            "makes only what is damaged"
+        ]
     return []
 
 
