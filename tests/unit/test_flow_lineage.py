@@ -382,9 +382,25 @@ def test_a_source_that_changes_during_a_download_is_not_mixed(tmp_path: Path) ->
     source = fill(tmp_path / "source")
     download(source, tmp_path / "out", how(0, 2))
     fill(source, text="another")
-    with pytest.raises(RequestError, match=r"changed since it was planned; download into another directory"):
+    with pytest.raises(RequestError, match=r"changed since it was planned; a directory is planned anew .* --replace"):
         download(source, tmp_path / "out", how(1, 2))
     download(source, tmp_path / "another")
+    download(source, tmp_path / "out", how(replace=True))
+    for file in source.iterdir():
+        assert (tmp_path / "out" / file.name).read_bytes() == file.read_bytes()
+
+
+def test_replace_plans_a_directory_anew_and_fetches_what_changed_alone(tmp_path: Path) -> None:
+    source = fill(tmp_path / "source")
+    first = download(source, tmp_path / "out")
+    assert download(source, tmp_path / "out", how(replace=True)).plan.id == first.plan.id
+    (source / "1.jsonl.gz").write_bytes(gzip.compress(b'{"text": "corrected"}\n', mtime=0))
+    assert download(source, tmp_path / "out").plan.id == first.plan.id
+    again = download(source, tmp_path / "out", how(replace=True))
+    assert (again.done_before, again.done_now) == (FILES - 1, 1)
+    assert gzip.decompress((tmp_path / "out/1.jsonl.gz").read_bytes()) == b'{"text": "corrected"}\n'
+    shutil.rmtree(source)
+    assert download(source, tmp_path / "out", how(replace=True)).done_now == 0
 
 
 class Meddler(Reporter):

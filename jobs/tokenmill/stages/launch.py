@@ -72,11 +72,17 @@ def download(
     from tokenmill.corpus.source import Patience, local_path
     from tokenmill.stages.download import prepare
 
-    if directory := local_path(uri):
+    directory = local_path(uri)
+    if directory:
         check_apart(directory, output)
     give_up_at = time.monotonic() + deadline_seconds
     patience = Patience(give_up_at, stop_requested, how.reporter.say)
     prepared = prepare(uri, revision, selection, endpoint=endpoint, say=how.reporter.say, patience=patience)
+
+    def outdated(plan: Plan) -> bool:
+        """Tell whether a directory has other files than were planned; one that is gone says nothing."""
+        return directory is not None and directory.exists() and prepared[1]().id != plan.id
+
     settings = {
         "uri": uri,
         "endpoint": endpoint,
@@ -85,7 +91,7 @@ def download(
         "connections": connections,
     }
     job = Job("tokenmill.stages.download", output, output, settings)
-    return _run(job, prepared, how, processes=connections + COMMITTING)
+    return _run(job, prepared, how, processes=connections + COMMITTING, outdated=outdated)
 
 
 def extract(source: Path, output: Path, how: Run, *, from_stage: str | None = None) -> Summary:
@@ -171,10 +177,15 @@ def _say(how: Run, dataset: Dataset) -> None:
 
 
 def _run(
-    job: Job, prepared: Prepared, how: Run, dataset: Dataset | None = None, processes: int | None = None
+    job: Job,
+    prepared: Prepared,
+    how: Run,
+    dataset: Dataset | None = None,
+    processes: int | None = None,
+    outdated: Callable[[Plan], bool] = lambda _: False,
 ) -> Summary:
     inputs = {file.path: file.identity for file in dataset.files} if dataset else None
-    request = Request(*prepared, replace=how.replace, run=how.id, inputs=inputs)
+    request = Request(*prepared, replace=how.replace, run=how.id, inputs=inputs, outdated=outdated)
     return run(job, request, how.spread(processes), how.reporter, verify_hashes=how.verify_hashes)
 
 
