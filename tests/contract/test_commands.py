@@ -240,6 +240,19 @@ def test_without_json_the_end_says_where_and_what_next(corpus: Path) -> None:
     assert str(output) in ended.out and "next: tokenmill preprocess" in ended.out
 
 
+def test_bad_records_kept_aside_are_counted_wherever_one_looks(corpus: Path) -> None:
+    (corpus / "4.jsonl").write_text('{"text": "fine"}\n{}\nnonsense\n')
+    root = corpus.parent / "out"
+    kept = f"2 bad records kept in {root / 'preprocessed' / 'rejected'}"
+    options = ["--tokenizer", str(TOKENIZER), "--on-bad-record", "quarantine", "--processes", "1"]
+    looks = [[command, str(root)] for command in ("status", "verify", "inspect")]
+    ended, _ = many([["run", str(corpus), str(root), *options], *looks])
+    for one in ended:
+        assert one.code == 0 and one.out.count(kept) == 1, one
+    made = tokenmill("preprocess", root, "--from", "download", *options)
+    assert made.code == 0 and f", {kept} in " in made.out, made
+
+
 # -- workers
 
 

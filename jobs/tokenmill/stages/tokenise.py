@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tokenmill.errors import WITH_REPLACE, InputError, RequestError, TransientError
 from tokenmill.files import read_json, readable_json, write_atomic
 from tokenmill.flow.provenance import locate, narrow
-from tokenmill.flow.record import Counts, Unit
+from tokenmill.flow.record import REJECTED, Counts, Unit
 from tokenmill.flow.workspace import OutputFile, Workspace
 
 if TYPE_CHECKING:
@@ -301,7 +301,7 @@ class Tokenising:
         self.rejects.write(json.dumps(line).encode() + b"\n")
 
     def _open_rejects(self, keep: int) -> OutputFile:
-        output = self.workspace.open(f"rejected/{self.spec['name']}.jsonl", temporary="rejected", keep=keep)
+        output = self.workspace.open(f"{REJECTED}/{self.spec['name']}.jsonl", temporary="rejected", keep=keep)
         output.describe(role="rejected")
         return output
 
