@@ -128,7 +128,10 @@ def upstream_of(
     two finished stages are equally far.
     """
     if not path.exists() and not patiently(path.exists, path.parent):
-        raise RequestError(f"{path} does not exist; give the output directory of an earlier stage, or a file")
+        raise RequestError(
+            f"{path} does not exist; give a directory of your own files, the output directory of an earlier stage, or "
+            "a file"
+        )
     if path.is_file():
         return _plain(path.parent, [path.name], usable)
     before = STAGES[: STAGES.index(stage)]
