@@ -29,6 +29,7 @@ Generated from the commands' own `--help` by `make charts`. What they are for, a
 [README.md](../README.md); how they end: [exit codes](resume.md#exit-codes).
 
 """
+WIDE = 1000
 SECTIONS = {"Arguments:", "Options:", "Commands:"}
 
 
@@ -46,7 +47,7 @@ def help_of(*words: str) -> str:
     """Return what a command says of itself."""
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
-        app([*words, "--help"], prog_name="tokenmill")
+        app([*words, "--help"], prog_name="tokenmill", terminal_width=WIDE)  # a line that goes on is cut at hyphens too
     return said.getvalue()
 
 

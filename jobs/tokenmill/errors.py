@@ -8,6 +8,9 @@ A bug is none of these and keeps its traceback (exit code 1).
 WITH_REPLACE = "--replace (in a chart: --set replace=true)"
 """How messages name the option that lets a plan be replaced."""
 
+WITH_HASHES = "--verify-hashes (in a chart: --set verifyHashes=true)"
+"""How messages name the option that finds damaged files of the right size, and has them made anew."""
+
 
 class TokenmillError(Exception):
     """Base of every error that ends in a message instead of a traceback; worth a retry."""

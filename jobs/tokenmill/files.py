@@ -348,13 +348,28 @@ def _walk(root: Path, folder: str, seen: set[Path]) -> tuple[list[str], list[Pat
             continue
         if not child.is_dir():
             found += [folder + name] if child.is_file() else []
-        elif (child / ".tokenmill").is_dir():
+        elif is_output(child):
             ours.append(child)
         elif child.resolve() not in seen:  # a link may lead back up
             below, outputs = _walk(root, f"{folder}{name}/", seen)
             found += below
             ours += outputs
     return found, ours
+
+
+def is_output(directory: Path) -> bool:
+    """Tell whether a stage of tokenmill was begun in a directory.
+
+    One that never got a plan leaves why, and the lease it planned under: the directory is still its owner's own.
+    """
+    for stage in (directory / RECORDS).glob("*"):
+        if stage.is_dir() and any(not _is_trace(name) for name in os.listdir(stage)):  # noqa: PTH208 - names, no objects
+            return True
+    return False
+
+
+def _is_trace(name: str) -> bool:
+    return name in ("failures", "planning.json") or name.startswith(".")
 
 
 def safe_name(name: str) -> str:

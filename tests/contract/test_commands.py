@@ -157,7 +157,10 @@ def test_wrong_usage_is_exit_2_with_a_word_on_it_and_touches_nothing(
 
 
 CANNOT = {
-    ("extract", "nowhere"): "nowhere does not exist",
+    ("extract", "nowhere"): "nowhere does not exist; give a directory of your own files, the output directory of an "
+    "earlier stage, or a file",
+    ("preprocess", "corpus", "--tokenizer", "t", "--include", "a*", "--split", "train"): "Invalid value for --include, "
+    "--split: it is for a source such as hf://datasets/ORG/NAME, and corpus is a path",
     ("extract", "corpus", "corpus/0.jsonl/out"): "cannot use",
     ("concatenate", "corpus", "out", "--target-files", "9"): "give 4 or fewer",
     ("status", "corpus"): "no stage of tokenmill was begun",
@@ -238,6 +241,19 @@ def test_without_json_the_end_says_where_and_what_next(corpus: Path) -> None:
     ended = tokenmill("extract", corpus, output, "--processes", "2")
     assert ended.code == 0, ended.err
     assert str(output) in ended.out and "next: tokenmill preprocess" in ended.out
+
+
+def test_bad_records_kept_aside_are_counted_wherever_one_looks(corpus: Path) -> None:
+    (corpus / "4.jsonl").write_text('{"text": "fine"}\n{}\nnonsense\n')
+    root = corpus.parent / "out"
+    kept = f"2 bad records kept in {root / 'preprocessed' / 'rejected'}"
+    options = ["--tokenizer", str(TOKENIZER), "--on-bad-record", "quarantine", "--processes", "1"]
+    looks = [[command, str(root)] for command in ("status", "verify", "inspect")]
+    ended, _ = many([["run", str(corpus), str(root), *options], *looks])
+    for one in ended:
+        assert one.code == 0 and one.out.count(kept) == 1, one
+    made = tokenmill("preprocess", root, "--from", "download", *options)
+    assert made.code == 0 and f", {kept} in " in made.out, made
 
 
 # -- workers

@@ -58,6 +58,11 @@ def test_every_link_leads_somewhere(name: str) -> None:
     assert lost == []
 
 
+def test_no_option_is_broken_at_a_hyphen() -> None:
+    for name in documents():
+        assert re.findall(r"--[a-z-]+-\s+[a-z]+", (ROOT / name).read_text()) == [], name
+
+
 def test_every_document_is_reached_from_the_index() -> None:
     index = ROOT / "docs/README.md"
     said = {(index.parent / first.partition("#")[0]).resolve() for first, _ in LINK.findall(prose(index))}

@@ -81,6 +81,30 @@ def test_rerun_mends_that_unit_alone(
     assert_kept(others, receipts(output, "extract"))
 
 
+REMEDY = "with --verify-hashes (in a chart: --set verifyHashes=true), which makes only what is damaged\n"
+
+
+@pytest.mark.parametrize("stage", ["extract", "preprocess"])
+def test_what_verify_says_to_do_mends_flipped_bytes(
+    forge: Forge, corpus: Path, finished: Path, tokenised: Path, tmp_path: Path, stage: str
+) -> None:
+    """A plain rerun looks at sizes, which are right."""
+    whole = finished if stage == "extract" else tokenised
+    output = Path(shutil.copytree(whole, tmp_path / "out"))
+    victim = min(output.glob("*.bin")) if stage == "preprocess" else output / UNIT
+    data = bytearray(victim.read_bytes())
+    data[len(data) // 2] ^= 1
+    victim.write_bytes(data)
+    found = forge.run(["verify", output])
+    assert found.exit == 2
+    said = next(line for line in found.said.splitlines(keepends=True) if str(victim) in line)
+    assert said.endswith(f"run the same tokenmill {stage} again {REMEDY}")
+    options = ["--tokenizer", TOKENIZER, "--target-files", 6] if stage == "preprocess" else []
+    forge.done([stage, corpus, output, "--processes", 1, *options, "--verify-hashes"])
+    forge.done(["verify", output])
+    assert_same_tree(output, tree(whole))
+
+
 def test_no_manifest_stands_over_missing_data(forge: Forge, corpus: Path, finished: Path, output: Path) -> None:
     """The worker whose share is whole cannot mend the other's, but takes the manifest away."""
     delete(output)

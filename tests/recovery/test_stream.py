@@ -118,6 +118,6 @@ def test_a_wrong_key_is_said_before_any_shard_is_read(forge: Forge, hub: Hub, ou
 
 def test_options_of_a_source_are_refused_for_a_path(forge: Forge, corpus: Path, tmp_path: Path) -> None:
     run = forge.run(["preprocess", corpus, tmp_path / "o", "--tokenizer", TOKENIZER, "--sample", 2])
-    assert run.exit == 2 and "they choose from a source" in run.said
+    assert run.exit == 2 and "Invalid value for --sample: it is for a source" in run.said
     run = forge.run(["preprocess", "hf://datasets/a/b", "--tokenizer", TOKENIZER])
     assert run.exit == 2 and "name the directory to write to" in run.said

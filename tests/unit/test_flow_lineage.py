@@ -37,7 +37,7 @@ def fill(source: Path, files: int = FILES, text: str = "document") -> Path:
     return source
 
 
-def download(source: Path, output: Path, run: launch.Run | None = None, *, sample: int | None = None) -> Summary:
+def download(source: Path | str, output: Path, run: launch.Run | None = None, *, sample: int | None = None) -> Summary:
     return launch.download(
         str(source),
         output,
@@ -146,6 +146,27 @@ def test_a_stage_that_could_not_be_planned_says_why_there_is_nothing_to_read(tmp
         download(tmp_path / "source", tmp_path / "corpus")
     with pytest.raises(RequestError, match=r"download in .*corpus has nothing to read, since it failed: .*nothing at"):
         upstream(tmp_path / "corpus")
+
+
+def test_a_stage_that_never_got_a_plan_does_not_claim_a_directory_of_ones_own(tmp_path: Path) -> None:
+    own = fill(tmp_path / "own")
+    fill(own / "more", files=1)
+    for place in (own, own / "more"):
+        with pytest.raises(RequestError, match="nothing at"):
+            download(tmp_path / "nowhere", place)
+    taken = upstream(own)
+    assert len(taken.files) == FILES + 1 and taken.upstream["stage"] is None
+    assert not any("left out" in note for note in taken.notes)
+    assert extract(own).completion.manifest is not None
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_a_download_into_its_own_source_is_refused_before_anything_is_written(tmp_path: Path, scheme: str) -> None:
+    own = fill(tmp_path / "own")
+    before = sorted(own.rglob("*"))
+    with pytest.raises(RequestError, match="own cannot be both input and output; give an output directory of its own"):
+        download(f"{scheme}{own}", own)
+    assert sorted(own.rglob("*")) == before
 
 
 def test_two_outputs_of_one_stage_are_ambiguous(root: Path) -> None:
@@ -361,9 +382,25 @@ def test_a_source_that_changes_during_a_download_is_not_mixed(tmp_path: Path) ->
     source = fill(tmp_path / "source")
     download(source, tmp_path / "out", how(0, 2))
     fill(source, text="another")
-    with pytest.raises(RequestError, match=r"changed since it was planned; download into another directory"):
+    with pytest.raises(RequestError, match=r"changed since it was planned; a directory is planned anew .* --replace"):
         download(source, tmp_path / "out", how(1, 2))
     download(source, tmp_path / "another")
+    download(source, tmp_path / "out", how(replace=True))
+    for file in source.iterdir():
+        assert (tmp_path / "out" / file.name).read_bytes() == file.read_bytes()
+
+
+def test_replace_plans_a_directory_anew_and_fetches_what_changed_alone(tmp_path: Path) -> None:
+    source = fill(tmp_path / "source")
+    first = download(source, tmp_path / "out")
+    assert download(source, tmp_path / "out", how(replace=True)).plan.id == first.plan.id
+    (source / "1.jsonl.gz").write_bytes(gzip.compress(b'{"text": "corrected"}\n', mtime=0))
+    assert download(source, tmp_path / "out").plan.id == first.plan.id
+    again = download(source, tmp_path / "out", how(replace=True))
+    assert (again.done_before, again.done_now) == (FILES - 1, 1)
+    assert gzip.decompress((tmp_path / "out/1.jsonl.gz").read_bytes()) == b'{"text": "corrected"}\n'
+    shutil.rmtree(source)
+    assert download(source, tmp_path / "out", how(replace=True)).done_now == 0
 
 
 class Meddler(Reporter):

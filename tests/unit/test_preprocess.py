@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 import zstandard
 
+from tokenmill.corpus.source import Selection
 from tokenmill.errors import InputError, RequestError
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.worker import Summary
 from tokenmill.stages import launch
 from tokenmill.stages.dataset import check, find_dataset, find_document
 from tokenmill.stages.encoder import Recipe
+from tokenmill.testhub import Hub
 from tokenmill.tokens.indexed import IndexedReader
 from tokenmill.tokens.tokenizer import decode
 
@@ -120,6 +122,55 @@ def test_a_bad_record_names_file_line_and_remedy(tmp_path: Path, output: Path, k
     assert failure.value.exit_code == 2
     assert str(tmp_path / "a.jsonl") in message and "line 3" in message and "--on-bad-record=quarantine" in message
     assert not list(output.glob("*.bin")) and not list(output.glob(".tokenmill/preprocess/receipts/*"))
+
+
+KEEP = "Keep such records aside with --on-bad-record=quarantine (in a chart: --set onBadRecord=quarantine), or "
+
+
+def fetched(source: str, output: Path, *, replace: bool = False, endpoint: str | None = None) -> Summary:
+    run, nothing = launch.Run(Reporter(quiet=True), processes=1, replace=replace), Selection()
+    about: dict[str, Any] = {"revision": None, "selection": nothing, "connections": 2, "endpoint": endpoint}
+    return launch.download(source, output, run, deadline_seconds=30, stall_seconds=5, **about)
+
+
+def test_a_bad_record_of_an_earlier_stages_file_is_corrected_at_the_source(tmp_path: Path, output: Path) -> None:
+    source, root = tmp_path / "source", tmp_path / "corpus"
+    source.mkdir()
+    (source / "a.jsonl").write_text('{"text": "0"}\n')
+    (source / "b.jsonl").write_text('\n{"text": "1"}\n{"text": "2"\n')
+
+    def stages(*, replace: bool = False) -> Summary:
+        fetched(str(source), root, replace=replace)
+        run = launch.Run(Reporter(quiet=True), processes=1, replace=replace)
+        launch.concatenate(root, root / "joined", run, target_files=1, name="part")
+        return preprocess(root, output)
+
+    with pytest.raises(InputError) as failure:
+        stages()
+    joined = root / "joined/part-00000-of-00001.jsonl"
+    assert str(failure.value) == (
+        f"{joined}, line 4: broken JSON at column 13 (Expecting ',' delimiter); each line must be one record. {KEEP}"
+        "correct it in b.jsonl of file:source, record 1 counted from 0 without blank lines; run the stages from there "
+        "up to tokenmill concatenate again with --replace (in a chart: --set replace=true), and then this command."
+    )
+    (source / "b.jsonl").write_text('\n{"text": "1"}\n{"text": "corrected"}\n')
+    stages(replace=True)
+    assert documents(output, "part-00000-of-00001_text_document") == ["0", "1", "corrected"]
+
+
+def test_a_bad_record_of_the_hub_is_corrected_in_a_new_commit(tmp_path: Path, output: Path) -> None:
+    with Hub() as hub:
+        hub.add_dataset("org/bad", {"a.jsonl": b'{"text": "fine"}\n{}\n'})
+        fetched("hf://datasets/org/bad", tmp_path / "corpus", endpoint=hub.endpoint)
+    with pytest.raises(InputError) as failure:
+        preprocess(tmp_path / "corpus", output)
+    assert str(failure.value).endswith(
+        f". {KEEP}correct it in a.jsonl of hf://datasets/org/bad, record 1 counted from 0 without blank lines; run "
+        "tokenmill download again with --replace (in a chart: --set replace=true) and the new "
+        "commit as --revision, and then this command."
+    )
+    preprocess(tmp_path / "corpus", output, on_bad_record="quarantine")
+    assert documents(output, "a_text_document") == ["fine"]
 
 
 def test_bad_records_are_kept_aside_and_the_finished_units_stay(tmp_path: Path, output: Path) -> None:

@@ -241,6 +241,18 @@ def test_hub_refusals(tmp_path: Path) -> None:
             assert said in refused(name, tmp_path, revision, endpoint=hub.endpoint)
 
 
+def test_a_name_that_may_be_meant_for_a_directory_is_said_to_be_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    with Hub() as hub:
+        for name in ("nothere", "data/nothere"):
+            said = refused(name, tmp_path / "made", endpoint=hub.endpoint)
+            assert said.startswith(f"there is no directory {name!r} here; the Hub does not know the tokenizer {name}, ")
+        assert refused("org/absent", tmp_path / "made", endpoint=hub.endpoint).startswith("the Hub does not know")
+
+
 def test_no_network(tmp_path: Path) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))

@@ -23,6 +23,7 @@ def inspect(
     json: o.Json = False,
 ) -> None:
     """Show a dataset's pairs and tokenizer; with --document, a document's text and its source file and revision."""
+    from tokenmill.flow.record import kept_aside
     from tokenmill.stages.dataset import find_dataset, find_document
     from tokenmill.tokens.tokenizer import decode
 
@@ -46,6 +47,7 @@ def inspect(
             f"EOD {tokenizer['eod_token']!r} ({tokenizer['eod_id']})",
             *(f"{p['prefix']}: {p['documents']:,} documents, {p['tokens']:,} tokens" for p in dataset.pairs),
             *(f"{p['prefix']}: {p['documents']:,} documents without tokens: left out" for p in facts["empty"]),
+            *filter(None, [kept_aside(dataset.manifest.counts, dataset.record.output)]),
         ]
     else:
         found = find_document(dataset, document, key=key, prefix=file)

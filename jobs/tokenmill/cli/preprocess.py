@@ -50,14 +50,24 @@ def preprocess(
 
     source: Any = Path(input)
     target = output
+    choosing = {
+        "--revision": revision,
+        "--include": include,
+        "--exclude": exclude,
+        "--split": split,
+        "--sample": sample,
+        "--scratch": scratch,
+    }
     if "://" in input:
         from tokenmill.corpus.source import Selection
         from tokenmill.stages import stream
 
         selection, give_up_at = Selection(include, exclude, split, sample), time.monotonic() + deadline
         source = stream.Stream(input, revision, selection, endpoint, stall_seconds, give_up_at, connections, scratch)
-    elif revision or include or exclude or split or sample or scratch:
-        raise typer.BadParameter(f"they choose from a source such as hf://datasets/ORG/NAME; {input} is a path")
+    elif given := [option for option, value in choosing.items() if value]:
+        raise typer.BadParameter(
+            f"it is for a source such as hf://datasets/ORG/NAME, and {input} is a path", param_hint=", ".join(given)
+        )
     else:
         target = output or launch.default_output(Path(input), "preprocess")
     if target is None:

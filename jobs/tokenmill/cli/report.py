@@ -12,6 +12,7 @@ from typing import Any
 import typer
 
 from tokenmill.flow.progress import Reporter, duration, size
+from tokenmill.flow.record import kept_aside
 from tokenmill.flow.worker import Summary
 from tokenmill.stages.launch import Pipeline, Run, default_output
 
@@ -81,9 +82,9 @@ def report(summary: Summary, output: Path, json_lines: bool) -> None:
         "out": "records" if stage != "download" else None,
         "tokens": "tokens",
         "blank": "blank lines skipped",
-        "rejected": f"bad records kept in {output / 'rejected'}",
     }
     said = [f"{counts[name]:,} {word}" for name, word in words.items() if word and counts.get(name)]
+    said += filter(None, [kept_aside(counts, output)])
     sys.stdout.write(
         f"{stage}: complete, {', '.join([made, *said])} in {duration(summary.seconds)}: {output}\n"
         f"next: {NEXT[stage].format(path=shlex.quote(str(output)), tokenmill=program())}\n"
@@ -123,8 +124,9 @@ def report_pipeline(pipeline: Pipeline, summaries: list[Summary], how: Run) -> N
         cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
         cells[0] = row[0].ljust(widths[0])
         sys.stdout.write("  ".join(cells).rstrip() + "\n")
+    bad = kept_aside(facts(summaries[-1], data)["counts"] or {}, data)
     sys.stdout.write(
-        f"\nMegatron-LM's data, with the tokenizer beside it: {data}\n"
+        (f"\n{bad}\n" if bad else "") + f"\nMegatron-LM's data, with the tokenizer beside it: {data}\n"
         f"see a document and where it came from:  {program()} inspect {typed} --document 3\n"
         f"see how far each stage is:              {program()} status {typed}\n"
         f"check every byte again:                 {program()} verify {typed}\n"

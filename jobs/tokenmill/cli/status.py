@@ -17,6 +17,7 @@ def status(
 ) -> None:
     """Show how far each stage is: units and bytes done, rate, time left, and what failed and why."""
     from tokenmill.flow.progress import duration, size
+    from tokenmill.flow.record import kept_aside
     from tokenmill.flow.status import statuses
 
     for found in statuses(path, stage):
@@ -30,6 +31,8 @@ def status(
             line += f", {size(found.bytes_per_second)}/s"
         if found.seconds_left is not None:
             line += f", about {duration(found.seconds_left)} left"
+        if bad := kept_aside(found.counts, found.output):
+            line += f"\n  {bad}"
         if found.at_work:
             line += f"\n  at work: {', '.join(found.at_work[:8])}{', ...' if len(found.at_work) > 8 else ''}"
         for failure in found.failures:

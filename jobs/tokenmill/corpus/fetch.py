@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from tokenmill.corpus.source import Body, Changed, Patience, RemoteFile, Retry, Source
 from tokenmill.corpus.transfer import pause
-from tokenmill.errors import RequestError, TransientError
+from tokenmill.errors import WITH_REPLACE, RequestError, TransientError
 from tokenmill.files import size_of, update_hash
 
 WRONG_HASHES = 3
@@ -238,7 +238,8 @@ class _Fetch:
                 raise Retry(problem, restart=True)
             except Changed as changed:
                 raise RequestError(
-                    f"{self.name} changed since it was planned; download into another directory"
+                    f"{self.name} changed since it was planned; a directory is planned anew by tokenmill download with "
+                    f"{WITH_REPLACE}, which keeps what did not change; of another source, use another output directory"
                 ) from changed
             except Retry as retry:
                 if retry.restart:

@@ -103,9 +103,10 @@ def first_documents(path: Path, key: str, count: int, max_bytes: int, *, display
     return texts
 
 
-def bad_record(display: str, rows: bool, bad: Rejected) -> InputError:
-    """Word the end of a run at a bad record."""
-    return InputError(
-        f"{display}, {'row' if rows else 'line'} {bad.line:,}: {bad.reason}. Correct the record and run the same "
-        "command again, or keep such records aside with --on-bad-record=quarantine."
-    )
+def bad_record(display: str, rows: bool, bad: Rejected, correct: str = "") -> InputError:
+    """Word the end of a run at a bad record; `correct` says how, of a file that is not the user's own to edit."""
+    how = "--on-bad-record=quarantine (in a chart: --set onBadRecord=quarantine)"
+    remedy = f"Correct the record and run the same command again, or keep such records aside with {how}"
+    if correct:
+        remedy = f"Keep such records aside with {how}, or {correct}"
+    return InputError(f"{display}, {'row' if rows else 'line'} {bad.line:,}: {bad.reason}. {remedy}.")

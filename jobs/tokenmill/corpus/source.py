@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from tokenmill.errors import RequestError, Stopped, TransientError
@@ -186,6 +187,14 @@ def _check_place(uri: str, scheme: str) -> None:
             f"the address of {without_secrets(uri)!r} holds a password; take it out: credentials of a bucket come from "
             "the environment, as its provider's tools take them"
         )
+
+
+def local_path(uri: str) -> Path | None:
+    """Return the file or directory on a disk that a URI names, None for one of another kind."""
+    scheme, mark, rest = uri.partition("://")
+    if mark and scheme.lower() != "file":
+        return None
+    return Path(rest if mark else uri) if uri else None
 
 
 def open_source(

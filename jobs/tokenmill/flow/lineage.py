@@ -15,6 +15,7 @@ from tokenmill.files import (
     JsonText,
     check_inside,
     content_id,
+    is_output,
     pack,
     patiently,
     settle_seconds,
@@ -127,7 +128,10 @@ def upstream_of(
     two finished stages are equally far.
     """
     if not path.exists() and not patiently(path.exists, path.parent):
-        raise RequestError(f"{path} does not exist; give the output directory of an earlier stage, or a file")
+        raise RequestError(
+            f"{path} does not exist; give a directory of your own files, the output directory of an earlier stage, or "
+            "a file"
+        )
     if path.is_file():
         return _plain(path.parent, [path.name], usable)
     before = STAGES[: STAGES.index(stage)]
@@ -259,24 +263,30 @@ def _usable(root: Path, files: list[DataFile], usable: Sequence[str] | None) -> 
 
 def _brought(root: Path, usable: Sequence[str] | None, output: Path | None) -> Dataset:
     """List a directory that somebody brought, without what tokenmill made of it below."""
-    if output is not None and output.resolve() == root.resolve():
-        raise RequestError(f"{root} cannot be both input and output; give an output directory of its own")
-    for record in find_records(root, depth=0):
-        for failure in record.failures():
-            if failure["unit"] == PLANNING:
-                said = f"{record.stage} in {root} has nothing to read, since it failed: {failure['message']}"
-                raise RequestError(said)
-    if (root / ".tokenmill").is_dir():
+    if output is not None:
+        check_apart(root, output)
+    if is_output(root):
         raise RequestError(
             f"{root} holds an output of tokenmill that this stage does not read (tokenmill status {root}); give the "
             "directory that it was made from"
         )
     names, ours = walk_files(root, output)
+    for record in [] if names else find_records(root, depth=0):
+        for failure in record.failures():
+            if failure["unit"] == PLANNING:
+                said = f"{record.stage} in {root} has nothing to read, since it failed: {failure['message']}"
+                raise RequestError(said)
     dataset = _plain(root, names, usable)
     if ours:
         left_out = ", ".join(str(path) for path in ours[:3])
         dataset.notes.append(f"left out {left_out}{', ...' if len(ours) > 3 else ''}: outputs of tokenmill")
     return dataset
+
+
+def check_apart(root: Path, output: Path) -> None:
+    """Refuse to write among the files that somebody brought."""
+    if output.resolve() == root.resolve():
+        raise RequestError(f"{root} cannot be both input and output; give an output directory of its own")
 
 
 def _plain(root: Path, names: list[str], usable: Sequence[str] | None) -> Dataset:

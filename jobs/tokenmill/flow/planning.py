@@ -31,7 +31,7 @@ class Request:
     """What is asked of a stage, by whom, and how to plan it.
 
     `inputs` are the identities of the files that are read now, by path; `run` is the id of the workers that ask
-    together.
+    together. `outdated` tells whether a plan made for the same request would be another one now: asked with `replace`.
     """
 
     content: dict[str, Any]
@@ -39,6 +39,11 @@ class Request:
     replace: bool = False
     run: str | None = None
     inputs: dict[str, str] | None = None
+    outdated: Callable[[Plan], bool] = lambda _: False
+
+    def agrees(self, plan: Plan) -> bool:
+        """Tell whether a plan is what is asked for."""
+        return plan.request == self.content and not (self.replace and self.outdated(plan))
 
 
 def agree(
@@ -58,7 +63,7 @@ def agree(
         if plan is None or record.plan_id() != plan.id:
             plan = record.read_plan()
         if plan is not None and not record.replaced_path.exists():
-            if plan.request == request.content:
+            if request.agrees(plan):
                 runs.enter(plan)
                 return plan
             _check_may_replace(record, plan, request, runs)
@@ -108,7 +113,7 @@ def _plan_under_lease(
         _clear(record)
     old = record.read_plan()
     if old is not None:
-        if old.request == request.content:
+        if request.agrees(old):
             return None
         _check_may_replace(record, old, request, runs)
     try:

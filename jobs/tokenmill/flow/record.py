@@ -44,6 +44,9 @@ WORDS = {"out": "records", "tokens": "tokens"}
 PLANNING = "planning"
 """Under this name in the place of a unit's lies why a plan could not be made."""
 
+REJECTED = "rejected"
+"""Directory below an output where bad records are kept."""
+
 Counts = dict[str, int]
 
 
@@ -293,6 +296,12 @@ class StageRecord:
         found = (read_json(path) for path in matching(self.directory / "failures", "*.json"))
         wanted = {"plan", "unit", "message", "time", "host"}
         return [failure for failure in found if isinstance(failure, dict) and wanted <= failure.keys()]
+
+
+def kept_aside(counts: Counts, output: Path) -> str | None:
+    """Say how many bad records a stage kept beside its output, and where; None when there are none."""
+    bad = counts.get("rejected", 0)
+    return f"{bad:,} bad record{'s' * (bad > 1)} kept in {output / REJECTED}" if bad else None
 
 
 def record_failure(record: StageRecord, plan_id: str | None, unit_id: str, problem: TokenmillError) -> None:

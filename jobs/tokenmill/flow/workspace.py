@@ -22,7 +22,7 @@ from typing import IO, Any
 
 import xxhash
 
-from tokenmill.errors import InputError, Stopped, Superseded, TokenmillError, TransientError
+from tokenmill.errors import WITH_HASHES, InputError, Stopped, Superseded, TokenmillError, TransientError
 from tokenmill.files import (
     COPY_CHUNK,
     fsync_directory,
@@ -255,8 +255,8 @@ class Workspace:
         if maker and found != identity:
             raise InputError(
                 f"{self.input_root / name} is damaged: its bytes are not those that the manifest of the {maker} that "
-                f"made it names; run tokenmill {maker} again with --verify-hashes, which makes anew what is damaged "
-                "there, and then this command"
+                f"made it names; run tokenmill {maker} again with {WITH_HASHES}, which makes "
+                "only what is damaged there, and then this command"
             )
 
     def path(self, name: str) -> Path:

@@ -6,12 +6,12 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from tokenmill.errors import RequestError
+from tokenmill.errors import WITH_HASHES, RequestError
 from tokenmill.files import hash_file, inside, patiently, settle_seconds, size_of
 from tokenmill.flow.lineage import find_records, records_of, unfinished
 from tokenmill.flow.progress import size as words
 from tokenmill.flow.provenance import locate
-from tokenmill.flow.record import Manifest, Plan, StageRecord, complete, make_manifest
+from tokenmill.flow.record import Manifest, Plan, StageRecord, complete, kept_aside, make_manifest
 
 
 @dataclass(frozen=True)
@@ -143,9 +143,10 @@ def _check_stage(record: StageRecord, full: bool, only: str | None = None) -> tu
     plan = record.read_plan()
     if plan is None:
         return f"nothing of {record.stage} in {record.output}", [
-            f"{record.stage} in {record.output} has no plan: see tokenmill status {record.output}"
+            f"{record.stage} in {record.output} has no plan: see tokenmill status {record.output}; if it is "
+            f"not wanted, delete {record.directory}"
         ]
-    wrong, files, size = [], 0, 0
+    wrong, files, size, rejected = [], 0, 0, 0
     units = [unit for unit in plan.units if only is None or f"{only}.bin" in unit.outputs]
     receipts = {unit.id: record.stored_receipt(plan, unit) for unit in units}
     absent = [unit for unit, receipt in receipts.items() if receipt is None]
@@ -155,6 +156,7 @@ def _check_stage(record: StageRecord, full: bool, only: str | None = None) -> tu
             f"first: {absent[0]}; see tokenmill status {record.output} for why, and run tokenmill {record.stage} again"
         )
     for receipt in filter(None, receipts.values()):
+        rejected += receipt["counts"].get("rejected", 0)
         entries = {entry["path"]: entry for entry in receipt["outputs"]}
         for entry in receipt["outputs"]:
             if only is not None and entry.get("prefix") != only:
@@ -184,18 +186,25 @@ def _check_stage(record: StageRecord, full: bool, only: str | None = None) -> tu
                 f"{record.output}, which completes it"
             )
     how = "every byte" if full else "structure and sizes"
-    return f"{how} of {files} files, {words(size)}, of {record.stage} in {record.output}", wrong
+    said = f"{how} of {files} files, {words(size)}, of {record.stage} in {record.output}"
+    bad = kept_aside({"rejected": rejected}, record.output)
+    return f"{said}; {bad}" if bad else said, wrong
 
 
 def _check_file(record: StageRecord, entry: dict[str, Any], full: bool) -> list[str]:
     path = inside(record.output, entry["path"])
-    remedy = f"delete it and run tokenmill {record.stage} again: it makes only this one"
+    again = f"run the same tokenmill {record.stage} again"
     if not path.is_file():
-        return [f"{path}: missing; run tokenmill {record.stage} again: it makes only this one"]
+        return [f"{path}: missing; {again}: it makes only this one"]
     if path.stat().st_size != entry["bytes"]:
-        return [f"{path}: {path.stat().st_size} bytes, its receipt says {entry['bytes']}; {remedy}"]
+        return [
+            f"{path}: {path.stat().st_size} bytes, its receipt says {entry['bytes']}; {again}: it makes only this one"
+        ]
     if full and hash_file(path) != entry["xxh3_128"]:
-        return [f"{path}: its bytes are not those its receipt names (xxh3-128 differs); {remedy}"]
+        return [
+            f"{path}: its bytes are not those its receipt names (xxh3-128 differs); {again} with {WITH_HASHES}, which "
+            "makes only what is damaged"
+        ]
     return []
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenmill.corpus.source import Selection
-from tokenmill.flow.lineage import Dataset, upstream_of
+from tokenmill.flow.lineage import Dataset, check_apart, upstream_of
 from tokenmill.flow.planning import Request
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.record import STAGES, Plan
@@ -69,12 +69,20 @@ def download(
     endpoint: str | None,
 ) -> Summary:
     """Fetch a source's files into `output`, several at a time."""
-    from tokenmill.corpus.source import Patience
+    from tokenmill.corpus.source import Patience, local_path
     from tokenmill.stages.download import prepare
 
+    directory = local_path(uri)
+    if directory:
+        check_apart(directory, output)
     give_up_at = time.monotonic() + deadline_seconds
     patience = Patience(give_up_at, stop_requested, how.reporter.say)
     prepared = prepare(uri, revision, selection, endpoint=endpoint, say=how.reporter.say, patience=patience)
+
+    def outdated(plan: Plan) -> bool:
+        """Tell whether a directory has other files than were planned; one that is gone says nothing."""
+        return directory is not None and directory.exists() and prepared[1]().id != plan.id
+
     settings = {
         "uri": uri,
         "endpoint": endpoint,
@@ -83,7 +91,7 @@ def download(
         "connections": connections,
     }
     job = Job("tokenmill.stages.download", output, output, settings)
-    return _run(job, prepared, how, processes=connections + COMMITTING)
+    return _run(job, prepared, how, processes=connections + COMMITTING, outdated=outdated)
 
 
 def extract(source: Path, output: Path, how: Run, *, from_stage: str | None = None) -> Summary:
@@ -135,9 +143,11 @@ def preprocess(
         _say(how, dataset)
         corpus = local(dataset)
     else:
-        from tokenmill.corpus.source import Patience
+        from tokenmill.corpus.source import Patience, local_path
         from tokenmill.stages.stream import AHEAD
 
+        if directory := local_path(source.uri):
+            check_apart(directory, output)
         stream, ahead = source, AHEAD
         patience = Patience(stream.give_up_at, stop_requested, how.reporter.say)
         corpus = streamed(stream, how.reporter.say, patience)
@@ -167,10 +177,15 @@ def _say(how: Run, dataset: Dataset) -> None:
 
 
 def _run(
-    job: Job, prepared: Prepared, how: Run, dataset: Dataset | None = None, processes: int | None = None
+    job: Job,
+    prepared: Prepared,
+    how: Run,
+    dataset: Dataset | None = None,
+    processes: int | None = None,
+    outdated: Callable[[Plan], bool] = lambda _: False,
 ) -> Summary:
     inputs = {file.path: file.identity for file in dataset.files} if dataset else None
-    request = Request(*prepared, replace=how.replace, run=how.id, inputs=inputs)
+    request = Request(*prepared, replace=how.replace, run=how.id, inputs=inputs, outdated=outdated)
     return run(job, request, how.spread(processes), how.reporter, verify_hashes=how.verify_hashes)
 
 

@@ -16,7 +16,7 @@ from tokenmill.flow.lineage import DataFile, Dataset
 from tokenmill.flow.partition import groups
 from tokenmill.flow.planning import refuse_foreign
 from tokenmill.flow.progress import Reporter
-from tokenmill.flow.record import Counts, Plan, StageRecord, Unit
+from tokenmill.flow.record import REJECTED, Counts, Plan, StageRecord, Unit
 from tokenmill.flow.worker import Job
 from tokenmill.flow.workspace import Workspace
 from tokenmill.stages.encoder import Encoders, Recipe
@@ -178,7 +178,7 @@ def _units(files: list[DataFile], recipe: Recipe) -> list[Unit]:
             },
             outputs=[
                 *(f"{name}_{key}_document.{kind}" for key in recipe.keys for kind in ("bin", "idx")),
-                f"rejected/{name}.jsonl",
+                f"{REJECTED}/{name}.jsonl",
             ],
         )
         for name, run in zip(names, runs, strict=True)

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenmill.errors import InputError, RequestError, TransientError
+from tokenmill.errors import WITH_REPLACE, InputError, RequestError, TransientError
 from tokenmill.files import read_json, readable_json, write_atomic
-from tokenmill.flow.provenance import narrow
-from tokenmill.flow.record import Counts, Unit
+from tokenmill.flow.provenance import locate, narrow
+from tokenmill.flow.record import REJECTED, Counts, Unit
 from tokenmill.flow.workspace import OutputFile, Workspace
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ class Tokenising:
             bad = Rejected(*values)
             bad = bad._replace(record=file.records + bad.record, line=file.lines + bad.line)
             if self.workspace.settings["on_bad_record"] == "fail":
-                raise bad_record(str(file.path), piece.segment.rows, bad)
+                raise bad_record(str(file.path), piece.segment.rows, bad, self._how_to_correct(file, bad.record))
             file.refused.append(bad.record)
             self._reject(file.item["path"], bad)
         file.records += found.records
@@ -199,6 +199,22 @@ class Tokenising:
             inputs = {"path": file.item["path"], "first": file.first, "count": self.counts["out"] - file.first}
             self.workspace.inputs.append(inputs)
             self.done += 1
+
+    def _how_to_correct(self, file: _File, record: int) -> str:
+        """Say where to correct a record of a file that came from elsewhere; editing it here would only damage it."""
+        plan = self.workspace.plan
+        maker, uri, revision = plan.upstream.get("stage"), plan.source["uri"], plan.source.get("revision")
+        if not maker and "remote" not in file.item:
+            return ""
+        name, place = locate(file.item["parts"], record) or (file.item["path"], record)
+        where = f"correct it in {name} of {uri}, record {place:,} counted from 0 without blank lines"
+        if not revision and (not maker or not uri.startswith("file:")):
+            return f"{where}, and begin again in another output directory"
+        stages = "this command"
+        if maker:
+            stages = f"{'' if maker == 'download' else 'the stages from there up to '}tokenmill {maker}"
+        new = " and the new commit as --revision" if revision else ""
+        return f"{where}; run {stages} again with {WITH_REPLACE}{new}{', and then this command' if maker else ''}"
 
     def _open(self) -> None:
         import numpy as np
@@ -285,7 +301,7 @@ class Tokenising:
         self.rejects.write(json.dumps(line).encode() + b"\n")
 
     def _open_rejects(self, keep: int) -> OutputFile:
-        output = self.workspace.open(f"rejected/{self.spec['name']}.jsonl", temporary="rejected", keep=keep)
+        output = self.workspace.open(f"{REJECTED}/{self.spec['name']}.jsonl", temporary="rejected", keep=keep)
         output.describe(role="rejected")
         return output
 

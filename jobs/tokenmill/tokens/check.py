@@ -186,7 +186,7 @@ def _content(
             path,
             f"token {offset} of document {document} has the id {token}, outside 0..{limit - 1}; {outside:,} "
             "ids in all are outside the vocabulary",
-            "the pair was made with another tokenizer, or is damaged: make it again",
+            f"it was made with another tokenizer, or {REMAKE}",
         )
     if index is not None and unended:
         position, token = first_unended

@@ -25,7 +25,7 @@ from typing import IO, Any, NamedTuple, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.errors import InputError, RequestError
+from tokenmill.errors import WITH_HASHES, InputError, RequestError
 
 Array = npt.NDArray[Any]
 
@@ -40,7 +40,10 @@ DTYPES: dict[int, np.dtype[Any]] = {
 CHUNK = 1 << 20
 """Entries of an index that are in memory at once."""
 
-REMAKE = "the pair is damaged or not ours; make it again with tokenmill preprocess"
+REMAKE = (
+    f"the pair is damaged or not ours; run the same tokenmill preprocess again with {WITH_HASHES}, which makes only "
+    "what is damaged"
+)
 
 
 class DamagedPair(InputError):

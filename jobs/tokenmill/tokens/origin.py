@@ -7,12 +7,14 @@ they hold is hostile until `tokens.resolve` has loaded it in a process of its ow
 import hashlib
 import re
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote
 
-from tokenmill.errors import RequestError
+from tokenmill.errors import RequestError, TransientError
 
 VOCABULARY_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model")
 FILES = frozenset(
@@ -71,6 +73,17 @@ def read_directory(directory: Path) -> dict[str, bytes]:
         raise RequestError(f"cannot read the tokenizer file {error.filename}: {error.strerror}") from error
     _check_complete(found, str(directory))
     return found
+
+
+@contextmanager
+def or_a_directory(name: str) -> Iterator[None]:
+    """Say first of a name that may have been meant for a directory that there is none."""
+    try:
+        yield
+    except (RequestError, TransientError) as error:
+        if "/" in name and not Path(name).parent.is_dir():
+            raise
+        raise type(error)(f"there is no directory {name!r} here; {error}") from error
 
 
 def fetch(name: str, revision: str | None, endpoint: str | None) -> tuple[str, dict[str, bytes]]:

@@ -26,7 +26,7 @@ from tokenmill.errors import MachineError, RequestError
 from tokenmill.files import readable_json, write_atomic
 from tokenmill.machine import memory_words
 from tokenmill.tokens.gate import CANDIDATES, Verdict, answering, environment, judge
-from tokenmill.tokens.origin import fetch, local_directory, read_directory
+from tokenmill.tokens.origin import fetch, local_directory, or_a_directory, read_directory
 
 TIMEOUT_SECONDS = 600.0
 """How long loading a tokenizer may take; the largest in use take seconds."""
@@ -131,7 +131,8 @@ def resolve_tokenizer(
         raise RequestError(f"no encoder {encoder!r}; give one of auto, {', '.join(CANDIDATES)}")
     directory = local_directory(reference, revision)
     if directory is None:
-        commit, files = fetch(reference, revision, endpoint)
+        with or_a_directory(reference):
+            commit, files = fetch(reference, revision, endpoint)
     else:
         reference = directory.resolve().name
         commit, files = None, read_directory(directory)
