@@ -1,5 +1,6 @@
 """Model architectures: a preset is a file in models/, by the names people know; any field can be replaced."""
 
+import json
 from importlib import resources
 from typing import Any, Literal
 
@@ -78,6 +79,8 @@ class Model(msgspec.Struct, rename="camel", forbid_unknown_fields=True, frozen=T
 
 
 PRESETS = resources.files("tokenmill.training") / "models"
+RECIPES = resources.files("tokenmill.training") / "recipes.json"
+"""Global batches of values/models, from which tools/charts.py makes it."""
 
 
 def names() -> list[str]:
@@ -104,6 +107,12 @@ def preset(name: str, /, **changed: Any) -> Model:
         raise RequestError(f"there is no model {name!r}; there are: {', '.join(names())}, and custom")
     fields = yaml.safe_load((PRESETS / f"{name}.yaml").read_text())
     return from_fields({"name": name, **fields, **changed}, f"the model {name}")
+
+
+def recipe_batch(name: str) -> int | None:
+    """Return the global batch of a preset's recipe, values/models/<name>.yaml; none of a model that has no recipe."""
+    recipes: dict[str, int] = json.loads(RECIPES.read_text())
+    return recipes.get(name)
 
 
 def from_fields(fields: Any, what: str) -> Model:
