@@ -1,6 +1,8 @@
 """Model architectures: a preset is a file in models/, by the names people know; any field can be replaced."""
 
+import difflib
 import json
+import re
 from importlib import resources
 from typing import Any, Literal
 
@@ -124,7 +126,7 @@ def from_fields(fields: Any, what: str) -> Model:
     try:
         model = msgspec.convert(fields, Model)
     except msgspec.ValidationError as problem:
-        raise RequestError(f"{what}: {problem}") from None
+        raise RequestError(f"{what}: {worded(problem, Model)}") from None
     for field in msgspec.structs.fields(Model):
         value = getattr(model, field.name)
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -134,3 +136,28 @@ def from_fields(fields: Any, what: str) -> Model:
                 f"{what}: {field.encode_name} is {value}: it must be {f'at most {MOST}' if value > MOST else 'above 0'}"
             )
     return model
+
+
+def worded(problem: msgspec.ValidationError, of: type) -> str:
+    """Word what data that should be `of` has wrong; of an unknown key also which is like it, or which there are."""
+    found = re.fullmatch(r"Object contains unknown field `(.*?)`(?: - at `\$([\w.\[\]]*)`)?", str(problem), re.DOTALL)
+    if found is None:
+        return str(problem)
+    from msgspec import inspect
+
+    given, place = found.groups(default="")
+    kind = inspect.type_info(of)
+    for step in re.findall(r"\w+", place):  # keys, and places in lists
+        if isinstance(kind, inspect.StructType):
+            kind = next((field.type for field in kind.fields if field.encode_name == step), kind)
+        elif isinstance(kind, inspect.ListType):
+            kind = kind.item_type
+        if isinstance(kind, inspect.UnionType):
+            kind = next(each for each in kind.types if not isinstance(each, inspect.NoneType))
+    if not isinstance(kind, inspect.StructType):  # the key looks like a place
+        return str(problem)
+    known = [field.encode_name for field in kind.fields]
+    like = difflib.get_close_matches(given, known, 1)
+    if kind.cls is Model and of is not Model and given.lower().startswith("vocab"):
+        return f"{problem}; leave it out: the vocabulary is that of the data's tokenizer"
+    return f"{problem}; " + (f"did you mean {like[0]}?" if like else f"there are: {', '.join(known)}")
