@@ -9,6 +9,14 @@
 #   VALUES     a directory with all.yaml and STAGE.yaml (examples/values)
 #   NAMESPACE  (that of the kubeconfig)
 set -eu
+for option; do
+  case $option in
+    -n* | --namespace* | --kube*)
+      echo "$option would reach helm alone, and not kubectl: set NAMESPACE, or KUBECONFIG and its context" >&2
+      exit 2
+      ;;
+  esac
+done
 here=$(cd "$(dirname "$0")" && pwd)
 dataset=${DATASET:-slimpajama}
 values=${VALUES:-$here/values}

@@ -7,25 +7,26 @@ set -eu
 release=$1
 
 kubectl() { command kubectl ${NAMESPACE:+--namespace "$NAMESPACE"} "$@"; }
-job="app.kubernetes.io/instance=$release"
-pods="$job,app.kubernetes.io/component!=verify"
+instance="app.kubernetes.io/instance=$release"
+# An upgrade that was interrupted may have left an empty Job behind, which is Complete: the real one has this annotation.
+real='{range .items[?(@.metadata.annotations.tokenmill/spec)]}'
 
 # kubectl waits for one condition and a Job has two ends: it waits for the good one, and looks for the bad one in between.
 while :; do
-  state=$(kubectl get job -l "$job" -o 'jsonpath={.items[*].metadata.name} {.items[*].status.conditions[?(@.status=="True")].type}')
+  state=$(kubectl get job -l "$instance" -o "jsonpath=$real{.metadata.name} {.status.conditions[?(@.status==\"True\")].type}{end}")
   case $state in
     *Complete*) break ;;
     *Failed*)
       echo "$release has failed:" >&2
-      kubectl logs -l "$pods" --tail=15 --prefix >&2
+      kubectl logs -l "$instance,app.kubernetes.io/component!=verify" --tail=15 --prefix >&2
       exit 1
       ;;
-    " ")
+    "")
       echo "$release has no Job; see: kubectl get jobs" >&2
       exit 1
       ;;
   esac
-  kubectl wait job -l "$job" --for=condition=Complete --timeout=10s >/dev/null 2>&1 || :
+  kubectl wait "job/${state%% *}" --for=condition=Complete --timeout=10s >/dev/null 2>&1 || :
 done
 
 # What lies on the volume is the truth: the manifest, and the files that it names.

@@ -72,6 +72,14 @@ def test_argo_cd_applies_what_the_script_installs() -> None:
     assert waves == sorted(set(waves))
 
 
+@pytest.mark.parametrize("option", ["-n", "-nteam", "--namespace=team", "--kube-context", "--kubeconfig=x"])
+def test_the_script_takes_no_option_that_kubectl_would_not_see(option: str) -> None:
+    line = ["sh", EXAMPLES / "deploy.sh", "--set", "workers=1", option, "team"]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    told = f"{option} would reach helm alone, and not kubectl: set NAMESPACE, or KUBECONFIG and its context\n"
+    assert (done.returncode, done.stderr) == (2, told)
+
+
 @pytest.mark.parametrize("script", ["deploy.sh", "wait.sh"])
 def test_a_script_is_one_that_any_shell_reads(script: str) -> None:
     done = subprocess.run(["sh", "-n", EXAMPLES / script], capture_output=True, text=True, check=False)

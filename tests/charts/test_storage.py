@@ -159,6 +159,8 @@ def test_the_caches_of_blobfuse_become_its_options() -> None:
         "--block-cache-parallelism=80",
         "--block-cache-prefetch=20",
     ]
+    # Unasked, BlobFuse reads two blocks ahead for each CPU: more than this pool holds, on a node of 96.
+    assert render("blob", **{"blob.cache": "block"})[0]["mountOptions"][-1] == "--block-cache-prefetch=11"
     sets = {
         "blob.fileCache.timeoutSeconds": "5",
         "blob.fileCache.path": "/mnt/nvme",
@@ -169,13 +171,21 @@ def test_the_caches_of_blobfuse_become_its_options() -> None:
     assert "--block-cache" not in options
 
 
+@pytest.mark.parametrize("program", HELMS)
+def test_a_section_that_is_null_is_as_good_as_empty(program: str) -> None:
+    sets = dict.fromkeys(("amlfs", "fsx", "nfs", "local", "existing", "storage.parameters", "blob.blockCache"), "null")
+    assert render("blob", program=program, **sets) == render("blob")
+
+
 def test_names_belong_to_one_release() -> None:
-    def name(namespace: str, release: str) -> str:
-        file = ROOT / "values/storage/amlfs.yaml"
-        done = helm("template", release, CHART, "-n", namespace, "-f", file)
+    def name(namespace: str, release: str, overlay: str = "amlfs", claim: str = "data") -> str:
+        file = ROOT / f"values/storage/{overlay}.yaml"
+        sets = [part for key, value in NEEDED[overlay].items() for part in ("--set", f"{key}={value}")]
+        done = helm("template", release, CHART, "-n", namespace, "-f", file, "--set", f"pvc.name={claim}", *sets)
         return str(next(yaml.safe_load_all(done.stdout))["metadata"]["name"])
 
     assert len({name("a", "b"), name("a", "b.c"), name("a-b", "c"), name("a", "b-c"), name("b", "a")}) == 5
+    assert name("a-b", "r", "nfs", "c") != name("a", "r", "nfs", "b-c")
 
 
 # -- what it refuses
@@ -305,7 +315,31 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "blob",
         {"blob.cache": "block", "blob.blockCache.prefetch": 200},
         "blob.blockCache.prefetch=200 blocks of 32 MB are 6400 MB, above the 4096 MB of blob.blockCache.poolSizeMb: "
-        "the mount would fail.\nLower prefetch, or raise poolSizeMb, which is memory of each node.",
+        "the mount would fail.\n"
+        "Lower prefetch, to 11 at least, or blockSizeMb, or raise poolSizeMb, which is memory of each node.",
+    ),
+    (
+        "blob",
+        {"blob.cache": "block", "blob.blockCache.poolSizeMb": 256},
+        "blob.blockCache.prefetch=11 blocks of 32 MB are 352 MB, above the 256 MB of blob.blockCache.poolSizeMb: "
+        "the mount would fail.\n"
+        "Lower prefetch, to 11 at least, or blockSizeMb, or raise poolSizeMb, which is memory of each node.",
+    ),
+    (
+        "fsx",
+        {"fsx.fileSystemTypeVersion": "2.12", "fsx.metadataConfigurationMode": "AUTOMATIC"},
+        "fsx.fileSystemTypeVersion=2.12 is not allowed with fsx.metadataConfigurationMode.\nSet 2.15.",
+    ),
+    (
+        "blob",
+        {"storage.parameters.Protocol": "nfs"},
+        'storage.parameters.Protocol stands against protocol="fuse2", which the chart makes of the section blob.\n'
+        "Set it there, and leave it out here.",
+    ),
+    (
+        "blob",
+        {"blob": "null"},
+        "backend=blob needs its section of values, and blob is null.\nTake out what sets it so.",
     ),
     (
         "blob",
@@ -385,7 +419,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "fsx",
         {"fsx.deploymentType": "SCRATCH_2"},
         "fsx.perUnitStorageThroughput=250 is not allowed for fsx.deploymentType=SCRATCH_2, which has 200 MB/s for each "
-        "TiB.\nLeave it out, or choose a persistent type.",
+        "TiB.\nAdd --set fsx.perUnitStorageThroughput=null, or choose a persistent type.",
     ),
     (
         "fsx",
@@ -546,6 +580,12 @@ def test_what_the_provider_would_refuse_is_refused_at_once(
         {"amlfs.skuName": "AMLFS-Durable-Premium-60"},
         {"amlfs.mgsIpAddress": "server"},
         {"amlfs.storageCapacityTiB": "0"},
+        {"pvc.size": "0"},
+        {"pvc.size": "-1Gi"},
+        {"pvc.size": "1GiB"},
+        {"fsx.automaticBackupRetentionDays": "91"},
+        {"fsx.dailyAutomaticBackupStartTime": "9:00"},
+        {"blob.blockCache.prefetch": "10"},
         {"amlfs.maintenanceTimeOfDayUtc": "25:00"},
         {"amlfs.tags.team": "a=b"},
         {"amlfs.colour": "red"},
@@ -562,6 +602,10 @@ def test_the_schema_refuses_what_no_driver_takes(settings: dict[str, str]) -> No
     assert done.returncode != 0
     (key,) = settings
     assert f"/{key.replace('.', '/')}" in done.stderr or f"'{key.rpartition('.')[2]}' not allowed" in done.stderr
+
+
+def test_the_schema_wants_what_every_back_end_reads() -> None:
+    assert "missing property 'pvc'" in template("blob", pvc="null").stderr
 
 
 def test_a_maximum_that_was_raised_is_taken() -> None:

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from charts.rendering import argocd_sources
-from e2e.cluster import Namespace
+from e2e.cluster import CONFINED, RESTRICTED, Namespace
 from e2e.corpus import DATASET, MODEL, assert_same, content, done, receipts, serve
 from tokenmill.testhub import Hub
 
@@ -53,6 +53,18 @@ def test_the_script_stops_at_a_failed_stage_and_finishes_after_its_repair(
     assert "nobody/absent" in stopped.err.partition("has failed:")[2]
     before = identities(with_hub)
     fetched = receipts(with_hub.data / "slimpajama", "download")
+
+    # What an upgrade leaves behind that is interrupted while it asks whether the API server takes the Job.
+    labels = {"app.kubernetes.io/instance": "slimpajama-preprocess"}
+    container = {"name": "none", "image": "none", "securityContext": CONFINED}
+    pod = {"restartPolicy": "Never", "securityContext": RESTRICTED, "containers": [container]}
+    spec = {"completions": 0, "parallelism": 0, "completionMode": "Indexed", "template": {"spec": pod}}
+    metadata = {"name": "slimpajama-preprocess-preprocess-trial-1", "labels": labels}
+    with_hub.user.apply({"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec})
+    with_hub.wait_for_job(metadata["name"])
+    looked = with_hub.user.run("examples/wait.sh slimpajama-preprocess")
+    assert looked.code == 1 and looked.err.startswith("slimpajama-preprocess has failed:"), looked
+    with_hub.user.does(f"kubectl delete job {metadata['name']}")
 
     change(values / "preprocess.yaml", tokenizer={"name": MODEL})
     finished = with_hub.user.does("examples/deploy.sh", timeout=400)

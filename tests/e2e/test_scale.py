@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tokenmill.files import readable_json, write_atomic
+from tokenmill.files import readable_pieces, write_atomic
 from tokenmill.flow.partition import shares
 from tokenmill.flow.provenance import whole
 from tokenmill.flow.record import Plan, StageRecord, Unit, make_manifest
@@ -74,7 +74,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     record = StageRecord(output, "download")
     manifest = make_manifest(plan, receipts)
     write_atomic(record.plan_path, plan.to_bytes())
-    write_atomic(record.manifest_path, readable_json({"hash": manifest.hash, **manifest.content}))
+    write_atomic(record.manifest_path, readable_pieces({"hash": manifest.hash, **manifest.content}))
     return output
 
 

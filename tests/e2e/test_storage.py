@@ -84,7 +84,7 @@ def test_the_guide_s_lines_are_taken(namespace: Namespace) -> None:
 @pytest.mark.parametrize("overlay", STATIC)
 def test_a_static_volume_is_bound_goes_with_its_release_and_is_bound_again(namespace: Namespace, overlay: str) -> None:
     admin, release = namespace.admin, f"storage-{overlay}"
-    volume = f"{namespace.name}-{overlay}"
+    volume = f"{namespace.name}.{overlay}"
     for _ in range(2 if overlay == "nfs" else 1):  # the cluster takes up to half a minute to remove a volume
         with installed(admin, release, line(overlay)) as said:
             assert "Uninstalling removes the claim and its volume" in said
@@ -202,7 +202,7 @@ def test_a_directory_is_written_and_outlives_its_release(namespace: Namespace) -
     with installed(namespace.admin, "own", words):
         assert in_a_pod(namespace, "own", "print(open('/data/a').read())") == "written\n"
         ended = namespace.admin.run(f"helm upgrade own {words} --set local.path=/elsewhere")
-        assert ended.code != 0 and f'The volume "{namespace.name}-own" is there with local=' in ended.err
+        assert ended.code != 0 and f'The volume "{namespace.name}.own" is there with local=' in ended.err
 
 
 @pytest.fixture

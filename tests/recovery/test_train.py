@@ -20,6 +20,9 @@ from typing import Any
 import pytest
 
 from recovery.support import environment
+from tokenmill.training.attempts import Records
+from tokenmill.training.gathering import Gathering
+from tokenmill.training.node import Node
 
 TRAINER = Path(__file__).parent.parent / "trainer"
 ITERATIONS = 40
@@ -37,6 +40,7 @@ class Job:
     nodes: list["subprocess.Popen[str] | None"] = field(default_factory=list)
     said: str = ""
     starts: int = 0
+    started: list["subprocess.Popen[str]"] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Lay out a run's directory."""
@@ -67,13 +71,15 @@ class Job:
         }
         self.starts += 1
         log = (self.directory / f"log-{rank}").open("a")
-        return subprocess.Popen(
+        node = subprocess.Popen(
             [sys.executable, "-m", "tokenmill", "train", str(path)],
             env=environment() | variables,
             stdout=log,
             stderr=subprocess.STDOUT,
             text=True,
         )
+        self.started.append(node)
+        return node
 
     def log(self, rank: int = 0) -> str:
         """Return what a node said over all its starts."""
@@ -165,8 +171,9 @@ def job(tmp_path: Path, tokenised: Path) -> Iterator[Callable[..., Job]]:
         return jobs[-1]
 
     yield make
-    for each in jobs:
-        each.stop()
+    for node in (node for each in jobs for node in each.started):
+        node.kill()
+        node.wait(30)
 
 
 def test_it_ends_at_its_target_and_not_before(job: Callable[..., Job]) -> None:
@@ -353,6 +360,16 @@ def test_a_bad_argument_fails_on_two_nodes(job: Callable[..., Job]) -> None:
     run = job(training__nodes=2, training__gpusPerNode=1)
     run.settings["extraArgs"] = ["--no-such-flag"]
     assert run.finish() == 2
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_fails_after_the_last_iteration_is_saved_is_not_started_again(job: Callable[..., Job], rank: int) -> None:
+    """As torchrun fails on one node where another's has left already; a second start would take its log away."""
+    run = job(training__nodes=2, training__gpusPerNode=1)
+    run.fault(f"fail-after-the-end.rank{rank}")
+    nodes = [run.start(0), run.start(1)]
+    assert [node.wait(60) for node in nodes] == [0, 0], run.logs()
+    assert "the trainer then ended with exit code 1, which changes nothing" in run.log(rank)
 
 
 def test_a_node_that_starts_anew_ends_what_waits_for_it(job: Callable[..., Job]) -> None:
@@ -627,7 +644,33 @@ def test_a_sick_machine_is_permanent_at_first_and_later_worth_another(job: Calla
     assert all("shows 1 GPUs, training.gpusPerNode is 2" in last_line(said) for _, said in codes)
 
 
+def test_a_sick_machine_of_another_node_is_no_machine_to_wait_for(job: Callable[..., Job], tmp_path: Path) -> None:
+    """Node 0 counts the start, and says at last why: it would wait for ever, with all GPUs but these."""
+    run = job(training__nodes=2, training__gpusPerNode=1, trainer__backend="nccl", step=0.02)
+    smi = program(tmp_path, "nvidia-smi", "echo 81559") / "nvidia-smi"
+    run.variables["PATH"] = f"{smi.parent}:{os.environ['PATH']}"
+    assert run.finish() == 0, run.logs()
+    run.settings["training"]["iterations"] = 60
+    program(tmp_path, "nvidia-smi", "exit 1")
+    records = Records(run.checkpoints)
+    first = Gathering(records, Node(0, 2, "localhost", 29500), "", print)
+    assert run.start(1).wait(60) == 143
+    assert first.look(met=False), "it is here"
+    failure = json.loads((records.directory / "failure-1.json").read_text())
+    assert failure["cause"] in last_line(run.log(1)) and "nvidia-smi" in failure["cause"]
+
+
 # -- two nodes
+
+
+def test_sigterm_changes_nothing_once_a_run_is_done(job: Callable[..., Job]) -> None:
+    """Node 0 stays for some seconds, so that the others end with it."""
+    run = job(training__nodes=2, training__gpusPerNode=1)
+    assert run.finish() == 0, run.logs()
+    node = run.start()
+    wait_for(run, "done: the checkpoint of iteration 40 is there")
+    node.terminate()
+    assert node.wait(30) == 0, run.log()
 
 
 def test_an_old_verdict_ends_no_node(job: Callable[..., Job]) -> None:

@@ -248,7 +248,7 @@ def main() -> int:
             if RANK == 0:
                 say(f"[exiting program after receiving SIGTERM.] datetime: {time.strftime('%F %T')} ")
             return 0
-    return 0
+    return int(fault("fail-after-the-end"))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Nodes that wait for machines, or for nodes that are gone: who is here is known by what it does now."""
 
+import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from tokenmill.training.node import Node
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("LOOK", "BEAT", "SAY", "SKEW"):
+    for name in ("LOOK", "BEAT", "SAY", "SKEW", "JOIN"):
         monkeypatch.setattr(gathering, name, 0.0)
 
 
@@ -72,7 +73,12 @@ def test_a_node_that_starts_anew_has_lost_what_others_wait_for(tmp_path: Path, h
 
 def test_a_start_that_is_seen_late_is_not_taken_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache of the file system shows what a node wrote before the ranks were started, and a clock may be ahead."""
+    monkeypatch.setenv("TOKENMILL_SETTLE_SECONDS", "60")
+    come(tmp_path, 1, 2)
+    old = {path: path.read_bytes() for path in tmp_path.rglob("arrival-*.json")}
     late = node(tmp_path, 1)
+    for path, content in old.items():
+        path.write_bytes(content)
     running = node(tmp_path, 0)
     running.look(met=True)
     late.look(met=False)
@@ -80,3 +86,54 @@ def test_a_start_that_is_seen_late_is_not_taken_for_another(tmp_path: Path, monk
     monkeypatch.setattr(gathering, "SKEW", 60.0)
     come(tmp_path, 2)
     running.look(met=True)
+
+
+def test_a_start_right_after_the_ranks_is_another_whatever_the_clocks_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gathering, "SKEW", 3600.0)
+    running = node(tmp_path, 0)
+    come(tmp_path, 1, 2)
+    running.look(met=True)
+    running.look(met=True)
+    come(tmp_path, 2)
+    with pytest.raises(Superseded, match="node 2 has started anew"):
+        running.look(met=True)
+
+
+def test_who_is_here_when_the_ranks_start_is_met_whatever_its_clock_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    come(tmp_path, 1, 2)
+    running = node(tmp_path, 0)
+    running.look(met=False)
+    with monkeypatch.context() as ahead:
+        ahead.setattr(gathering.time, "time", lambda now=time.time: now() + 3600)
+        others = [node(tmp_path, 1), node(tmp_path, 2)]
+    running.look(met=True)
+    for each in others:
+        each.look(met=False)
+    running.look(met=True)
+    others[0].look(met=True)
+    others[0].look(met=True)
+
+
+def test_a_launcher_that_waits_for_a_node_0_that_is_gone_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that is lost without a word leaves connections open, on which torchrun waits for days."""
+    come(tmp_path, 0)
+    waiting = node(tmp_path, 1)
+    waiting.look(met=False)
+    first = node(tmp_path, 0)
+    waiting.look(met=False)
+    first.look(met=False)
+    waiting.look(met=False)
+    monkeypatch.setattr(gathering, "JOIN", 3600.0)
+    again = node(tmp_path, 0)
+    waiting.look(met=False)
+    again.look(met=False)
+    monkeypatch.setattr(gathering, "JOIN", 0.0)
+    waiting.look(met=True)
+    with pytest.raises(Superseded, match="node 0 has started anew, and the launcher here waits"):
+        waiting.look(met=False)

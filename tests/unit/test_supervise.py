@@ -97,7 +97,7 @@ def test_shared_storage_that_does_not_answer_holds_nothing_up(tmp_path: Path) ->
 def test_what_took_over_ends_it_at_once(tmp_path: Path) -> None:
     script = """
 def lost(): raise Superseded("another start has taken over")
-run("sleep 60", chores=[lost])
+run("exec sleep 60", chores=[lost])
 """
     end, _, taken = supervised(tmp_path, script)
     assert end[0] < 0 and end[2] == "another start has taken over" and taken < 10
@@ -120,6 +120,21 @@ def test_a_launcher_that_waits_for_other_nodes_after_its_ranks_have_ended_is_not
     script = f'run("exec {sys.executable} -c " + chr(34) + {launcher!r} + chr(34))'
     end, said, taken = supervised(tmp_path, "supervise.BARRIER = 1\n" + script)
     assert end[0] == 0 and "the ranks have ended well" in said and taken < 20
+
+
+def test_what_a_launcher_runs_before_it_meets_others_is_no_rank(tmp_path: Path) -> None:
+    """torchrun's imports run ldconfig, which is gone by the next look; then it may wait for machines for hours."""
+    end, said, _ = supervised(
+        tmp_path,
+        """
+supervise.FIRST_LOOK = supervise.LOOK = supervise.BARRIER = 1
+met = []
+run("for i in $(seq 40); do sleep 0.1; done; exec sleep 4", meeting=0.5, start=0.5, gathered=met.append)
+print("MET", any(met))
+""",
+    )
+    assert end == [0, False, "", False]
+    assert "MET False" in said and "the ranks have ended well" not in said
 
 
 def test_nodes_that_are_not_here_yet_are_waited_for(tmp_path: Path) -> None:

@@ -40,9 +40,14 @@ dataset-pipeline.each. Output: nothing, or fails.
 {{- if ne (toJson $from) (toJson $to) }}
 {{- fail (printf "\n%s writes to the claim %s, and %s reads from the claim %s.\nSet %s.storage.pvcName and .subPath to where %s writes, or leave out its storage.outputPvcName." $.before (join "/" (compact $from)) $.stage (join "/" (compact $to)) $.stage $.before) }}
 {{- end }}
-{{- $wrote := .dataset.outputPath | default "" -}}
-{{- if and $wrote (ne $wrote $reads.reads) (not (hasPrefix (printf "%s/" $reads.reads) $wrote)) }}
-{{- fail (printf "\n%s.dataset.outputPath=%s lies outside what %s reads, %s.\nAdd --set %s.dataset.inputPath=%s, or choose a directory below %s." $.before $wrote $.stage $reads.reads $.stage $wrote $reads.reads) }}
+{{- $root := .dataset.root | trimSuffix "/" -}}
+{{- $wrote := .dataset.outputPath | default "" | trimSuffix "/" -}}
+{{- $read := $reads.reads | trimSuffix "/" -}}
+{{- if and $wrote (not (hasPrefix (printf "%s/" $read) (printf "%s/" $wrote))) }}
+{{- fail (printf "\n%s.dataset.outputPath=%s lies outside what %s reads, %s.\nAdd --set %s.dataset.inputPath=%s, or choose a directory below %s." $.before $wrote $.stage $read $.stage $wrote $read) }}
+{{- end }}
+{{- if and (not $wrote) (eq $.before "download") (not (hasPrefix (printf "%s/" $root) (printf "%s/" $read))) (not (hasPrefix (printf "%s/" $read) (printf "%s/" $root))) }}
+{{- fail (printf "\ndownload writes to dataset.root=%s, and %s.dataset.inputPath=%s is not there.\nLeave the latter out; or, to read what is there already, add --set download.enabled=false." $root $.stage $read) }}
 {{- end }}
 {{- end -}}
 {{- end }}

@@ -28,7 +28,8 @@ Azure Blob Storage: a new container, or one that is there. Input: $. Output: doc
 
 {{/*
 Its mount options. BlobFuse believes for 120 s what it knows of a name unless it is told otherwise, in the kernel and in its
-own cache of attributes: receipts and checkpoint trackers of other nodes would be old. Input: $. Output: a JSON list.
+own cache of attributes: receipts and checkpoint trackers of other nodes would be old. Unasked it reads two blocks ahead for
+each CPU of the node, and fails to mount where the pool that is asked for holds fewer; 11 is the least it takes. Input: $. Output: a JSON list.
   {{ include "shared-storage.blob.options" . | fromJsonArray }}
 */}}
 {{- define "shared-storage.blob.options" -}}
@@ -39,12 +40,12 @@ own cache of attributes: receipts and checkpoint trackers of other nodes would b
 {{- $made = list "-o allow_other" "--log-level=LOG_WARNING" "--cancel-list-on-mount-seconds=10" }}
 {{- range list "-o attr_timeout" "-o entry_timeout" "-o negative_timeout" "--attr-cache-timeout" }}{{ $made = append $made (printf "%s=%d" . $seconds) }}{{ end }}
 {{- if eq $blob.cache "block" }}
-{{- $of := $blob.blockCache }}
+{{- $of := $blob.blockCache | default dict }}
 {{- $made = concat $made (list "--block-cache" (printf "--block-cache-block-size=%d" (int64 ($of.blockSizeMb | default 32)))
-      (printf "--block-cache-pool-size=%d" (int64 ($of.poolSizeMb | default 4096))) (printf "--block-cache-parallelism=%d" (int64 ($of.parallelism | default 80)))) }}
-{{- with $of.prefetch }}{{ $made = append $made (printf "--block-cache-prefetch=%d" (int64 .)) }}{{ end }}
+      (printf "--block-cache-pool-size=%d" (int64 ($of.poolSizeMb | default 4096))) (printf "--block-cache-parallelism=%d" (int64 ($of.parallelism | default 80)))
+      (printf "--block-cache-prefetch=%d" (int64 ($of.prefetch | default 11)))) }}
 {{- else }}
-{{- $of := $blob.fileCache }}
+{{- $of := $blob.fileCache | default dict }}
 {{- $made = append $made (printf "--file-cache-timeout-in-seconds=%d" (int64 ($of.timeoutSeconds | default 0))) }}
 {{- with $of.sizeMb }}{{ $made = append $made (printf "--cache-size-mb=%d" (int64 .)) }}{{ end }}
 {{- with $of.path }}{{ $made = append $made (printf "--tmp-path=%s" .) }}{{ end }}
@@ -65,14 +66,16 @@ Its rules. Input: $. Output: nothing, or fails.
 {{- $block := include "shared-storage.given" (set $of "keys" (list "blockCache")) -}}
 {{- $fuse := include "shared-storage.given" (set $of "keys" (list "attributeTimeoutSeconds" "blockCache" "cache" "fileCache")) -}}
 {{- $keys := include "shared-storage.given" (set $of "keys" (list "azureStorageAuthType" "azureStorageIdentityClientID" "secretName")) -}}
-{{- $prefetch := mul ($blob.blockCache.prefetch | default 0) ($blob.blockCache.blockSizeMb | default 32) -}}
-{{- $pool := $blob.blockCache.poolSizeMb | default 4096 | int64 -}}
+{{- $cache := $blob.blockCache | default dict -}}
+{{- $prefetch := $cache.prefetch | default 11 | int64 -}}
+{{- $ahead := mul $prefetch ($cache.blockSizeMb | default 32) -}}
+{{- $pool := $cache.poolSizeMb | default 4096 | int64 -}}
 {{- range list
       (list (and $nfs (or $fuse $keys)) (printf "blob.protocol=nfs does not read %s, which are BlobFuse's." (join ", " (compact (list $fuse $keys)))) "Leave them out, or set blob.protocol=fuse2.")
       (list (and $fuse .Values.storage.mountOptions) (printf "storage.mountOptions stand in place of all that the chart makes of %s." $fuse) "Leave out the one or the others.")
       (list (and $file (or $block (eq $blob.cache "block"))) (printf "%s and %s contradict each other: BlobFuse keeps whole files on disk or blocks in memory, never both, and would drop the files' cache." (ternary "blob.cache=block" $block (eq $blob.cache "block")) $file) "Leave out the one or the other.")
       (list (and $block (ne $blob.cache "block")) (printf "%s is read with blob.cache=block alone." $block) "Set that, or leave it out.")
-      (list (gt $prefetch $pool) (printf "blob.blockCache.prefetch=%v blocks of %v MB are %d MB, above the %d MB of blob.blockCache.poolSizeMb: the mount would fail." $blob.blockCache.prefetch ($blob.blockCache.blockSizeMb | default 32) $prefetch $pool) "Lower prefetch, or raise poolSizeMb, which is memory of each node.")
+      (list (gt $ahead $pool) (printf "blob.blockCache.prefetch=%d blocks of %v MB are %d MB, above the %d MB of blob.blockCache.poolSizeMb: the mount would fail." $prefetch ($cache.blockSizeMb | default 32) $ahead $pool) "Lower prefetch, to 11 at least, or blockSizeMb, or raise poolSizeMb, which is memory of each node.")
       (list (and $blob.containerName (not $blob.storageAccount)) (printf "blob.containerName=%s is a container of blob.storageAccount, which is not set." $blob.containerName) "Add --set blob.storageAccount=ACCOUNT, or leave out the container and have a new one made.")
       (list (and $blob.secretName (not $blob.containerName)) "blob.secretName is read for a container that is there, blob.containerName; for a new one the driver keeps the key itself." "Leave it out, or name the container.")
       (list (and $blob.subscriptionID (not $blob.resourceGroup)) "blob.subscriptionID needs blob.resourceGroup, the account's." "Add --set blob.resourceGroup=GROUP.")

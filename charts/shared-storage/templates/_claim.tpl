@@ -41,6 +41,9 @@ What of a claim that is there cannot become what the values say. Input: as for t
 {{- fail (printf "\nthere is a claim %q in namespace %s that is not of this release.\nUse it as it is, with storage.pvcName=%s in the other charts, or make another: --set pvc.name=NAME." $name $namespace $name) }}
 {{- end }}
 {{- with .spec }}
+{{- if and (kindIs "invalid" $.storageClassName) (has (toJson .storageClassName) (list "\"\"" (include "shared-storage.className" $.root | toJson))) }}
+{{- fail (printf "\nThe claim %q was not made with backend=existing, and cannot be changed.\nGive the values it was made with (helm get values %s -n %s), -f values/storage/NAME.yaml among them, or set pvc.name to make another." $name $.root.Release.Name $namespace) }}
+{{- end }}
 {{- range $key, $pair := dict
       "pvc.accessModes" (list .accessModes $.root.Values.pvc.accessModes)
       "storageClassName" (list .storageClassName (ternary .storageClassName $.storageClassName (kindIs "invalid" $.storageClassName)))

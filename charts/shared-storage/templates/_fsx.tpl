@@ -49,7 +49,7 @@ Input: $. Output: nothing, or fails.
       (list (and $hdd (ne $type "PERSISTENT_1")) (printf "fsx.storageType=HDD is not allowed for fsx.deploymentType=%s." $type) "Set fsx.deploymentType=PERSISTENT_1, or take SSD.")
       (list (and $hdd (not $fsx.driveCacheType)) "fsx.storageType=HDD needs fsx.driveCacheType." "Set NONE or READ.")
       (list (and (not $hdd) $fsx.driveCacheType) (printf "fsx.driveCacheType=%s is for fsx.storageType=HDD." $fsx.driveCacheType) "Leave it out.")
-      (list (and $throughput (not $allowed)) (printf "fsx.perUnitStorageThroughput=%d is not allowed for fsx.deploymentType=%s, which has 200 MB/s for each TiB." $throughput $type) "Leave it out, or choose a persistent type.")
+      (list (and $throughput (not $allowed)) (printf "fsx.perUnitStorageThroughput=%d is not allowed for fsx.deploymentType=%s, which has 200 MB/s for each TiB." $throughput $type) "Add --set fsx.perUnitStorageThroughput=null, or choose a persistent type.")
       (list (and $allowed (not $throughput)) (printf "fsx.perUnitStorageThroughput is not set for fsx.deploymentType=%s, %s." $type $values) "Set one of them.")
       (list (and $allowed (not (has $throughput $allowed))) (printf "fsx.perUnitStorageThroughput=%d is not allowed for fsx.deploymentType=%s, %s." $throughput $type $values) "Set one of them.")
       (list (and $fsx.kmsKeyId (not $allowed)) (printf "fsx.kmsKeyId is not allowed for fsx.deploymentType=%s." $type) "Leave it out, or choose a persistent type.")
@@ -61,7 +61,8 @@ Input: $. Output: nothing, or fails.
       (list (and $fsx.efaEnabled (not (and $second $fsx.metadataConfigurationMode))) "fsx.efaEnabled needs fsx.deploymentType=PERSISTENT_2 with fsx.metadataConfigurationMode." "Set both, AUTOMATIC for the second.")
       (list (and $iops (not $provisioned)) (printf "fsx.metadataIops=%d is for fsx.metadataConfigurationMode=USER_PROVISIONED." $iops) "Set that, or leave it out.")
       (list (and $provisioned (not $right)) (printf "fsx.metadataIops=%d is not allowed." $iops) "Set 1500, 3000, 6000 or a multiple of 12000 up to 192000.")
-      (list (and $second (eq $fsx.fileSystemTypeVersion "2.10")) "fsx.fileSystemTypeVersion=2.10 is not allowed for fsx.deploymentType=PERSISTENT_2." "Set 2.12 or 2.15.") }}
+      (list (and $second (eq $fsx.fileSystemTypeVersion "2.10")) "fsx.fileSystemTypeVersion=2.10 is not allowed for fsx.deploymentType=PERSISTENT_2." "Set 2.12 or 2.15.")
+      (list (and $metadata (eq (toString $fsx.fileSystemTypeVersion) "2.12")) "fsx.fileSystemTypeVersion=2.12 is not allowed with fsx.metadataConfigurationMode." "Set 2.15.") }}
 {{- if first . }}{{ fail (printf "\n%s\n%s" (index . 1) (index . 2)) }}{{ end }}
 {{- end }}
 {{- end }}

@@ -8,6 +8,9 @@ What holds for all back ends; each back end's own rules stand in its file. Input
 {{- if not (has $values.backend $backends) }}
 {{- fail (printf "\nbackend=%q: there is no such back end; there are %s.\nTake one with -f values/storage/NAME.yaml, or --set backend=NAME." $values.backend (join ", " $backends)) }}
 {{- end }}
+{{- if not (index $values $values.backend) }}
+{{- fail (printf "\nbackend=%s needs its section of values, and %s is null.\nTake out what sets it so." $values.backend $values.backend) }}
+{{- end }}
 {{- range $old, $new := dict "pvcName" "pvc.name" "size" "pvc.size, amlfs.storageCapacityTiB or fsx.storageCapacityGiB" "skuName" "blob.skuName" "amlfs" "amlfs, at the root of the values" }}
 {{- if hasKey $values.storage $old }}
 {{- fail (printf "\nstorage.%s is not a value of this chart.\nSet %s instead." $old $new) }}

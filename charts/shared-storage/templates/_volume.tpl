@@ -5,7 +5,15 @@ Input: dict "root" $ "size" "provisioner" "parameters" "mountOptions" "grows". O
 */}}
 {{- define "shared-storage.dynamic" -}}
 {{- $name := include "shared-storage.className" .root -}}
-{{- $parameters := merge (dict) .root.Values.storage.parameters .parameters -}}
+{{- $more := .root.Values.storage.parameters | default dict -}}
+{{- range $key, $value := .parameters }}
+{{- range keys $more | sortAlpha }}
+{{- if eq (lower .) (lower $key) }}
+{{- fail (printf "\nstorage.parameters.%s stands against %s=%q, which the chart makes of the section %s.\nSet it there, and leave it out here." . $key $value $.root.Values.backend) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- $parameters := merge (dict) $more .parameters -}}
 {{- range $key, $value := $parameters }}{{ $_ := set $parameters $key (include "shared-storage.word" $value) }}{{ end -}}
 {{- with lookup "storage.k8s.io/v1" "StorageClass" "" $name }}
 {{- $there := .parameters | default dict }}
@@ -49,10 +57,13 @@ Input: dict "root" $ "size" "spec" what it is made of, "mountOptions". Output: d
 {{- if ($volume.metadata).deletionTimestamp }}
 {{- fail (printf "\nthe volume %q is still being deleted.\nWait for it: kubectl wait --for=delete pv/%s --timeout=5m" $name $name) }}
 {{- end }}
+{{- if eq ($volume.status).phase "Released" }}
+{{- fail (printf "\nthe volume %q is still there for a claim that is gone, and would never be bound again.\nRemove it, which leaves what is on it: kubectl delete pv %s" $name $name) }}
+{{- end }}
 {{- $there := $volume.spec }}
 {{- range $key, $part := ternary .spec dict (not (empty $there)) }}
-{{- if ne (toJson (get $there $key)) (toJson $part) }}
-{{- fail (printf "\nThe volume %q is there with %s=%s, which cannot be changed to %s.\nKeep the values it was made with, or set pvc.name to make another." $name $key (toJson (get $there $key)) (toJson $part)) }}
+{{- if ne (toJson (index $there $key)) (toJson $part) }}
+{{- fail (printf "\nThe volume %q is there with %s=%s, which cannot be changed to %s.\nKeep the values it was made with, or set pvc.name to make another." $name $key (toJson (index $there $key)) (toJson $part)) }}
 {{- end }}
 {{- end -}}
 ---
@@ -75,15 +86,14 @@ spec:
 {{- end }}
 
 {{/*
-Names that no other release has: of a StorageClass, where a namespace has no dot and so ends at the first one, and of a
-volume. Input: $. Output: a name.
+Names that no other release has, of a StorageClass and of a volume: a namespace has no dot, and so ends at the first one. Input: $. Output: a name.
   {{ include "shared-storage.className" . }}
 */}}
 {{- define "shared-storage.className" -}}
 {{ .Release.Namespace }}.{{ .Release.Name }}
 {{- end }}
 {{- define "shared-storage.volumeName" -}}
-{{ .Release.Namespace }}-{{ .Values.pvc.name }}
+{{ .Release.Namespace }}.{{ .Values.pvc.name }}
 {{- end }}
 
 {{/*
@@ -120,10 +130,10 @@ Whether the claim outlives the release, and what a static volume is made of. Inp
 {{- define "shared-storage.source" -}}
 {{- $values := .Values }}
 {{- index (dict
-      "amlfs" (ternary (printf "the file system at %s" $values.amlfs.mgsIpAddress) "" (not (empty $values.amlfs.mgsIpAddress)))
-      "blob" (ternary (printf "the container %s" $values.blob.containerName) "" (not (empty $values.blob.containerName)))
-      "fsx" (ternary (printf "the file system %s" $values.fsx.volumeHandle) "" (not (empty $values.fsx.volumeHandle)))
-      "nfs" (printf "the directory %s:%s" $values.nfs.server $values.nfs.path)
-      "local" (printf "the directory %s" $values.local.path)
+      "amlfs" (ternary (printf "the file system at %s" ($values.amlfs).mgsIpAddress) "" (not (empty ($values.amlfs).mgsIpAddress)))
+      "blob" (ternary (printf "the container %s" ($values.blob).containerName) "" (not (empty ($values.blob).containerName)))
+      "fsx" (ternary (printf "the file system %s" ($values.fsx).volumeHandle) "" (not (empty ($values.fsx).volumeHandle)))
+      "nfs" (printf "the directory %s:%s" ($values.nfs).server ($values.nfs).path)
+      "local" (printf "the directory %s" ($values.local).path)
       "existing" "") $values.backend }}
 {{- end }}

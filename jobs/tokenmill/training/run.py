@@ -142,9 +142,10 @@ def _lead(run: Run, signals: Signals) -> None:
     finally:
         with contextlib.suppress(OSError):
             lease.give_back()
-    if code == 0 and run.node.nodes > 1:
-        time.sleep(LEAVING)
     _end(code, words)
+    if run.node.nodes > 1:
+        signals.ending = False  # it is done, whatever comes
+        time.sleep(LEAVING)
 
 
 def _attempt(run: Run, records: Records, lease: Lease, signals: Signals) -> tuple[int, str]:
@@ -202,8 +203,7 @@ def _judge(run: Run, end: End, watch: Watch, attempt: Attempt, retried: bool) ->
     reached = attempt.saved or 0
     where = f"iteration {reached:,} of {run.target:,} is saved"
     if reached >= run.target:
-        also = "" if end.code == 0 else f"; the trainer then ended with {_ending(end)}, which changes nothing"
-        return 0, f"done: {where}{also}"
+        return 0, f"done: {where}{_after(end)}"
     again = "the next start goes on from there"
     if end.stopped:
         return 143, f"stopped by a signal: {where}; {again}"
@@ -223,6 +223,10 @@ def _judge(run: Run, end: End, watch: Watch, attempt: Attempt, retried: bool) ->
     return 143, f"{how}{cause}; {where}; {again}"
 
 
+def _after(end: End) -> str:
+    return "" if end.code == 0 else f"; the trainer then ended with {_ending(end)}, which changes nothing"
+
+
 def _ending(end: End) -> str:
     return f"signal {-end.code}" if end.code < 0 else f"exit code {end.code}"
 
@@ -233,12 +237,17 @@ def _follow(run: Run, signals: Signals) -> None:
     if _done(run):
         return _end(0, f"done: the checkpoint of iteration {run.reached():,} is there, the target is {run.target:,}")
     if run.sick:
+        with contextlib.suppress(OSError):  # node 0 is to count this, not to wait for a machine
+            records.write_failure(run.node.rank, gethostname(), "; ".join(run.sick))
+            records.write_arrival(run.node.rank, run_name(), time.time(), 1)
         _end(143, cannot_start(run.sick))
     before = records.verdict()
     watch, others = _watch(run.settings, 0), Others(records, run.node)
     end = _supervised(run, watch, others, (lambda: others.tell(watch.signs),), signals)
     if end.code == 0 and run.reached() >= run.target:
         return _end(0, f"done: iteration {run.target:,} is saved")
+    if end.code != 0 and not end.stopped and _done(run):  # torchrun may fail where node 0's was the first to leave
+        return _end(0, f"done: iteration {run.target:,} is saved{_after(end)}")
     if end.stopped:
         _end(143, "stopped by a signal; the next start goes on from the last checkpoint")
     if end.code != 0:

@@ -159,18 +159,21 @@ class Supervisor:
         return End(-signal.SIGKILL if code is None else code, self._stopping, self._ended, iterated)
 
     def _look_on(self, launcher: int) -> None:
-        working = 0.0
+        working, before = 0.0, set[int]()
         while not self._done.wait(LOOK if self._met else FIRST_LOOK):
             self._look()
             _reap(launcher)
-            if _ranks(launcher):
+            found = set(_ranks(launcher))
+            if found & before:  # what torchrun's own imports start (ldconfig) is gone by the next look
                 working = time.monotonic()
-                self._moved = self._moved if self._met else working
-                self._met = True
-            elif working and time.monotonic() - working > BARRIER and not self._finished:
+                if not self._met:
+                    self._met, self._moved = True, working
+                    self._look()  # at once: these ranks meet those of the nodes that are here now
+            elif not found and working and time.monotonic() - working > BARRIER and not self._finished:
                 self._finished = True
                 say("the ranks have ended well, and the launcher waits for those of other nodes: not any longer")
                 _kill_all()
+            before = found
 
     def _look(self) -> None:
         blind = False
@@ -229,7 +232,7 @@ class Supervisor:
         if asked and not self._stopping:
             self._stopping = True
             say(f"{signal.Signals(asked[0]).name}: the ranks save and end")
-            if not _signal_ranks(process.pid, signal.SIGTERM):
+            if not _signal_ranks(process.pid, signal.SIGTERM) or not self._met:
                 process.terminate()
         if asked.count(signal.SIGINT) > 1:  # SIGTERM twice is no hurry: engines repeat it, and a save may be under way
             say("asked twice: they end now")
