@@ -4,7 +4,8 @@ Values and schema of a stage's chart: its own part, then what charts/common hold
 training chart: its own part, what charts/common holds for all pods, and the sections of the settings file, whose types
 have their home in tokenmill.training.settings. Those of the pipeline: a section for each stage, made of its own chart's
 part, and what is the same for all. What the storage chart says of checkpoints: the figures of
-tokenmill.training.storage. READMEs: from the comments in values.yaml, by helm-docs.
+tokenmill.training.storage. What `tokenmill fit` knows of values/models. READMEs: from the comments in values.yaml, by
+helm-docs.
 
     python tools/charts.py            write it
     python tools/charts.py --check    exit 1, naming the files, when something is not what would be written
@@ -234,6 +235,17 @@ def figures() -> str:
     return json.dumps(found, indent=2) + "\n"
 
 
+def recipes() -> str:
+    """Return the global batches of values/models, which `tokenmill fit` plans with."""
+    files = sorted((ROOT / "values/models").glob("*.yaml"))
+    return (
+        json.dumps(
+            {each.stem: yaml.safe_load(each.read_text())["training"]["globalBatchSize"] for each in files}, indent=2
+        )
+        + "\n"
+    )
+
+
 def readme(chart: Path) -> str:
     """Return a chart's README.md, made of its README.md.gotmpl and the comments in its values.yaml."""
     command = [ROOT / ".cache/bin/helm-docs", "--dry-run", "--log-level=warning", "--sort-values-order=file"]
@@ -252,6 +264,7 @@ def generated() -> Iterator[tuple[Path, str]]:
     yield TRAINING / "values.yaml", training_values()
     yield TRAINING / "values.schema.json", training_schema()
     yield CHARTS / "shared-storage/figures.json", figures()
+    yield ROOT / "jobs/tokenmill/training/recipes.json", recipes()
     for template in sorted(CHARTS.glob("*/README.md.gotmpl")):
         yield template.parent / "README.md", readme(template.parent)
 

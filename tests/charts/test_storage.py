@@ -696,6 +696,8 @@ def test_the_guide_s_file_system_takes_twenty_minutes_for_175b_and_holds_its_cor
 def test_what_is_not_known_of_a_speed_is_not_said(talking: Path, overlay: str) -> None:
     said = notes(talking, overlay)
     assert "GB/s from all nodes" not in said and "tokenmill fit --model NAME" in said
+    server = "the node's disk" if overlay == "local" else "its server"
+    assert f"How fast it is, {server} decides." in said
 
 
 @pytest.mark.parametrize("overlay", [*NEEDED])

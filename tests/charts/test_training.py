@@ -550,6 +550,7 @@ def test_what_fit_writes_makes_the_layout_that_it_lists(name: str, tmp_path: Pat
         for each in ("tensor", "pipeline", "context", "expert", "virtual_stages", "micro_batch", "recompute"):
             assert getattr(at, each) == best[each], each
         assert (at.global_batch, at.world) == (ended.result["global_batch"], ended.result["gpus"])
+        assert (found.gpu.memory_gib, found.gpu.peak_tflops) == (80, 989)
         assert total_bytes(at) == pytest.approx(best["total_bytes"])
         check_flags(composed(found))
         if name == "changed":

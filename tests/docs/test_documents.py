@@ -4,12 +4,16 @@ import ast
 import os
 import re
 import shlex
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from charts.rendering import ROOT, command_line, helm
+from charts.rendering import ROOT, STAGES, command_line, helm, render, training
+from tokenmill.training.settings import read
+from trainer.trainer import STEP
 
 NOT_OURS = {"out", "build", "dist"}
 FENCE = re.compile(r"^( *)(```|~~~).*?^\1\2 *$", re.MULTILINE | re.DOTALL)
@@ -166,3 +170,33 @@ def test_a_message_that_nothing_says_is_found_out() -> None:
     assert len(quoted()) > 40
     with pytest.raises(AssertionError, match="nothing in jobs"):
         test_a_message_that_is_explained_is_one_that_is_said("it hung for ... minutes")
+
+
+def pods(thing: Any) -> Iterator[dict[str, Any]]:
+    """Yield every pod and template of one: what has labels, and a spec with containers."""
+    if isinstance(thing, dict) and "metadata" in thing and "containers" in (thing.get("spec") or {}):
+        yield thing
+    elif isinstance(thing, dict | list):
+        for each in thing.values() if isinstance(thing, dict) else thing:
+            yield from pods(each)
+
+
+def test_the_selector_for_what_helm_test_leaves_finds_these_pods_and_no_others() -> None:
+    (selector,) = re.findall(r"kubectl delete pod -l '(.*?)'", (ROOT / "UPGRADING.md").read_text())
+    parts = re.findall(r"([^,\s]+?)(?:=([^,]+)| in \((.*?)\))(?:,|$)", selector)
+    wanted = {key: (one or several).replace(" ", "").split(",") for key, one, several in parts}
+    assert [*wanted] == ["app.kubernetes.io/part-of", "app.kubernetes.io/component"]
+    found = []
+    for pod in pods([*map(render, STAGES), training()]):
+        left = "helm.sh/hook" in pod["metadata"].get("annotations", {})
+        assert all(pod["metadata"]["labels"].get(key) in values for key, values in wanted.items()) is left
+        found.append(left)
+    assert found.count(True) == len(STAGES) + 1 < len(found)
+
+
+def test_the_first_training_run_lasts_long_enough_to_be_interrupted(tmp_path: Path) -> None:
+    (text,) = re.findall(r"^```json\n(.*?)^```$", (ROOT / "docs/first-run.md").read_text(), re.MULTILINE | re.DOTALL)
+    (tmp_path / "settings.json").write_text(text)
+    run = read(tmp_path / "settings.json")
+    assert run.training.iterations * STEP >= 60
+    assert (run.checkpoint.save_interval or 0) * STEP <= 10, "a checkpoint is there soon"

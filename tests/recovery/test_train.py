@@ -471,8 +471,14 @@ def test_an_end_with_0_before_anything_is_permanent(job: Callable[..., Job]) -> 
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"trainer__launcher": ["no-such-launcher"]}, "no program no-such-launcher (trainer.launcher)"),
-        ({"trainer__script": "/nowhere/pretrain.py"}, "no file /nowhere/pretrain.py (trainer.script)"),
+        (
+            {"trainer__launcher": ["no-such-launcher"]},
+            "there is no program no-such-launcher here (trainer.launcher); a pod must have it in its image",
+        ),
+        (
+            {"trainer__script": "/nowhere/pretrain.py"},
+            "there is no file /nowhere/pretrain.py here (trainer.script); a pod must have it in its image",
+        ),
         ({"extraArgs": ["--save=/elsewhere"]}, "extraArgs must not hold --save, by which the run is judged"),
         ({"supervision__attemptsWithoutProgress": 0}, "supervision.attemptsWithoutProgress is 0"),
         ({"supervision__hangMinutes": -1}, "supervision.hangMinutes is -1"),

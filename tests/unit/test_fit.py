@@ -353,7 +353,7 @@ def test_a_save_that_an_eviction_would_cut_off_gets_the_time(tmp_path: Path) -> 
     assert grace > found["checkpoint"]["write_seconds"] + found["step_seconds"]
     assert yaml.safe_load(file.read_text())["job"] == {"terminationGracePeriodSeconds": grace}
     (note,) = found["notes"]
-    assert note.startswith("a save takes 20 min 22 s and a step 1 min 27 s, and a pod that is evicted has 15 min 00 s")
+    assert note.startswith("a save takes 20 min 22 s and a step 16.5 s, and a pod that is evicted has 15 min 00 s")
     assert f"job.terminationGracePeriodSeconds={grace} gives the time" in note
     found = planned(*asked, "--storage", "amlfs-125:64")
     assert found["notes"] == [] and "job" not in yaml.safe_load(file.read_text())
@@ -447,6 +447,44 @@ def test_the_save_interval_stays_within_the_run(tmp_path: Path) -> None:
     assert yaml.safe_load(file.read_text())["training"]["saveInterval"] == 1000
 
 
+def test_the_batch_is_the_recipe_s_unless_another_is_given(tmp_path: Path) -> None:
+    """The file is one more -f: what nobody asked for must not replace what values/models has."""
+    file = tmp_path / "values.yaml"
+    for name in names():
+        recipe = yaml.safe_load((ROOT / f"values/models/{name}.yaml").read_text())["training"]
+        asked = ["--model", name, "--gpus", 8 * recipe["nodes"], *H100, "--values", file]
+        found = planned(*asked)
+        batch = recipe["globalBatchSize"]
+        assert found["global_batch"] == batch == yaml.safe_load(file.read_text())["training"]["globalBatchSize"]
+        assert not any("global batch" in note for note in found["notes"])
+    asked = ["--model", "175b", "--gpus", 512, *H100, "--values", file]
+    said = "global batch 1,536 sequences = 3,145,728 tokens an iteration: that of values/models/175b.yaml"
+    assert said in fit(*asked).out.splitlines()
+    (note,) = planned(*asked, "--global-batch", 8192)["notes"]
+    rest = "of two -f the later one counts, and the recipe's learning rate is for its own batch"
+    assert note == f"global batch 8,192 is not that of values/models/175b.yaml, 1,536: {rest}"
+    assert f"# {note}" in file.read_text().splitlines()
+    assert "8,192 sequences = 16,777,216 tokens an iteration\n" in fit(*asked, "--global-batch", 8192).out
+
+
+def test_a_recipe_s_batch_that_no_layout_divides_is_replaced_and_said() -> None:
+    asked = ["--model", "13b", "--gpus", 96, *H100]
+    found = planned(*asked)
+    assert found["global_batch"] == 16 * 96
+    (note,) = found["notes"]
+    assert note.startswith("global batch 1,536 is not that of values/models/13b.yaml, 1,024, with which nothing fits: ")
+    assert "tokens an iteration: assumed, 16 a GPU\n" in fit(*asked).out
+
+
+def test_the_values_hold_what_was_said_of_the_gpus(tmp_path: Path) -> None:
+    file = tmp_path / "values.yaml"
+    asked = ["--model", "125m", "--gpus", 8, "--gpu-memory", 79.6, "--values", file]
+    planned(*asked)
+    assert yaml.safe_load(file.read_text())["gpu"] == {"memoryGib": 79.6}
+    planned(*asked, "--peak-tflops", 989)
+    assert yaml.safe_load(file.read_text())["gpu"] == {"memoryGib": 79.6, "peakTflops": 989}
+
+
 def test_values_that_cannot_be_written_are_said(tmp_path: Path) -> None:
     said = refused("--model", "13b", "--gpus", 8, *H100, "--values", tmp_path / "no" / "values.yaml")
     assert "values.yaml cannot be written: No such file" in said
@@ -485,7 +523,7 @@ def test_the_table_is_one_that_a_person_can_read(tmp_path: Path) -> None:
     head, *rows = lines[start : lines.index("", start)]
     assert head.split()[:3] == ["TP", "PP", "VPP"] and len(rows) == 2
     assert {len(line) for line in (head, *rows)} == {len(head)}  # columns stand under each other
-    for said in ("16 GPUs (2 x 8)", "256 sequences = 262,144 tokens", "cost 1.", "MFU of 40%", "checkpoint: 0.9 GB"):
+    for said in ("16 GPUs (2 x 8)", "512 sequences = 524,288 tokens", "cost 1.", "MFU of 40%", "checkpoint: 0.9 GB"):
         assert said in out, said
     assert "more fit: --top" in out and f"-f {file}" in out
 

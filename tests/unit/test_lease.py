@@ -48,7 +48,7 @@ def beating(directory: Path, seconds: float, **changed: Any) -> threading.Thread
 def taken(directory: Path, run: str = "new") -> tuple[float, list[str]]:
     said: list[str] = []
     begun = time.monotonic()
-    Lease(directory, run).take(said.append)
+    Lease(directory, run, "try").take(said.append)
     return time.monotonic() - begun, said
 
 
@@ -69,6 +69,14 @@ def test_a_run_without_a_name_is_another_one(tmp_path: Path) -> None:
     assert 2 <= seconds < 5 and "run (no name) on node-7 held the checkpoints and has gone without a word" in said
 
 
+def test_a_run_without_a_name_is_called_by_its_release(tmp_path: Path) -> None:
+    first = Lease(tmp_path, "", "mine")
+    first.take(print)
+    found = json.loads((tmp_path / "owner.json").read_text())
+    owned(tmp_path, **(found | {"owner": ELSEWHERE}))  # as another machine sees it
+    assert "run mine on node-7 held the checkpoints and has gone without a word" in taken(tmp_path, "")[1]
+
+
 def test_another_run_that_ends_is_waited_for(tmp_path: Path) -> None:
     thread = beating(tmp_path, 6, stopping=True)
     seconds, said = taken(tmp_path)
@@ -84,7 +92,7 @@ def test_another_run_that_goes_on_is_not_disturbed(tmp_path: Path) -> None:
 
 
 def test_who_lost_it_is_told_and_gives_nothing_back(tmp_path: Path) -> None:
-    first, second = Lease(tmp_path, "run"), Lease(tmp_path, "run")
+    first, second = Lease(tmp_path, "run", "try"), Lease(tmp_path, "run", "try")
     first.take(print)
     first.beat()
     second.take(print)

@@ -67,7 +67,9 @@ def test_an_unknown_preset_lists_the_known_ones() -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"layers": 2}, "unknown field `layers`"),
+        ({"bias": True}, "unknown field `bias`; there are: name, note, numLayers, hiddenSize, "),
+        ({"layers": 2}, r"unknown field `layers`; did you mean numLayers\?"),
+        ({"vocabSize": 2}, r"unknown field `vocabSize`; did you mean vocabularySize\?"),
         ({"numLayers": "2"}, r"Expected `int`, got `str` - at `\$.numLayers`"),
         ({"numLayers": 0}, "numLayers is 0: it must be above 0"),
         ({"numQueryGroups": -1}, "numQueryGroups is -1: it must be above 0"),

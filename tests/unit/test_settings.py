@@ -47,8 +47,20 @@ def test_what_is_read_is_derived(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("sections", "said"),
     [
-        ({"training": {"nodez": 2}}, "unknown field `nodez` - at `$.training`"),
-        ({"trainings": {}}, "unknown field `trainings`"),
+        ({"training": {"nodez": 2}}, "unknown field `nodez` - at `$.training`; did you mean nodes?"),
+        ({"training": {"iteration": 2}}, "unknown field `iteration` - at `$.training`; did you mean iterations?"),
+        ({"trainings": {}}, "unknown field `trainings`; did you mean training?"),
+        ({"a` - at `$.release": 1}, "unknown field `a` - at `$.release`"),
+        ({"logs": {"x": 1}}, "unknown field `x` - at `$.logs`; there are: path"),
+        (
+            {"dataset": {"blend": {"all": [{"path": "a", "wait": 1}]}}},
+            "unknown field `wait` - at `$.dataset.blend.all[0]`; did you mean weight?",
+        ),
+        ({"model": {"bias": 2}}, "unknown field `bias` - at `$.model`; there are: name, note, numLayers, "),
+        (
+            {"model": {"vocabSize": 50257}},
+            "unknown field `vocabSize` - at `$.model`; leave it out: the vocabulary is that of the data's tokenizer",
+        ),
         ({"model": {"numLayers": 2}}, "missing required field `hiddenSize` - at `$.model`"),
         ({"training": {"nodes": "2"}}, "Expected `int`, got `str` - at `$.training.nodes`"),
         ({"training": {"useSharp": 1}}, "Expected `bool`, got `int` - at `$.training.useSharp`"),

@@ -530,7 +530,15 @@ def test_blend_says_no(large: Path, small: Path, half: Path, tmp_path: Path) -> 
         ((large, "--values", "--root", large), "is not below"),
         ((large, small), "none of the 50 documents"),
         ((large, "--split", "1", "--test", small), "give one or the other"),
+        ((tmp_path,), f"PART 1 {tmp_path}: "),
         ((tmp_path,), "no output of tokenmill preprocess"),
+        ((large, "--validation", tmp_path), f"--validation 1 {tmp_path}: "),
+        ((large, large), "is in PART 1 and in PART 2: "),
+        ((large, f"{small}=2", "--split", "90,8,2"), f"PART 1 {large} has no weight"),
+        ((large, "--key", "title"), f"PART 1 {large} has no key title (--key); it has text"),
+        ((large, "--split", "much"), "--split is 'much': give the shares"),
+        ((large, "--split", "1,1,1"), "name datasets for each split with --validation and --test"),
+        ((large, small), "--split 990,9,1 gives "),
     ):
         done = tokenmill("blend", out, *words)
         assert (done.returncode, said in done.stderr) == (2, True), done.stderr

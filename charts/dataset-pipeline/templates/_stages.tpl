@@ -39,6 +39,16 @@ Input: dict "root" $, "stage", "before": the enabled stage before it. Output: JS
 {{- end }}
 
 {{/*
+What a stage reads, and where its records are found, as its pods see them. Input: the stage's dict. Output: JSON with a
+comma after it.
+  {{ include "dataset-pipeline.each" (dict "root" . "template" "dataset-pipeline.place") }}
+*/}}
+{{- define "dataset-pipeline.place" -}}
+{{- $paths := include "tokenmill.paths" . | fromYaml -}}
+{{- dict "stage" .stage "reads" (.source | default $paths.reads) "about" $paths.about | toJson }},
+{{- end }}
+
+{{/*
 The command that follows the last stage, where that is preprocess. Input: the stage's dict. Output: text, or nothing.
   {{ include "dataset-pipeline.each" (dict "root" . "template" "dataset-pipeline.next") }}
 */}}

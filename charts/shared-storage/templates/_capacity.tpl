@@ -48,7 +48,7 @@ It takes {{ printf "%.1f" (divf $on.speed 1000000000.0) }} GB/s from all nodes t
 Room is beside SlimPajama 627B as tokens, {{ include "shared-storage.amount" $figures.corpusBytes.tokens }}{{ if lt . $figures.corpusBytes.tokens }}, which find none{{ end }}. With its download and text it is {{ include "shared-storage.amount" $all }}, which {{ ternary "does not fit" "fits" (lt . $all) }}; dataset.stream keeps the tokens alone.{{ end }}
 Of your run: tokenmill fit --model NAME --gpus N --gpu-memory GIB --storage {{ $on.name }} --data TB
 {{- else }}
-How fast it is, its server decides. What a checkpoint needs: tokenmill fit --model NAME --gpus N --gpu-memory GIB --write-bandwidth GB/S --capacity TB --data TB
+How fast it is, {{ ternary "the node's disk" "its server" (eq .Values.backend "local") }} decides. What a checkpoint needs: tokenmill fit --model NAME --gpus N --gpu-memory GIB --write-bandwidth GB/S --capacity TB --data TB
 {{- end }}
 {{- end }}
 

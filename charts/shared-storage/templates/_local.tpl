@@ -7,6 +7,9 @@ Input: $. Output: documents.
 {{- if or (not (hasPrefix "/" .Values.local.path)) (not .Values.local.nodeName) }}
 {{- fail "\nbackend=local needs local.path, a directory that exists on the node, from its root, and local.nodeName, the node's name (kubectl get nodes).\nAdd --set local.path=/DIRECTORY --set local.nodeName=NODE." }}
 {{- end }}
+{{- if and (eq (include "tokenmill.connected" .) "true") (not (lookup "v1" "Node" "" .Values.local.nodeName)) }}
+{{- fail (printf "\nlocal.nodeName: there is no node %q, and the pods would wait for it for ever.\nName another: kubectl get nodes" .Values.local.nodeName) }}
+{{- end }}
 {{- $node := dict "key" "metadata.name" "operator" "In" "values" (list .Values.local.nodeName) -}}
 {{- $affinity := dict "required" (dict "nodeSelectorTerms" (list (dict "matchFields" (list $node)))) -}}
 {{ include "shared-storage.static" (dict "root" . "size" (.Values.pvc.size | default "100Gi" | toString) "mountOptions" list

@@ -10,6 +10,7 @@ import typer
 from tokenmill.cli import options as o
 
 if TYPE_CHECKING:
+    from tokenmill.training.data import Names
     from tokenmill.training.settings import Part
 
 PART = "PART[=WEIGHT]"
@@ -58,7 +59,7 @@ def blend(
     words = {"train" if held_out else "all": parts, "validation": validation, "test": test}
     chosen = s.Blend(**{name: [_part(word, root) for word in given] for name, given in words.items()}, by=by)  # type: ignore[arg-type]
     with explained(out):
-        corpus = data.gather(s.Dataset(blend=chosen, key=key, split=split or "990,9,1"), root)
+        corpus = data.gather(s.Dataset(blend=chosen, key=key, split=split or "990,9,1"), root, _options())
         flags, _, content = data.listing(corpus, file=True)
         assert content is not None  # noqa: S101
         write_atomic(out.absolute(), _values(corpus, key, root) if values else content)
@@ -66,6 +67,22 @@ def blend(
         sys.stdout.write(line + "\n")
     said = f"-f {out}" if values else " ".join([*flags, str(out), *(["--split", corpus.split] if corpus.split else [])])
     sys.stdout.write(f"{'values for the chart' if values else 'for Megatron-LM'}: {said}\n")
+
+
+def _options() -> "Names":
+    """Return what this command calls what names the datasets."""
+    from tokenmill.training.data import Names
+
+    class Options(Names):
+        key = "--key"
+        split = "--split"
+        apart = "with --validation and --test"
+
+        def part(self, name: str, number: int | None = None) -> str:
+            word = f"--{name}" if name in ("validation", "test") else "PART"
+            return word if number is None else f"{word} {number + 1}"
+
+    return Options()
 
 
 def _part(word: str, root: Path) -> "Part":

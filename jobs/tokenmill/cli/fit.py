@@ -23,7 +23,12 @@ def fit(
     ] = None,
     global_batch: Annotated[
         int | None,
-        typer.Option("--global-batch", min=1, max=MOST, help="Sequences of an iteration; 16 a GPU when left out."),
+        typer.Option(
+            "--global-batch",
+            min=1,
+            max=MOST,
+            help="Sequences of an iteration; those of values/models, else 16 a GPU, when left out.",
+        ),
     ] = None,
     changed: Annotated[
         list[str], typer.Option("--set", metavar="FIELD=VALUE", help="Change a field of the model, as in numLayers=48.")

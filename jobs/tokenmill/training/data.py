@@ -35,6 +35,19 @@ MANY_EPOCHS = 4
 SPLITS = ("train", "validation", "test")
 """The parts of a split, in Megatron-LM's order; it calls the second one valid."""
 
+
+class Names:
+    """What messages call what names the datasets: keys of the settings, unless a command has its own."""
+
+    key = "dataset.key"
+    split = "dataset.split"
+    apart = "in dataset.blend"
+
+    def part(self, name: str, number: int | None = None) -> str:
+        """Return what a list of datasets is called, or one of them, each by its own name."""
+        return f"dataset.blend.{name}" + ("" if number is None else f"[{number}]")
+
+
 INDEX = Path(".tokenmill") / "index"
 """Below the checkpoints' directory: sample indices. The data's own volume may be read-only or shared."""
 
@@ -163,18 +176,19 @@ def resolve(settings: s.Settings, root: Path | None = None) -> Corpus:
     return corpus
 
 
-def gather(dataset: s.Dataset, root: Path | None) -> Corpus:
+def gather(dataset: s.Dataset, root: Path | None, names: Names | None = None) -> Corpus:
     """Find the datasets and give each its share; hold them to what any run on them needs."""
+    names = names or Names()
     blend = dataset.blend
     if (dataset.path is None) == (blend is None):
         raise RequestError("give dataset.path (an output of tokenmill preprocess), or dataset.blend: one of the two")
     if blend is None:
         assert dataset.path is not None  # noqa: S101
         lists = {"all": [s.Part(path=dataset.path)]}
-        by, where = "tokens", {"all": "dataset.path"}
+        by = "tokens"
     else:
         lists = {name: getattr(blend, name) for name in ("all", *SPLITS) if getattr(blend, name)}
-        by, where = blend.by, {name: f"dataset.blend.{name}" for name in lists}
+        by = blend.by
         if "all" in lists and len(lists) > 1:
             raise RequestError(
                 f"dataset.blend has all beside {', '.join(sorted(lists.keys() - {'all'}))}: a list to be cut by "
@@ -187,8 +201,8 @@ def gather(dataset: s.Dataset, root: Path | None) -> Corpus:
     for name, parts in lists.items():
         found[name] = []
         for number, part in enumerate(parts):
-            label = where[name] if blend is None else f"{where[name]}[{number}]"
-            data, source = _find(label, part.path, root, dataset.key)
+            label = "dataset.path" if blend is None else names.part(name, number)
+            data, source = _find(label, part.path, root, dataset.key, names)
             opened.append((label, data))
             found[name].append(source)
     _same_tokenizer(opened)
@@ -198,13 +212,13 @@ def gather(dataset: s.Dataset, root: Path | None) -> Corpus:
         count = sum(len(source.pairs) for source in sources)
         if count > MOST_PAIRS:
             raise RequestError(
-                f"{where[name]} has {count:,} pairs, and Megatron-LM takes at most {MOST_PAIRS:,}: make fewer, larger "
-                "ones with tokenmill preprocess --target-files"
+                f"{names.part(name) if blend else 'dataset.path'} has {count:,} pairs, and Megatron-LM takes at most "
+                f"{MOST_PAIRS:,}: make fewer, larger ones with tokenmill preprocess --target-files"
             )
     split = None
     if "all" in shared:
         split = ",".join(word.strip() for word in dataset.split.split(","))
-        _check_split(split, shared["all"])
+        _check_split(split, shared["all"], names)
     _, first = opened[0]
     about, basis = first.tokenizer, first.plan.basis
     empty = sum(source.empty for sources in shared.values() for source in sources)
@@ -313,11 +327,12 @@ def sequences_of(source: Source, split: str | None, part: str) -> int:
     return sum(cut[1] - cut[0] for pair in source.pairs if (cut := cuts(split, pair.sequences)[number]))
 
 
-def fractions(split: str) -> list[float]:
-    """Parse `dataset.split` to three fractions of 1, as Megatron-LM reckons them, and as strictly as it does not.
+def fractions(split: str, names: Names | None = None) -> list[float]:
+    """Parse a split to three fractions of 1, as Megatron-LM reckons them, and as strictly as it does not.
 
     Raises RequestError for what are not one to three numbers of which the first is the largest part.
     """
+    names = names or Names()
     words = split.split(",")
     try:
         numbers = [float(word) for word in words]
@@ -326,16 +341,16 @@ def fractions(split: str) -> list[float]:
     plain = all(word.strip().replace(".", "", 1).isdecimal() for word in words)  # Megatron-LM reads -1 as 1, 1e2 as 1,2
     if not plain or not 1 <= len(numbers) <= 3 or not 0 < sum(numbers) < math.inf:
         raise RequestError(
-            f"dataset.split is {split!r}: give the shares of train, validation and test, such as 990,9,1"
+            f"{names.split} is {split!r}: give the shares of train, validation and test, such as 990,9,1"
         )
     numbers += [0.0] * (3 - len(numbers))
     parts = [number / sum(numbers) for number in numbers]
     if not parts[0]:
-        raise RequestError(f"dataset.split {split} leaves nothing to train on: its first number is train's share")
+        raise RequestError(f"{names.split} {split} leaves nothing to train on: its first number is train's share")
     if parts[0] < 0.5:
         raise RequestError(
-            f"dataset.split {split} holds out {1 - parts[0]:.0%} of the data: its first number is train's share, such "
-            "as 990,9,1; to hold out so much, name datasets for each split in dataset.blend"
+            f"{names.split} {split} holds out {1 - parts[0]:.0%} of the data: its first number is train's share, such "
+            f"as 990,9,1; to hold out so much, name datasets for each split {names.apart}"
         )
     return parts
 
@@ -354,7 +369,7 @@ def cuts(split: str, sequences: int) -> list[tuple[int, int] | None]:
     ]
 
 
-def _find(label: str, named: str, root: Path | None, key: str | None) -> "tuple[Dataset, Source]":
+def _find(label: str, named: str, root: Path | None, key: str | None, names: Names) -> "tuple[Dataset, Source]":
     """Open what a setting names: a dataset's directory, or the path of one of its pairs, with or without suffix."""
     from tokenmill.stages.dataset import check_tokenizer, find_dataset, open_dataset
 
@@ -375,15 +390,15 @@ def _find(label: str, named: str, root: Path | None, key: str | None) -> "tuple[
     else:
         if key is None and len(keys) > 1:
             raise RequestError(
-                f"{label} {named} has the keys {', '.join(keys)}: say which to train on with dataset.key"
+                f"{label} {named} has the keys {', '.join(keys)}: say which to train on with {names.key}"
             )
         if key is not None and key not in keys:
-            raise RequestError(f"{label} {named} has no key {key} (dataset.key); it has {', '.join(keys)}")
+            raise RequestError(f"{label} {named} has no key {key} ({names.key}); it has {', '.join(keys)}")
         pairs = [entry for entry in data.pairs if entry["key"] == (key or keys[0])]
         empty = [entry for entry in data.manifest.content["empty"] if entry["key"] == (key or keys[0])]
         if not pairs:
             raise RequestError(
-                f"{label} {named} has no tokens under the key {key or keys[0]}: choose another dataset.key"
+                f"{label} {named} has no tokens under the key {key or keys[0]}: choose another {names.key}"
             )
     wrong = check_tokenizer(data.record, data.plan)
     if wrong:
@@ -478,9 +493,9 @@ def _shares(sources: list[Source], parts: Sequence[s.Part], by: str) -> list[Sou
     return shared
 
 
-def _check_split(split: str, sources: list[Source]) -> None:
+def _check_split(split: str, sources: list[Source], names: Names) -> None:
     """Refuse a split that leaves a part of some pair empty: on that Megatron-LM counts epochs without end."""
-    fractions(split)
+    fractions(split, names)
     counts = sorted({pair.sequences for source in sources for pair in source.pairs})
     for count in counts:
         empty = [name for name, cut in zip(SPLITS, cuts(split, count), strict=True) if cut and cut[0] >= cut[1]]
@@ -489,13 +504,13 @@ def _check_split(split: str, sources: list[Source]) -> None:
         pair = next(pair for source in sources for pair in source.pairs if pair.sequences == count)
         pairs = sum(len(source.pairs) for source in sources)
         raise RequestError(
-            f"dataset.split {split} gives {' and '.join(empty)} none of the {count} documents of {pair.prefix} (the "
+            f"{names.split} {split} gives {' and '.join(empty)} none of the {count} documents of {pair.prefix} (the "
             f"smallest of {pairs} pairs; each is cut), on which Megatron-LM would never come to a start; "
-            + _remedy(split, counts)
+            + _remedy(split, counts, names)
         )
 
 
-def _remedy(split: str, counts: Sequence[int]) -> str:
+def _remedy(split: str, counts: Sequence[int], names: Names) -> str:
     shares = fractions(split)
     for other in ("98,1,1", "95,4,1", "90,8,2", "80,15,5", "80,10,10", "60,20,20"):
         words = ",".join(word if share else "0" for word, share in zip(other.split(","), shares, strict=True))
@@ -503,7 +518,7 @@ def _remedy(split: str, counts: Sequence[int]) -> str:
             return f"{words} would do, or fewer, larger pairs (tokenmill preprocess --target-files)"
     return (
         "make fewer, larger pairs (tokenmill preprocess --target-files), or name pairs to hold out in "
-        "dataset.blend.validation, or set dataset.split to 1,0,0 with training.evalIterations 0"
+        f"{names.part('validation')}, or set {names.split} to 1,0,0 with training.evalIterations 0"
     )
 
 

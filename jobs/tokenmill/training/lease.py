@@ -28,10 +28,11 @@ PATIENCE = 90.0
 class Lease:
     """The right to write to a run's checkpoints."""
 
-    def __init__(self, records: Path, run: str) -> None:
-        """Want it for a run; without a name every start is a run of its own."""
+    def __init__(self, records: Path, run: str, release: str) -> None:
+        """Want it for a run; without a name every start is a run of its own, which messages call by its release."""
         self.path = records / OWNER
         self.run = run
+        self.release = release
         self._id = uuid4().hex
         self._beaten = 0.0
 
@@ -50,7 +51,8 @@ class Lease:
             now = time.monotonic()
             owner = read_owner(self.path)
             alive = owner.liveness() if owner else Liveness.UNKNOWN
-            who = f"run {other.get('run') or '(no name)'} on {owner.host if owner else 'an unknown host'}"
+            name = other.get("run") or other.get("release") or "(no name)"
+            who = f"run {name} on {owner.host if owner else 'an unknown host'}"
             if other != before:
                 before, changed = other, now
             if alive is Liveness.DEAD or (alive is Liveness.UNKNOWN and now - changed > SILENT + slack):
@@ -88,7 +90,13 @@ class Lease:
 
     def _write(self, stopping: bool = False) -> None:
         self._beaten = time.monotonic()
-        value = {"owner": asdict(Owner.me()), "run": self.run, "id": self._id, "stopping": stopping}
+        value = {
+            "owner": asdict(Owner.me()),
+            "run": self.run,
+            "release": self.release,
+            "id": self._id,
+            "stopping": stopping,
+        }
         write_atomic(self.path, readable_json(value | {"beat": time.time()}))
 
 

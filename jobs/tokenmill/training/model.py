@@ -1,5 +1,8 @@
 """Model architectures: a preset is a file in models/, by the names people know; any field can be replaced."""
 
+import difflib
+import json
+import re
 from importlib import resources
 from typing import Any, Literal
 
@@ -78,6 +81,8 @@ class Model(msgspec.Struct, rename="camel", forbid_unknown_fields=True, frozen=T
 
 
 PRESETS = resources.files("tokenmill.training") / "models"
+RECIPES = resources.files("tokenmill.training") / "recipes.json"
+"""Global batches of values/models, from which tools/charts.py makes it."""
 
 
 def names() -> list[str]:
@@ -106,6 +111,12 @@ def preset(name: str, /, **changed: Any) -> Model:
     return from_fields({"name": name, **fields, **changed}, f"the model {name}")
 
 
+def recipe_batch(name: str) -> int | None:
+    """Return the global batch of a preset's recipe, values/models/<name>.yaml; none of a model that has no recipe."""
+    recipes: dict[str, int] = json.loads(RECIPES.read_text())
+    return recipes.get(name)
+
+
 def from_fields(fields: Any, what: str) -> Model:
     """Return the model that fields describe, by their names in a file (camelCase); `what` names it in messages.
 
@@ -115,7 +126,7 @@ def from_fields(fields: Any, what: str) -> Model:
     try:
         model = msgspec.convert(fields, Model)
     except msgspec.ValidationError as problem:
-        raise RequestError(f"{what}: {problem}") from None
+        raise RequestError(f"{what}: {worded(problem, Model)}") from None
     for field in msgspec.structs.fields(Model):
         value = getattr(model, field.name)
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -125,3 +136,28 @@ def from_fields(fields: Any, what: str) -> Model:
                 f"{what}: {field.encode_name} is {value}: it must be {f'at most {MOST}' if value > MOST else 'above 0'}"
             )
     return model
+
+
+def worded(problem: msgspec.ValidationError, of: type) -> str:
+    """Word what data that should be `of` has wrong; of an unknown key also which is like it, or which there are."""
+    found = re.fullmatch(r"Object contains unknown field `(.*?)`(?: - at `\$([\w.\[\]]*)`)?", str(problem), re.DOTALL)
+    if found is None:
+        return str(problem)
+    from msgspec import inspect
+
+    given, place = found.groups(default="")
+    kind = inspect.type_info(of)
+    for step in re.findall(r"\w+", place):  # keys, and places in lists
+        if isinstance(kind, inspect.StructType):
+            kind = next((field.type for field in kind.fields if field.encode_name == step), kind)
+        elif isinstance(kind, inspect.ListType):
+            kind = kind.item_type
+        if isinstance(kind, inspect.UnionType):
+            kind = next(each for each in kind.types if not isinstance(each, inspect.NoneType))
+    if not isinstance(kind, inspect.StructType):  # the key looks like a place
+        return str(problem)
+    known = [field.encode_name for field in kind.fields]
+    like = difflib.get_close_matches(given, known, 1)
+    if kind.cls is Model and of is not Model and given.lower().startswith("vocab"):
+        return f"{problem}; leave it out: the vocabulary is that of the data's tokenizer"
+    return f"{problem}; " + (f"did you mean {like[0]}?" if like else f"there are: {', '.join(known)}")

@@ -25,7 +25,7 @@ from tokenmill.training.settings import Training
 GRACE_SECONDS = 900
 """job.terminationGracePeriodSeconds of charts/megatron-training."""
 SEQUENCES_A_GPU = 16
-"""Global batch where none is given, as in training/settings.py."""
+"""Global batch where none is given and no recipe has one, as in training/settings.py."""
 CUT_FIELDS = frozenset(
     {"tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size", "micro_batch_size"}
 )
@@ -246,12 +246,22 @@ def make(request: Request) -> Plan:
         raise RequestError(
             f"expert tensor {request.wanted.expert_tensor} needs a model with experts; {model.name} has none"
         )
-    batch = request.global_batch or SEQUENCES_A_GPU * machines.gpus
+    recipe = models.recipe_batch(model.name)
+    batch = request.global_batch or recipe or SEQUENCES_A_GPU * machines.gpus
     found = search(model, machines, batch, request.wanted)
+    if not found.fits and recipe and not request.global_batch:
+        batch = SEQUENCES_A_GPU * machines.gpus
+        found = search(model, machines, batch, request.wanted)
     if not found.fits:
         raise nothing(model, machines, batch, request.wanted, found)
     best = found.fits[0][0].layout
     notes = [model.note] if model.note else []
+    if recipe and recipe != batch:
+        why = "" if request.global_batch else ", with which nothing fits"
+        notes.append(
+            f"global batch {batch:,} is not that of values/models/{model.name}.yaml, {recipe:,}{why}: of two -f the "
+            "later one counts, and the recipe's learning rate is for its own batch"
+        )
     if best.tensor > machines.gpus_per_node:
         notes.append(
             f"tensor {best.tensor} is above the {machines.gpus_per_node} GPUs of a node: "
@@ -316,7 +326,8 @@ def text(plan: Plan, top: int, values: Path | None) -> str:
         *(f"note: {note}" for note in plan.notes),
         f"{machines.gpus:,} GPUs ({machines.nodes:,} x {machines.gpus_per_node}) of {machines.memory:g} GiB, of which "
         f"{machines.usable / GIB:.1f} count: {RESERVE:.0%} go to CUDA, NCCL and fragments",
-        f"global batch {at.global_batch:,} sequences = {at.global_batch * at.seq_length:,} tokens an iteration",
+        f"global batch {at.global_batch:,} sequences = {at.global_batch * at.seq_length:,} tokens an iteration"
+        f"{_assumed(plan)}",
         "",
         *_table(plan, top),
         "",
@@ -329,6 +340,15 @@ def text(plan: Plan, top: int, values: Path | None) -> str:
     if values is not None:
         lines.append(f"next: helm install megatron-training charts/megatron-training -f {shlex.quote(str(values))} ...")
     return "\n".join(lines)
+
+
+def _assumed(plan: Plan) -> str:
+    """Say where a global batch that was not given comes from."""
+    if plan.request.global_batch:
+        return ""
+    name, batch = plan.request.model.name, plan.best.global_batch
+    recipe = batch == models.recipe_batch(name)
+    return f": that of values/models/{name}.yaml" if recipe else f": assumed, {SEQUENCES_A_GPU} a GPU"
 
 
 def _count(number: float) -> str:
@@ -448,12 +468,20 @@ def values_of(plan: Plan) -> dict[str, Any]:
         "model": {"size": model.name} if named else {"size": "custom", "custom": _custom(model)},
         "parallelism": parallelism,
         "training": training,
+        "gpu": {"memoryGib": _whole(machines.memory)},
     }
+    if plan.request.peak_tflops:
+        values["gpu"]["peakTflops"] = _whole(plan.request.peak_tflops)
     if plan.request.kept != Request.kept:
         values["checkpoint"] = {"keep": plan.request.kept}
     if plan.grace_seconds > GRACE_SECONDS:
         values["job"] = {"terminationGracePeriodSeconds": plan.grace_seconds}
     return values
+
+
+def _whole(number: float) -> float:
+    """Return 80 for 80.0, as a person writes it."""
+    return int(number) if number.is_integer() else number
 
 
 def _custom(model: Model) -> dict[str, Any]:

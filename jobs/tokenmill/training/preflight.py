@@ -61,11 +61,12 @@ def cannot_start(wrong: list[str]) -> str:
 
 
 def _program(settings: Settings) -> list[str]:
-    wrong = []
-    if not shutil.which(settings.trainer.launcher[0] if settings.trainer.launcher else ""):
-        wrong.append(f"the image has no program {' '.join(settings.trainer.launcher)} (trainer.launcher)")
-    if not Path(settings.trainer.script).is_file():
-        wrong.append(f"the image has no file {settings.trainer.script} (trainer.script)")
+    wrong, pods = [], "a pod must have it in its image"
+    launcher, script = settings.trainer.launcher, settings.trainer.script
+    if not shutil.which(launcher[0] if launcher else ""):
+        wrong.append(f"there is no program {' '.join(launcher)} here (trainer.launcher); {pods}")
+    if not Path(script).is_file():
+        wrong.append(f"there is no file {script} here (trainer.script); {pods}")
     return wrong
 
 

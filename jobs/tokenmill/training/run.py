@@ -135,7 +135,7 @@ def _retried(signals: Signals) -> Iterator[None]:
 def _lead(run: Run, signals: Signals) -> None:
     """Be node 0: hold the checkpoints, repair, record, supervise, judge, prune."""
     records = Records(run.checkpoints)
-    lease = Lease(records.directory, run_name())
+    lease = Lease(records.directory, run_name(), run.settings.release)
     lease.take(say)
     try:
         code, words = _attempt(run, records, lease, signals)

@@ -12,7 +12,7 @@ import msgspec
 
 from tokenmill.errors import RequestError
 from tokenmill.training.layout import Layout
-from tokenmill.training.model import Model
+from tokenmill.training.model import Model, worded
 
 MAY_BE_ZERO = {"seed", "weight_decay", "warmup_iterations", "eval_iterations", "data_workers", "min_learning_rate"}
 MAY_BE_ZERO |= {"hidden_dropout", "attention_dropout", "clip_grad"}
@@ -236,7 +236,7 @@ def read(path: Path) -> Settings:
     try:
         return derived(msgspec.json.decode(data, type=Settings))
     except msgspec.ValidationError as problem:
-        raise RequestError(f"the settings {path}: {problem}") from None
+        raise RequestError(f"the settings {path}: {worded(problem, Settings)}") from None
     except msgspec.DecodeError as problem:
         raise RequestError(f"the settings {path} are no JSON: {problem}") from None
 
