@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 import yaml
+from fresh import write_or_check
 
 from tokenmill.training import model, settings, storage
 from tokenmill.training.memory import checkpoint_bytes
@@ -269,19 +270,5 @@ def generated() -> Iterator[tuple[Path, str]]:
         yield template.parent / "README.md", readme(template.parent)
 
 
-def main() -> int:
-    """Write the files, or say which of them are not fresh."""
-    check = "--check" in sys.argv[1:]
-    stale = []
-    for path, text in generated():
-        if not path.exists() or path.read_text() != text:
-            stale.append(str(path.relative_to(ROOT)))
-            if not check:
-                path.write_text(text)
-    if check and stale:
-        sys.stderr.write(f"not fresh, run make charts: {', '.join(stale)}\n")
-    return int(check and bool(stale))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check(generated()))

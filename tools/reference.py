@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from fresh import write_or_check
 
 from tokenmill.cli import app, commands
 
@@ -137,19 +138,5 @@ def tables() -> str:
     return f"{own}{MARKER}\n" + "\n".join(parts)
 
 
-def main() -> int:
-    """Write the files, or say which of them are not fresh."""
-    check = "--check" in sys.argv[1:]
-    stale = []
-    for path, text in ((COMMANDS, reference()), (VALUES / "README.md", tables())):
-        if not path.exists() or path.read_text() != text:
-            stale.append(str(path.relative_to(ROOT)))
-            if not check:
-                path.write_text(text)
-    if check and stale:
-        sys.stderr.write(f"not fresh, run make charts: {', '.join(stale)}\n")
-    return int(check and bool(stale))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check(((COMMANDS, reference()), (VALUES / "README.md", tables()))))
