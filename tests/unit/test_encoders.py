@@ -67,6 +67,36 @@ def test_flat_ids_equal_hugging_face(name: str, add: bool, wrapped: Path) -> Non
     assert (len(none), start.tolist()) == (0, [0])
 
 
+@pytest.mark.parametrize("post_processor", ["template", "bert", "none"])
+@pytest.mark.parametrize("quick", [True, False])
+@pytest.mark.parametrize("add", [True, False])
+@pytest.mark.parametrize("name", NAMES)
+def test_an_id_behind_each_text(
+    name: str, add: bool, quick: bool, post_processor: str, wrapped: Path, tmp_path: Path
+) -> None:
+    backend = json.loads(wrapped.read_bytes())
+    if post_processor == "none":
+        backend["post_processor"] = None
+    elif post_processor == "bert":
+        backend["post_processor"] = {"type": "BertProcessing", "sep": ["!", 1], "cls": ["<|endoftext|>", 0]}
+    path = tmp_path / "backend.json"
+    path.write_text(json.dumps(quick_to_load(backend) if quick else backend, separators=(",", ":")))
+    if post_processor == "bert" and name != "hf":
+        try:
+            load_encoder(name, path, add)
+        except EncoderUnavailable:
+            pytest.skip(f"{name} does not take it")
+    reference = Tokenizer.from_file(str(path))
+    encoder = load_encoder(name, path, add, spell_guard("界"), end=77)
+    ids, offsets = encoder.encode(TEXTS)
+    for i, text in enumerate(TEXTS):
+        expected = [*reference.encode(text, add_special_tokens=add).ids, 77]
+        assert ids[offsets[i] : offsets[i + 1]].tolist() == expected
+    assert (offsets[0], offsets[-1]) == (0, len(ids))
+    none, start = encoder.encode([])
+    assert (len(none), start.tolist()) == (0, [0])
+
+
 def test_guarded_texts_go_to_hugging_face(wrapped: Path) -> None:
     guard = spell_guard("\U0001f44d界世x")
     assert guard == "78,4e16,754c,1f44d"

@@ -136,6 +136,18 @@ def test_assemble_is_the_rule_applied_to_each_document(
     assert (found.dtype.name, lengths.dtype.name) == (np.dtype(dtype).name, "int32")
 
 
+@given(documents=st.lists(st.lists(st.integers(0, 9), max_size=3), max_size=9), several=st.booleans())
+def test_assemble_of_texts_that_the_encoder_ended(documents: list[list[int]], several: bool) -> None:
+    def flat(texts: list[list[int]]) -> tuple[Any, Any]:
+        return np.array([token for text in texts for token in text], np.uint32), np.cumsum([0, *map(len, texts)])
+
+    counts = np.array([2] * (len(documents) // 2) + [1] * (len(documents) % 2), int) if several else None
+    ended = assemble(*flat([[*text, 5] for text in documents]), counts, 5, np.int32, ended=True)
+    for mine, expected in zip(ended, assemble(*flat(documents), counts, 5, np.int32), strict=True):
+        assert mine.tolist() == expected.tolist()
+        assert mine.dtype == expected.dtype
+
+
 @pytest.mark.parametrize(
     ("token", "eod", "dtype"), [(65536, 0, np.uint16), (2**31, 0, np.int32), (1, 65536, np.uint16)]
 )

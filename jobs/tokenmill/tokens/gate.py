@@ -229,12 +229,14 @@ def prepare(
     add_special_tokens: bool,
     encode: Callable[..., Any],
     *,
+    end: int | None = None,
     encoder: str = "auto",
     say: Callable[[bytes], None] = lambda word: None,
 ) -> None:
     """Write the backend as workers load it, what candidates are asked, and the ids that `encode` gives.
 
-    `encode` takes texts and returns Hugging Face encodings. To the parts comes a sample of all code points.
+    `encode` takes texts and returns Hugging Face encodings; candidates are to put `end` behind each text's. To the
+    parts comes a sample of all code points.
     """
     import numpy as np
     import orjson
@@ -249,6 +251,7 @@ def prepare(
         "chunks": chunks,
         "normalizes": normalizes,
         "add_special_tokens": add_special_tokens,
+        "end": end,
     }
     (directory / "question.json").write_bytes(orjson.dumps(question))
     say(ASKED)
@@ -282,37 +285,38 @@ def answer(name: str, directory: Path, wait: Callable[[], None] = lambda: None) 
     """Compare an encoder with the reference in a directory, once it is there; return what `judge` reads."""
     import numpy as np
 
-    from tokenmill.tokens.encoders import EncoderUnavailable, load_encoder, spell_guard
+    from tokenmill.tokens.encoders import EncoderUnavailable, load_encoder, spell_guard, wrap
 
     question = _read(directory / "question.json")
+    end = question["end"]
     plain, chunks, add = _texts(question["parts"]), question["chunks"], question["add_special_tokens"]
     texts = [*plain, *map("".join, chunks)]
     backend = directory / "backend.json"
     found: dict[str, Any] = {"version": encoder_version(name), "checked": len(texts), "guard": ""}
     try:
-        encoder = load_encoder(name, backend, add)
+        encoder = load_encoder(name, backend, add, end=end)
     except EncoderUnavailable as error:
         return found | {"refused": True, "rejected": {"reason": f"cannot be used: {error}"}}
 
     mine, unsteady = _twice(encoder, texts)
     wait()
     with np.load(directory / "reference.npz") as reference:
-        exact = reference["ids"], reference["offsets"]
+        exact = wrap(reference["ids"], reference["offsets"], [], [] if end is None else [end])
     wrong = _differing(mine, exact)
     if name != "hf" and any(i >= len(plain) for i in wrong):
-        hf = load_encoder("hf", backend, add)
+        hf = load_encoder("hf", backend, add, end=end)
         guard = _guard(encoder, hf, question["normalizes"])
         if 0 < len(guard) <= MAX_GUARD:
             found["guard"] = spell_guard(guard)
-            encoder = load_encoder(name, backend, add, found["guard"])
+            encoder = load_encoder(name, backend, add, found["guard"], end=end)
             # Chunks lose their guarded probes: else Hugging Face would answer for the other ones, too.
             cut = [i - len(plain) for i in wrong if i >= len(plain)]
             left = ["".join(p for p in chunks[i] if not guard.intersection(p)) for i in cut]
             more, more_offsets = hf.encode(left)
             ids, offsets = exact
-            end = offsets[len(plain)]
+            behind = offsets[len(plain)]
             texts = [*plain, *left]
-            exact = np.concatenate([ids[:end], more]), np.concatenate([offsets[: len(plain)], more_offsets + end])
+            exact = np.concatenate([ids[:behind], more]), np.concatenate([offsets[: len(plain)], more_offsets + behind])
             mine, unsteady = _twice(encoder, texts)
             wrong = _differing(mine, exact)
     if not wrong and not unsteady:
@@ -320,8 +324,8 @@ def answer(name: str, directory: Path, wait: Callable[[], None] = lambda: None) 
     first = (wrong or unsteady)[0]
     expected = exact[0][exact[1][first] : exact[1][first + 1]]
     got, _ = encoder.encode([texts[first]])
-    ends = accumulate(map(len, question["parts"].values()))
-    part = next((part for part, end in zip(question["parts"], ends, strict=True) if first < end), "code points")
+    parts = zip(question["parts"], accumulate(map(len, question["parts"].values())), strict=True)
+    part = next((part for part, behind in parts if first < behind), "code points")
     reason = "differs from Hugging Face" if wrong else "gives other ids when asked again"
     return found | {
         "rejected": {"reason": reason, "part": part} | difference(texts[first], expected, got, backend, add)

@@ -83,12 +83,14 @@ def assemble(
     dtype: npt.DTypeLike,
     *,
     room: Callable[[int], Array] | None = None,
+    ended: bool = False,
 ) -> tuple[Array, Array, Array]:
     """Apply Megatron-LM's rules for empty text and EOD to one encoder batch.
 
     Sentence i is `ids[offsets[i]:offsets[i+1]]`, and `sequences_per_document` counts each document's
     sentences (None: one each). A sentence without tokens vanishes; EOD ends the last remaining sequence of
     each document; a document without tokens has no sequence and no EOD, but stays a document.
+    `ended` says that the encoder put EOD behind each sentence, empty ones too: most often that is all there is to do.
 
     Returns the ids as they go into the `.bin`, the lengths of the sequences (int32, EOD counted) and the
     number of sequences of each document. The ids lie in what `room` gives for so many, else they may share
@@ -107,6 +109,13 @@ def assemble(
     ids = ids.view(dtype) if ids.dtype.itemsize == dtype.itemsize else ids.astype(dtype)
 
     all_lengths = np.diff(starts)
+    if ended and sequences_per_document is None and bool((all_lengths > 1).all()):
+        eod = None
+    elif ended:
+        is_text = np.ones(len(ids), dtype=bool)
+        is_text[np.cumsum(all_lengths) - 1] = False
+        ids = ids[is_text]
+        all_lengths = all_lengths - 1
     kept = all_lengths > 0
     lengths = all_lengths[kept]
     if sequences_per_document is None:

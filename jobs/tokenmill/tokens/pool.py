@@ -5,7 +5,6 @@ memory: one is encoded while others are filled and written. A process that dies 
 and the block it had goes to Hugging Face; one that grew is replaced between two blocks.
 """
 
-import marshal
 import os
 import select
 import signal
@@ -17,11 +16,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from multiprocessing.connection import Connection
 from typing import Any
 
 from tokenmill.errors import TransientError
 from tokenmill.machine import memory_words
+from tokenmill.tokens.channel import Channel
 from tokenmill.tokens.gate import environment
 from tokenmill.tokens.serve import Answer, Column, Found, Segment, Task
 from tokenmill.tokens.slab import Slab
@@ -100,14 +99,14 @@ class _Child:
                 pass_fds=[theirs.fileno(), *(fd for slot in slots for fd in (slot.text.fd, slot.ids.fd))],
                 env=environment() | {"GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", MALLOC)},
             )
-        self._control = Connection(ours.detach())
-        self._answers = select.poll()  # Connection.poll makes a selector each time
-        self._answers.register(self._control, select.POLLIN)
+        self._control = Channel(ours.detach())
+        self._answers = select.poll()
+        self._answers.register(self._control.fd, select.POLLIN)
         self._send(tuple(task))
 
     def _send(self, message: Any) -> None:
         with suppress(OSError):  # it is dead: whoever waits for its answer will find that
-            self._control.send_bytes(marshal.dumps(message))
+            self._control.send(message)
 
     def submit(self, slot: Slot) -> None:
         segments = [tuple(segment) for segment in slot.segments]
@@ -118,7 +117,7 @@ class _Child:
         try:
             if not self._answers.poll(seconds * 1000):
                 return None
-            return Answer(*marshal.loads(self._control.recv_bytes()))  # noqa: S302 - the same Python wrote it
+            return Answer(*self._control.receive())
         except OSError as error:
             raise EOFError from error
 

@@ -72,7 +72,8 @@ def settle(work: Path, say: Callable[[bytes], None] = lambda word: None) -> dict
         encodings: list[Any] = backend.encode_batch_fast(asked, add_special_tokens=add)
         return encodings
 
-    prepare(work, text, parts, add, encode, encoder=request["encoder"], say=say)
+    end = eod_id if request["need_eod"] else None
+    prepare(work, text, parts, add, encode, end=end, encoder=request["encoder"], say=say)
 
     eos = tokenizer.eos_token
     return {

@@ -3,22 +3,21 @@
 Takes the texts out of blocks of records in shared memory, encodes them, and puts the ids where the .bin takes them
 from. It loads an encoder and what reads JSON, and nothing else; what a third-party encoder does ends with it.
 
-Messages on the control socket are `marshal`, the same Python being at both ends: first a Task, then for each block
-(slab, its sizes, segments), answered by an Answer.
+Messages on the control socket (`tokens.channel`): first a Task, then for each block (slab, its sizes, segments),
+answered by an Answer.
 """
 
 import contextlib
 import gc
-import marshal
 import os
 import signal
 import sys
 from collections.abc import Sequence
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokenmill.errors import RequestError, TokenmillError
+from tokenmill.tokens.channel import Channel
 from tokenmill.tokens.slab import Slab
 
 if TYPE_CHECKING:
@@ -95,10 +94,12 @@ class _Server:
         self._task = task
         self._slabs = slabs
         self._dtype = np.dtype(task.dtype)
-        self._encoder = load_encoder(task.encoder, Path(task.backend), task.special_tokens, task.guard)
+        backend = Path(task.backend)
+        self._encoder = load_encoder(task.encoder, backend, task.special_tokens, task.guard, end=task.eod)
         self._exact: Encoder | None = None
         if task.verify != "start" and task.encoder != "hf":
-            self._exact = load_encoder("hf", Path(task.backend), task.special_tokens)
+            self._exact = load_encoder("hf", backend, task.special_tokens, end=task.eod)
+        self._memory = _Memory()
         self._blocks = 0
         self._end = 0  # of the last column's ids
 
@@ -115,7 +116,7 @@ class _Server:
         except RequestError as error:
             columns, refused = [], str(error)
         found = [Found(p.documents, p.records, p.blank, p.rejected) for p in parsed]
-        return Answer(len(ids.data), columns, found, _memory(), refused)
+        return Answer(len(ids.data), columns, found, self._memory.held(), refused)
 
     def _parse(self, text: Slab, segment: Segment) -> "Parsed":
         from tokenmill.corpus.parse import parse_lines, parse_rows
@@ -142,7 +143,9 @@ class _Server:
             slab.grow(start + count * self._dtype.itemsize)
             return np.frombuffer(slab.data, self._dtype, count, start)
 
-        placed, lengths, counts = assemble(ids, offsets, sequences, self._task.eod, self._dtype, room=room)
+        eod = self._task.eod
+        ended = eod is not None
+        placed, lengths, counts = assemble(ids, offsets, sequences, eod, self._dtype, room=room, ended=ended)
         size = placed.nbytes
         self._end = start + -(-size // 4) * 4
         even = len(lengths) == len(counts) and bool((counts == 1).all())
@@ -178,20 +181,29 @@ def _flatten(texts: Sequence[Any]) -> tuple[list[str], Any]:
     return flat, np.array([len(text) if isinstance(text, list) else 1 for text in texts])
 
 
-def _plain(answer: Answer) -> bytes:
-    """Spell an answer as marshal takes it, which knows no named tuples."""
+def _plain(answer: Answer) -> tuple[Any, ...]:
+    """Spell an answer in what a channel takes, which knows no named tuples."""
     columns = [tuple(column) for column in answer.columns]
     segments = [(*found[:3], [tuple(bad) for bad in found.rejected]) for found in answer.segments]
-    return marshal.dumps((answer.ids_bytes, columns, segments, answer.memory, answer.refused))
+    return answer.ids_bytes, columns, segments, answer.memory, answer.refused
 
 
-def _memory() -> int:
-    """Return the memory that this process alone holds, in bytes; 0 where the system does not say."""
-    try:
-        _, resident, shared, *_ = Path("/proc/self/statm").read_bytes().split()
-    except OSError:
-        return 0
-    return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
+class _Memory:
+    """What this process alone holds; /proc says so."""
+
+    def __init__(self) -> None:
+        self._unit = os.sysconf("SC_PAGE_SIZE")
+        try:
+            self._statm = os.open("/proc/self/statm", os.O_RDONLY)
+        except OSError:
+            self._statm = -1
+
+    def held(self) -> int:
+        """Return it in bytes; 0 where the system does not say."""
+        if self._statm < 0:
+            return 0
+        _, resident, shared, *_ = os.pread(self._statm, 200, 0).split()
+        return (int(resident) - int(shared)) * self._unit
 
 
 def main() -> None:
@@ -201,16 +213,15 @@ def main() -> None:
     with contextlib.suppress(OSError):  # rather this process than the parent, which has another made
         Path("/proc/self/oom_score_adj").write_text("500")
     gc.disable()  # a block makes 10,000 objects, none of them in a cycle
-    control = Connection(int(sys.argv[1]))
+    control = Channel(int(sys.argv[1]))
     slabs = []
     for pair in sys.argv[2].split(","):
         text, ids = map(int, pair.split(":"))
         slabs.append((Slab(os.fstat(text).st_size, text), Slab(os.fstat(ids).st_size, ids)))
     try:
-        server = _Server(Task(*marshal.loads(control.recv_bytes())), slabs)  # noqa: S302 - from the parent
+        server = _Server(Task(*control.receive()), slabs)
         while True:
-            answer = server.answer(*marshal.loads(control.recv_bytes()))  # noqa: S302
-            control.send_bytes(_plain(answer))
+            control.send(_plain(server.answer(*control.receive())))
     except (EOFError, ConnectionError):
         pass
     except TokenmillError as error:
