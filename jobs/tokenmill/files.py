@@ -15,7 +15,7 @@ import secrets
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import xxhash
 
@@ -328,33 +328,38 @@ def update_hash(digest: Any, path: Path, length: int | None = None) -> int:
     return done
 
 
-def walk_files(root: Path, output: Path | None = None) -> tuple[list[str], list[Path]]:
-    """List the files below a directory by path, relative to it, and the directories left out: outputs of tokenmill.
+class Walk(NamedTuple):
+    """The files below a directory by path, relative to it; what was left out: outputs of tokenmill, hidden files."""
 
-    Hidden files are left out, and so is `output`, and every directory below `root` that holds our records:
-    what a stage made is read as such or not at all, never as somebody's files.
+    files: list[str]
+    ours: list[Path]
+    hidden: list[str]
+
+
+def walk_files(root: Path, output: Path | None = None) -> Walk:
+    """List the files below a directory.
+
+    Hidden files and directories are left out, and so is `output`, and every directory below `root` that holds our
+    records: what a stage made is read as such or not at all, never as somebody's files.
     """
-    return _walk(root, "", set() if output is None else {output.resolve()})
+    walk = Walk([], [], [])
+    _walk(root, "", set() if output is None else {output.resolve()}, walk)
+    return walk
 
 
-def _walk(root: Path, folder: str, seen: set[Path]) -> tuple[list[str], list[Path]]:
+def _walk(root: Path, folder: str, seen: set[Path], walk: Walk) -> None:
     """List what is in `folder`, which ends in a slash unless it is the root; 59,166 Paths would take 30 MB."""
-    found: list[str] = []
-    ours: list[Path] = []
     seen.add((root / folder).resolve())
     for name in sorted(os.listdir(root / folder)):  # noqa: PTH208 - names, no objects
         child = root / folder / name
-        if name.startswith("."):
+        if child.is_file():
+            (walk.hidden if name.startswith(".") else walk.files).append(folder + name)
+        elif name.startswith(".") or not child.is_dir():
             continue
-        if not child.is_dir():
-            found += [folder + name] if child.is_file() else []
         elif is_output(child):
-            ours.append(child)
+            walk.ours.append(child)
         elif child.resolve() not in seen:  # a link may lead back up
-            below, outputs = _walk(root, f"{folder}{name}/", seen)
-            found += below
-            ours += outputs
-    return found, ours
+            _walk(root, f"{folder}{name}/", seen, walk)
 
 
 def is_output(directory: Path) -> bool:

@@ -295,7 +295,7 @@ def growth(less: Sequence[int], more: Sequence[int]) -> list[float]:
 def linear(s: Setting, shape: str, full: int, unit: str) -> Section:
     """Time a quarter, a half and all of many units of work, planning included, the tokenizer resolved."""
     tokenizer = "llama3_1"
-    disk = full * (8000 if shape == "files" else 300)
+    disk = full * (20_000 if shape == "files" else 300)
     corpora = {part: shaped(s.scratch, shape, s.large, full // part, disk // part) for part in (4, 2, 1)}
     names = {part: f"{full // part:,} {unit}" for part in corpora}
     sides: dict[str, Callable[[], Run]] = {}

@@ -294,6 +294,18 @@ def test_a_single_file_is_read_alone(tmp_path: Path) -> None:
     assert (dataset.root, [file.path for file in dataset.files]) == (tmp_path, ["b.jsonl"])
 
 
+def test_hidden_files_are_left_out_and_named(tmp_path: Path) -> None:
+    (tmp_path / "deep/.kept").mkdir(parents=True)
+    for name in ("deep/._a.jsonl", ".DS_Store", "deep/.kept/b.jsonl"):
+        (tmp_path / name).write_text("{}\n")
+    with pytest.raises(RequestError, match=r"1 hidden files, such as 'deep/\._a\.jsonl'; wanted"):
+        upstream(tmp_path)
+    (tmp_path / "a.jsonl").write_text("{}\n")
+    dataset = upstream(tmp_path)
+    assert [file.path for file in dataset.files] == ["a.jsonl"]
+    assert dataset.notes == [f"reading 1 files in {tmp_path}", "left out 1 hidden files, such as 'deep/._a.jsonl'"]
+
+
 def test_nothing_to_read_says_what_was_seen_and_wanted(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="does not exist"):
         upstream(tmp_path / "nowhere")

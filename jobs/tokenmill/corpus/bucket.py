@@ -54,7 +54,7 @@ class BucketSource:
         """Return what is known of each file under the prefix, by its path."""
         local = Path(self._root)
         if self._uri.startswith("file://") and local.is_dir():
-            return {path: self._fs.info(path) for path in (str(local / name) for name in walk_files(local)[0])}
+            return {path: self._fs.info(path) for path in (str(local / name) for name in walk_files(local).files)}
         try:
             found: dict[str, Any] = self._fs.find(self._root, detail=True)
         except FileNotFoundError:

@@ -249,16 +249,20 @@ def _dataset(record: StageRecord, manifest: Manifest, usable: Sequence[str] | No
     return Dataset(record.output, files, upstream, source, [*notes, said, *left_out], warnings, frozenset(damaged))
 
 
-def _usable(root: Path, files: list[DataFile], usable: Sequence[str] | None) -> tuple[list[DataFile], list[str]]:
-    """Leave out files that are no data, such as a README, and say so; refuse when nothing is left."""
-    if usable is None:
-        return files, []
-    wanted = [file for file in files if file.path.lower().endswith(tuple(usable))]
-    ignored = [file.path for file in files if not file.path.lower().endswith(tuple(usable))]
-    if not wanted:
-        seen = f"; it has {len(ignored)} other files, such as {ignored[0]!r}" if ignored else ""
+def _usable(
+    root: Path, files: list[DataFile], usable: Sequence[str] | None, hidden: Sequence[str] = ()
+) -> tuple[list[DataFile], list[str]]:
+    """Leave out files that are no data, such as a README, and hidden ones; say so; refuse when nothing is left."""
+    endings = tuple(usable or ("",))
+    wanted = [file for file in files if file.path.lower().endswith(endings)]
+    ignored = [file.path for file in files if not file.path.lower().endswith(endings)]
+    veiled = [name for name in hidden if name.lower().endswith(endings)]
+    if not wanted and usable:
+        counted = ((ignored, "other files"), (veiled, "hidden files"))
+        seen = "".join(f"; it has {len(names)} {what}, such as {names[0]!r}" for names, what in counted if names)
         raise RequestError(f"no data files in {root}{seen}; wanted names ending in {' '.join(usable)}")
-    return wanted, [f"left out {len(ignored)} files that are no data, such as {ignored[0]!r}"] if ignored else []
+    said = ((ignored, "files that are no data"), (veiled, "hidden files"))
+    return wanted, [f"left out {len(names)} {what}, such as {names[0]!r}" for names, what in said if names]
 
 
 def _brought(root: Path, usable: Sequence[str] | None, output: Path | None) -> Dataset:
@@ -270,16 +274,16 @@ def _brought(root: Path, usable: Sequence[str] | None, output: Path | None) -> D
             f"{root} holds an output of tokenmill that this stage does not read (tokenmill status {root}); give the "
             "directory that it was made from"
         )
-    names, ours = walk_files(root, output)
-    for record in [] if names else find_records(root, depth=0):
+    walk = walk_files(root, output)
+    for record in [] if walk.files else find_records(root, depth=0):
         for failure in record.failures():
             if failure["unit"] == PLANNING:
                 said = f"{record.stage} in {root} has nothing to read, since it failed: {failure['message']}"
                 raise RequestError(said)
-    dataset = _plain(root, names, usable)
-    if ours:
-        left_out = ", ".join(str(path) for path in ours[:3])
-        dataset.notes.append(f"left out {left_out}{', ...' if len(ours) > 3 else ''}: outputs of tokenmill")
+    dataset = _plain(root, walk.files, usable, walk.hidden)
+    if walk.ours:
+        left_out = ", ".join(str(path) for path in walk.ours[:3])
+        dataset.notes.append(f"left out {left_out}{', ...' if len(walk.ours) > 3 else ''}: outputs of tokenmill")
     return dataset
 
 
@@ -289,13 +293,13 @@ def check_apart(root: Path, output: Path) -> None:
         raise RequestError(f"{root} cannot be both input and output; give an output directory of its own")
 
 
-def _plain(root: Path, names: list[str], usable: Sequence[str] | None) -> Dataset:
+def _plain(root: Path, names: list[str], usable: Sequence[str] | None, hidden: Sequence[str] = ()) -> Dataset:
     """List files that no stage of ours made; their identity is size and modification time."""
     files = []
     for name in names:
         stat = os.stat(f"{root}/{name}")  # noqa: PTH116 - for 59,166 files a Path each would take longer than the call
         files.append(DataFile(name, stat.st_size, f"{stat.st_size}@{stat.st_mtime_ns}", name))
-    files, left_out = _usable(root, files, usable)
+    files, left_out = _usable(root, files, usable, hidden)
     listing = content_id([[file.path, file.identity] for file in files])
     # No absolute path: the same files give the same plan wherever they lie.
     upstream = {"stage": None, "listing": listing}
