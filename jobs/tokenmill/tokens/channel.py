@@ -31,8 +31,10 @@ class Channel:
         return marshal.loads(self._read(size))  # noqa: S302 - from our own process
 
     def close(self) -> None:
-        """Close this end."""
-        os.close(self.fd)
+        """Close this end; what is sent or received afterwards is an OSError."""
+        fd, self.fd = self.fd, -1  # the number may be a file's the next moment, and another thread may still send
+        if fd >= 0:
+            os.close(fd)
 
     def _read(self, size: int) -> bytes:
         data = b""
