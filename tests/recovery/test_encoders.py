@@ -120,7 +120,7 @@ def processes(settled: Path, request: pytest.FixtureRequest) -> Callable[..., En
     (backend,) = settled.glob(".tokenmill/preprocess/encoders/*/backend.json")
 
     def start(warnings: list[str], backend: Path = backend) -> EncoderProcesses:
-        task = Task("fastokens", str(backend), True, "", ("text",), 0, "uint16", "start")
+        task = Task("fastokens", str(backend), True, "", ("text",), 0, "start")
         found = EncoderProcesses(task, 1, patience=60.0, warn=warnings.append)
         request.addfinalizer(found.close)
         return found
@@ -139,6 +139,14 @@ def encode(processes: EncoderProcesses, meanwhile: Callable[[], None] = lambda: 
         (column,), (found,), refused = slot.result()
         assert (found.documents, refused) == (50, "")
         return bytes(slot.ids.data[column.start : column.start + column.size])
+
+
+def test_an_encoder_process_loads_the_encoder_and_no_numpy(processes: Callable[..., EncoderProcesses]) -> None:
+    encode(processes([]))
+    (encoder,) = children(os.getpid(), "tokens.serve")
+    loaded = {Path(line.split()[-1]).parent.name for line in Path(f"/proc/{encoder}/maps").read_text().splitlines()}
+    assert "fastokens" in loaded
+    assert not {name for name in loaded if name.startswith(("numpy", "tokenizers"))}
 
 
 def test_an_encoder_that_always_crashes_gives_way_to_hugging_face(processes: Callable[..., EncoderProcesses]) -> None:

@@ -65,6 +65,9 @@ def test_flat_ids_equal_hugging_face(name: str, add: bool, wrapped: Path) -> Non
         assert ids[offsets[i] : offsets[i + 1]].tolist() == expected
     none, start = encoder.encode([])
     assert (len(none), start.tolist()) == (0, [0])
+    for texts in (TEXTS, []):
+        for flat, array in zip(encoder.encode_to_bytes(texts), encoder.encode(texts), strict=True):
+            assert bytes(flat) == array.tobytes()
 
 
 @pytest.mark.parametrize("post_processor", ["template", "bert", "none"])

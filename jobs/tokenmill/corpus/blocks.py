@@ -96,7 +96,9 @@ class _Lines:
                 searched = at
                 if len(room.data) < at + STEP:
                     room.grow(2 * (at + STEP))
-            with memoryview(room.data) as view, view[at : at + STEP] as space:
+            # Not beyond the limit: what is behind the last newline is copied to the next block.
+            stop = min(at + STEP, limit) if at < limit else at + STEP
+            with memoryview(room.data) as view, view[at:stop] as space:
                 got = self._source.readinto(space)
             at += got
             if got == 0:

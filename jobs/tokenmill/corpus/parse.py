@@ -7,7 +7,6 @@ out of each with this, and so does `corpus.readers` for who wants the texts in t
 import json
 import mmap
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
@@ -35,16 +34,19 @@ class Rejected(NamedTuple):
     raw: bytes
 
 
-@dataclass(slots=True)
 class Parsed:
     """Consecutive documents. `texts` has one list per key, aligned by document.
 
     An entry is a text, or the list of texts that become one sequence each. `blank` lines are no records.
     """
 
-    texts: list[list[Text]]
-    blank: int = 0
-    rejected: list[Rejected] = field(default_factory=list)
+    __slots__ = ("blank", "rejected", "texts")
+
+    def __init__(self, texts: list[list[Text]]) -> None:
+        """Begin with these."""
+        self.texts = texts
+        self.blank = 0
+        self.rejected: list[Rejected] = []
 
     @property
     def documents(self) -> int:

@@ -81,7 +81,6 @@ class Encoders:
             verdict.guard,
             tuple(basis["keys"]),
             basis["eod"],
-            basis["dtype"],
             verify,
         )
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tokenmill.stages.stream import Shards
     from tokenmill.tokens.indexed import IndexedWriter
     from tokenmill.tokens.pool import Slot
-    from tokenmill.tokens.serve import Found, Segment
+    from tokenmill.tokens.serve import Column, Found, Segment
 
 JOURNAL_SECONDS = 1.0
 """The journal is written at the first file boundary after this time: syncing costs milliseconds."""
@@ -150,8 +150,6 @@ class Tokenising:
 
     def _take(self) -> None:
         """Wait for the oldest block and write its ids."""
-        import numpy as np
-
         slot, pieces = self._pending.popleft()
         where = ", ".join(str(piece.file.path) for piece in pieces[:3])
         try:
@@ -163,16 +161,27 @@ class Tokenising:
         for piece, what in zip(pieces, found, strict=True):
             self._account(piece, what)
         for column, answer in zip(self.columns, columns, strict=True):
-            writer = column.writer
-            ids = np.frombuffer(slot.ids.data, writer.dtype, answer.size // writer.dtype.itemsize, answer.start)
-            counts = np.frombuffer(answer.counts, np.int64) if answer.counts else None
-            writer.add(ids, np.frombuffer(answer.lengths, np.int32), counts)
-            del ids  # a view of memory that may be given back now
+            try:
+                self._add(column.writer, answer, slot)
+            except RequestError as error:
+                raise RequestError(f"{where}: {error}") from error
         self._share.release(slot)
         self.workspace.checkpoint(sum(piece.compressed for piece in pieces))
         more = self.done < len(self.spec["inputs"])
         if pieces[-1].last and more and time.monotonic() - self.marked > JOURNAL_SECONDS:
             self._mark()
+
+    def _add(self, writer: "IndexedWriter", answer: "Column", slot: "Slot") -> None:
+        """Write a block's ids; no view of the slot's memory is left behind."""
+        import numpy as np
+
+        from tokenmill.tokens.indexed import assemble
+
+        ids = np.frombuffer(slot.ids.data, np.uint32, answer.size // 4, answer.start)
+        texts = np.frombuffer(answer.texts, np.int64) if answer.texts else None
+        eod = self.basis["eod"]
+        offsets = np.frombuffer(answer.offsets, np.int64)
+        writer.add(*assemble(ids, offsets, texts, eod, writer.dtype, ended=eod is not None))
 
     def _account(self, piece: _Piece, found: "Found") -> None:
         """Count a piece's records; at the end of its file, say where they stand in the output."""

@@ -9,16 +9,18 @@ import itertools
 import json
 import os
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
-from typing import Any, Protocol
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tokenmill.errors import RequestError, TokenmillError
 
-Ids = npt.NDArray[np.uint32]
-Offsets = npt.NDArray[np.int64]
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import numpy as np
+    import numpy.typing as npt
+
+    Ids = npt.NDArray[np.uint32]
+    Offsets = npt.NDArray[np.int64]
 
 GIGATOKEN_CHARACTERS = 192_000_000
 """After how much text gigatoken is loaded anew, which takes 0.1 to 1 s: text by text its cache grows by nearly a byte
@@ -34,15 +36,18 @@ class Encoder(Protocol):
 
     name: str
 
-    def encode(self, texts: list[str]) -> tuple[Ids, Offsets]:
+    def encode(self, texts: list[str]) -> "tuple[Ids, Offsets]":
         """Encode texts: all ids on end, and len(texts)+1 offsets; text i has ids[offsets[i]:offsets[i+1]].
 
         A text with a lone surrogate raises, whatever the library (it has no UTF-8).
         """
 
+    def encode_to_bytes(self, texts: list[str]) -> tuple[Any, Any]:
+        """Do the same into flat buffers of bytes, without numpy (0.1 s to import) where the library can."""
+
 
 def load_encoder(
-    name: str, backend: Path, add_special_tokens: bool, guard: str = "", *, end: int | None = None
+    name: str, backend: "Path", add_special_tokens: bool, guard: str = "", *, end: int | None = None
 ) -> Encoder:
     """Load an encoder from an AutoTokenizer's backend JSON.
 
@@ -70,13 +75,11 @@ def load_encoder(
 def quick_to_load(backend: dict[str, Any]) -> dict[str, Any]:
     """Return an AutoTokenizer's backend JSON in the form that encoders load fastest, of the same meaning.
 
-    The post-processor comes first, where `_Fastokens` exchanges it without reading the rest.
     Merges are written `"a b"` rather than `["a", "b"]`, as Hugging Face wrote them before version 0.20: fastokens
     loads that in 0.75 to 0.85 of the time and up to 160 MB less of peak memory. Not where a part holds a space
     or would begin a comment line (models/bpe/mod.rs of Hugging Face tokenizers). A vocabulary in alphabetical order
     goes quicker into the tree that it is read into.
     """
-    backend = {key: backend[key] for key in ("post_processor", *backend) if key in backend}
     merges = backend["model"].get("merges") or []
     if not merges or not all(type(merge) is list and len(merge) == 2 for merge in merges):
         return backend
@@ -102,38 +105,54 @@ def is_byte_level(pre_tokenizer: Any) -> bool:
     return kind == "ByteLevel" or (kind == "Sequence" and any(map(is_byte_level, pre_tokenizer["pretokenizers"])))
 
 
+class _Arrays:
+    """What an encoder of arrays has in common with others."""
+
+    def encode(self, texts: list[str]) -> "tuple[Ids, Offsets]":
+        raise NotImplementedError
+
+    def encode_to_bytes(self, texts: list[str]) -> tuple[Any, Any]:
+        ids, offsets = self.encode(texts)
+        return ids.view("u1").data, offsets.view("u1").data
+
+
 class _Fastokens:
     """https://github.com/crusoecloud/fastokens, made for building corpora."""
 
     name = "fastokens"
 
-    def __init__(self, backend: Path, add_special_tokens: bool, end: int | None) -> None:
+    def __init__(self, backend: "Path", add_special_tokens: bool, end: int | None) -> None:
         # Undocumented: without it, a thread spins on every other CPU. Read at import.
         os.environ["FASTOKENS_BPE_THREADS"] = "1"
         import fastokens
 
-        exchanged = None if end is None else _with_end(backend, add_special_tokens, end)
-        self._add = add_special_tokens or exchanged is not None
-        self._after = [] if end is None or exchanged else [end]
-        load = fastokens.Tokenizer
-        self._tokenizer = load.from_json_str(exchanged) if exchanged else load.from_file(str(backend))
+        self._tokenizer = fastokens.Tokenizer.from_file(str(backend))
+        ended = None if end is None else _ended(self._tokenizer.post_processor, add_special_tokens, end)
+        if ended is not None:
+            self._tokenizer.post_processor = ended
+        self._add = add_special_tokens or ended is not None
+        self._after = [] if end is None or ended is not None else [end]
 
-    def encode(self, texts: list[str]) -> tuple[Ids, Offsets]:
+    def encode(self, texts: list[str]) -> "tuple[Ids, Offsets]":
+        import numpy as np
+
+        ids, offsets = self.encode_to_bytes(texts)
+        return np.frombuffer(ids, "<u4"), np.frombuffer(offsets, "<i8")
+
+    def encode_to_bytes(self, texts: list[str]) -> tuple[Any, Any]:
         ids, offsets = self._tokenizer.encode_batch_flat(texts, add_special_tokens=self._add)
-        return wrap(np.frombuffer(ids, "<u4"), np.frombuffer(offsets, "<i8"), [], self._after)
+        if not self._after:
+            return ids, offsets
+        import numpy as np
+
+        wrapped = wrap(np.frombuffer(ids, "<u4"), np.frombuffer(offsets, "<i8"), [], self._after)
+        return wrapped[0].view("u1").data, wrapped[1].view("u1").data
 
 
-def _with_end(backend: Path, add_special_tokens: bool, end: int) -> str | None:
-    """Return the JSON that `quick_to_load` made with a post-processor that puts an id behind each text, too.
-
-    None where the one it has is no template, or the file is of an earlier version.
-    """
-    text = backend.read_bytes().decode()
-    key = '{"post_processor":'
-    if not text.startswith(key):
-        return None
-    old, rest = json.JSONDecoder().raw_decode(text, len(key))
+def _ended(post_processor: Any, add_special_tokens: bool, end: int) -> str | None:
+    """Return a post-processor that puts an id behind each text, too; None where the one there is is no template."""
     try:
+        old = json.loads(str(post_processor)) if post_processor is not None else None
         before, after = template(old) if add_special_tokens else ([], [])
     except EncoderUnavailable:
         return None
@@ -141,16 +160,15 @@ def _with_end(backend: Path, add_special_tokens: bool, end: int) -> str | None:
     named = {side: {"id": side, "ids": ids, "tokens": [side] * len(ids)} for side, ids in sides.items() if ids}
     single: list[Any] = [{"SpecialToken": {"id": side, "type_id": 0}} for side in named]
     single.insert(len(single) - 1, {"Sequence": {"id": "A", "type_id": 0}})
-    new = {"type": "TemplateProcessing", "single": single, "pair": [], "special_tokens": named}
-    return f"{key}{json.dumps(new)}{text[rest:]}"
+    return json.dumps({"type": "TemplateProcessing", "single": single, "pair": [], "special_tokens": named})
 
 
-class _Gigatoken:
+class _Gigatoken(_Arrays):
     """The package gigatoken; it adds no special tokens, so the template's are put round each text here."""
 
     name = "gigatoken"
 
-    def __init__(self, backend: Path, add_special_tokens: bool, end: int | None) -> None:
+    def __init__(self, backend: "Path", add_special_tokens: bool, end: int | None) -> None:
         import gigatoken
         import orjson
 
@@ -164,7 +182,9 @@ class _Gigatoken:
         self._tokenizer = self._load()
         self._characters = 0
 
-    def encode(self, texts: list[str]) -> tuple[Ids, Offsets]:
+    def encode(self, texts: list[str]) -> "tuple[Ids, Offsets]":
+        import numpy as np
+
         if self._batches:
             layout = self._tokenizer.encode_batch(texts, parallel=False).layout
             offsets: Offsets = np.asarray(layout.offsets.data, np.int64)
@@ -182,8 +202,10 @@ class _Gigatoken:
         return wrap(ids, offsets, self._before, self._after)
 
 
-def wrap(ids: Ids, offsets: Offsets, before: Sequence[int], after: Sequence[int]) -> tuple[Ids, Offsets]:
+def wrap(ids: "Ids", offsets: "Offsets", before: Sequence[int], after: Sequence[int]) -> "tuple[Ids, Offsets]":
     """Put ids before and after those of each text."""
+    import numpy as np
+
     extra = len(before) + len(after)
     if not extra:
         return ids, offsets
@@ -199,12 +221,12 @@ def wrap(ids: Ids, offsets: Offsets, before: Sequence[int], after: Sequence[int]
     return out, wrapped
 
 
-class _HuggingFace:
+class _HuggingFace(_Arrays):
     """Hugging Face tokenizers: the reference, and what is left when no faster encoder agrees with it."""
 
     name = "hf"
 
-    def __init__(self, backend: Path, add_special_tokens: bool, end: int | None) -> None:
+    def __init__(self, backend: "Path", add_special_tokens: bool, end: int | None) -> None:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
         from tokenizers import Tokenizer
 
@@ -212,15 +234,17 @@ class _HuggingFace:
         self._after = [] if end is None else [end]
         self._tokenizer = Tokenizer.from_file(str(backend))
 
-    def encode(self, texts: list[str]) -> tuple[Ids, Offsets]:
+    def encode(self, texts: list[str]) -> "tuple[Ids, Offsets]":
         ids, offsets = flatten(self._tokenizer.encode_batch_fast(texts, add_special_tokens=self._add))
         return wrap(ids, offsets, [], self._after)
 
 
-class _Guarded:
+class _Guarded(_Arrays):
     """Leaves texts with a guarded character to Hugging Face, which is loaded when the first one comes."""
 
     def __init__(self, encoder: Encoder, guard: str, *load: Any) -> None:
+        import numpy as np
+
         self.name = encoder.name
         self._encoder = encoder
         self._guarded = np.zeros(0x110000, bool)
@@ -230,7 +254,9 @@ class _Guarded:
         self._load = load
         self._exact: Encoder | None = None
 
-    def encode(self, texts: list[str]) -> tuple[Ids, Offsets]:
+    def encode(self, texts: list[str]) -> "tuple[Ids, Offsets]":
+        import numpy as np
+
         guarded = [i for i, text in enumerate(texts) if not text.isascii() and self._holds_guarded(text)]
         if not guarded:
             return self._encoder.encode(texts)
@@ -246,6 +272,8 @@ class _Guarded:
         return np.concatenate(pieces), np.cumsum([0, *map(len, pieces)], dtype=np.int64)
 
     def _holds_guarded(self, text: str) -> bool:
+        import numpy as np
+
         points = np.frombuffer(text.encode("utf-32-le"), "<u4")
         return bool(self._guarded[points].any())
 
@@ -261,8 +289,10 @@ def spell_guard(characters: Iterable[str]) -> str:
     return ",".join(f"{first:x}" if first == last else f"{first:x}-{last:x}" for first, last in spans)
 
 
-def flatten(encodings: list[Any]) -> tuple[Ids, Offsets]:
+def flatten(encodings: list[Any]) -> "tuple[Ids, Offsets]":
     """Lay the ids of Hugging Face encodings on end."""
+    import numpy as np
+
     offsets = np.cumsum([0, *map(len, encodings)], dtype=np.int64)
     ids = np.fromiter(itertools.chain.from_iterable(e.ids for e in encodings), np.uint32, int(offsets[-1]))
     return ids, offsets

@@ -554,9 +554,8 @@ def main() -> None:
     """Answer for candidates: DIRECTORY [NAME...]."""
     import gc
 
+    import numpy  # noqa: F401 - while there is nothing else to do
     import orjson
-
-    import tokenmill.tokens.encoders  # noqa: F401  (its numpy, too, while there is nothing else to do)
 
     directory, names = Path(sys.argv[1]), sys.argv[2:]
     gc.disable()  # a short life, in which it finds nothing

@@ -18,7 +18,7 @@ empty documents and EOD: Megatron-LM, `megatron/core/datasets/indexed_dataset.py
 
 import os
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Protocol, Self
 
@@ -82,7 +82,6 @@ def assemble(
     eod: int | None,
     dtype: npt.DTypeLike,
     *,
-    room: Callable[[int], Array] | None = None,
     ended: bool = False,
 ) -> tuple[Array, Array, Array]:
     """Apply Megatron-LM's rules for empty text and EOD to one encoder batch.
@@ -93,8 +92,8 @@ def assemble(
     `ended` says that the encoder put EOD behind each sentence, empty ones too: most often that is all there is to do.
 
     Returns the ids as they go into the `.bin`, the lengths of the sequences (int32, EOD counted) and the
-    number of sequences of each document. The ids lie in what `room` gives for so many, else they may share
-    memory with the input. An id that `dtype` cannot hold is a RequestError.
+    number of sequences of each document. The ids may share memory with the input. An id that `dtype` cannot hold
+    is a RequestError.
     """
     dtype = np.dtype(dtype)
     starts = np.asarray(offsets).astype(np.int64)
@@ -129,15 +128,11 @@ def assemble(
         places = np.cumsum(lengths)[last] + np.arange(len(last))
         is_text = np.ones(len(ids) + len(last), dtype=bool)
         is_text[places] = False
-        with_eod = room(len(is_text)) if room else np.empty(len(is_text), dtype=dtype)
+        with_eod = np.empty(len(is_text), dtype=dtype)
         with_eod[is_text] = ids
         with_eod[places] = eod
         ids = with_eod
         lengths[last] += 1
-    elif room:
-        placed = room(len(ids))
-        placed[:] = ids
-        ids = placed
     if lengths.size and lengths.max() > np.iinfo(np.int32).max:
         raise RequestError(
             f"a text has {int(lengths.max()):,} tokens; the format holds {np.iinfo(np.int32).max:,}: split it"

@@ -1,7 +1,8 @@
 """An encoder process: `python -m tokenmill.tokens.serve CONTROL SLABS`, started by `tokens.pool` and by nobody else.
 
-Takes the texts out of blocks of records in shared memory, encodes them, and puts the ids where the .bin takes them
-from. It loads an encoder and what reads JSON, and nothing else; what a third-party encoder does ends with it.
+Takes the texts out of blocks of records in shared memory, encodes them, and puts the ids into shared memory as the
+encoder gave them. It loads an encoder and what reads JSON, and nothing else; what a third-party encoder does ends with
+it.
 
 Messages on the control socket (`tokens.channel`): first a Task, then for each block (slab, its sizes, segments),
 answered by an Answer.
@@ -40,7 +41,6 @@ class Task(NamedTuple):
     guard: str
     keys: tuple[str, ...]
     eod: int | None
-    dtype: str
     verify: str
 
 
@@ -54,16 +54,16 @@ class Segment(NamedTuple):
 
 
 class Column(NamedTuple):
-    """One key's part of an answer.
+    """One key's part of an answer, as `tokens.indexed.assemble` takes it.
 
-    `size` bytes of ids from `start` in the slab, int32 lengths of the sequences, int64 sequences of each document
-    (empty: one each).
+    `size` bytes of uint32 ids from `start` in the slab, with EOD behind each text; int64 offsets of the texts; int64
+    texts of each document (empty: one each).
     """
 
     start: int
     size: int
-    lengths: bytes
-    counts: bytes
+    offsets: bytes
+    texts: bytes
 
 
 class Found(NamedTuple):
@@ -87,13 +87,10 @@ class Answer(NamedTuple):
 
 class _Server:
     def __init__(self, task: Task, slabs: list[tuple[Slab, Slab]]) -> None:
-        import numpy as np
-
         from tokenmill.tokens.encoders import load_encoder
 
         self._task = task
         self._slabs = slabs
-        self._dtype = np.dtype(task.dtype)
         backend = Path(task.backend)
         self._encoder = load_encoder(task.encoder, backend, task.special_tokens, task.guard, end=task.eod)
         self._exact: Encoder | None = None
@@ -127,36 +124,24 @@ class _Server:
         return parse_lines(text.data, segment.start, segment.end, keys, begins_file=segment.begins_file)
 
     def _column(self, index: int, parsed: "list[Parsed]", slab: Slab) -> Column:
-        import numpy as np
-
-        from tokenmill.tokens.indexed import assemble
-
         texts = parsed[0].texts[index] if len(parsed) == 1 else [t for p in parsed for t in p.texts[index]]
-        flat, sequences = _flatten(texts)
-        ids, offsets = self._encoder.encode(flat)
+        flat, counts = _flatten(texts)
+        ids, offsets = self._encoder.encode_to_bytes(flat)
         if self._exact is not None:
             self._verify(self._exact, flat, ids, offsets)
         # Columns lie one after the other; the first begins at 0.
         start = self._end if index else 0
+        self._end = start + len(ids)
+        slab.grow(self._end)
+        slab.data[start : self._end] = ids
+        return Column(start, len(ids), bytes(offsets), counts)
 
-        def room(count: int) -> Any:
-            slab.grow(start + count * self._dtype.itemsize)
-            return np.frombuffer(slab.data, self._dtype, count, start)
-
-        eod = self._task.eod
-        ended = eod is not None
-        placed, lengths, counts = assemble(ids, offsets, sequences, eod, self._dtype, room=room, ended=ended)
-        size = placed.nbytes
-        self._end = start + -(-size // 4) * 4
-        even = len(lengths) == len(counts) and bool((counts == 1).all())
-        del placed  # a view of the slab, which may grow for the next column
-        return Column(start, size, lengths.tobytes(), b"" if even else counts.tobytes())
-
-    def _verify(self, encoder: "Encoder", texts: list[str], ids: Any, offsets: Any) -> None:
+    def _verify(self, encoder: "Encoder", texts: list[str], id_bytes: Any, offset_bytes: Any) -> None:
         import numpy as np
 
         from tokenmill.tokens.gate import difference
 
+        ids, offsets = np.frombuffer(id_bytes, "<u4"), np.frombuffer(offset_bytes, "<i8")
         step = SAMPLE if self._task.verify == "sample" else 1
         chosen = range(self._blocks * 7919 % step % max(len(texts), 1), len(texts), step)
         exact, exact_offsets = encoder.encode([texts[i] for i in chosen])
@@ -171,14 +156,14 @@ class _Server:
                 )
 
 
-def _flatten(texts: Sequence[Any]) -> tuple[list[str], Any]:
-    """Return the texts as one list, and how many belong to each document (None: one each)."""
-    if not any(type(text) is list for text in texts):
-        return list(texts), None
-    import numpy as np
+def _flatten(texts: list[Any]) -> tuple[list[str], bytes]:
+    """Return the texts as one list, and how many belong to each document, int64 (empty: one each)."""
+    if list not in set(map(type, texts)):
+        return texts, b""
+    from array import array
 
-    flat = [t for text in texts for t in (text if isinstance(text, list) else (text,))]
-    return flat, np.array([len(text) if isinstance(text, list) else 1 for text in texts])
+    lists = [text if isinstance(text, list) else [text] for text in texts]
+    return [text for item in lists for text in item], array("q", map(len, lists)).tobytes()
 
 
 def _plain(answer: Answer) -> tuple[Any, ...]:

@@ -2,7 +2,6 @@
 
 import mmap
 import os
-import tempfile
 
 
 class Slab:
@@ -45,5 +44,7 @@ class Slab:
 def _anonymous_file() -> int:
     if hasattr(os, "memfd_create"):
         return os.memfd_create("tokenmill")
+    import tempfile
+
     with tempfile.TemporaryFile() as file:  # not Linux
         return os.dup(file.fileno())
