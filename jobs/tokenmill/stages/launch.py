@@ -19,8 +19,11 @@ from tokenmill.stages.encoder import Recipe
 if TYPE_CHECKING:
     from tokenmill.stages.stream import Stream
 
-COMMITTING = 4
+COMMITTING_FILES = 4
 """Downloaded files that are synced and recorded while all connections fetch others."""
+
+COMMITTING_PAIRS = 1
+"""Units of preprocess that are synced and recorded while all encoder processes have others."""
 
 Prepared = tuple[dict[str, Any], Callable[[], Plan]]
 """What a stage's `prepare` gives: the request in JSON, and the function that makes the plan."""
@@ -91,7 +94,7 @@ def download(
         "connections": connections,
     }
     job = Job("tokenmill.stages.download", output, output, settings)
-    return _run(job, prepared, how, processes=connections + COMMITTING, outdated=outdated)
+    return _run(job, prepared, how, processes=connections + COMMITTING_FILES, outdated=outdated)
 
 
 def extract(source: Path, output: Path, how: Run, *, from_stage: str | None = None) -> Summary:
@@ -137,7 +140,7 @@ def preprocess(
     from tokenmill.stages.preprocess import local, prepare, streamed
 
     processes = how.spread().processes
-    dataset, stream, ahead = None, None, 0
+    dataset, stream, more = None, None, COMMITTING_PAIRS
     if isinstance(source, Path):
         dataset = upstream_of(source, "preprocess", only=from_stage, usable=DATA_SUFFIXES, output=output)
         _say(how, dataset)
@@ -148,7 +151,7 @@ def preprocess(
 
         if directory := local_path(source.uri):
             check_apart(directory, output)
-        stream, ahead = source, AHEAD
+        stream, more = source, AHEAD
         patience = Patience(stream.give_up_at, stop_requested, how.reporter.say)
         corpus = streamed(stream, how.reporter.say, patience)
     prepared = prepare(corpus, output, recipe, encoder=encoder, endpoint=endpoint, reporter=how.reporter)
@@ -162,7 +165,7 @@ def preprocess(
         "stream": stream,
     }
     job = Job("tokenmill.stages.preprocess", output, dataset.root if dataset else output, settings)
-    return _run(job, prepared, how, dataset, processes=processes + ahead)
+    return _run(job, prepared, how, dataset, processes=processes + more)
 
 
 def _job(stage: str, output: Path, dataset: Dataset) -> Job:
