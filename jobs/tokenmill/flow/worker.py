@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -264,13 +264,11 @@ def _conclude(plan: Plan, failures: list[tuple[Unit, TokenmillError]], left: int
 
 def _problem(future: Future[None], unit: Unit) -> TokenmillError | None:
     """Return why a unit failed, None when it did not; a bug goes up with its traceback."""
-    from concurrent.futures.process import BrokenProcessPool
-
     try:
         future.result()
     except TokenmillError as error:
         return error
-    except BrokenProcessPool:
+    except BrokenExecutor:
         return WorkerDied(
             f"a worker process died while doing {unit.id} or a unit beside it: killed from outside, or out of memory "
             f"({memory_words()}: then give more, or fewer --processes); run the same command again"
