@@ -105,6 +105,10 @@ def is_byte_level(pre_tokenizer: Any) -> bool:
     return kind == "ByteLevel" or (kind == "Sequence" and any(map(is_byte_level, pre_tokenizer["pretokenizers"])))
 
 
+def _as_bytes(arrays: "tuple[Ids, Offsets]") -> tuple[Any, Any]:
+    return arrays[0].view("u1").data, arrays[1].view("u1").data
+
+
 class _Arrays:
     """What an encoder of arrays has in common with others."""
 
@@ -112,8 +116,7 @@ class _Arrays:
         raise NotImplementedError
 
     def encode_to_bytes(self, texts: list[str]) -> tuple[Any, Any]:
-        ids, offsets = self.encode(texts)
-        return ids.view("u1").data, offsets.view("u1").data
+        return _as_bytes(self.encode(texts))
 
 
 class _Fastokens:
@@ -145,8 +148,7 @@ class _Fastokens:
             return ids, offsets
         import numpy as np
 
-        wrapped = wrap(np.frombuffer(ids, "<u4"), np.frombuffer(offsets, "<i8"), [], self._after)
-        return wrapped[0].view("u1").data, wrapped[1].view("u1").data
+        return _as_bytes(wrap(np.frombuffer(ids, "<u4"), np.frombuffer(offsets, "<i8"), [], self._after))
 
 
 def _ended(post_processor: Any, add_special_tokens: bool, end: int) -> str | None:

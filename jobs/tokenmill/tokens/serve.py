@@ -56,8 +56,8 @@ class Segment(NamedTuple):
 class Column(NamedTuple):
     """One key's part of an answer, as `tokens.indexed.assemble` takes it.
 
-    `size` bytes of uint32 ids from `start` in the slab, with EOD behind each text; int64 offsets of the texts; int64
-    texts of each document (empty: one each).
+    `size` bytes of uint32 ids from `start` in the slab, with EOD behind each text where one is wanted; int64 offsets of
+    the texts; int64 texts of each document (empty: one each).
     """
 
     start: int
