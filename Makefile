@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 TOOLS := $(abspath .cache/bin)
 OUT ?= out
-# Tests wait for others, servers or pods, as long as they compute.
+# Tests wait for servers and processes of theirs as long as they compute.
 TEST_WORKERS ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) * 3 / 2)))
 MEGATRON_VENV := .venv-megatron
 NPM_TOKENIZERS := .cache/npm-tokenizers
