@@ -162,18 +162,14 @@ def _watch(sessions: set[int], peaks: dict[int, int], over: threading.Event) -> 
                     peaks[int(entry.name)] = int(peak.split()[1]) * 1024
 
 
-def in_rounds(
-    rounds: int, sides: Mapping[str, Callable[[], Run | None]], say: Callable[[str], None]
-) -> dict[str, list[Run]]:
-    """Run each side once a round, in turn from the front and from the back; a side may sit out the last rounds."""
+def in_rounds(rounds: int, sides: Mapping[str, Callable[[], Run]], say: Callable[[str], None]) -> dict[str, list[Run]]:
+    """Run each side once a round, in turn from the front and from the back."""
     runs: dict[str, list[Run]] = {name: [] for name in sides}
     for number in range(rounds):
         for name in list(sides) if number % 2 == 0 else reversed(list(sides)):
             os.sync()  # what the side before left to be written is not this one's
-            done = sides[name]()
-            if done:
-                runs[name].append(done)
-                say(f"  round {number + 1} of {rounds}: {name}: {done.seconds:.2f} s")
+            runs[name].append(sides[name]())
+            say(f"  round {number + 1} of {rounds}: {name}: {runs[name][-1].seconds:.2f} s")
     return runs
 
 

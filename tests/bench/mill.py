@@ -59,7 +59,7 @@ class Setting:
         """512 MB of mixed text."""
         return mixed(self.cache, self.size(512, 4))
 
-    def in_rounds(self, sides: Mapping[str, Callable[[], Run | None]]) -> dict[str, list[Run]]:
+    def in_rounds(self, sides: Mapping[str, Callable[[], Run]]) -> dict[str, list[Run]]:
         """Run the sides in turn, as often as was asked."""
         return in_rounds(self.rounds, sides, say)
 
