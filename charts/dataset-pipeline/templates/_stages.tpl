@@ -2,7 +2,7 @@
 One template for each enabled stage, in the order in which data flows.
 Input: dict "root" $, "template": what takes the stage's dict (see tokenmill.stage), to which these are added:
   name     of what runs the stage, before an index
-  section  what its keys begin with: `preprocess.`
+  section  what its keys begin with: `preprocess.`; in its root too, for the stage's own templates
   before   the enabled stage before it; empty for the first
   previous that one's values
 Output: what the templates give.
@@ -14,8 +14,9 @@ Output: what the templates give.
 {{- range $stage := list "download" "extract" "concatenate" "preprocess" -}}
 {{- if (index $root.Values $stage).enabled -}}
 {{- $values := include "dataset-pipeline.values" (dict "root" $root "stage" $stage "before" $before) | fromJson -}}
-{{- $own := merge (dict "Values" $values) (pick $root "Chart" "Release" "Capabilities") -}}
-{{- $dict := dict "root" $own "stage" $stage "name" (printf "%s-%s" $root.Release.Name $stage) "section" (printf "%s." $stage) "before" $before "previous" $previous -}}
+{{- $section := printf "%s." $stage -}}
+{{- $own := merge (dict "Values" $values "section" $section) (pick $root "Chart" "Release" "Capabilities") -}}
+{{- $dict := dict "root" $own "stage" $stage "name" (printf "%s-%s" $root.Release.Name $stage) "section" $section "before" $before "previous" $previous -}}
 {{- include $.template (merge $dict (include (printf "dataset-%s.command" $stage) $own | fromJson)) -}}
 {{- $before = $stage -}}{{- $previous = $values -}}
 {{- end -}}
