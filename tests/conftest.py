@@ -4,6 +4,10 @@ import os
 import tempfile
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")  # a busy machine may take 0.4 s for what takes 10 ms
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -362,7 +362,7 @@ def test_a_refused_name_is_said_and_fit_to_print(tmp_path: Path) -> None:
     assert "\x1b" not in only(tmp_path).state
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data())
 def test_no_damage_to_metadata_does_more_than_be_found(data: st.DataObject) -> None:
     """A byte or two other, anywhere: the answer is whole or damaged, never an error or a run-away."""

@@ -210,7 +210,7 @@ def test_a_bomb_comes_in_bounded_blocks(tmp_path: Path, codec: str) -> None:
 
 
 @every_codec
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(parts=st.lists(st.binary(max_size=2000), max_size=6), chunk=st.integers(1, 5000))
 def test_blocks_of_any_size_join_to_the_data(
     tmp_path_factory: pytest.TempPathFactory, codec: str, parts: list[bytes], chunk: int
@@ -257,7 +257,7 @@ PIECES = [
 ]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     pieces=st.lists(st.sampled_from(PIECES), max_size=30),
     repeat=st.sampled_from([1, 40]),

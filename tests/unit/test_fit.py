@@ -49,7 +49,7 @@ def refused(*arguments: Any) -> str:
 # -- the search
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.sampled_from(names()),
     st.sampled_from([1, 2, 4, 8, 12, 24, 64, 256]),

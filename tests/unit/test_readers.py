@@ -209,7 +209,7 @@ def _expected(line: str) -> object:
     return text if isinstance(text, str | list) else None
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(rows=st.lists(mangled | st.text(alphabet='{}[]":,\\u0d8etx1.-+N aI', max_size=30), max_size=8))
 def test_texts_equal_those_of_json_loads(tmp_path_factory: pytest.TempPathFactory, rows: list[str]) -> None:
     raw = [row.encode(errors="surrogatepass").replace(b"\n", b"") for row in rows]
