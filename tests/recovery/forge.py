@@ -22,6 +22,7 @@ import random
 import re
 import signal
 import sys
+import threading
 import time
 import traceback
 from pathlib import Path
@@ -45,6 +46,11 @@ def arm(at: dict[str, Any]) -> None:
             return
         left -= 1
         if left == 0:
+            if at["signal"] == signal.SIGSTOP:
+                # To this thread: sent to the process, another takes it, perhaps when this one is past its next stop,
+                # whose signal is then lost in the first.
+                signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+                return
             os.kill(os.getpid(), at["signal"])
             if at["signal"] == signal.SIGKILL:
                 time.sleep(60)  # a signal to another thread than the one it ends up in may take a moment
