@@ -60,9 +60,9 @@ class Section:
 
 
 def ratios(over: Iterable[Run | float], under: Iterable[Run | float]) -> list[float]:
-    """Divide seconds round by round; one side may have had fewer rounds."""
+    """Divide seconds round by round."""
     seconds = ([run.seconds if isinstance(run, Run) else run for run in side] for side in (over, under))
-    return [a / b for a, b in zip(*seconds, strict=False)]
+    return [a / b for a, b in zip(*seconds, strict=True)]
 
 
 TEXT = ("what", "against", "whole process", "bar", "")
