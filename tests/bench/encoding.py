@@ -131,7 +131,7 @@ def megatron(s: Setting) -> Section:
         against = f"Megatron-LM's `tools/{name}.py`"
         section.figures += [
             Figure(f"{what}, the same .jsonl", against, ratios(runs[name], runs[WORKER]), digits=1, least=bar),
-            Figure(f"{what}, ours from a .jsonl.zst", against, ratios(runs[name], runs[FROM_ZST]), digits=1),
+            Figure(f"{what}, ours from a .jsonl.zst", against, ratios(runs[name], runs[FROM_ZST]), digits=1, least=bar),
             Figure(f"{what}, planning included", against, ratios(runs[name], runs[FIRST]), digits=1),
         ]
     section.add_runs(runs, corpus.megabytes)

@@ -89,14 +89,10 @@ def receipts(output: Path) -> set[str]:
     return {path.name.removesuffix(".json") for path in (output / ".tokenmill/download/receipts").glob("*.json")}
 
 
-GIVEN_UP = 0.4
-"""Seconds after which an answer may find nobody: it was asked for with --stall-seconds 0.5, and the machine is busy."""
-
-
 def nobody_came_before_the_told_time(hub: Hub, connections: int) -> None:
     """A file is not asked for again before the time its answer named; after a 429 nor is any other."""
     for number, request in enumerate(hub.requests):
-        if request.retry_after is None or request.answered - request.time > GIVEN_UP:
+        if request.retry_after is None:
             continue
         opens = request.time + request.retry_after - 0.02
         early = [later for later in hub.requests[number + 1 :] if later.time < opens and later.kind == request.kind]

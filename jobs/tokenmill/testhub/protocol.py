@@ -48,8 +48,8 @@ class Request:
     """Record one request and what it was answered.
 
     `kind` is api, tree, resolve, cdn or xet, `file` a path in a repository ("" for api and tree), `time`
-    the monotonic clock at arrival, `answered` when the answer begins, `bytes_sent` the body handed to the network,
-    `retry_after` the seconds the client was told to wait, `client` the client's end of the connection.
+    the monotonic clock at arrival, `bytes_sent` the body handed to the network, `retry_after` the
+    seconds the client was told to wait, `client` the client's end of the connection.
     """
 
     method: str
@@ -58,7 +58,6 @@ class Request:
     kind: str = "api"
     file: str = ""
     time: float = field(default_factory=time.monotonic)
-    answered: float = 0.0
     status: int = 0
     bytes_sent: int = 0
     fault: str | None = None
@@ -339,7 +338,6 @@ class Handler(BaseHTTPRequestHandler):
     def send(self, status: int, headers: dict[str, str], body: Body, fault: Fault | None = None) -> None:
         """Send headers and body, damaged as the fault says."""
         self.seen.status = status
-        self.seen.answered = time.monotonic()
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
