@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -313,6 +314,49 @@ def test_a_bug_in_one_unit_ends_the_run_though_another_would_go_on(
             Distribution(processes=2),
             Reporter(quiet=True),
         )
+
+
+FULL = """
+import time
+from tokenmill.errors import InputError, MachineError
+from tokenmill.flow.workspace import nothing_common as common
+
+RESUMABLE, THREADS = False, True
+
+def do(unit, workspace):
+    if unit.id == "bad":
+        raise InputError("damaged")
+    while not workspace.record.failure_path("bad").exists():
+        time.sleep(0.01)
+    raise MachineError("no space left")
+"""
+
+
+class Slow(Reporter):
+    """Takes its time to warn, so that all units at work have failed when the next are looked at."""
+
+    def warn(self, text: str) -> None:
+        super().warn(text)
+        time.sleep(0.5)
+
+
+def test_a_full_disk_is_said_once_however_many_units_are_at_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "full.py").write_text(FULL)
+    monkeypatch.syspath_prepend(tmp_path)
+    units = [Unit(name, 1, {}, []) for name in ("bad", *map(str, range(7)))]
+    with pytest.raises(RequestError, match="8 of 8 units of full failed") as failed:
+        run(
+            Job("full", tmp_path / "out", tmp_path),
+            Request({}, lambda: Plan("full", {}, units)),
+            Distribution(processes=8),
+            Slow(),
+        )
+    said = capfd.readouterr().err
+    assert said.count("full of bad failed: damaged") == 1
+    assert said.count("failed: no space left") == 1
+    assert str(failed.value).count(": no space left") == 7
 
 
 def test_a_plan_replaced_in_the_middle_of_a_commit_meets_no_file_of_the_old_one(

@@ -220,14 +220,13 @@ def _execute(
             for future in ready:
                 unit = running.pop(future)
                 problem = _problem(future, unit)
-                if problem is None:
-                    finished += 1
-                    continue
-                if isinstance(problem, Stopped):
+                finished += problem is None
+                if problem is None or isinstance(problem, Stopped):
                     continue
                 if not isinstance(problem, Superseded):  # the failures on disk are the new plan's
                     record_failure(job.record, plan.id, unit.id, problem)
-                reporter.warn(f"{plan.stage} of {unit.id} failed: {problem}")
+                if not (fatal and _hopeless(problem)):  # all units at work meet a full disk at once; one says so
+                    reporter.warn(f"{plan.stage} of {unit.id} failed: {problem}")
                 failures.append((unit, problem))
                 fatal = fatal or _hopeless(problem)
             if fatal:

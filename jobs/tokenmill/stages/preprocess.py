@@ -86,7 +86,7 @@ def prepare(
     from tokenmill.tokens.tokenizer import tokenizer_request
 
     if len(set(recipe.keys)) != len(recipe.keys) or not all(recipe.keys):
-        raise RequestError(f"--keys {','.join(recipe.keys)}: name each key once")
+        raise RequestError(f"--keys {','.join(recipe.keys)!r}: name each key once, and none that is empty")
     for key in recipe.keys:
         if "/" in key:
             raise RequestError(f"--keys {key}: the key is part of the outputs' names and may hold no /")
