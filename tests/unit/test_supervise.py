@@ -117,6 +117,30 @@ def test_all_of_a_lot_of_output_is_passed_on(tmp_path: Path) -> None:
     assert lines[300000] == "end" and lines[300001].startswith("END ") and taken < 20
 
 
+def test_what_a_launcher_wrote_is_passed_on_however_long_it_takes(tmp_path: Path) -> None:
+    """Its last lines say why it ended; a log that is read slowly is no reason to leave them out, nor a hang."""
+    end, said, taken = supervised(
+        tmp_path,
+        """
+supervise.DRAIN = 0.5
+class Slow(Watch):
+    def read(self, text):
+        time.sleep(0.1)
+        return super().read(text)
+run("for i in $(seq 30); do printf '%60000s\\n' $i; done; exit 3", watch=Slow(), meeting=1, start=1, iteration=1)
+""",
+    )
+    assert end == [3, False, "", False]
+    assert said.split()[:30] == [str(each) for each in range(1, 31)] and taken > 3
+
+
+def test_a_rank_that_outlives_its_launcher_and_goes_on_writing_is_ended(tmp_path: Path) -> None:
+    script = 'run("(while sleep 0.1; do echo still here; done) & exit 4")'
+    end, said, taken = supervised(tmp_path, "supervise.DRAIN = 1\n" + script)
+    assert end == [4, False, "", False]
+    assert "still here" in said and taken < 20
+
+
 def test_a_launcher_that_closes_its_output_is_waited_for(tmp_path: Path) -> None:
     end, _, taken = supervised(tmp_path, 'run("exec >&- 2>&-; sleep 2; exit 7")')
     assert end[0] == 7 and taken > 2

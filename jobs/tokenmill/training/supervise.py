@@ -26,7 +26,10 @@ FIRST_LOOK = 1.0
 STACKS = 10.0
 """Seconds that ranks get to dump their stacks."""
 DRAIN = 5.0
-"""Seconds for what was written before the launcher's end; a rank that outlives it holds the pipe open."""
+"""Seconds that ranks may outlive the launcher; what was written is passed on however long that takes.
+
+One that cannot be killed holds the pipe open: after as long a silence nothing more is waited for.
+"""
 BARRIER = 60.0
 """Seconds for a launcher whose ranks have ended; torchrun waits 300 for those of other nodes, which may have died."""
 KILL = 30.0
@@ -200,18 +203,19 @@ class Supervisor:
         batches: queue.Queue[list[bytes] | None] = queue.Queue(maxsize=64)
         threading.Thread(target=_pump, args=(process.stdout, batches), daemon=True).start()
         self._moved = time.monotonic()
-        seen, over, exited = self._elsewhere, False, 0.0
+        seen, over, exited, heard = self._elsewhere, False, 0.0, 0.0
         while True:
             with contextlib.suppress(queue.Empty):
                 batch = batches.get(timeout=POLL)
                 over = over or batch is None
                 self._read(batch or [])
+                heard = time.monotonic()
             now = time.monotonic()
-            if process.poll() is not None:
-                exited = exited or now
-                if over or now - exited > DRAIN:
-                    return
-            waits = not (self._met or self._here)
+            if not exited and process.poll() is not None:
+                exited, self._kill_at = now, min(self._kill_at, now + DRAIN)
+            if exited and (over or now - max(exited, heard) > DRAIN):
+                return
+            waits = exited or not (self._met or self._here)
             if waits or self._elsewhere != seen or (self._blind and self.watch.iteration is None):
                 self._moved, seen = now, self._elsewhere
             self._stop(process)
