@@ -7,15 +7,19 @@ AutoTokenizer makes of a tokenizer's files counts, also where that is not what i
 import hashlib
 import json
 import os
+import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
 from tokenmill.tokens.encoders import load_encoder
 from tokenmill.tokens.gate import hostile_texts
+from tokenmill.tokens.merges import those_that_happen
 from tokenmill.tokens.tokenizer import resolve_tokenizer
 
 CHOSEN = {
@@ -26,6 +30,7 @@ CHOSEN = {
     "llama2": "gigatoken",
     "gpt4o": "gigatoken",
 }
+NOT_THE_MODEL = ("truncation", "padding", "normalizer", "pre_tokenizer", "post_processor", "decoder")
 pytestmark = pytest.mark.conformance
 
 
@@ -70,6 +75,26 @@ def test_same_bytes_by_every_encoder(name: str, corpus: Path, preprocess: Callab
     (verdict,) = (tmp_path / "auto/.tokenmill/preprocess/encoders").glob("*/verdict-auto.json")
     assert json.loads(verdict.read_text())["encoder"] == CHOSEN[name]
     shutil.rmtree(tmp_path)
+
+
+@pytest.mark.parametrize(("name", "kept"), [("llama3_1", 127_615), ("gemma3", 236_336), ("llama2", 28_446)])
+def test_what_each_merge_makes_is_made_without_the_idle_ones(name: str, kept: int) -> None:
+    """Every token that a merge makes, and each two of them side by side, with all merges and with those that happen."""
+    tokenizer = json.loads((made("TOKENMILL_NPM_TOKENIZERS", name) / "tokenizer.json").read_bytes())
+    model = tokenizer["model"] | {"ignore_merges": False}  # else a word that is a token is not put together at all
+    merges = [tuple(merge.split(" ") if isinstance(merge, str) else merge) for merge in model["merges"]]
+    happen = [merges[rank] for rank in those_that_happen(model)]
+    assert len(happen) == kept < len(merges)
+
+    def bpe(merges: list[Any]) -> Tokenizer:
+        plain = {"version": "1.0", "added_tokens": [], "model": model | {"merges": merges}}
+        return Tokenizer.from_str(json.dumps(plain | dict.fromkeys(NOT_THE_MODEL)))
+
+    words = list(dict.fromkeys(map("".join, merges)))
+    shuffled = random.Random(0).sample(words, len(words))
+    texts = words + [first + second for first, second in zip(words, shuffled, strict=True)]
+    fewer, full = (bpe(m).encode_batch_fast(texts) for m in (happen, merges))
+    assert [e.ids for e in fewer] == [e.ids for e in full]
 
 
 @pytest.mark.parametrize("name", ["qwen3", "deepseek_v3"])

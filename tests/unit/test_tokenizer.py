@@ -174,6 +174,24 @@ def test_chat_eos_and_bos(tmp_path: Path) -> None:
     assert len(ids) == 4
 
 
+def test_merges_that_never_happen_are_kept_from_encoders(tmp_path: Path) -> None:
+    """`a bc` never happens, since `a b` comes first; backend.json has it all the same, as Hugging Face loads it."""
+    words = {word: 256 + i for i, word in enumerate(("ab", "bc", "abc"))}
+    directory = write_tokenizer(tmp_path / "ways", bytes_vocabulary() | words, {"<|endoftext|>": 300})
+    tokenizer = json.loads((directory / "tokenizer.json").read_bytes())
+    tokenizer["model"]["merges"] = [["a", "b"], ["b", "c"], ["a", "bc"], ["ab", "c"]]
+    (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
+    out = tmp_path / "out"
+    options = COMMON | {"eod_token": "<|endoftext|>"}
+    _, verdict = resolve_tokenizer(str(directory), None, destination=out, scratch=tmp_path, **options)
+    merges = {
+        name: json.loads((out / name).read_bytes())["model"]["merges"] for name in ("backend.json", "encoder.json")
+    }
+    assert merges["backend.json"] == ["a b", "b c", "a bc", "ab c"]
+    assert merges["encoder.json"] == ["a b", "b c", "ab c"]
+    assert verdict.encoder == "gigatoken"  # fastokens refuses it with either list
+
+
 def settle_here(directory: Path, tmp_path: Path, **asked: Any) -> str:
     """Have this process load a tokenizer that must be refused, which saves importing transformers each time."""
     work = tmp_path / f"work-{directory.name}"

@@ -1,9 +1,10 @@
 """The tokenizer and encoder of a preprocess stage: resolved and judged by its planner, loaded by its workers.
 
     <output>/tokenizer/                                       the tokenizer's files; training loads these, offline
-    <output>/.tokenmill/preprocess/encoders/<fingerprint>/    backend.json, a verdict for each way of choosing an
-                                                              encoder, and what was settled, so that a plan with
-                                                              other parameters need not resolve it again
+    <output>/.tokenmill/preprocess/encoders/<fingerprint>/    backend.json, encoder.json (`tokens.merges`), a
+                                                              verdict for each way of choosing an encoder, and what
+                                                              was settled, so that a plan with other parameters need
+                                                              not resolve it again
 
 A directory is named for the backend's fingerprint, so that workers of a replaced plan and of its
 successor never meet in one.
@@ -146,6 +147,7 @@ class Encoders:
     ) -> "tuple[ResolvedTokenizer, Verdict]":
         import tempfile
 
+        from tokenmill.tokens import merges
         from tokenmill.tokens.tokenizer import resolve_tokenizer
 
         try:
@@ -167,7 +169,8 @@ class Encoders:
                 endpoint=endpoint,
             )
             self._place(made / "tokenizer", tokenizer.files)
-            write_atomic(self.backend(tokenizer.fingerprint), (made / "backend.json").read_bytes())
+            for path in merges.files(made):
+                write_atomic(self.directory(tokenizer.fingerprint) / path.name, path.read_bytes())
         path = self._verdict_path(tokenizer.fingerprint, recipe.special_tokens, encoder)
         write_atomic(path, readable_json(verdict.to_json()))
         write_atomic(self.directory(tokenizer.fingerprint) / name, readable_json(tokenizer.to_json()))

@@ -1,8 +1,8 @@
 """Encoders: texts in, flat arrays of token ids out, by three libraries of equal answers and unequal speed.
 
 `tokens.gate` decides at plan time which of them agrees with Hugging Face; preprocess workers then load that
-one alone, from the backend JSON that `tokens.resolve` wrote, never from the tokenizer's own file: the two
-differ on some models.
+one alone, from the backend JSON that `tokens.resolve` wrote (without idle merges: `tokens.merges`), never from the
+tokenizer's own file: the two differ on some models.
 """
 
 import itertools
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tokenmill.errors import RequestError, TokenmillError
+from tokenmill.tokens.merges import for_encoders
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -129,7 +130,7 @@ class _Fastokens:
         os.environ["FASTOKENS_BPE_THREADS"] = "1"
         import fastokens
 
-        self._tokenizer = fastokens.Tokenizer.from_file(str(backend))
+        self._tokenizer = fastokens.Tokenizer.from_file(str(for_encoders(backend)))
         ended = None if end is None else _ended(self._tokenizer.post_processor, add_special_tokens, end)
         if ended is not None:
             self._tokenizer.post_processor = ended
@@ -174,13 +175,14 @@ class _Gigatoken(_Arrays):
         import gigatoken
         import orjson
 
-        known = orjson.loads(backend.read_bytes())
+        path = for_encoders(backend)
+        known = orjson.loads(path.read_bytes())
         self._before, self._after = template(known["post_processor"]) if add_special_tokens else ([], [])
         self._after = self._after if end is None else [*self._after, end]
         # Without the byte-level alphabet, each batch begins with a cold cache: text by text is 1.2 to 1.6 times
         # faster, and spares the import of awkward, 0.3 s and 40 MB. With it, batches are a tenth faster.
         self._batches = is_byte_level(known["pre_tokenizer"])
-        self._load: Callable[[], Any] = lambda: gigatoken.Tokenizer.from_json(backend.read_bytes())
+        self._load: Callable[[], Any] = lambda: gigatoken.Tokenizer.from_json(path.read_bytes())
         self._tokenizer = self._load()
         self._characters = 0
 

@@ -286,6 +286,7 @@ def answer(name: str, directory: Path, wait: Callable[[], None] = lambda: None) 
     import numpy as np
 
     from tokenmill.tokens.encoders import EncoderUnavailable, load_encoder, spell_guard, wrap
+    from tokenmill.tokens.merges import write_fewer
 
     question = _read(directory / "question.json")
     end = question["end"]
@@ -293,6 +294,8 @@ def answer(name: str, directory: Path, wait: Callable[[], None] = lambda: None) 
     texts = [*plain, *map("".join, chunks)]
     backend = directory / "backend.json"
     found: dict[str, Any] = {"version": encoder_version(name), "checked": len(texts), "guard": ""}
+    if name != "hf":
+        write_fewer(backend)  # here rather than before: Hugging Face answers meanwhile
     try:
         encoder = load_encoder(name, backend, add, end=end)
     except EncoderUnavailable as error:

@@ -4,6 +4,7 @@
 
     tokenizer/      the tokenizer's files as they came; training loads these, offline
     backend.json    the backend of the AutoTokenizer made from them, as encoders load it fastest
+    encoder.json    the same without the merges that never happen, where there are such (`tokens.merges`)
     resolved.json   ResolvedTokenizer
     verdict.json    tokens.gate.Verdict: the encoder, and why not another
 
@@ -25,6 +26,7 @@ from typing import Any, Literal
 from tokenmill.errors import MachineError, RequestError
 from tokenmill.files import readable_json, write_atomic
 from tokenmill.machine import memory_words
+from tokenmill.tokens import merges
 from tokenmill.tokens.gate import CANDIDATES, Verdict, answering, environment, judge
 from tokenmill.tokens.origin import fetch, local_directory, or_a_directory, read_directory
 
@@ -152,7 +154,7 @@ def resolve_tokenizer(
             "encoder": encoder,
         }
         settled, verdict = _settle(work, request)
-        backend = (work / "backend.json").read_bytes()
+        backends = {path.name: path.read_bytes() for path in merges.files(work)}
         resolved = ResolvedTokenizer.from_json(
             {
                 "reference": reference,
@@ -164,7 +166,8 @@ def resolve_tokenizer(
         )
     for name, data in files.items():
         write_atomic(destination / "tokenizer" / name, data)
-    write_atomic(destination / "backend.json", backend)
+    for name, data in backends.items():
+        write_atomic(destination / name, data)
     write_atomic(destination / "resolved.json", readable_json(resolved.to_json()))
     write_atomic(destination / "verdict.json", readable_json(verdict.to_json()))
     return resolved, verdict
