@@ -321,6 +321,21 @@ def test_a_hang_ends_with_the_stacks(job: Callable[..., Job]) -> None:
     run.assert_exact()
 
 
+def test_the_stacks_of_many_ranks_do_not_mix(job: Callable[..., Job]) -> None:
+    run = job(step=0.1, supervision__hangMinutes=0.05, training__gpusPerNode=8, training__globalBatchSize=8)
+    node = run.start()
+    wait_for(run, "successfully saved checkpoint from iteration       5")
+    run.fault("hang.rank1")
+    assert node.wait(60) == 143
+    _, *stacks = run.log().split("tokenmill: stacks of RANK=")
+    assert sorted(each[0] for each in stacks) == list("01234567")
+    for each in stacks:
+        assert each[1:].startswith("\nFatal Python error: Aborted\n") and " in main\n" in each, each
+    assert " in receive\n" in stacks[0] and stacks[-1].count("exitcode  : -6") == 1
+    assert run.once()[0] == 0
+    run.assert_exact()
+
+
 def test_a_start_from_nothing_where_checkpoints_lie_is_refused(job: Callable[..., Job]) -> None:
     run = job(step=0.02)
     assert run.once()[0] == 0

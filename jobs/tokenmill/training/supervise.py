@@ -24,7 +24,7 @@ LOOK = 5.0
 FIRST_LOOK = 1.0
 """The same, until there are ranks."""
 STACKS = 10.0
-"""Seconds that ranks get to dump their stacks."""
+"""Seconds that ranks get to dump their stacks, all of them together."""
 DRAIN = 5.0
 """Seconds that ranks may outlive the launcher; what was written is passed on however long that takes.
 
@@ -256,7 +256,7 @@ class Supervisor:
             self._ended = f"all nodes are here, and did not meet for {allowed / 60:.3g} minutes: look at their network"
         self._kill_at = now + STACKS
         say(f"no iteration for {allowed / 60:.3g} minutes: the stacks of all ranks, then the end")
-        _signal_ranks(process.pid, signal.SIGABRT)
+        threading.Thread(target=_dump_stacks, args=(process.pid,), daemon=True).start()
 
     def _allowed(self) -> float:
         if not self._met:
@@ -302,9 +302,35 @@ def _signal_ranks(launcher: int, number: signal.Signals) -> int:
     """Send a signal to the launcher's children; return how many there were."""
     ranks = _ranks(launcher)
     for pid in ranks:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
+        _try_signal(pid, number)
     return len(ranks)
+
+
+def _try_signal(pid: int, number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _dump_stacks(launcher: int) -> None:
+    """Have one rank after another write its stacks: all at once they write into each other's lines.
+
+    Meanwhile the others are held, which would fail when they lose a peer, and the launcher, which would end them then.
+    """
+    ranks = _ranks(launcher)
+    for pid in (launcher, *ranks):
+        _try_signal(pid, signal.SIGSTOP)
+    for pid in ranks:
+        with contextlib.suppress(OSError):
+            variables = Path(f"/proc/{pid}/environ").read_text(errors="replace").split("\0")
+            rank = next((each for each in variables if each.startswith("RANK=")), "RANK=unknown")
+            # Into the ranks' own pipe: what is said here might overtake the stacks of the rank before.
+            Path(f"/proc/{launcher}/fd/1").write_text(f"tokenmill: stacks of {rank}\n")
+        _try_signal(pid, signal.SIGABRT)
+        _try_signal(pid, signal.SIGCONT)
+        until = time.monotonic() + STACKS / 2 / len(ranks)
+        while pid in _processes() and time.monotonic() < until:
+            time.sleep(0.02)
+    _try_signal(launcher, signal.SIGCONT)
 
 
 def _ranks(launcher: int) -> list[int]:
@@ -345,8 +371,7 @@ def _kill_all() -> None:
         if len(found) == 1:
             return
         for pid in found - {os.getpid()}:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            _try_signal(pid, signal.SIGKILL)
         time.sleep(0.01)
     say(f"warning: killed processes are not gone after {KILL:.0f} s: they wait for a device or a file server")
 
