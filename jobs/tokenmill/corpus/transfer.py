@@ -146,9 +146,9 @@ class Transfer:
         status, where = response.status_code, _host(response.url)
         detail = response.headers.get("X-Error-Message") or response.reason
         after = told_to_wait(response.headers)
-        _leave(response)
         if status == 429 and after is not None:
             self.gate.close_for(after)
+        _leave(response)
         if status == 416:
             raise Retry(f"{where} has nothing at this offset", restart=True)
         code = response.headers.get("X-Error-Code", "")

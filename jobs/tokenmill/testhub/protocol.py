@@ -48,8 +48,9 @@ class Request:
     """Record one request and what it was answered.
 
     `kind` is api, tree, resolve, cdn or xet, `file` a path in a repository ("" for api and tree), `time`
-    the monotonic clock at arrival, `bytes_sent` the body handed to the network, `retry_after` the
-    seconds the client was told to wait, `client` the client's end of the connection.
+    the monotonic clock at arrival, `answered` the same when the answer's headers were handed to the
+    network, `bytes_sent` the body handed to it, `retry_after` the seconds the client was told to wait,
+    `client` the client's end of the connection.
     """
 
     method: str
@@ -58,6 +59,7 @@ class Request:
     kind: str = "api"
     file: str = ""
     time: float = field(default_factory=time.monotonic)
+    answered: float = math.inf
     status: int = 0
     bytes_sent: int = 0
     fault: str | None = None
@@ -347,6 +349,7 @@ class Handler(BaseHTTPRequestHandler):
             short = fault and fault.kind == "short"
             self.send_header("Content-Length", str(fault.offset(body.length) if fault and short else body.length))
         self.end_headers()
+        self.seen.answered = time.monotonic()
         if self.command == "HEAD":
             return
         if fault and fault.kind == "slow":
