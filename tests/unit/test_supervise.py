@@ -86,6 +86,15 @@ def test_a_node_that_sees_nothing_hangs_by_the_patience_of_a_start(tmp_path: Pat
     assert end[2].startswith("it hung") and 2 < taken < 20 and not end[3]
 
 
+def test_stacks_go_behind_what_a_launcher_wrote_to_a_file_of_its_own(tmp_path: Path) -> None:
+    rank = "import time; print('begun', flush=True); time.sleep(60)"
+    script = f"exec >> log 2>&1; echo kept; RANK=5 '{sys.executable}' -c \"{rank}\"; sleep 60"
+    end, _, _ = supervised(tmp_path, f"run({script!r}, iteration=1, start=2)")
+    assert end[2].startswith("it hung")
+    log = (tmp_path / "log").read_text()
+    assert log.startswith("kept\nbegun\ntokenmill: stacks of RANK=5\nFatal Python error: Aborted\n")
+
+
 def test_records_that_cannot_be_read_are_no_hang(tmp_path: Path) -> None:
     script = """
 def broken(): raise OSError(107, "Transport endpoint is not connected")

@@ -323,8 +323,9 @@ def _dump_stacks(launcher: int) -> None:
         with contextlib.suppress(OSError):
             variables = Path(f"/proc/{pid}/environ").read_text(errors="replace").split("\0")
             rank = next((each for each in variables if each.startswith("RANK=")), "RANK=unknown")
-            # Into the ranks' own pipe: what is said here might overtake the stacks of the rank before.
-            Path(f"/proc/{launcher}/fd/1").write_text(f"tokenmill: stacks of {rank}\n")
+            # Where the ranks write, too: what is said here might overtake the stacks of the rank before.
+            with Path(f"/proc/{launcher}/fd/1").open("a") as output:
+                output.write(f"tokenmill: stacks of {rank}\n")
         _try_signal(pid, signal.SIGABRT)
         _try_signal(pid, signal.SIGCONT)
         until = time.monotonic() + STACKS / 2 / len(ranks)
