@@ -2,10 +2,14 @@
 
 import json
 import os
+import resource
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -76,9 +80,20 @@ def test_an_encoder_that_hangs_is_replaced(
     assert_same_tree(tmp_path / "out", whole)
 
 
-def test_encoders_end_with_a_run_that_is_killed(forge: Forge, inputs: Path, settled: Path, tmp_path: Path) -> None:
-    run = paused(forge, inputs, tmp_path / "out", settled)
+@pytest.mark.parametrize("count", [1, 2])
+def test_encoders_end_with_a_run_that_is_killed(
+    forge: Forge, inputs: Path, settled: Path, tmp_path: Path, count: int
+) -> None:
+    twice = tmp_path / "in"  # enough for two processes
+    twice.mkdir()
+    for i, path in enumerate(sorted(inputs.iterdir()) * 2):
+        shutil.copy(path, twice / f"{i:02d}.jsonl")
+    run = paused(forge, twice, tmp_path / "out", settled, "--processes", count)
     encoders = children(run.pid, "tokens.serve")
+    deadline = time.monotonic() + 30
+    while len(encoders) < count:
+        assert time.monotonic() < deadline, "no encoder process was forked"
+        encoders = encoders[:1] + children(encoders[0], "tokens.serve")
     os.kill(run.pid, signal.SIGKILL)
     assert run.wait() == -signal.SIGKILL
     deadline = time.monotonic() + 30
@@ -116,13 +131,21 @@ def test_a_difference_stops_the_run(forge: Forge, settled: Path, tmp_path: Path)
 
 @pytest.fixture
 def processes(settled: Path, request: pytest.FixtureRequest) -> Callable[..., EncoderProcesses]:
-    """Return a way to start one encoder process."""
+    """Return a way to start encoder processes."""
     (backend,) = settled.glob(".tokenmill/preprocess/encoders/*/backend.json")
 
-    def start(warnings: list[str], backend: Path = backend) -> EncoderProcesses:
-        task = Task("fastokens", str(backend), True, "", ("text",), 0, "start")
-        found = EncoderProcesses(task, 1, patience=60.0, warn=warnings.append)
+    def start(
+        warnings: list[str],
+        backend: Path = backend,
+        *,
+        count: int = 1,
+        patience: float = 60.0,
+        encoder: str = "fastokens",
+    ) -> EncoderProcesses:
+        task = Task(encoder, str(backend), True, "a7ce" if encoder == "gigatoken" else "", ("text",), 0, "start")
+        found = EncoderProcesses(count, patience=patience, warn=warnings.append)
         request.addfinalizer(found.close)
+        found.begin(task, count)
         return found
 
     return start
@@ -130,15 +153,27 @@ def processes(settled: Path, request: pytest.FixtureRequest) -> Callable[..., En
 
 def encode(processes: EncoderProcesses, meanwhile: Callable[[], None] = lambda: None) -> bytes:
     """Return the ids of a block, with something done while it is in work."""
+    (ids,) = encode_on_each(processes, 1, meanwhile)
+    return ids
+
+
+def encode_on_each(
+    processes: EncoderProcesses, count: int, meanwhile: Callable[[], None] = lambda: None
+) -> list[bytes]:
+    """Return the ids of a block that each of so many processes has."""
     with processes.share() as share:
-        slot = share.acquire()
-        assert slot is not None
-        slot.text.data[: len(LINES)] = LINES
+        slots = [slot for _ in range(count) if (slot := share.acquire())]
+        for slot in slots:
+            slot.text.data[: len(LINES)] = LINES
         meanwhile()
-        slot.submit([Segment(0, len(LINES), False, True)])
-        (column,), (found,), refused = slot.result()
-        assert (found.documents, refused) == (50, "")
-        return bytes(slot.ids.data[column.start : column.start + column.size])
+        for slot in slots:
+            slot.submit([Segment(0, len(LINES), False, True)])
+        ids = []
+        for slot in slots:
+            (column,), (found,), refused = slot.result()
+            assert (found.documents, refused) == (50, "")
+            ids.append(bytes(slot.ids.data[column.start : column.start + column.size]))
+        return ids
 
 
 def test_an_encoder_process_loads_the_encoder_and_no_numpy(processes: Callable[..., EncoderProcesses]) -> None:
@@ -202,3 +237,169 @@ def test_an_encoder_that_grows_is_replaced_between_two_blocks(
     assert [encode(running) for _ in range(3)] == [expected] * 3
     assert set(before).isdisjoint(children(os.getpid(), "tokens.serve"))
     assert not warnings
+
+
+def family() -> tuple[int, list[int]]:
+    """Return the encoder process that loaded the encoder, and those that it forked."""
+    (loader,) = children(os.getpid(), "tokens.serve")
+    return loader, children(loader, "tokens.serve")
+
+
+@pytest.mark.parametrize("encoder", ["fastokens", "gigatoken", "hf"])
+def test_one_encoder_process_loads_for_all(processes: Callable[..., EncoderProcesses], encoder: str) -> None:
+    """Whatever the encoder, also one that loads numpy, which has threads where it is not told otherwise."""
+    warnings: list[str] = []
+    running = processes(warnings, count=3, encoder=encoder)
+    expected = encode(processes([]))
+    assert encode_on_each(running, 3) == [expected] * 3
+    loaders = [pid for pid in children(os.getpid(), "tokens.serve") if children(pid, "tokens.serve")]
+    assert [len(children(pid, "tokens.serve")) for pid in loaders] == [2]
+    assert not warnings
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_a_forked_encoder_that_dies_is_replaced(
+    processes: Callable[..., EncoderProcesses], number: signal.Signals
+) -> None:
+    warnings: list[str] = []
+    running = processes(warnings, count=3)
+    expected = encode_on_each(running, 3)
+    _, forked = family()
+    assert encode_on_each(running, 3, lambda: os.kill(forked[-1], number)) == expected
+    (said,) = warnings
+    how = "was killed (SIGKILL)" if number == signal.SIGKILL else "crashed (SIGSEGV)"
+    assert said.startswith(f"the encoder fastokens {how}; its records went to Hugging Face")
+    assert encode_on_each(running, 3) == expected
+
+
+def test_a_forked_encoder_that_hangs_is_replaced(processes: Callable[..., EncoderProcesses]) -> None:
+    warnings: list[str] = []
+    running = processes(warnings, count=2, patience=1.0)
+    expected = encode_on_each(running, 2)
+    _, (forked,) = family()
+    assert encode_on_each(running, 2, lambda: os.kill(forked, signal.SIGSTOP)) == expected
+    assert [said.partition(" for ")[0] for said in warnings] == ["the encoder fastokens gave no answer"]
+    assert _state(forked) == "Z", "else it holds its memory until the end"
+
+
+def test_encoders_outlive_the_one_that_forked_them(processes: Callable[..., EncoderProcesses]) -> None:
+    warnings: list[str] = []
+    running = processes(warnings, count=3)
+    expected = encode_on_each(running, 3)
+    loader, forked = family()
+    assert encode_on_each(running, 3, lambda: os.kill(loader, signal.SIGKILL)) == expected
+    assert len(warnings) == 1
+    assert encode_on_each(running, 3) == expected
+    assert not {_state(pid) for pid in forked} & {"Z", "X"}
+    running.close()
+    assert all(_gone(pid) for pid in forked)
+
+
+def test_a_loader_that_dies_too_early_is_one_failure(processes: Callable[..., EncoderProcesses]) -> None:
+    """Were it one for each process that waits for it, many processes would all be Hugging Face after one crash."""
+    warnings: list[str] = []
+    running = processes(warnings, count=pool.MAX_FAILURES + 1)
+    (loader,) = children(os.getpid(), "tokens.serve")
+    os.kill(loader, signal.SIGKILL)
+    expected = encode(processes([]))
+    assert encode_on_each(running, pool.MAX_FAILURES + 1) == [expected] * (pool.MAX_FAILURES + 1)
+    assert len(warnings) == 1
+    assert "another took its place" in warnings[0] and "Hugging Face does all" not in warnings[0]
+
+
+def test_no_more_encoders_are_forked_than_are_wanted(settled: Path) -> None:
+    """They are started before it is known how much there is to do."""
+    (backend,) = settled.glob(".tokenmill/preprocess/encoders/*/backend.json")
+    task = Task("fastokens", str(backend), True, "", ("text",), 0, "start")
+    warnings: list[str] = []
+    with closing(EncoderProcesses(4, patience=60.0, warn=warnings.append)) as running:
+        running.begin(task, 2)
+        first, second = encode_on_each(running, 2)
+        assert first == second
+        loader, forked = family()
+        assert len(forked) == 1
+        assert encode_on_each(running, 2, lambda: os.kill(loader, signal.SIGKILL)) == [first, second]
+    assert len(warnings) == 1
+
+
+def test_many_encoder_processes_need_no_higher_limit_of_open_files(
+    processes: Callable[..., EncoderProcesses], request: pytest.FixtureRequest
+) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    request.addfinalizer(lambda: resource.setrlimit(resource.RLIMIT_NOFILE, before))
+    already_open = len(list(Path("/dev/fd").iterdir()))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (already_open + 20, before[1]))
+    ids = encode_on_each(processes([], count=8), 8)
+    assert ids == ids[:1] * 8
+
+
+FEW_FILES = """
+import resource, sys
+from tokenmill.tokens.pool import EncoderProcesses
+from tokenmill.tokens.serve import Task
+resource.setrlimit(resource.RLIMIT_NOFILE, (250, 250))
+running = EncoderProcesses(40, patience=60.0, warn=print)
+running.begin(Task("fastokens", sys.argv[1], True, "", ("text",), 0, "start"), int(sys.argv[2]))
+running.close()
+"""
+
+
+def test_where_open_files_are_few_fewer_encoders_work(settled: Path) -> None:
+    (backend,) = settled.glob(".tokenmill/preprocess/encoders/*/backend.json")
+    for wanted, said in (("2", ""), ("30", "the limit of open files is enough for 4 encoder processes, not 30")):
+        command = [sys.executable, "-c", FEW_FILES, str(backend), wanted]
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith(said) and bool(done.stdout) == bool(said)
+
+
+def test_encoders_that_were_never_told_what_to_do_end() -> None:
+    running = EncoderProcesses(3, patience=60.0, warn=lambda _: None)
+    started = children(os.getpid(), "tokens.serve")
+    assert len(started) == 1
+    running.close()
+    assert all(_gone(pid) for pid in started)
+
+
+def test_where_none_can_be_forked_each_loads(
+    processes: Callable[..., EncoderProcesses], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = encode(processes([]))
+    monkeypatch.delattr(os, "pidfd_open")
+    before = children(os.getpid(), "tokens.serve")
+    assert encode_on_each(processes([], count=3), 3) == [expected] * 3
+    assert len(children(os.getpid(), "tokens.serve")) == len(before) + 3
+
+
+def test_all_encoders_end_and_their_time_is_counted(processes: Callable[..., EncoderProcesses]) -> None:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    running = processes([], count=3)
+    encode_on_each(running, 3)
+    loader, forked = family()
+    deadline = time.monotonic() + 60
+    while not all(_cpu_seconds(pid) for pid in forked):  # it is counted in hundredths
+        assert time.monotonic() < deadline
+        encode_on_each(running, 3)
+    took = sum(_cpu_seconds(pid) for pid in (loader, *forked))
+    running.close()
+    assert all(_gone(pid) for pid in (loader, *forked))
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime >= took
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _gone(pid: int) -> bool:
+    """Tell whether it ends; who is to reap it may be another."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        try:
+            if _state(pid) in "ZX":
+                return True
+        except FileNotFoundError:
+            return True
+        time.sleep(0.01)
+    return False

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -138,6 +139,7 @@ def preprocess(
     """Tokenise the files of `source` into indexed datasets in `output`."""
     from tokenmill.corpus.compression import DATA_SUFFIXES
     from tokenmill.stages.preprocess import local, prepare, streamed
+    from tokenmill.tokens.pool import EncoderProcesses
 
     processes = how.spread().processes
     dataset, stream, more = None, None, COMMITTING_PAIRS
@@ -154,18 +156,18 @@ def preprocess(
         stream, more = source, AHEAD
         patience = Patience(stream.give_up_at, stop_requested, how.reporter.say)
         corpus = streamed(stream, how.reporter.say, patience)
-    prepared = prepare(corpus, output, recipe, encoder=encoder, endpoint=endpoint, reporter=how.reporter)
-    settings = {
-        "encoder": encoder,
-        "verify_encoder": verify_encoder,
-        "encoder_patience": encoder_patience,
-        "on_bad_record": on_bad_record,
-        "max_bad_records": max_bad_records,
-        "processes": processes,
-        "stream": stream,
-    }
-    job = Job("tokenmill.stages.preprocess", output, dataset.root if dataset else output, settings)
-    return _run(job, prepared, how, dataset, processes=processes + more)
+    with closing(EncoderProcesses(processes, patience=encoder_patience, warn=how.reporter.warn)) as encoders:
+        prepared = prepare(corpus, output, recipe, encoder=encoder, endpoint=endpoint, reporter=how.reporter)
+        settings = {
+            "encoder": encoder,
+            "verify_encoder": verify_encoder,
+            "on_bad_record": on_bad_record,
+            "max_bad_records": max_bad_records,
+            "encoders": encoders,
+            "stream": stream,
+        }
+        job = Job("tokenmill.stages.preprocess", output, dataset.root if dataset else output, settings)
+        return _run(job, prepared, how, dataset, processes=processes + more)
 
 
 def _job(stage: str, output: Path, dataset: Dataset) -> Job:

@@ -35,7 +35,7 @@ MANY_INPUTS = 1024
 FEW_OUTPUTS = 256
 """Outputs made of more inputs than MANY_INPUTS."""
 WORTH_A_PROCESS = 8 << 20
-"""Bytes of input for which another encoder process is worth its loading, a second of CPU."""
+"""Bytes of input for which another encoder process is worth what it takes until its table of words is warm."""
 LOOK_BYTES = 1 << 20
 """How much of the first records is looked at for the keys."""
 
@@ -241,19 +241,16 @@ class Common:
 
 @contextmanager
 def common(job: Job, plan: Plan, todo: Sequence[Unit], warn: Callable[[str], None]) -> Iterator[Common]:
-    """Start the encoder processes: as many as asked for, and no more than the work is worth."""
-    from tokenmill.tokens.pool import EncoderProcesses
-
+    """Have the encoder processes load the encoder: as many as there are, and no more than the work is worth."""
     settings = job.settings
-    task = Encoders(job.record).task(plan, settings["encoder"], settings["verify_encoder"])
-    worth = 1 + sum(unit.weight for unit in todo) // WORTH_A_PROCESS
+    processes: EncoderProcesses = settings["encoders"]
     stream: Stream | None = settings["stream"]
     with (
         stream.shards(plan.source["revision"], warn) if stream else nullcontext() as shards,
-        closing(
-            EncoderProcesses(task, min(settings["processes"], worth), patience=settings["encoder_patience"], warn=warn)
-        ) as processes,
+        closing(processes),
     ):
+        worth = 1 + sum(unit.weight for unit in todo) // WORTH_A_PROCESS
+        processes.begin(Encoders(job.record).task(plan, settings["encoder"], settings["verify_encoder"]), worth)
         yield Common(processes, shards)
 
 

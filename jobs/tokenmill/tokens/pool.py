@@ -6,6 +6,7 @@ and the block it had goes to Hugging Face; one that grew is replaced between two
 """
 
 import os
+import resource
 import select
 import signal
 import socket
@@ -16,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import TransientError
@@ -33,6 +35,12 @@ SLOTS = 6
 
 They do not where processes share CPUs, and ids are written in order: with three, two CPUs idle for 6 % of the time.
 """
+
+FILES = 4 * SLOTS + 3
+"""Open files for each process: a slab is open twice (mmap has one of its own), both ends of a socket, a pidfd."""
+
+OTHER_FILES = 128
+"""Open files left to everything that the stage opens from now on."""
 
 MAX_GROWTH = 512 << 20
 """Bytes that a process may hold more than after its first block; caches of words take some 100 MB."""
@@ -88,24 +96,51 @@ class Slot:
         self.ids.close()
 
 
-class _Child:
-    """A process that runs `tokens.serve`."""
+class _Forked:
+    """A process that another encoder process forked: as much of subprocess.Popen as is needed here.
 
-    def __init__(self, task: Task, slots: list[Slot]) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            slabs = ",".join(f"{slot.text.fd}:{slot.ids.fd}" for slot in slots)
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "tokenmill.tokens.serve", str(theirs.fileno()), slabs],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno(), *(fd for slot in slots for fd in (slot.text.fd, slot.ids.fd))],
-                env=environment() | {"GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", MALLOC)},
-            )
-        self._control = Channel(ours.detach())
+    Its parent leaves it a zombie: until then its process id is nobody else's, and /proc says how it ended.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._fd = os.pidfd_open(pid)
+        self._code: int | None = None
+
+    def kill(self) -> None:
+        if self._code is None:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._fd, signal.SIGKILL)
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self._code is None:
+            ended = select.poll()
+            ended.register(self._fd, select.POLLIN)
+            if not ended.poll(None if timeout is None else timeout * 1000):
+                raise subprocess.TimeoutExpired("an encoder process", timeout or 0)
+            try:  # the last field, exit_code of proc(5)
+                status = int(Path(f"/proc/{self._pid}/stat").read_text().split()[-1])
+            except OSError:  # its parent ended before
+                status = 0
+            os.close(self._fd)
+            self._code = os.waitstatus_to_exitcode(status)
+        return self._code
+
+
+class _Child:
+    """A process of `tokens.serve`, and the way to it."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", control: socket.socket, *, forked: bool) -> None:
+        # One that is to be forked is the process that forks it until it is there.
+        self._process: subprocess.Popen[bytes] | _Forked = process
+        self.unborn = forked
+        self._control = Channel(control.detach())
         self._answers = select.poll()
         self._answers.register(self._control.fd, select.POLLIN)
-        self._send(tuple(task))
+
+    def begin(self, task: Task, wanted: int = 1) -> None:
+        """Have it load the encoder, and fork as many as are wanted without it."""
+        self._send((tuple(task), wanted))
 
     def _send(self, message: Any) -> None:
         with suppress(OSError):  # it is dead: whoever waits for its answer will find that
@@ -118,15 +153,21 @@ class _Child:
     def receive(self, seconds: float) -> Answer | None:
         """Return its next answer, None when there is none for so long; raises EOFError when it died."""
         try:
-            if not self._answers.poll(seconds * 1000):
-                return None
-            return Answer(*self._control.receive())
+            while self._answers.poll(seconds * 1000):
+                message = self._control.receive()
+                if not self.unborn:
+                    return Answer(*message)
+                self._process, self.unborn = _Forked(message), False
         except OSError as error:
             raise EOFError from error
+        return None
 
     def end(self) -> int:
         """Kill it, whatever it does; return how it had ended before, negative for a signal."""
+        self._born()
         self._control.close()
+        if self.unborn:  # it will never be, or will find nobody there
+            return 0
         with suppress(subprocess.TimeoutExpired):
             return self._process.wait(0.2)
         self._process.kill()
@@ -135,9 +176,66 @@ class _Child:
 
     def kill(self) -> None:
         """Kill it at once."""
+        self._born()
         self._process.kill()
         self._process.wait()
         self._control.close()
+
+    def _born(self) -> None:
+        """See whether it is there by now."""
+        if self.unborn:
+            with suppress(EOFError):
+                self.receive(0.0)
+
+
+def _start(groups: list[list[Slot]]) -> list[_Child]:
+    """Start an encoder process for each group of slots: the first is there, and forks the others when it has begun."""
+    pairs = [socket.socketpair() for _ in groups]
+    ends, fds = [], []
+    for slots, (_, theirs) in zip(groups, pairs, strict=True):
+        ends.append(",".join([str(theirs.fileno()), *(f"{slot.text.fd}:{slot.ids.fd}" for slot in slots)]))
+        fds += [theirs.fileno(), *(fd for slot in slots for fd in (slot.text.fd, slot.ids.fd))]
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "tokenmill.tokens.serve", *ends],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        pass_fds=fds,
+        # numpy, which some encoders load, would have a thread for each CPU, and what has threads cannot fork.
+        env=environment() | {"GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", MALLOC), "OPENBLAS_NUM_THREADS": "1"},
+    )
+    for _, theirs in pairs:
+        theirs.close()
+    return [_Child(process, ours, forked=number > 0) for number, (ours, _) in enumerate(pairs)]
+
+
+def _alone(task: Task, slots: list[Slot]) -> _Child:
+    """Start a process that loads the encoder for itself."""
+    (child,) = _start([slots])
+    child.begin(task)
+    return child
+
+
+def _allow_files(count: int) -> int:
+    """Have room for the files of so many processes: 1,024, a usual limit, are too few for 40. Return for how many."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    other = sum(1 for _ in Path("/dev/fd").iterdir()) + OTHER_FILES
+    wanted = other + count * FILES
+    if soft == resource.RLIM_INFINITY or wanted <= soft:
+        return count
+    if hard == resource.RLIM_INFINITY or wanted <= hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        return count
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return max(1, (hard - other) // FILES)
+
+
+def _can_fork() -> bool:
+    """Tell whether a process that somebody else forked can be waited for: from Linux 5.3 on."""
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError):
+        return False
+    return True
 
 
 class _Process:
@@ -151,15 +249,20 @@ class _Process:
         self.free = list(self.slots)
         self._queue: deque[Slot] = deque()
         self._exact: _Child | None = None
-        self._begin()
 
-    def _begin(self) -> None:
+    def begin(self, child: _Child | None = None) -> None:
+        """Go on with this process, or with one of its own, which gets what is queued."""
         with self._sending:
-            self._child = _Child(self._pool.task, self.slots)
+            self._child = child or _alone(self._pool.task, self.slots)
             self._first: int | None = None  # what it held after its first block
             self._since = time.monotonic()
             for slot in self._queue:
                 self._child.submit(slot)
+
+    def load(self, task: Task, wanted: int) -> None:
+        """Load the encoder, unless another does and then forks this one."""
+        if not self._child.unborn:
+            self._child.begin(task, wanted)
 
     def submit(self, slot: Slot) -> None:
         with self._sending:
@@ -194,7 +297,11 @@ class _Process:
         try:
             answer = self._child.receive(seconds)
         except EOFError:
-            self._fail(None)
+            if self._child.unborn:  # the process that was to fork it failed, which is told there
+                self._child.end()
+                self.begin()
+            else:
+                self._fail(None)
             return True
         if answer is None:
             return False
@@ -206,7 +313,7 @@ class _Process:
             self._first = answer.memory
         elif answer.memory > self._first + MAX_GROWTH and len(slot.text.data) < 4 * BLOCK:
             self._child.kill()
-            self._begin()
+            self.begin()
         return True
 
     def _fail(self, why: str | None) -> None:
@@ -221,11 +328,11 @@ class _Process:
             slot.answer = self._encode_exactly(slot, why)
         except TransientError as error:
             slot.failure = error
-        self._begin()
+        self.begin()
 
     def _encode_exactly(self, slot: Slot, why: str) -> Answer:
         task = self._pool.task._replace(encoder="hf", guard="", verify="start")
-        child, self._exact = self._exact or _Child(task, self.slots), None
+        child, self._exact = self._exact or _alone(task, self.slots), None
         child.submit(slot)
         try:
             answer = child.receive(EXACT_PATIENCE * self._pool.patience_for(slot))
@@ -243,7 +350,7 @@ class _Process:
         return answer
 
     def close(self) -> None:
-        self._child.kill()
+        self._child.end()
         if self._exact is not None:
             self._exact.kill()
         for slot in self.slots:
@@ -260,15 +367,36 @@ def _ended(code: int) -> str:
 class EncoderProcesses:
     """The encoder processes of one stage; any number of units share them, each in its own thread."""
 
-    def __init__(self, task: Task, count: int, *, patience: float, warn: Callable[[str], None]) -> None:
-        """Start `count` of them; one that is silent for `patience` seconds over a block is replaced."""
-        self.task = task
+    def __init__(self, count: int, *, patience: float, warn: Callable[[str], None]) -> None:
+        """Start what `begin` tells what to do; one that is silent for `patience` seconds over a block is replaced.
+
+        Python and its modules take as long as it takes to find out what that is.
+        """
         self._patience = patience
         self._warn = warn
         self._failures = 0
         self._units = 0
         self._freed = threading.Condition()
-        self._processes = [_Process(self) for _ in range(count)]
+        self._asked = count
+        self._processes = [_Process(self) for _ in range(_allow_files(count))]
+        groups = [process.slots for process in self._processes]
+        together = [groups] if _can_fork() else [[slots] for slots in groups]
+        children = [child for group in together for child in _start(group)]
+        for process, child in zip(self._processes, children, strict=True):
+            process.begin(child)
+
+    def begin(self, task: Task, wanted: int) -> None:
+        """Have an encoder loaded in as many processes as are wanted, of those that there are."""
+        self.task = task
+        if min(wanted, self._asked) > len(self._processes):
+            self._warn(
+                f"the limit of open files is enough for {len(self._processes)} encoder processes, not "
+                f"{min(wanted, self._asked)}; raise it (ulimit -Hn), or go on more slowly"
+            )
+        while len(self._processes) > wanted:
+            self._processes.pop().close()
+        for process in self._processes:
+            process.load(task, wanted)
 
     def patience_for(self, slot: Slot) -> float:
         """Return how many seconds a block may take: a second for each MB beside the patience asked for."""
@@ -321,8 +449,8 @@ class EncoderProcesses:
 
     def close(self) -> None:
         """End the processes: what they still had is of no use to anybody."""
-        for process in self._processes:
-            process.close()
+        while self._processes:  # the first one at the end: it forked the others, and waits for them
+            self._processes.pop().close()
 
 
 class Share:

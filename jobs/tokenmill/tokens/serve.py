@@ -1,11 +1,15 @@
-"""An encoder process: `python -m tokenmill.tokens.serve CONTROL SLABS`, started by `tokens.pool` and by nobody else.
+"""Encoder processes: `python -m tokenmill.tokens.serve END...`, started by `tokens.pool` and by nobody else.
 
-Takes the texts out of blocks of records in shared memory, encodes them, and puts the ids into shared memory as the
+Each takes the texts out of blocks of records in shared memory, encodes them, and puts the ids into shared memory as the
 encoder gave them. It loads an encoder and what reads JSON, and nothing else; what a third-party encoder does ends with
 it.
 
-Messages on the control socket (`tokens.channel`): first a Task, then for each block (slab, its sizes, segments),
-answered by an Answer.
+An end is one process's `CONTROL,TEXT:IDS,...`: file descriptors of its socket and of its slabs. The process that was
+started has the first. It loads the encoder, which takes as long as 100 MB of text, and forks one for each other end:
+they share its tables.
+
+Messages on the control socket (`tokens.channel`): to the first a Task and how many processes are wanted, from the
+others their process id; then for each block (slab, its sizes, segments), answered by an Answer.
 """
 
 import contextlib
@@ -15,7 +19,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from tokenmill.errors import RequestError, TokenmillError
 from tokenmill.tokens.channel import Channel
@@ -86,21 +90,27 @@ class Answer(NamedTuple):
 
 
 class _Server:
-    def __init__(self, task: Task, slabs: list[tuple[Slab, Slab]]) -> None:
+    def __init__(self, task: Task) -> None:
         from tokenmill.tokens.encoders import load_encoder
 
         self._task = task
-        self._slabs = slabs
         backend = Path(task.backend)
         self._encoder = load_encoder(task.encoder, backend, task.special_tokens, task.guard, end=task.eod)
         self._exact: Encoder | None = None
         if task.verify != "start" and task.encoder != "hf":
             self._exact = load_encoder("hf", backend, task.special_tokens, end=task.eod)
-        self._memory = _Memory()
+        self._slabs: list[tuple[Slab, Slab]] = []
         self._blocks = 0
         self._end = 0  # of the last column's ids
 
-    def answer(self, number: int, text_bytes: int, ids_bytes: int, segments: list[tuple[Any, ...]]) -> Answer:
+    def serve(self, control: Channel, slabs: list[tuple[Slab, Slab]]) -> NoReturn:
+        """Answer until nobody asks any more, which is an EOFError or OSError."""
+        self._slabs = slabs
+        self._memory = _Memory()
+        while True:
+            control.send(_plain(self._answer(*control.receive())))
+
+    def _answer(self, number: int, text_bytes: int, ids_bytes: int, segments: list[tuple[Any, ...]]) -> Answer:
         """Encode one block."""
         text, ids = self._slabs[number]
         text.follow(text_bytes)
@@ -191,6 +201,34 @@ class _Memory:
         return (int(resident) - int(shared)) * self._unit
 
 
+def _branch(controls: list[int]) -> int:
+    """Fork a process for each control socket but the first; return which this is, with the others' sockets closed."""
+    for mine in range(1, len(controls)):
+        try:
+            forked = os.fork()
+        except OSError:  # it ends before it began, which the parent sees, and has one made on its own
+            forked = -1
+        if forked == 0:
+            for control in (controls[0], *controls[mine + 1 :]):
+                os.close(control)
+            return mine
+        os.close(controls[mine])
+    return 0
+
+
+def _slab(fd: str) -> Slab:
+    return Slab(os.fstat(int(fd)).st_size, int(fd))
+
+
+def _end() -> NoReturn:
+    """End after the processes that this one forked: what waits for it then knows the CPU time of all."""
+    signal.alarm(1)  # the end, if one of them hangs
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            os.wait()
+    os._exit(0)  # tables of a vocabulary take a while to be freed one by one
+
+
 def main() -> None:
     """Serve until the parent closes its end or dies."""
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -198,21 +236,27 @@ def main() -> None:
     with contextlib.suppress(OSError):  # rather this process than the parent, which has another made
         Path("/proc/self/oom_score_adj").write_text("500")
     gc.disable()  # a block makes 10,000 objects, none of them in a cycle
-    control = Channel(int(sys.argv[1]))
-    slabs = []
-    for pair in sys.argv[2].split(","):
-        text, ids = map(int, pair.split(":"))
-        slabs.append((Slab(os.fstat(text).st_size, text), Slab(os.fstat(ids).st_size, ids)))
+    ends = [end.split(",") for end in sys.argv[1:]]
+    import tokenmill.corpus.parse
+    import tokenmill.tokens.encoders  # noqa: F401 - both while nobody knows yet what is to be done
+
     try:
-        server = _Server(Task(*control.receive()), slabs)
-        while True:
-            control.send(_plain(server.answer(*control.receive())))
+        task, wanted = Channel(int(ends[0][0])).receive()
+        controls = [int(end[0]) for end in ends]
+        for control in controls[wanted:]:
+            os.close(control)
+        server = _Server(Task(*task))
+        mine = _branch(controls[:wanted])
+        channel = Channel(controls[mine])
+        if mine:
+            channel.send(os.getpid())
+        pairs = (pair.split(":") for pair in ends[mine][1:])
+        server.serve(channel, [(_slab(text), _slab(ids)) for text, ids in pairs])
     except (EOFError, ConnectionError):
-        pass
+        _end()
     except TokenmillError as error:
         sys.stderr.write(f"{error}\n")
         os._exit(1)
-    os._exit(0)  # tables of a vocabulary take a while to be freed one by one
 
 
 if __name__ == "__main__":
