@@ -42,8 +42,11 @@ from tokenmill.flow.attempt import (
 )
 from tokenmill.flow.record import Counts, Plan, StageRecord, Unit
 
-WRITE_BACK = 32 << 20
+WRITE_BACK = 8 << 20
 """Bytes written before the disk is set to work on them, so that little is left for the fsync at the end."""
+
+WRITTEN = 8 * WRITE_BACK
+"""Bytes before those which are let go of where they are on disk by now, in a file that nobody reads soon."""
 
 _NO_KERNEL_COPY = (errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM)
 
@@ -51,8 +54,11 @@ _NO_KERNEL_COPY = (errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, er
 class OutputFile:
     """A file being written under a temporary name; its bytes and xxh3-128 are known when it closes."""
 
-    def __init__(self, path: Path, final: str, keep: int = 0) -> None:
-        """Open `path` for what will become `final`, going on after its first `keep` bytes (re-hashed)."""
+    def __init__(self, path: Path, final: str, keep: int = 0, *, read_soon: bool = True) -> None:
+        """Open `path` for what will become `final`, going on after its first `keep` bytes (re-hashed).
+
+        What is not `read_soon` does not stay in memory: new pages for it would cost more than writing it does.
+        """
         self.path = path
         self.final = final
         self.bytes = keep
@@ -60,6 +66,7 @@ class OutputFile:
         self._digest = xxhash.xxh3_128()
         self._hashed = keep
         self._begun = keep  # up to where write-back was begun
+        self._written = 0 if read_soon else WRITTEN
         if keep:
             os.truncate(path, keep)
             if update_hash(self._digest, path, keep) != keep:
@@ -111,8 +118,10 @@ class OutputFile:
 
     def _write_back(self) -> None:
         if self.bytes - self._begun >= WRITE_BACK and hasattr(os, "posix_fadvise"):
-            # On Linux this begins to write what is dirty, without waiting; what is being written stays in memory.
-            os.posix_fadvise(self._file.fileno(), self._begun, 0, os.POSIX_FADV_DONTNEED)
+            # On Linux this begins to write what is dirty, without waiting; what is being written stays in memory, and
+            # what is on disk does not.
+            begin = max(0, self._begun - self._written)
+            os.posix_fadvise(self._file.fileno(), begin, 0, os.POSIX_FADV_DONTNEED)
             self._begun = self.bytes
 
     def hash(self, data: memoryview) -> None:
@@ -263,10 +272,11 @@ class Workspace:
         """Return where a file of this attempt lies, such as its journal."""
         return self.directory / name
 
-    def open(self, final: str, *, temporary: str | None = None, keep: int = 0) -> OutputFile:
-        """Open the file that will be `final` (relative to the output) once the unit commits."""
+    def open(self, final: str, *, temporary: str | None = None, keep: int = 0, read_soon: bool = True) -> OutputFile:
+        """Open the file that will be `final` (relative to the output) once the unit commits; see OutputFile."""
         inside(self.record.output, final)
-        output = OutputFile(self.directory / (temporary or f"out-{len(self._outputs)}"), final, keep)
+        path = self.directory / (temporary or f"out-{len(self._outputs)}")
+        output = OutputFile(path, final, keep, read_soon=read_soon)
         self._outputs.append(output)
         return output
 

@@ -234,9 +234,8 @@ class Tokenising:
         for number, key in enumerate(self.basis["keys"]):
             prefix = f"{self.spec['name']}_{key}_document"
             state = journal["columns"][number] if journal else None
-            output = self.workspace.open(
-                f"{prefix}.bin", temporary=f"bin-{number}", keep=state["bin_bytes"] if state else 0
-            )
+            kept = state["bin_bytes"] if state else 0
+            output = self.workspace.open(f"{prefix}.bin", temporary=f"bin-{number}", keep=kept, read_soon=False)
             index = self.workspace.path(f"idx-{number}")
             writer = (
                 IndexedWriter.resume(state, output, index)
