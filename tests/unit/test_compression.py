@@ -1,11 +1,15 @@
 """Decompression: every frame of a file, bounded memory, and no damage that passes as a short file."""
 
 import bz2
+import ctypes
 import gc
 import gzip
 import lzma
+import mmap
 import os
 import random
+import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -308,3 +312,58 @@ def test_closed_files_leave_no_decoders_to_the_garbage_collector(tmp_path: Path)
         assert resident() - before < 40_000_000
     finally:
         gc.enable()
+
+
+def _pages_in_memory(path: Path) -> int:
+    """Count the pages of a file that are in the page cache: mincore(2), which leaves them as they are."""
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as memory:
+        pages = (ctypes.c_ubyte * -(-len(memory) // mmap.PAGESIZE))()
+        start = ctypes.c_char.from_buffer(memory)
+        failed = ctypes.CDLL(None, use_errno=True).mincore(
+            ctypes.c_void_p(ctypes.addressof(start)), ctypes.c_size_t(len(memory)), pages
+        )
+        del start
+    assert not failed, os.strerror(ctypes.get_errno())
+    return sum(page & 1 for page in pages)
+
+
+def _out_of_memory(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _can_pass(path: Path) -> bool:
+    """Tell whether the system can read a file without keeping it: Linux 6.14 on some file systems."""
+    with path.open("rb", buffering=0) as file:
+        try:
+            return os.preadv(file.fileno(), [bytearray(1)], 0, 0x80) == 1
+        except OSError:
+            return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone tells what is in the page cache")
+@pytest.mark.parametrize("codec", [None, *CODECS])
+def test_what_is_read_once_does_not_fill_the_page_cache(tmp_path: Path, codec: str | None) -> None:
+    data = random.Random(0).randbytes(4 << 20)
+    path = _write(tmp_path, f"a.jsonl.{codec}" if codec else "a.jsonl", CODECS[codec](data) if codec else data)
+    if not _can_pass(path):
+        pytest.skip("this system keeps what it has read")
+    _out_of_memory(path)
+    assert b"".join(open_decompressed(path)) == data
+    assert _pages_in_memory(path) * mmap.PAGESIZE < len(data) // 4
+    path.read_bytes()
+    assert b"".join(open_decompressed(path)) == data
+    assert _pages_in_memory(path) * mmap.PAGESIZE >= len(data)  # whoever else needs it still finds it there
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no file system in memory here")
+@every_codec
+def test_a_file_system_without_uncached_reads_is_read_as_well(codec: str) -> None:
+    data = _text(3 << 20)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as place:
+        for path in (
+            _write(Path(place), "a.jsonl", data),
+            _write(Path(place), f"a.jsonl.{codec}", CODECS[codec](data)),
+        ):
+            assert _read(path) == data

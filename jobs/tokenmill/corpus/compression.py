@@ -6,6 +6,8 @@ file claims to expand to. Nothing damaged passes as a short file: the usual stre
 on a truncated zstd frame and ignore what follows the last bzip2 or gzip stream.
 """
 
+import os
+import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,6 +45,53 @@ def is_data_file(name: str) -> bool:
     return name.lower().endswith(DATA_SUFFIXES)
 
 
+_RWF_DONTCACHE = 0x80
+"""Flag of preadv2(2) since Linux 6.14, where the file system has it; Python does not name it yet."""
+
+
+class _PassingFile:
+    """A file read from its beginning to its end, which does not fill the page cache with what is read once.
+
+    What was in the cache before stays there. New pages cost more than the reading where a virtual machine's host takes
+    those away that are not in use (docs/benchmarks.md), and a corpus would drive out everything else.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("rb", buffering=0)
+        self._at = 0
+        self._passing = sys.platform == "linux"
+
+    @property
+    def closed(self) -> bool:
+        return self._file.closed
+
+    def size(self) -> int:
+        return os.fstat(self._file.fileno()).st_size
+
+    def read(self, size: int) -> bytes:
+        if not self._passing:
+            return self._file.read(size)
+        buffer = bytearray(size)
+        got = self.readinto(buffer)
+        return bytes(memoryview(buffer)[:got])
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:
+        if self._passing:
+            try:
+                got = os.preadv(self._file.fileno(), [buffer], self._at, _RWF_DONTCACHE)
+            except OSError:  # of a kernel, a file system or a sandbox without it; any other comes again
+                self._passing = False
+                if self._at:
+                    self._file.seek(self._at)
+            else:
+                self._at += got
+                return got
+        return self._file.readinto(buffer)
+
+    def close(self) -> None:
+        self._file.close()
+
+
 class DecompressedReader:
     """Hand out one file's decompressed bytes, as blocks of at most `chunk` bytes or into the caller's buffers.
 
@@ -64,7 +113,7 @@ class DecompressedReader:
         self.compressed_read = 0
         self._chunk = chunk
         self._digest = digest
-        self._file: IO[bytes] = path.open("rb", buffering=0)
+        self._file = _PassingFile(path)
         self._stream = self._decode()
 
     def __iter__(self) -> Iterator[bytes]:
@@ -130,9 +179,8 @@ class DecompressedReader:
         return InputError(f"{self.display}: damaged {self.codec} data near byte {offset:,}: {why}. {REMEDY}")
 
     def _truncated(self) -> InputError:
-        size = self._file.seek(0, 2)
         return InputError(
-            f"{self.display}: the {self.codec} data are cut short: the file ends at byte {size:,} in the "
+            f"{self.display}: the {self.codec} data are cut short: the file ends at byte {self._file.size():,} in the "
             f"middle of a frame. {REMEDY}"
         )
 
@@ -179,7 +227,7 @@ class _Plain:
 
     def readinto(self, buffer: memoryview) -> int:
         done = 0
-        while got := self._reader._file.readinto(buffer[done:]):  # type: ignore[attr-defined]
+        while got := self._reader._file.readinto(buffer[done:]):
             done += got
         self._reader._taken(buffer[:done])
         return done
