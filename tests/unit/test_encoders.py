@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Callable
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from tokenmill.tokens.gate import (
     answering,
     fallback_warning,
     hostile_texts,
+    is_installed,
     judge,
     prepare,
 )
@@ -339,6 +341,14 @@ def swapped(asked: Path, backend: str, directory: Path) -> Path:
         (directory / name).symlink_to(asked / name)
     (directory / "backend.json").write_text(backend)
     return directory
+
+
+@pytest.mark.parametrize(("encoder", "package"), [("fastokens",) * 2, ("gigatoken",) * 2, ("hf", "tokenizers")])
+def test_an_encoder_is_trusted_in_the_version_judged_alone(encoder: str, package: str) -> None:
+    installed = metadata.version(package)
+    assert is_installed(encoder, installed)
+    for other in ("", "none", f"{installed}.1", installed[:-1]):
+        assert not is_installed(encoder, other)
 
 
 def test_a_verdict_of_another_version_is_read() -> None:

@@ -41,7 +41,7 @@ def main() -> None:
     """Run the command line; exit 0 done, 2 wrong request or input, 143 stopped, else worth a retry."""
     from tokenmill.cli import commands
 
-    commands.register(app)
+    commands.register(app, sys.argv[1] if len(sys.argv) > 1 else "")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's, which would start, and spin, a thread on every CPU
     gc.set_threshold(100_000)  # else a third of planning 59,166 units would be looking whether they are garbage
     for stream in (sys.stdout, sys.stderr):  # a document's text, or a file's name, may be more than a locale can show

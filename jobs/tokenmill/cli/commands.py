@@ -1,37 +1,34 @@
-"""All commands and their order in the help."""
+"""All commands and their order in the help: each is what its name says in the module of its name."""
+
+from importlib import import_module
 
 import typer
 
-from tokenmill.cli.blend import blend
-from tokenmill.cli.checkpoint import checkpoint
-from tokenmill.cli.concatenate import concatenate
-from tokenmill.cli.download import download
-from tokenmill.cli.extract import extract
-from tokenmill.cli.fit import fit
-from tokenmill.cli.inspect import inspect
-from tokenmill.cli.preprocess import preprocess
-from tokenmill.cli.run import run
-from tokenmill.cli.sample import sample
-from tokenmill.cli.status import status
-from tokenmill.cli.train import train
-from tokenmill.cli.verify import verify
+COMMANDS = (
+    "sample",
+    "run",
+    "download",
+    "extract",
+    "concatenate",
+    "preprocess",
+    "status",
+    "verify",
+    "inspect",
+    "blend",
+    "fit",
+    "train",
+    "checkpoint",
+)
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands to the application."""
-    for command in (
-        sample,
-        run,
-        download,
-        extract,
-        concatenate,
-        preprocess,
-        status,
-        verify,
-        inspect,
-        blend,
-        fit,
-        train,
-    ):
-        app.command()(command)
-    app.add_typer(checkpoint, name="checkpoint")
+def register(app: typer.Typer, wanted: str = "") -> None:
+    """Add the wanted command to the application, or all of them where none has that name.
+
+    Typer makes parameters out of each command that it is given, which takes as long as the rest of a start.
+    """
+    for name in (wanted,) if wanted in COMMANDS else COMMANDS:
+        command = getattr(import_module(f"tokenmill.cli.{name}"), name)
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name)
+        else:
+            app.command()(command)

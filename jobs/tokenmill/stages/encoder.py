@@ -86,13 +86,13 @@ class Encoders:
         )
 
     def _verdict(self, fingerprint: str, special_tokens: bool, encoder: str) -> "Verdict | None":
-        from tokenmill.tokens.gate import Verdict, encoder_version
+        from tokenmill.tokens.gate import Verdict, is_installed
 
         value = read_json(self._verdict_path(fingerprint, special_tokens, encoder))
         if not value or not self.backend(fingerprint).exists():
             return None
         verdict = Verdict.from_json(value)
-        return verdict if encoder_version(verdict.encoder) == verdict.version else None
+        return verdict if is_installed(verdict.encoder, verdict.version) else None
 
     def _verdict_path(self, fingerprint: str, special_tokens: bool, encoder: str) -> Path:
         return self.directory(fingerprint) / f"verdict-{encoder}{'' if special_tokens else '-no-special'}.json"

@@ -7,6 +7,7 @@ The first of these processes starts with the resolving one and reads what that o
 candidate loads and encodes while Hugging Face does, at ANSWERED it compares.
 """
 
+import importlib.util
 import os
 import random
 import re
@@ -206,6 +207,20 @@ def encoder_version(name: str) -> str:
         return version(_PACKAGES[name])
     except PackageNotFoundError:
         return "none"
+
+
+def is_installed(encoder: str, version: str) -> bool:
+    """Tell whether an encoder's package is installed in that version.
+
+    What pip writes beside the package says so at once; importlib.metadata takes as long to import as all that
+    a worker does with its plan.
+    """
+    found = importlib.util.find_spec(_PACKAGES[encoder])
+    if found is not None and found.origin is not None:
+        package = Path(found.origin).parent
+        if package.with_name(f"{package.name}-{version}.dist-info").is_dir():
+            return True
+    return encoder_version(encoder) == version
 
 
 def environment() -> dict[str, str]:
