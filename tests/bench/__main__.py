@@ -156,6 +156,8 @@ def main() -> None:
         return
     if asked.tokenizers is None:
         parser.error("--tokenizers is needed; make bench fetches them")
+    # A checkout's modules, ours and Megatron-LM's, are compiled once, as installed ones are: not at each start.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     names = chosen(asked.only, asked.megatron is not None)
     usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     cache = asked.cache.resolve()
