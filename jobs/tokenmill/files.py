@@ -313,6 +313,14 @@ def hash_file(path: Path, length: int | None = None) -> str:
     return str(digest.hexdigest())
 
 
+def has_sha256(path: Path, sha256: str) -> bool:
+    """Tell whether a file is there, with this SHA-256 in hexadecimal digits."""
+    if not path.is_file():
+        return False
+    with path.open("rb", buffering=0) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest() == sha256
+
+
 def update_hash(digest: Any, path: Path, length: int | None = None) -> int:
     """Feed a file, or its first `length` bytes, to a hash object; return the bytes fed."""
     done = 0

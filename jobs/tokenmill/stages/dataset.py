@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import WITH_HASHES, RequestError
-from tokenmill.files import hash_file, inside, patiently, settle_seconds, size_of
+from tokenmill.files import has_sha256, hash_file, inside, patiently, settle_seconds, size_of
 from tokenmill.flow.lineage import find_records, records_of, unfinished
 from tokenmill.flow.progress import size as words
 from tokenmill.flow.provenance import locate
@@ -210,12 +210,10 @@ def _check_file(record: StageRecord, entry: dict[str, Any], full: bool) -> list[
 
 def check_tokenizer(record: StageRecord, plan: Plan) -> list[str]:
     """Compare the tokenizer beside the data with what the data were made with."""
-    import hashlib
-
     wrong = []
     for name, sha256 in plan.details["tokenizer"]["files"].items():
         path = record.output / "tokenizer" / name
-        if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != sha256:
+        if not has_sha256(path, sha256):
             wrong.append(
                 f"{path}: not the tokenizer these data were made with; copy the right one there, or run tokenmill "
                 "preprocess again"

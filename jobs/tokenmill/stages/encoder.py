@@ -10,14 +10,13 @@ A directory is named for the backend's fingerprint, so that workers of a replace
 successor never meet in one.
 """
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenmill.errors import RequestError, TransientError
-from tokenmill.files import content_id, read_json, readable_json, write_atomic
+from tokenmill.files import content_id, has_sha256, read_json, readable_json, write_atomic
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.record import Plan, StageRecord
 
@@ -204,8 +203,7 @@ def _first_texts(paths: Sequence[Path], keys: Sequence[str]) -> list[str]:
 
 def _lies_there(directory: Path, files: dict[str, str]) -> bool:
     """Tell whether files lie in a directory with the SHA-256 each is to have."""
-    paths = {directory / name: sha256 for name, sha256 in files.items()}
-    return all(p.is_file() and hashlib.sha256(p.read_bytes()).hexdigest() == sha256 for p, sha256 in paths.items())
+    return all(has_sha256(directory / name, sha256) for name, sha256 in files.items())
 
 
 def _versions() -> dict[str, str]:

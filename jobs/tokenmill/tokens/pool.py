@@ -52,10 +52,10 @@ EXACT_PATIENCE = 30
 """How many times slower than the fast encoders Hugging Face may be."""
 
 
-MALLOC = f"glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold={4 * BLOCK}:glibc.malloc.trim_threshold=134217728"
-"""The tables of a vocabulary are looked up all over: in huge pages that is some 7 % faster (only glibc reads this).
-A block's buffers are kept for the next one, not given back and zeroed again by the kernel. What is larger, as the
-tables that grow while an encoder loads, is given back: 22 MB less that are new to the process, and cost time."""
+MALLOC = f"glibc.malloc.mmap_threshold={4 * BLOCK}:glibc.malloc.trim_threshold=134217728"
+"""A block's buffers are kept for the next one, not given back and zeroed again by the kernel (only glibc reads this).
+What is larger, as the tables that grow while an encoder loads, is given back: 22 MB less that are new to the process,
+and cost time. No huge pages: a forked process would copy 2 MB for each write; fastokens asks for its own tables'."""
 
 
 class Slot:
