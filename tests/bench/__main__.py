@@ -76,9 +76,13 @@ def chosen(only: str | None, megatron: bool) -> list[str]:
 
 
 def commit() -> str:
-    """Return what is measured, as git knows it."""
-    done = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "unknown"
+    """Return what is measured, as git knows it; results that were written meanwhile do not count as a change."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], capture_output=True, text=True, check=False).stdout.strip()
+
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs/benchmarks*")
+    return (git("describe", "--always") or "unknown") + ("-dirty" if changed else "")
 
 
 def describe(s: Setting) -> dict[str, Any]:
