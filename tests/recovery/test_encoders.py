@@ -184,6 +184,33 @@ def test_an_encoder_process_loads_the_encoder_and_no_numpy(processes: Callable[.
     assert not {name for name in loaded if name.startswith(("numpy", "tokenizers"))}
 
 
+def test_an_encoder_lets_who_feeds_it_go_first(processes: Callable[..., EncoderProcesses]) -> None:
+    encode(processes([]))
+    (encoder,) = children(os.getpid(), "tokens.serve")
+    assert os.getpriority(os.PRIO_PROCESS, encoder) > os.getpriority(os.PRIO_PROCESS, 0)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_no_slot_is_left_only_when_half_of_them_are_ready(
+    processes: Callable[..., EncoderProcesses], killed: bool
+) -> None:
+    """Whether the encoder did it or what took its place."""
+    warnings: list[str] = []
+    with processes(warnings).share() as share:
+        slots = [slot for _ in range(pool.SLOTS) if (slot := share.acquire())]
+        assert len(slots) == pool.SLOTS
+        assert share.acquire() is None, "nothing is to be waited for yet"
+        for slot in slots:
+            slot.text.data[: len(LINES)] = LINES
+            slot.submit([Segment(0, len(LINES), False, True)])
+        if killed:
+            os.kill(children(os.getpid(), "tokens.serve")[0], signal.SIGKILL)
+        assert share.acquire() is None
+        assert [slot.answer is not None for slot in slots[: pool.SLOTS // 2]] == [True] * (pool.SLOTS // 2)
+        assert {slot.result()[1][0].documents for slot in slots} == {50}
+    assert len(warnings) <= killed  # it may have been through with all
+
+
 def test_an_encoder_that_always_crashes_gives_way_to_hugging_face(processes: Callable[..., EncoderProcesses]) -> None:
     warnings: list[str] = []
     running = processes(warnings)

@@ -22,7 +22,7 @@ DATA_SUFFIXES = (
     ".parquet",
 )
 
-_FEED = 256 << 10  # compressed bytes given to a decoder at a time: each time may wait for another thread of Python
+_FEED = 128 << 10  # compressed bytes given to a decoder at a time: each time may wait for another thread of Python
 _XZ_MEMORY = 512 << 20
 _MAGIC = {"gz": b"\x1f\x8b", "bz2": b"BZh", "xz": b"\xfd7zXZ\0"}
 

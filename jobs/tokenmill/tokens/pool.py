@@ -80,6 +80,11 @@ class Slot:
         """Tell whether the answer is there."""
         return self.answer is not None or self._process.poll(self)
 
+    def settle(self) -> None:
+        """Wait until the answer is there, or none will come."""
+        with suppress(TransientError):
+            self._process.wait_for(self)
+
     def result(self) -> tuple[list[Column], list[Found], str]:
         """Wait for the ids, which then lie in `ids`; the last says why there are none, and is empty otherwise."""
         answer = self._process.wait_for(self)
@@ -463,8 +468,16 @@ class Share:
         self._held: list[Slot] = []
 
     def acquire(self) -> Slot | None:
-        """Return a slot to fill; None when the oldest block is to be taken back first."""
+        """Return a slot to fill; None when the oldest block is to be taken back first.
+
+        By then half of what the share holds is ready, and the other half keeps the processes busy: where they and who
+        feeds them share a CPU, each fills its cache with what is its own, so that they are to change seldom.
+        """
         slot = self._pool.acquire(len(self._held))
+        if slot is None:
+            half = self._held[(len(self._held) - 1) // 2]
+            if half.segments:
+                half.settle()
         if slot is not None:
             slot.segments, slot.answer, slot.failure = [], None, None
             self._held.append(slot)
