@@ -150,7 +150,8 @@ def test_request_is_known_without_loading(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("reference", ["./missing", "/nowhere/missing", "a/b/c", "../x", "~/x", ""])
-def test_missing_directory_is_no_hub_name(reference: str) -> None:
+def test_missing_directory_is_no_hub_name(reference: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(RequestError, match="no tokenizer directory"):
         tokenizer_request(reference, None)
 
