@@ -80,11 +80,6 @@ class Slot:
         """Tell whether the answer is there."""
         return self.answer is not None or self._process.poll(self)
 
-    def settle(self) -> None:
-        """Wait until the answer is there, or none will come."""
-        with suppress(TransientError):
-            self._process.wait_for(self)
-
     def result(self) -> tuple[list[Column], list[Found], str]:
         """Wait for the ids, which then lie in `ids`; the last says why there are none, and is empty otherwise."""
         answer = self._process.wait_for(self)
@@ -476,11 +471,12 @@ class Share:
         slot = self._pool.acquire(len(self._held))
         if slot is None:
             half = self._held[(len(self._held) - 1) // 2]
-            if half.segments:
-                half.settle()
-        if slot is not None:
-            slot.segments, slot.answer, slot.failure = [], None, None
-            self._held.append(slot)
+            if half.segments:  # it was submitted
+                with suppress(TransientError):  # the failure is said when its turn comes
+                    half.result()
+            return None
+        slot.segments, slot.answer, slot.failure = [], None, None
+        self._held.append(slot)
         return slot
 
     def release(self, slot: Slot) -> None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tokenmill.tokens.encoders import Encoder
 
 NICENESS = 5
-"""Of an encoder process: it does not interrupt who feeds it where they share a CPU, and who needs it far less."""
+"""Of an encoder process: where it shares a CPU with who feeds it, which takes little, it does not interrupt that."""
 
 SAMPLE = 1000
 """One text in so many is verified with --verify-encoder=sample."""
@@ -249,7 +249,8 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)  # the parent gets them too, and says when it is over
     with contextlib.suppress(OSError):  # rather this process than the parent, which has another made
         Path("/proc/self/oom_score_adj").write_text("500")
-    os.nice(NICENESS)
+    with contextlib.suppress(OSError):  # a sandbox that forbids it
+        os.nice(NICENESS)
     gc.disable()  # a block makes 10,000 objects, none of them in a cycle
     ends = [end.split(",") for end in sys.argv[1:]]
     import tokenmill.corpus.parse
