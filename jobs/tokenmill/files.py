@@ -315,10 +315,13 @@ def hash_file(path: Path, length: int | None = None) -> str:
 
 def has_sha256(path: Path, sha256: str) -> bool:
     """Tell whether a file is there, with this SHA-256 in hexadecimal digits."""
-    if not path.is_file():
-        return False
+    return path.is_file() and sha256_of(path) == sha256
+
+
+def sha256_of(path: Path) -> str:
+    """Hash a file to the hexadecimal digits of its SHA-256, without having all of it in memory."""
     with path.open("rb", buffering=0) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() == sha256
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def update_hash(digest: Any, path: Path, length: int | None = None) -> int:

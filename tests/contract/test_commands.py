@@ -1,6 +1,7 @@
 """The command line as Kubernetes and scripts meet it: help, exit codes, machine-readable output, start-up."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -70,6 +71,21 @@ def test_importing_the_package_imports_nothing_else() -> None:
     code = "import sys; before = set(sys.modules); import tokenmill; print(*(sys.modules.keys() - before))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["tokenmill"]
+
+
+def test_a_worker_does_without_numpy_where_ids_have_four_bytes(tmp_path: Path, corpus: Path) -> None:
+    shutil.copytree(TOKENIZER, tmp_path / "large")
+    description = json.loads((TOKENIZER / "tokenizer.json").read_text())
+    vocabulary = description["model"]["vocab"]
+    vocabulary |= {f"unused{number}": len(vocabulary) + number for number in range(65_500)}
+    (tmp_path / "large/tokenizer.json").write_text(json.dumps(description))
+    asked = ["preprocess", str(corpus), str(tmp_path / "out"), "--tokenizer", str(tmp_path / "large")]
+    assert tokenmill(*asked, "--workers", "2", "--worker-index", "0").code == 0
+    (ended,), modules = many([[*asked, "--workers", "2", "--worker-index", "1"]])
+    assert (ended.code, {"numpy", "transformers"} & modules) == (0, set())
+    assert tokenmill("verify", tmp_path / "out").code == 0
+    assert "ids as int32" in tokenmill("inspect", tmp_path / "out").out
+    assert tokenmill("inspect", tmp_path / "out", "--document", "3").out.endswith("\ndocument 3\n")
 
 
 def test_the_console_script_and_the_module_are_the_same_program() -> None:

@@ -10,8 +10,9 @@ import pytest
 import xxhash
 
 from tokenmill.tokens import check
+from tokenmill.tokens.assemble import assemble
 from tokenmill.tokens.check import check_pair
-from tokenmill.tokens.indexed import IndexedWriter, assemble
+from tokenmill.tokens.writer import IndexedWriter
 
 EOD = 0
 VOCABULARY = 1000
@@ -21,7 +22,7 @@ POINTERS = 34 + 4 * SEQUENCES
 DOCUMENTS = POINTERS + 8 * SEQUENCES
 
 
-def write_pair(prefix: Path, lengths: list[int], eod: int | None = EOD, seed: int = 1, dtype: Any = np.uint16) -> None:
+def write_pair(prefix: Path, lengths: list[int], eod: int | None = EOD, seed: int = 1, dtype: str = "uint16") -> None:
     ids = np.random.default_rng(seed).integers(1, VOCABULARY, sum(lengths)).astype(np.uint32)
     with Path(f"{prefix}.bin").open("wb") as file:
         writer = IndexedWriter(file, Path(f"{prefix}.idx"), dtype)
@@ -145,7 +146,7 @@ def test_a_missing_file(pair: Path, suffix: str) -> None:
 
 @pytest.mark.usefixtures("_blocks")
 @pytest.mark.parametrize(
-    ("dtype", "layout", "value", "vocabulary"), [(np.uint16, "<H", 1000, 1000), (np.int32, "<i", -2, 70_000)]
+    ("dtype", "layout", "value", "vocabulary"), [("uint16", "<H", 1000, 1000), ("int32", "<i", -2, 70_000)]
 )
 def test_ids_outside_the_vocabulary(tmp_path: Path, dtype: Any, layout: str, value: int, vocabulary: int) -> None:
     write_pair(tmp_path / "p", LENGTHS, dtype=dtype)
@@ -158,7 +159,7 @@ def test_ids_outside_the_vocabulary(tmp_path: Path, dtype: Any, layout: str, val
 
 
 def test_negative_ids_without_a_vocabulary(tmp_path: Path) -> None:
-    write_pair(tmp_path / "p", LENGTHS, dtype=np.int32)
+    write_pair(tmp_path / "p", LENGTHS, dtype="int32")
     put(tmp_path / "p.bin", 0, "<i", -1)
     assert "token 0 of document 0 has the id -1" in found(tmp_path / "p", vocab_size=None)
 

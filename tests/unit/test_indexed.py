@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmill.errors import InputError, RequestError
-from tokenmill.tokens import indexed
-from tokenmill.tokens.indexed import IndexedReader, IndexedWriter, assemble, dtype_for
+from tokenmill.tokens import writer as writing
+from tokenmill.tokens.assemble import assemble
+from tokenmill.tokens.indexed import IndexedReader, dtype_for
+from tokenmill.tokens.writer import IndexedWriter
 
 CONFORMANCE = Path(__file__).parents[1] / "conformance"
 PAIR = CONFORMANCE / "small-tiny_text_document"
@@ -25,7 +28,7 @@ TINY = [
 ]
 
 
-def write_pair(prefix: Path, documents: list[list[list[int]]], dtype: Any = np.int32, eod: int | None = 0) -> None:
+def write_pair(prefix: Path, documents: list[list[list[int]]], dtype: str = "int32", eod: int | None = 0) -> None:
     """Write documents, each a list of sentences, through assemble and the writer, in one batch."""
     sentences = [sentence for document in documents for sentence in document]
     ids = np.array([token for sentence in sentences for token in sentence], dtype=np.uint32)
@@ -63,7 +66,7 @@ def test_bytes_equal_megatron(
     records = [json.loads(line) for line in lines if line.strip()]
     for key, output in vector["outputs"].items():
         bin_file = io.BytesIO()
-        writer = IndexedWriter(bin_file, tmp_path / key, dtype_for(4096))
+        writer = IndexedWriter(bin_file, tmp_path / key, dtype_for(4096).name)
         for start in range(0, len(records), 97):
             texts = [record[key] for record in records[start : start + 97]]
             lists = [text if isinstance(text, list) else [text] for text in texts]
@@ -85,7 +88,7 @@ def test_reads_megatrons_pair_and_writes_the_same(tmp_path: Path) -> None:
     assert (reader.dtype.name, reader.sequences, reader.documents) == ("uint16", 12, 12)
     assert sum(len(reader.document(i)) for i in range(12)) == 12530 // 2
     assert all(reader.sequence(i)[-1] == 0 for i in range(12))
-    write_pair(tmp_path / "copy", [[reader.document(i).tolist()] for i in range(12)], np.uint16, eod=None)
+    write_pair(tmp_path / "copy", [[reader.document(i).tolist()] for i in range(12)], "uint16", eod=None)
     for suffix in (".bin", ".idx"):
         assert Path(f"{tmp_path / 'copy'}{suffix}").read_bytes() == Path(f"{PAIR}{suffix}").read_bytes()
 
@@ -171,14 +174,14 @@ def test_a_resumed_writer_gives_the_same_bytes(tmp_path: Path) -> None:
 
     first, lost, second = batch(), batch(), batch()
     whole = io.BytesIO()
-    straight = IndexedWriter(whole, tmp_path / "straight", np.int32)
+    straight = IndexedWriter(whole, tmp_path / "straight", "int32")
     straight.add(*EVEN)
     straight.add(*first)
     straight.add(*second)
 
     for marked_after in (1, 2):
         parts = io.BytesIO()
-        killed = IndexedWriter(parts, tmp_path / "killed", np.int32)
+        killed = IndexedWriter(parts, tmp_path / "killed", "int32")
         killed.add(*EVEN)
         if marked_after == 2:
             killed.add(*first)
@@ -210,18 +213,66 @@ EVEN = (np.arange(30, dtype=np.int32), np.full(10, 3, np.int32), None)
 """A batch of documents of one sequence each, of which nothing is kept but their number."""
 
 
-def test_an_index_larger_than_a_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("few", [0, 1000])
+def test_an_index_larger_than_a_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few: int) -> None:
     documents = [[[1] * (1 + i % 7)] for i in range(30)] + [[[1] * (i % 7)] for i in range(100)]
     write_pair(tmp_path / "one", documents)
-    monkeypatch.setattr(indexed, "CHUNK", 8)
+    monkeypatch.setattr(writing, "FEW", few)
+    monkeypatch.setattr(writing, "CHUNK", 8)
     write_pair(tmp_path / "many", documents)
     reader = IndexedReader(tmp_path / "many")
     assert [reader.document(i).tolist()[:-1] for i in range(130)] == [document[0] for document in documents]
     assert (tmp_path / "one.idx").read_bytes() == (tmp_path / "many.idx").read_bytes()
 
 
+BLOCKS = st.lists(st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=3), max_size=4), max_size=5)
+"""Blocks of texts of ids."""
+
+
+@given(
+    blocks=BLOCKS, eod=st.none() | st.integers(0, 9), dtype=st.sampled_from(["int32", "uint16"]), few=st.integers(0, 20)
+)
+def test_a_block_taken_as_it_was_encoded_gives_the_bytes_of_one_assembled(
+    blocks: list[list[list[int]]], eod: int | None, dtype: str, few: int
+) -> None:
+    ends = [] if eod is None else [eod]
+    made = []
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as directory:
+        for name, limit in (("assembled", -1), ("as-encoded", few)):
+            patch.setattr(writing, "FEW", limit)
+            bin_file, index, taken = io.BytesIO(), Path(directory, name), 0
+            writer = IndexedWriter(bin_file, index, dtype)
+            for texts in blocks:
+                encoded = [
+                    [*(token % 65536 if dtype == "uint16" else token for token in text), *ends] for text in texts
+                ]
+                ids = np.array([token for text in encoded for token in text], np.uint32)
+                offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+                if writer.add_as_encoded(ids.data.cast("B"), offsets.tobytes(), eod):
+                    taken += len(texts)
+                    assert all(texts)
+                    assert dtype == "int32"
+                else:
+                    writer.add(*assemble(ids, offsets, None, eod, dtype, ended=eod is not None))
+            assert writer.documents == sum(map(len, blocks))
+            made.append((bin_file.getvalue(), index_of(writer, index), writer.mark()))
+            writer.discard()
+            assert taken <= max(limit, 0)
+    assert made[0] == made[1]
+
+
+def test_most_blocks_are_taken_as_they_were_encoded(tmp_path: Path) -> None:
+    writer = IndexedWriter(io.BytesIO(), tmp_path / "p", "int32")
+    ids, offsets = np.array([5, 0, 6, 7, 0], np.uint32).data.cast("B"), np.array([0, 2, 5]).tobytes()
+    assert writer.add_as_encoded(ids, offsets, 0)
+    assert (writer.documents, writer.sequences, writer.tokens) == (2, 2, 5)
+    assert not writer.add_as_encoded(ids[:-4], offsets, 0)  # it contradicts itself, which is for `add` to say
+    assert not writer.add_as_encoded(ids, np.array([0, 1, 5]).tobytes(), 0)  # a text is empty
+    assert (writer.documents, writer.sequences, writer.tokens) == (2, 2, 5)
+
+
 def test_a_batch_that_contradicts_itself_is_a_bug(tmp_path: Path) -> None:
-    writer = IndexedWriter(io.BytesIO(), tmp_path / "p", np.int32)
+    writer = IndexedWriter(io.BytesIO(), tmp_path / "p", "int32")
     with pytest.raises(ValueError, match="must sum"):
         writer.add(np.zeros(3, np.int32), np.array([2], np.int32), np.array([1]))
 

@@ -1,7 +1,6 @@
 """The command line: one file a command; parse, plan, do. Errors become messages and exit codes here alone."""
 
 import contextlib
-import gc
 import io
 import json
 import os
@@ -43,7 +42,6 @@ def main() -> None:
 
     commands.register(app, sys.argv[1] if len(sys.argv) > 1 else "")
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's, which would start, and spin, a thread on every CPU
-    gc.set_threshold(100_000)  # else a third of planning 59,166 units would be looking whether they are garbage
     for stream in (sys.stdout, sys.stderr):  # a document's text, or a file's name, may be more than a locale can show
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

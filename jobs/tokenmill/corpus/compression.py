@@ -9,7 +9,6 @@ on a truncated zstd frame and ignore what follows the last bzip2 or gzip stream.
 import os
 import sys
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Protocol, Self, cast
@@ -60,6 +59,7 @@ class _PassingFile:
         self._file = path.open("rb", buffering=0)
         self._at = 0
         self._passing = sys.platform == "linux"
+        self._buffer = bytearray()
 
     @property
     def closed(self) -> bool:
@@ -71,9 +71,10 @@ class _PassingFile:
     def read(self, size: int) -> bytes:
         if not self._passing:
             return self._file.read(size)
-        buffer = bytearray(size)
-        got = self.readinto(buffer)
-        return bytes(memoryview(buffer)[:got])
+        if len(self._buffer) < size:
+            self._buffer = bytearray(size)
+        with memoryview(self._buffer)[:size] as room:
+            return bytes(room[: self.readinto(room)])
 
     def readinto(self, buffer: bytearray | memoryview) -> int:
         if self._passing:
@@ -90,6 +91,7 @@ class _PassingFile:
 
     def close(self) -> None:
         self._file.close()
+        self._buffer = bytearray()  # the garbage collector is to find little: see DecompressedReader.close
 
 
 class DecompressedReader:
@@ -308,20 +310,20 @@ class _Zstd:
         )
 
     def read(self, size: int) -> bytes:
-        with self._explained():
+        try:
             return self._stream.read(size)
+        except self._error as error:
+            raise self._explained(error) from error
 
     def readinto(self, buffer: memoryview) -> int:
-        with self._explained():
-            return self._stream.readinto(buffer)
-
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
         try:
-            yield
+            return self._stream.readinto(buffer)
         except self._error as error:
-            self._source.check_end()
-            raise self._reader._damaged(self._reader.compressed_read, str(error)) from error
+            raise self._explained(error) from error
+
+    def _explained(self, error: Exception) -> InputError:
+        self._source.check_end()
+        return self._reader._damaged(self._reader.compressed_read, str(error))
 
 
 class _Decoder(Protocol):

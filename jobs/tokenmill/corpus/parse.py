@@ -75,8 +75,11 @@ def parse_lines(
     with memoryview(data) as view:
         if begins_file and view[start : start + len(BOM)] == BOM:
             start += len(BOM)
-        take = _take_one if len(keys) == 1 and "." not in keys[0] else _take_many
-        for line, reason in take(_lines(data, view, start, end), keys, parsed):
+        if len(keys) == 1 and "." not in keys[0]:
+            taking = _take_one(data, view, start, end, keys, parsed)
+        else:
+            taking = _take_many(_lines(data, view, start, end), keys, parsed)
+        for line, reason in taking:
             done = parsed.records
             parsed.rejected.append(Rejected(done, done + parsed.blank + 1, reason, bytes(line)))
     return parsed
@@ -92,12 +95,16 @@ def _lines(data: "bytearray | mmap.mmap", view: memoryview, start: int, end: int
         yield view[start:end]
 
 
-def _take_one(lines: Iterable[_Line], keys: Sequence[str], parsed: Parsed) -> Iterator[tuple[_Line, str]]:
+def _take_one(
+    data: "bytearray | mmap.mmap", view: memoryview, start: int, end: int, keys: Sequence[str], parsed: Parsed
+) -> Iterator[tuple[_Line, str]]:
     """Put the lines' texts into `parsed`; yield (line, reason) for each bad record in its turn."""
     (key,) = keys
-    loads = orjson.loads
-    append = parsed.texts[0].append
-    for line in lines:
+    loads, find, append = orjson.loads, data.find, parsed.texts[0].append
+    while start < end:  # as _lines does it: a tenth of a microsecond less for each
+        stop = find(b"\n", start, end)
+        line = view[start : stop if stop >= 0 else end]
+        start += len(line) + 1
         try:
             text = loads(line)[key]
         except (ValueError, KeyError, TypeError):

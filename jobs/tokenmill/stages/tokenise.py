@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from tokenmill.corpus.parse import Rejected
     from tokenmill.stages.preprocess import Common
     from tokenmill.stages.stream import Shards
-    from tokenmill.tokens.indexed import IndexedWriter
     from tokenmill.tokens.pool import Slot
     from tokenmill.tokens.serve import Column, Found, Segment
+    from tokenmill.tokens.writer import IndexedWriter
 
 JOURNAL_SECONDS = 1.0
 """The journal is written at the first file boundary after this time: syncing costs milliseconds."""
@@ -173,13 +173,16 @@ class Tokenising:
 
     def _add(self, writer: "IndexedWriter", answer: "Column", slot: "Slot") -> None:
         """Write a block's ids; no view of the slot's memory is left behind."""
+        eod = self.basis["eod"]
+        with memoryview(slot.ids.data) as view, view[answer.start : answer.start + answer.size] as given:
+            if not answer.texts and writer.add_as_encoded(given, answer.offsets, eod):
+                return
         import numpy as np
 
-        from tokenmill.tokens.indexed import assemble
+        from tokenmill.tokens.assemble import assemble
 
         ids = np.frombuffer(slot.ids.data, np.uint32, answer.size // 4, answer.start)
         texts = np.frombuffer(answer.texts, np.int64) if answer.texts else None
-        eod = self.basis["eod"]
         offsets = np.frombuffer(answer.offsets, np.int64)
         writer.add(*assemble(ids, offsets, texts, eod, writer.dtype, ended=eod is not None))
 
@@ -226,9 +229,7 @@ class Tokenising:
         return f"{where}; run {stages} again with {WITH_REPLACE}{new}{', and then this command' if maker else ''}"
 
     def _open(self) -> None:
-        import numpy as np
-
-        from tokenmill.tokens.indexed import IndexedWriter
+        from tokenmill.tokens.writer import IndexedWriter
 
         journal = self._journal()
         for number, key in enumerate(self.basis["keys"]):
@@ -240,7 +241,7 @@ class Tokenising:
             writer = (
                 IndexedWriter.resume(state, output, index)
                 if state
-                else IndexedWriter(output, index, np.dtype(self.basis["dtype"]))
+                else IndexedWriter(output, index, self.basis["dtype"])
             )
             self.columns.append(_Column(key, prefix, output, writer, index.name))
         if journal:
@@ -252,7 +253,7 @@ class Tokenising:
 
     def _journal(self) -> dict[str, Any] | None:
         """Return a taken-over journal whose files are all there, else None and begin anew."""
-        from tokenmill.tokens.indexed import HEADER
+        from tokenmill.tokens.writer import HEADER
 
         journal = read_json(self.workspace.path("journal.json"))
         if not isinstance(journal, dict) or "even" not in journal["columns"][0]:  # of an earlier version

@@ -15,7 +15,6 @@ import numpy as np
 import xxhash
 
 from tokenmill.tokens.indexed import (
-    CHUNK,
     REMAKE,
     Array,
     DamagedPair,
@@ -24,6 +23,9 @@ from tokenmill.tokens.indexed import (
     dtype_for,
     open_index,
 )
+
+CHUNK = 1 << 20
+"""Entries of an index that are looked at together."""
 
 BLOCK = 8 << 20
 """Bytes of a file in memory at once; a multiple of every dtype's size."""

@@ -7,7 +7,7 @@ they hold is hostile until `tokens.resolve` has loaded it in a process of its ow
 import hashlib
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import TypeVar
 from urllib.parse import quote
 
 from tokenmill.errors import RequestError, TransientError
+from tokenmill.files import sha256_of
 
 VOCABULARY_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model")
 FILES = frozenset(
@@ -62,13 +63,22 @@ def local_directory(reference: str, revision: str | None) -> Path | None:
 
 def read_directory(directory: Path) -> dict[str, bytes]:
     """Read the known files of a directory, by name."""
+    return _known_files(directory, Path.read_bytes)
+
+
+def hash_directory(directory: Path) -> dict[str, str]:
+    """Hash the known files of a directory, by name, to the hexadecimal digits of SHA-256."""
+    return _known_files(directory, sha256_of)
+
+
+def _known_files(directory: Path, take: Callable[[Path], T]) -> dict[str, T]:
     found = {}
     try:
         for name in sorted(FILES):
             path = directory / name
             if path.is_file():
                 _check_size(name, path.stat().st_size, str(directory))
-                found[name] = path.read_bytes()
+                found[name] = take(path)
     except OSError as error:
         raise RequestError(f"cannot read the tokenizer file {error.filename}: {error.strerror}") from error
     _check_complete(found, str(directory))
@@ -108,7 +118,7 @@ def fetch(name: str, revision: str | None, endpoint: str | None) -> tuple[str, d
     commit = ask(lambda: hub.commit(wanted), what, patience, revision=wanted, otherwise=otherwise)
     tree = ask(lambda: hub.files(commit, recursive=False), what, patience, revision=wanted, otherwise=otherwise)
     entries = [entry for entry in tree if entry.path in FILES]
-    _check_complete({entry.path: b"" for entry in entries}, f"{name} at {wanted}")
+    _check_complete({entry.path for entry in entries}, f"{name} at {wanted}")
 
     def download(entry: RemoteFile) -> bytes:
         url = f"{base}/{name}/resolve/{commit}/{quote(entry.path)}"
@@ -143,7 +153,7 @@ def _check_size(name: str, size: int, where: str) -> None:
         )
 
 
-def _check_complete(files: dict[str, bytes], where: str) -> None:
+def _check_complete(files: Collection[str], where: str) -> None:
     if not any(name in files for name in VOCABULARY_FILES):
         raise RequestError(
             f"{where} holds no tokenizer: none of {', '.join(VOCABULARY_FILES)}; give what a tokenizer's "

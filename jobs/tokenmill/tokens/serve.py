@@ -1,19 +1,18 @@
-"""Encoder processes: `python -m tokenmill.tokens.serve END...`, started by `tokens.pool` and by nobody else.
+"""Encoder processes, started by `tokens.pool` and by nobody else.
 
 Each takes the texts out of blocks of records in shared memory, encodes them, and puts the ids into shared memory as the
 encoder gave them. It loads an encoder and what reads JSON, and nothing else; what a third-party encoder does ends with
 it.
 
-An end is one process's `CONTROL,TEXT:IDS,...`: file descriptors of its socket and of its slabs. The process that was
-started has the first. It loads the encoder, which takes as long as 100 MB of text, and forks one for each other end:
-they share its tables.
+Their arguments are ends. An end is one process's `CONTROL,TEXT:IDS,...`: file descriptors of its socket and of its
+slabs. The process that was started has the first. It loads the encoder, which takes as long as 100 MB of text, and
+forks one for each other end: they share its tables.
 
 Messages on the control socket (`tokens.channel`): to the first a Task and how many processes are wanted, from the
 others their process id; then for each block (slab, its sizes, segments), answered by an Answer.
 """
 
 import contextlib
-import gc
 import os
 import signal
 import sys
@@ -61,7 +60,7 @@ class Segment(NamedTuple):
 
 
 class Column(NamedTuple):
-    """One key's part of an answer, as `tokens.indexed.assemble` takes it.
+    """One key's part of an answer, as `tokens.assemble` takes it.
 
     `size` bytes of uint32 ids from `start` in the slab, with EOD behind each text where one is wanted; int64 offsets of
     the texts; int64 texts of each document (empty: one each).
@@ -251,7 +250,6 @@ def main() -> None:
         Path("/proc/self/oom_score_adj").write_text("500")
     with contextlib.suppress(OSError):  # a sandbox that forbids it
         os.nice(NICENESS)
-    gc.disable()  # a block makes 10,000 objects, none of them in a cycle
     ends = [end.split(",") for end in sys.argv[1:]]
     import tokenmill.corpus.parse
     import tokenmill.tokens.encoders  # noqa: F401 - both while nobody knows yet what is to be done
@@ -274,7 +272,3 @@ def main() -> None:
     except TokenmillError as error:
         sys.stderr.write(f"{error}\n")
         os._exit(1)
-
-
-if __name__ == "__main__":
-    main()

@@ -28,7 +28,7 @@ from tokenmill.files import readable_json, write_atomic
 from tokenmill.machine import memory_words
 from tokenmill.tokens import merges
 from tokenmill.tokens.gate import CANDIDATES, Verdict, answering, environment, judge
-from tokenmill.tokens.origin import fetch, local_directory, or_a_directory, read_directory
+from tokenmill.tokens.origin import fetch, hash_directory, local_directory, or_a_directory, read_directory
 
 TIMEOUT_SECONDS = 600.0
 """How long loading a tokenizer may take; the largest in use take seconds."""
@@ -106,7 +106,7 @@ def tokenizer_request(reference: str, revision: str | None) -> dict[str, Any]:
     directory = local_directory(reference, revision)
     if directory is None:
         return {"name": reference, "revision": revision}
-    return {"files": _hashes(read_directory(directory))}
+    return {"files": hash_directory(directory)}
 
 
 def resolve_tokenizer(
@@ -159,7 +159,7 @@ def resolve_tokenizer(
             {
                 "reference": reference,
                 "revision": commit,
-                "files": _hashes(files),
+                "files": {name: hashlib.sha256(data).hexdigest() for name, data in sorted(files.items())},
                 "add_special_tokens": add_special_tokens,
                 **settled,
             }
@@ -191,10 +191,6 @@ def decode(backend: Path, ids: Iterable[int]) -> str:
 
     tokenizer = Tokenizer.from_file(str(backend))
     return str(tokenizer.decode([int(i) for i in ids], skip_special_tokens=False))
-
-
-def _hashes(files: dict[str, bytes]) -> dict[str, str]:
-    return {name: hashlib.sha256(data).hexdigest() for name, data in sorted(files.items())}
 
 
 def _first(texts: Sequence[str]) -> list[str]:
