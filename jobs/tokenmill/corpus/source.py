@@ -7,9 +7,8 @@ arrives here is hostile until checked: names, sizes, hashes, redirects.
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from tokenmill.errors import RequestError, Stopped, TransientError
 
@@ -23,8 +22,7 @@ _PASSWORD = re.compile("[^/?#]*:[^@]*@")
 _ADDRESS = re.compile(r"[A-Za-z][\w+.-]*://[^\s)]*|(?<=url: )\S+")
 
 
-@dataclass(frozen=True)
-class RemoteFile:
+class RemoteFile(NamedTuple):
     """A file of a listing. `size` None: the server does not say; of the hashes at most one is known.
 
     `git_sha1` is git's blob hash, SHA-1 over "blob <size>\\0" and the content; `version` is whatever
@@ -49,8 +47,7 @@ class RemoteFile:
         return cls(spec["source"], spec["bytes"], **{key: spec.get(key) for key in _KNOWN})
 
 
-@dataclass(frozen=True)
-class Listing:
+class Listing(NamedTuple):
     """All files of a source at one revision (of a Hub repository, a commit); `by_name`: the one file asked for."""
 
     uri: str
@@ -59,8 +56,7 @@ class Listing:
     by_name: bool = False
 
 
-@dataclass(frozen=True)
-class Selection:
+class Selection(NamedTuple):
     """Which files of a listing are wanted, and how they are laid out (`flat` or `tree`)."""
 
     include: Sequence[str] = ()
@@ -101,8 +97,7 @@ class Changed(Exception):
     """A file is another than the one that was listed."""
 
 
-@dataclass(frozen=True)
-class Patience:
+class Patience(NamedTuple):
     """How long a source that is busy is asked again for its listing: until a time, or until told to stop.
 
     `say` hears what is waited for.

@@ -13,8 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenmill.errors import WITH_REPLACE, RequestError, Stopped, Superseded, TokenmillError
 from tokenmill.files import inside, matching, publish_once, readable_json, write_atomic
@@ -26,8 +25,7 @@ LEASE_SECONDS = 60.0
 """A planner on another machine whose lease file did not change for this long is dead."""
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """What is asked of a stage, by whom, and how to plan it.
 
     `inputs` are the identities of the files that are read now, by path; `run` is the id of the workers that ask

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenmill.errors import RequestError, TokenmillError
 from tokenmill.files import (
@@ -393,8 +393,7 @@ def make_manifest(plan: Plan, receipts: Iterable[dict[str, Any]]) -> Manifest:
     )
 
 
-@dataclass(frozen=True)
-class Completion:
+class Completion(NamedTuple):
     """How far a stage is: the manifest when it is whole, else the units without a receipt."""
 
     plan: Plan

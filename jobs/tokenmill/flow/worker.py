@@ -13,10 +13,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from tokenmill.errors import MachineError, RequestError, Stopped, Superseded, TokenmillError, TransientError
 from tokenmill.files import explained
@@ -53,8 +53,7 @@ class Stage(Protocol):
         """Do one unit through the workspace; return its counts, `in` = `out` + `rejected` among them."""
 
 
-@dataclass(frozen=True)
-class Distribution:
+class Distribution(NamedTuple):
     """Which worker of how many this is, and how many units it does at a time."""
 
     worker: int = 0
@@ -81,8 +80,7 @@ class Job:
         return importlib.import_module(self.module)
 
 
-@dataclass(frozen=True)
-class Summary:
+class Summary(NamedTuple):
     """What a run did: its plan, the completion it ended with, the seconds it took, and those planning took."""
 
     plan: Plan
@@ -136,7 +134,7 @@ def run(
     record = job.record
     with stopping_on_signals(), explained(job.output):
         record.directory.mkdir(parents=True, exist_ok=True)
-        request = replace(request, make=_interruptible(request.make, plan_of=record.stage, reporter=reporter))
+        request = request._replace(make=_interruptible(request.make, plan_of=record.stage, reporter=reporter))
         plan = agree(record, request, should_stop=_STOP.is_set, say=reporter.say)
         planned = time.monotonic()
         mine = share(plan.units, distribution.worker, distribution.workers)
@@ -215,7 +213,7 @@ def _execute(
             if not running:
                 break
             # Often: a signal that the kernel hands to another thread wakes nobody here.
-            ready, _ = wait(running, timeout=0.1, return_when=FIRST_COMPLETED)
+            ready, _ = wait(running, timeout=0.25, return_when=FIRST_COMPLETED)
             fatal = False
             for future in ready:
                 unit = running.pop(future)

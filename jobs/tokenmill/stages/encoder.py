@@ -13,7 +13,7 @@ successor never meet in one.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokenmill.errors import RequestError, TransientError
 from tokenmill.files import content_id, has_sha256, read_json, readable_json, write_atomic
@@ -29,8 +29,7 @@ GATE_FILES, GATE_DOCUMENTS, GATE_BYTES = 8, 25, 128 << 10
 """On how much of the corpus the encoders are judged beside the adversarial list: documents and bytes of each file."""
 
 
-@dataclass(frozen=True)
-class Recipe:
+class Recipe(NamedTuple):
     """What decides the bytes of the output."""
 
     tokenizer: str

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokenmill.corpus.source import Selection
 from tokenmill.flow.lineage import Dataset, check_apart, upstream_of
@@ -30,8 +30,7 @@ Prepared = tuple[dict[str, Any], Callable[[], Plan]]
 """What a stage's `prepare` gives: the request in JSON, and the function that makes the plan."""
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(NamedTuple):
     """How a stage is run, whatever the stage: nothing here changes a byte of its output."""
 
     reporter: Reporter

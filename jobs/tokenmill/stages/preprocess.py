@@ -6,9 +6,8 @@ The last data stage. A unit is one output pair per key, made from one input file
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokenmill.errors import InputError, RequestError
 from tokenmill.files import safe_name
@@ -40,8 +39,7 @@ LOOK_BYTES = 1 << 20
 """How much of the first records is looked at for the keys."""
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """The files to tokenise, what they come from, and local paths of some files, or of their beginnings, to look at."""
 
     files: list[DataFile]
@@ -50,8 +48,7 @@ class Found:
     beginnings: Callable[[], AbstractContextManager[list[Path]]]
 
 
-@dataclass(frozen=True)
-class Corpus:
+class Corpus(NamedTuple):
     """What is tokenised: `request` names it in the plan, and `find` lists it for whoever makes the plan."""
 
     request: dict[str, Any]
@@ -107,7 +104,7 @@ def prepare(
     if plan is not None and plan.request == request and not encoders.ready(plan, encoder):
         known = plan.details["tokenizer"]
         # Of a branch, the commit that was planned with: the branch may have moved since.
-        again = replace(recipe, tokenizer_revision=known["revision"] or recipe.tokenizer_revision)
+        again = recipe._replace(tokenizer_revision=known["revision"] or recipe.tokenizer_revision)
         with corpus.find().beginnings() as paths:
             found = encoders.resolve(paths, again, request["tokenizer"], encoder, endpoint, reporter)
         if found.fingerprint != plan.basis["tokenizer"]:
@@ -231,8 +228,7 @@ def _first_records(path: Path, keys: Sequence[str]) -> "Batch | None":
     return None
 
 
-@dataclass(frozen=True)
-class Common:
+class Common(NamedTuple):
     """What the units of this process share: the encoder processes, and the way to shards that are not here."""
 
     processes: "EncoderProcesses"

@@ -10,7 +10,7 @@ from collections import deque
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokenmill.errors import WITH_REPLACE, InputError, RequestError, TransientError
 from tokenmill.files import read_json, readable_json, write_atomic
@@ -53,8 +53,7 @@ class _File:
     refused: list[int] = field(default_factory=list)
 
 
-@dataclass
-class _Piece:
+class _Piece(NamedTuple):
     """A file's part of a block; `compressed` bytes of the file are behind it, `last` says that it ends the file."""
 
     file: _File
