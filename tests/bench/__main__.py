@@ -20,6 +20,7 @@ from . import encoding, moving
 from .corpora import Corpus, shaped
 from .measure import MB, Failed, machine
 from .mill import Setting, say
+from .planning import planning
 from .report import Section, read, write
 
 SMALL_BARS = {"hf": 10.0}
@@ -52,6 +53,7 @@ SECTIONS: dict[str, Callable[[Setting], Section]] = {
     "megatron": encoding.megatron,
     "scaling-files": lambda s: encoding.scaling(s, many(s), "many files"),
     "scaling-huge": lambda s: encoding.scaling(s, s.large, "one huge file"),
+    "planning": planning,
     "shapes-files": lambda s: encoding.shapes(s, many(s), "many small files"),
     "shapes-huge": lambda s: encoding.shapes(s, huge(s), "a few huge documents"),
     "extract": moving.extract,

@@ -1,0 +1,49 @@
+"""A finished download of very many files that are all holes: planning reads its manifest, and no byte of it.
+
+python tests/bench/holes.py DIRECTORY COUNT
+"""
+
+import sys
+from pathlib import Path
+
+from tokenmill.files import readable_pieces, write_atomic
+from tokenmill.flow.provenance import whole
+from tokenmill.flow.record import Plan, StageRecord, Unit, make_manifest
+
+SLIMPAJAMA = 59_166
+"""Files of SlimPajama's train split."""
+
+
+def name(number: int) -> str:
+    """Return a file's name at its source."""
+    return f"train/chunk{number % 10 + 1}/example_train_{number // 10}.jsonl.zst"
+
+
+def size(number: int) -> int:
+    """Return a file's size in bytes."""
+    return 14_000_000 + number * 7919 % 3_000_000
+
+
+def make(output: Path, count: int) -> None:
+    """Write the files, and a download's plan and manifest through the records."""
+    output.mkdir()
+    names = [name(number).replace("/", "__") for number in range(count)]
+    units = [
+        Unit(names[i], size(i), {"source": name(i), "bytes": size(i), "sha256": f"{i:064x}"}, [names[i]])
+        for i in range(count)
+    ]
+    plan = Plan("download", {}, units, source={"uri": "hf://datasets/org/corpus", "revision": "0" * 40})
+    receipts = []
+    for number, unit in enumerate(units):
+        with (output / unit.id).open("wb") as file:
+            file.truncate(unit.weight)
+        entry = {"path": unit.id, "bytes": unit.weight, "xxh3_128": f"{number:032x}", "parts": whole(name(number))}
+        receipts.append({"outputs": [entry], "empty": [], "counts": {"in": 1, "out": 1, "bytes": unit.weight}})
+    record = StageRecord(output, "download")
+    manifest = make_manifest(plan, receipts)
+    write_atomic(record.plan_path, plan.to_bytes())
+    write_atomic(record.manifest_path, readable_pieces({"hash": manifest.hash, **manifest.content}))
+
+
+if __name__ == "__main__":
+    make(Path(sys.argv[1]), int(sys.argv[2]))
