@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from . import encoding, moving
-from .corpora import Corpus, shaped
+from .corpora import SLIMPAJAMA, Corpus, shaped
 from .measure import MB, Failed, machine
 from .mill import Setting, say
 from .planning import planning
@@ -61,7 +61,7 @@ SECTIONS: dict[str, Callable[[Setting], Section]] = {
     "download": moving.download,
     "fused": moving.fused,
     "memory": encoding.memory,
-    "linear-files": lambda s: encoding.linear(s, "files", s.size(59_166, 400), "files"),
+    "linear-files": lambda s: encoding.linear(s, "files", s.size(SLIMPAJAMA, 400), "files"),
     "linear-documents": lambda s: encoding.linear(s, "documents", s.size(31_000_000, 40_000), "documents"),
 }
 

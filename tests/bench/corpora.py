@@ -12,6 +12,8 @@ from pathlib import Path
 from .measure import MB, Failed
 
 HERE = Path(__file__).parent
+SLIMPAJAMA = 59_166
+"""Files of SlimPajama's train split."""
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,6 @@ from tokenmill.files import readable_pieces, write_atomic
 from tokenmill.flow.provenance import whole
 from tokenmill.flow.record import Plan, StageRecord, Unit, make_manifest
 
-SLIMPAJAMA = 59_166
-"""Files of SlimPajama's train split."""
-
 
 def name(number: int) -> str:
     """Return a file's name at its source."""

@@ -5,8 +5,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from .corpora import make
-from .holes import SLIMPAJAMA
+from .corpora import SLIMPAJAMA, make
 from .measure import MB, Failed, Run, run
 from .mill import TOKENMILL, Setting
 from .moving import DATASET, hub

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from bench.holes import SLIMPAJAMA, make, name, size
+from bench.corpora import SLIMPAJAMA
+from bench.holes import make, name, size
 from tokenmill.flow.partition import shares
 from tokenmill.flow.record import Unit
 from tokenmill.testhub import Hub
