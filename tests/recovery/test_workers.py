@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -135,6 +137,55 @@ def test_a_killed_child(forge: Forge, tmp_path: Path) -> None:
     forge.done(command)
     forge.done(["extract", source, fresh, "--processes", 1])
     assert_same_tree(output, tree(fresh))
+
+
+KILLS = """
+import os, signal, time
+from pathlib import Path
+from tokenmill.flow.planning import Request
+from tokenmill.flow.progress import Reporter
+from tokenmill.flow.record import Plan, Unit
+from tokenmill.flow.worker import Distribution, Job, run
+from tokenmill.flow.workspace import nothing_common as common
+
+RESUMABLE, THREADS = False, False
+
+def do(unit, workspace):
+    mine, other = (Path(__file__).with_name(name) for name in (unit.id, {"short": "long", "long": "short"}[unit.id]))
+    mine.write_text(str(os.getpid()))
+    while unit.id == "short" and not other.exists():
+        time.sleep(0.01)
+    if unit.id == "long":
+        while not workspace.record.receipt_path("short").exists():
+            time.sleep(0.01)
+        time.sleep(0.5)
+        os.kill(int(other.read_text()), signal.SIGKILL)
+        while True:
+            workspace.checkpoint()
+            time.sleep(0.01)
+    return {"in": 0, "out": 0, "rejected": 0}
+
+if __name__ == "__main__":
+    here = Path(__file__).parent
+    units = [Unit("long", 1, {}, []), Unit("short", 1, {}, [])]
+    request = Request({}, lambda: Plan("kills", {}, units))
+    run(Job("kills", here / "out", here), request, Distribution(processes=2), Reporter())
+"""
+
+
+def test_a_child_that_is_killed_while_it_waits_holds_nobody_up(tmp_path: Path) -> None:
+    """It has the lock of the queue from which the others take their units."""
+    (tmp_path / "kills.py").write_text(KILLS)
+    run = subprocess.Popen(
+        [sys.executable, tmp_path / "kills.py"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        text=True,
+    )
+    code, said = ends(run)
+    assert code == 1 and "kills of long failed: a worker process died" in said, said
+    assert all_gone(run.pid)
 
 
 def test_the_last_line_of_a_killed_worker_names_unit_and_limit(forge: Forge, corpus: Path, tmp_path: Path) -> None:

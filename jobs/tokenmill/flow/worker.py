@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -317,7 +317,8 @@ class _Counter:
 
     @property
     def value(self) -> int:
-        return int(self.shared.value) if self.shared is not None else self._value
+        # Without its lock, which a child that was killed may have held.
+        return int(self.shared.get_obj().value) if self.shared is not None else self._value
 
     def add(self, count: int) -> None:
         with self._lock:
@@ -351,17 +352,48 @@ def _executor(job: Job, plan: Plan, width: int, counter: _Counter, common: Any) 
     if width <= 1:
         yield _Pool(1, lambda unit, found: _now(job, plan, unit, found, counter), lambda: None)
         return
+    with _children(job, plan, width, counter) as pool:
+        yield pool
+
+
+@contextlib.contextmanager
+def _children(job: Job, plan: Plan, width: int, counter: _Counter) -> Iterator[_Pool]:
+    """Run units in child processes, any of which may be killed at any moment.
+
+    Then it may hold a lock: that of the counter, or that of the queue from which the others take their units, where
+    they would wait for ever. So this process takes none of theirs, and ends them all once none has a unit.
+    """
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor
 
     context = multiprocessing.get_context("spawn")
     counter.shared = context.Value("q", 0)
-    told = context.Event()
-    pool: Executor = ProcessPoolExecutor(
+    told = context.RawValue("b", 0)
+    given: list[Future[None]] = []
+
+    def submit(unit: Unit, found: list[Leftover]) -> Future[None]:
+        given[:] = [future for future in given if not future.done()]
+        try:
+            future = pool.submit(_in_child, unit, found)
+        except BrokenExecutor as error:  # one died since the last unit ended
+            future = Future()
+            future.set_exception(error)
+        given.append(future)
+        return future
+
+    def stop() -> None:
+        told.value = 1
+
+    with ProcessPoolExecutor(
         width, mp_context=context, initializer=_start_child, initargs=(job, plan.id, told, counter.shared)
-    )
-    with pool:
-        yield _Pool(width, lambda unit, found: pool.submit(_in_child, unit, found), told.set)
+    ) as pool:
+        try:
+            yield _Pool(width, submit, stop)
+        finally:
+            stop()
+            wait(given)
+            for child in multiprocessing.active_children():
+                child.kill()
 
 
 def _now(job: Job, plan: Plan, unit: Unit, found: list[Leftover], counter: _Counter) -> Future[None]:
@@ -401,7 +433,7 @@ def _start_child(job: Job, plan_id: str, told: Any, shared: Any) -> None:
         with shared.get_lock():
             shared.value += count
 
-    _CHILD.update(job=job, plan=plan, should_stop=told.is_set, advance=advance)
+    _CHILD.update(job=job, plan=plan, should_stop=lambda: bool(told.value), advance=advance)
 
 
 def _in_child(unit: Unit, found: list[Leftover]) -> None:
