@@ -270,7 +270,7 @@ def test_a_bad_argument_fails_at_once_with_its_reason(job: Callable[..., Job]) -
     run.settings["extraArgs"] = ["--no-such-flag"]
     begun = time.monotonic()
     code, said = run.once()
-    assert code == 2 and time.monotonic() - begun < 10
+    assert code == 2 and time.monotonic() - begun < 30
     assert "unrecognized arguments: --no-such-flag" in said.rstrip().splitlines()[-1]
 
 
@@ -538,12 +538,12 @@ def test_sigterm_before_the_start_ends_it(job: Callable[..., Job], tmp_path: Pat
     run = job(trainer__backend="nccl")
     run.variables["PATH"] = f"{program(tmp_path, 'nvidia-smi', 'sleep 60')}:{os.environ['PATH']}"
     node = run.start()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while not any(b"nvidia-smi" in readable(p) and b"sleep" not in readable(p) for p in children(node.pid)):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     node.terminate()
-    assert node.wait(5) == 143
+    assert node.wait(30) == 143
     assert "stopped by SIGTERM before the trainer was started" in last_line(run.log())
 
 
@@ -606,8 +606,9 @@ def test_a_start_from_nothing_in_spite_of_a_checkpoint_is_ended(job: Callable[..
     node.wait()
     run.fault("blind.rank0", "blind.rank1")
     code, said = run.once()
-    assert code == 143 and "does not see the checkpoint of iteration 5 and begins anew" in last_line(said)
-    assert run.result() == (5, 15)
+    saved, total = run.result()  # ranks may outlive their node's end for a moment, and save once more
+    assert code == 143 and f"does not see the checkpoint of iteration {saved} and begins anew" in last_line(said)
+    assert saved >= 5 and total == saved * (saved + 1) // 2
     for left in run.faults.iterdir():  # one rank may have been ended before it came to its fault
         left.unlink()
     assert run.once()[0] == 0

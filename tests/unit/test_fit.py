@@ -1,6 +1,5 @@
 """fit: what it lists fits and would be accepted, its ranking adds up, and its values make the layout that it names."""
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -156,9 +155,8 @@ def test_large_searches_end_soon() -> None:
         assert layout["data_parallel"] > 1
     found = search(preset("mixtral-8x7b", seqLength=131072), Machines(16384, 8, 80), 16384, Wanted())
     assert found.tried < 20_000  # 25 us each
-    begun = time.monotonic()
     found = search(preset("125m", numLayers=10**10), Machines(10**12, 10**12, 80), 10**12, Wanted())
-    assert not found.fits and time.monotonic() - begun < 30
+    assert not found.fits and found.tried < 500_000
 
 
 def test_nothing_heavy_is_imported() -> None:
