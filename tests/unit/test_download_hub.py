@@ -284,7 +284,7 @@ def test_sigterm_while_waiting_ends_with_143_and_the_next_run_goes_on(hub: Hub, 
     process = start("download", URI, tmp_path / "out", "--connections", 2, hub=hub)
     wait_for(lambda: len(receipts(tmp_path / "out")) == 3)
     process.send_signal(signal.SIGTERM)
-    ended = finish(process, 30)
+    ended = finish(process, 10)
     assert ended.code == 143 and "run the same command again" in ended.err
     again = download(hub, tmp_path / "out", "--json")
     assert again.code == 0 and again.result["units_done_now"] == 1
@@ -298,7 +298,7 @@ def test_sigterm_while_the_hub_does_not_list_ends_with_143(hub: Hub, tmp_path: P
     wait_for(lambda: hub.requests)
     time.sleep(0.5)
     process.send_signal(signal.SIGTERM)
-    assert finish(process, 30).code == 143
+    assert finish(process, 8).code == 143
 
 
 def test_the_deadline_ends_what_still_fails_and_a_retry_may_help(hub: Hub, tmp_path: Path) -> None:
@@ -306,7 +306,7 @@ def test_the_deadline_ends_what_still_fails_and_a_retry_may_help(hub: Hub, tmp_p
     hub.add_dataset("org/corpus", files)
     # One that a retry may cure makes the whole worth a retry, whatever else is refused.
     hub.faults.add(Fault("503", path="1.jsonl", times=None), Fault("404", path="2.jsonl", times=None))
-    ended = download(hub, tmp_path / "out", "--deadline", 2, timeout=30)
+    ended = download(hub, tmp_path / "out", "--deadline", 2, timeout=20)
     assert ended.code == 1
     assert "1.jsonl" in ended.err and "2.jsonl" in ended.err and "deadline" in ended.err
     hub.faults.clear()
@@ -317,7 +317,7 @@ def test_the_deadline_ends_what_still_fails_and_a_retry_may_help(hub: Hub, tmp_p
 def test_the_deadline_holds_for_the_listing_too(hub: Hub, tmp_path: Path) -> None:
     hub.add_dataset("org/corpus", corpus(["a.jsonl"]))
     hub.faults.add(Fault("503", where="info", times=None))
-    ended = download(hub, tmp_path / "out", "--deadline", 2, timeout=30)
+    ended = download(hub, tmp_path / "out", "--deadline", 2, timeout=10)
     assert ended.code == 1 and "org/corpus" in ended.err
 
 
@@ -439,7 +439,7 @@ def test_a_name_that_leads_outside_downloads_nothing(hub: Hub, tmp_path: Path) -
 
 def test_a_name_that_is_no_text_downloads_or_is_refused(hub: Hub, tmp_path: Path) -> None:
     hub.add_dataset("org/corpus", files := corpus(["lone\ud800surrogate.jsonl"], 100))
-    ended = download(hub, tmp_path / "out", timeout=30)
+    ended = download(hub, tmp_path / "out", timeout=10)
     assert ended.code in (0, 2), ended.err
     assert "Traceback" not in ended.err
     assert list(data_of(tmp_path / "out").values()) == (list(files.values()) if ended.code == 0 else [])

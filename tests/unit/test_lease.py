@@ -60,14 +60,14 @@ def test_a_start_of_the_same_run_takes_over_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", ["", "[]", '{"owner": 7}', "{"])
 def test_a_record_that_cannot_be_read_keeps_nobody_away(tmp_path: Path, content: str) -> None:
     (tmp_path / "owner.json").write_text(content)
-    taken(tmp_path)
+    assert taken(tmp_path)[0] < 4
     assert json.loads((tmp_path / "owner.json").read_text())["run"] == "new"
 
 
 def test_a_run_without_a_name_is_another_one(tmp_path: Path) -> None:
     owned(tmp_path, run="")
     seconds, said = taken(tmp_path, "")
-    assert 2 <= seconds < 30 and "run (no name) on node-7 held the checkpoints and has gone without a word" in said
+    assert 2 <= seconds < 5 and "run (no name) on node-7 held the checkpoints and has gone without a word" in said
 
 
 def test_a_run_without_a_name_is_called_by_its_release(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_another_run_that_ends_is_waited_for(tmp_path: Path) -> None:
     thread = beating(tmp_path, 6, stopping=True)
     seconds, said = taken(tmp_path)
     thread.join()
-    assert 5 <= seconds < 30 and "run old on node-7 writes to these checkpoints: waiting until it has ended" in said
+    assert 5 <= seconds < 10 and "run old on node-7 writes to these checkpoints: waiting until it has ended" in said
 
 
 def test_another_run_that_goes_on_is_not_disturbed(tmp_path: Path) -> None:

@@ -212,4 +212,4 @@ def test_it_keeps_up_with_ranks_that_talk_a_lot() -> None:
         watch.read(line)
     for text in ("a" * 10_000_000, "Rendezvous" * 1_000_000, "x.y." * 2_000_000, " iteration " * 1_000_000):
         watch.read(text)
-    assert time.process_time() - begun < 30
+    assert time.process_time() - begun < 4

@@ -159,7 +159,7 @@ def test_a_killed_download_goes_on_and_one_that_is_told_to_stop_ends(hub: Hub, t
             assert time.monotonic() < until
             time.sleep(0.02)
         process.send_signal(number)
-        assert finish(process, 25).code == (143 if number == signal.SIGTERM else -number)
+        assert finish(process, 12).code == (143 if number == signal.SIGTERM else -number)
     hub.faults.clear()
     ended = download(hub, tmp_path / "out")
     assert ended.code == 0, ended.err

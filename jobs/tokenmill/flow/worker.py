@@ -202,9 +202,10 @@ def _execute(
         reporter.progress(plan.stage, total, len(mine), read) as progress,
         contextlib.ExitStack() as whatever_happens,
     ):
-        whatever_happens.callback(pool.stop)  # else after a bug in one unit the pool would wait for the others' ends
         waiting = iter(todo)
         running: dict[Future[None], Unit] = {}
+        whatever_happens.callback(wait, running)
+        whatever_happens.callback(pool.stop)  # before: else after a bug in one unit it would wait for the others' ends
         while not _STOP.is_set():
             begin = list(islice(waiting, pool.width - len(running)))
             progress.at_work([(unit.id, unit.weight) for unit in (*running.values(), *begin)])
@@ -326,7 +327,10 @@ class _Counter:
 
 
 class _Pool:
-    """Runs units somewhere: `width` at a time, and told to stop by an event that all of them see."""
+    """Runs units somewhere: `width` at a time, and told to stop by a flag that all of them see.
+
+    Who gives it units waits for them before it ends.
+    """
 
     def __init__(self, width: int, submit: Callable[..., Future[None]], stop: Callable[[], None]) -> None:
         self.width = width
@@ -369,17 +373,14 @@ def _children(job: Job, plan: Plan, width: int, counter: _Counter) -> Iterator[_
     context = multiprocessing.get_context("spawn")
     counter.shared = context.Value("q", 0)
     told = context.RawValue("b", 0)
-    given: list[Future[None]] = []
 
     def submit(unit: Unit, found: list[Leftover]) -> Future[None]:
-        given[:] = [future for future in given if not future.done()]
         try:
-            future = pool.submit(_in_child, unit, found)
+            return pool.submit(_in_child, unit, found)
         except BrokenExecutor as error:  # one died since the last unit ended
-            future = Future()
+            future: Future[None] = Future()
             future.set_exception(error)
-        given.append(future)
-        return future
+            return future
 
     def stop() -> None:
         told.value = 1
@@ -390,8 +391,6 @@ def _children(job: Job, plan: Plan, width: int, counter: _Counter) -> Iterator[_
         try:
             yield _Pool(width, submit, stop)
         finally:
-            stop()
-            wait(given)
             for child in multiprocessing.active_children():
                 child.kill()
 
