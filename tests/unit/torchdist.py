@@ -65,7 +65,7 @@ MODULES = {
 }
 
 
-def pickled(value: Any) -> bytes:
+def pickled(value: Any, protocol: int | None = None) -> bytes:
     """Pickle these classes under torch's names."""
     parts = {".".join(name.split(".")[:n]) for name in MODULES for n in range(1, name.count(".") + 2)}
     before = {name: sys.modules.get(name) for name in parts}
@@ -77,7 +77,7 @@ def pickled(value: Any) -> bytes:
             for kind in kinds:
                 kind.__module__ = name
                 setattr(sys.modules[name], kind.__name__, kind)
-        return pickle.dumps(value)
+        return pickle.dumps(value, protocol)
     finally:
         for kind, module in own.items():
             kind.__module__ = module
@@ -88,13 +88,13 @@ def pickled(value: Any) -> bytes:
                 sys.modules[name] = module
 
 
-def metadata(entries: Mapping[str, Any] | list[tuple[Any, Any, Any]]) -> bytes:
+def metadata(entries: Mapping[str, Any] | list[tuple[Any, Any, Any]], protocol: int | None = None) -> bytes:
     """Return a .metadata that names these stretches: (path, offset, length), or a file's size by its path."""
     if isinstance(entries, Mapping):
         entries = [(path, start, size - start) for path, size in entries.items() for start in (0, size // 2)]
     storage = {MetadataIndex(f"layer.{i}.weight", (0,), i): _StorageInfo(*entry) for i, entry in enumerate(entries)}
     tensors = {index.fqn: TensorStorageMetadata((Member(), 4, 4)) for index in storage}
-    return pickled(Metadata(tensors, {}, storage))
+    return pickled(Metadata(tensors, {}, storage), protocol)
 
 
 def write(file: Path, data: bytes, at: float) -> None:
