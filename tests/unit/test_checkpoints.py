@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import io
 import json
 import os
 import pickle
@@ -13,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,7 +38,18 @@ from tokenmill.training.checkpoints import (
 )
 from tokenmill.training.distcp import CLOCK_TOLERANCE, Checkpoint
 from tokenmill.training.extents import Damage, extents
-from unit.torchdist import CUT_OFF, NOW, TRACKER, UNTRACKED, metadata, save, write
+from unit.torchdist import (
+    CUT_OFF,
+    NOW,
+    TRACKER,
+    UNTRACKED,
+    archive,
+    legacy,
+    metadata,
+    older,
+    save,
+    write,
+)
 
 DATA = Path(__file__).parent / "data"
 REAL = sorted(DATA.glob("torch_dist*"))
@@ -180,6 +193,70 @@ def test_damage_is_found_and_named(damage: str, tmp_path: Path) -> None:
     found = only(tmp_path)
     assert not found.complete
     assert re.search(said, found.state), found.state
+
+
+COMMON = {"args": {"seq_length": 32}, "iteration": 100, "optimizer": {"param_groups": [{"lr": 0.1}]}}
+ARCHIVE = archive(COMMON)
+
+
+@pytest.mark.parametrize("common", [ARCHIVE, legacy(), archive({}), (REAL[0] / "common.pt").read_bytes()])
+def test_a_common_file_that_torch_wrote_is_whole_and_no_beginning_of_it_is(common: bytes, tmp_path: Path) -> None:
+    """What older Megatron-LM leaves when power fails under it: it syncs neither that file nor metadata.json."""
+    save(tmp_path, 100)
+    directory = older(save(tmp_path, 200), common)
+    assert only_newest(tmp_path).complete
+    for end in {0, 1, 16, 100, len(common) // 2, len(common) - 60, len(common) - 22, len(common) - 1}:
+        write(directory / "common.pt", common[:end], SAVED + 6000)
+        assert only_newest(tmp_path).state.startswith("common.pt is cut off or damaged"), end
+        assert prepare(tmp_path, dry_run=True).name == "iter_0000100"
+
+
+BAD_COMMON: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "missing": (lambda f: f.unlink(), "common.pt is missing"),
+    "zeros": (lambda f: write(f, bytes(len(ARCHIVE)), SAVED), "common.pt is cut off or damaged"),
+    "zeros at the end": (lambda f: write(f, ARCHIVE[:500] + bytes(len(ARCHIVE) - 500), SAVED), "is cut off or damaged"),
+    "a page of zeros": (
+        lambda f: write(f, ARCHIVE.replace(bytes(range(256)), bytes(256), 1), SAVED),
+        "Bad CRC-32 for file 'common/data/0'",
+    ),
+    "another byte": (lambda f: write(f, ARCHIVE.replace(b"seq_length", b"seq_lengtH"), SAVED), "Bad CRC-32"),
+    "bytes before it": (lambda f: write(f, ARCHIVE + b"x" * 70_000, SAVED), "is cut off or damaged"),
+    "a bomb": (lambda f: write(f, archive(bytes(10**7), zipfile.ZIP_DEFLATED), SAVED), "has compressed parts"),
+    "overlapping": (lambda f: write(f, overlapping(), SAVED), "its parts are larger than all of it"),
+    "another archive": (lambda f: write(f, ARCHIVE.replace(b"data.pkl", b"data.pkx"), SAVED), "has no data.pkl"),
+    "a pickle": (lambda f: write(f, pickle.dumps(COMMON), SAVED), "is cut off or damaged"),
+    "a pipe": (lambda f: (f.unlink(), os.mkfifo(f)), "common.pt is no file"),
+    "a directory": (lambda f: (f.unlink(), f.mkdir()), "common.pt is no file"),
+    "a link out": (lambda f: (f.unlink(), f.symlink_to("/etc/passwd")), "is a link that leads out"),
+}
+
+
+def overlapping() -> bytes:
+    """Return an archive whose directory names one large part again and again."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as made:
+        made.writestr("common/data.pkl", bytes(100_000))
+        made.filelist *= 1000
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("damage", BAD_COMMON)
+def test_a_common_file_that_is_not_whole_is_damage(damage: str, tmp_path: Path) -> None:
+    directory = older(save(tmp_path, 100), ARCHIVE)
+    hurt, said = BAD_COMMON[damage]
+    hurt(directory / "common.pt")
+    assert said in only(tmp_path).state
+
+
+def test_a_common_file_is_missed_only_where_megatron_wrote_one(tmp_path: Path) -> None:
+    directory = save(tmp_path, 100)
+    assert only(tmp_path).complete
+    write(directory / "common.pt", ARCHIVE[:-1], SAVED)  # read by every Megatron-LM wherever there is one
+    assert "common.pt is cut off or damaged" in only(tmp_path).state
+
+
+def only_newest(path: Path) -> Checkpoint:
+    return scan(path)[-1]
 
 
 def test_clocks_may_differ_a_little_and_touching_says_that_a_copy_is_whole(tmp_path: Path) -> None:

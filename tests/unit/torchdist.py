@@ -1,10 +1,12 @@
 """Writes torch_dist checkpoints as Megatron-LM does, without torch: classes of the right names, pickled."""
 
+import io
 import json
 import os
 import pickle
 import sys
 import types
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,6 +123,58 @@ def save(path: Path, iteration: int | str, *, ranks: int = 2, steps: int = 99, a
     for number, (file, content) in enumerate(written[:steps]):
         write(file, content, begun + number)
     return directory
+
+
+def older(directory: Path, common: bytes) -> Path:
+    """Make a checkpoint one of older Megatron-LM, which keeps in common.pt what is no tensor."""
+    saved = (directory / "metadata.json").stat().st_mtime
+    about = {"sharded_backend": "torch_dist", "sharded_backend_version": 1}
+    about |= {"common_backend": "torch", "common_backend_version": 1}
+    write(directory / "common.pt", common, saved - 3)
+    write(directory / "metadata.json", json.dumps(about).encode(), saved)
+    return directory
+
+
+def archive(value: Any, compression: int = zipfile.ZIP_STORED) -> bytes:
+    """Return what torch.save writes of a value without tensors, and one storage."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", compression) as made:
+        made.writestr("common/data.pkl", pickle.dumps(value, 2))
+        made.writestr("common/data/0", bytes(range(256)) * 4)
+        made.writestr("common/version", "3\n")
+    return file.getvalue()
+
+
+class _Storage:
+    """Stands for a storage: pickled as a persistent id."""
+
+
+def legacy() -> bytes:
+    """Return what torch.save wrote before torch 1.6: a dictionary of two tensors' storages."""
+
+    class Pickler(pickle._Pickler):  # type: ignore[name-defined]  # the C one asks for classes that can be imported
+        def persistent_id(self, value: Any) -> Any:
+            return ("storage", FloatStorage, value.key, "cpu", 6, None) if isinstance(value, _Storage) else None
+
+        def save_global(self, value: Any, name: str | None = None) -> None:
+            self.write(b"ctorch\nFloatStorage\n")
+            self.memoize(value)
+
+        dispatch = pickle._Pickler.dispatch | {type: save_global}  # type: ignore[attr-defined]
+
+    class FloatStorage:
+        pass
+
+    first, second = _Storage(), _Storage()
+    first.key, second.key = "94", "95"  # type: ignore[attr-defined]
+    file = io.BytesIO()
+    for value in (0x1950A86A20F9469CFC6C, 1001, {"protocol_version": 1001, "little_endian": True}):
+        pickle.dump(value, file, 2)
+    Pickler(file, 2).dump({"a": first, "b": second, "iteration": 100})
+    pickle.dump(["94", "95"], file, 2)
+    for _ in range(2):
+        file.write((6).to_bytes(8, "little") + bytes(24))
+    return file.getvalue()
 
 
 CUT_OFF = 3

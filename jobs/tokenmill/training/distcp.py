@@ -2,6 +2,7 @@
 
 A save writes it in this order (megatron/core/dist_checkpointing, torch.distributed.checkpoint):
 
+    common.pt         what is no tensor (`torchfile`); only older Megatron-LM, whose metadata.json has a common_backend
     __R_I.distcp      rank R's tensors, file I, synced before the next
     .metadata         which bytes of which file hold what (`extents`); written beside and renamed
     metadata.json     {"sharded_backend": "torch_dist", ...}: without it no torch_dist checkpoint
@@ -22,6 +23,9 @@ from pathlib import Path
 from tokenmill.errors import RequestError
 from tokenmill.files import check_inside
 from tokenmill.training.extents import Damage, extents, shown
+from tokenmill.training.torchfile import check_whole
+
+COMMON = "common.pt"
 
 RELEASE = "release"
 """Directory of a converted model."""
@@ -88,11 +92,12 @@ def examine(directory: Path, *, full: bool = False) -> Checkpoint:
         if not directory.is_dir():
             what = "is a link to nothing" if directory.is_symlink() else "is no directory"
             raise Damage(what if os.path.lexists(directory) else "is not there")
-        backend = _backend(directory)
+        about = _about(directory)
         finished = True
-        if backend != "torch_dist":
+        if (backend := about.get("sharded_backend")) != "torch_dist":
             raise Damage(f"metadata.json names the format {repr(backend)[:100]}, not 'torch_dist'")
-        problems = _data_problems(directory) or (_hash_problems(directory) if full else [])
+        common = _common_problems(directory, needed="common_backend" in about)
+        problems = common + _data_problems(directory) or (_hash_problems(directory) if full else [])
     except Damage as problem:
         problems = [str(problem)]
     size, newest = _usage(directory)
@@ -119,8 +124,8 @@ def _part(directory: Path, name: str, limit: int) -> bytes:
     return read(directory / name, limit)
 
 
-def _backend(directory: Path) -> object:
-    """Return the format that metadata.json names."""
+def _about(directory: Path) -> dict[str, object]:
+    """Return what metadata.json says of the format."""
     try:
         value = json.loads(_part(directory, "metadata.json", SMALL))
     except (ValueError, RecursionError):
@@ -131,7 +136,20 @@ def _backend(directory: Path) -> object:
             raise Damage("has no metadata.json: it is in Megatron-LM's older format, torch") from None
         other = " (or it is in another format, such as torch_dcp)" if (directory / ".metadata").exists() else ""
         raise Damage(f"has no metadata.json: the save was cut off{other}") from None
-    return value.get("sharded_backend") if isinstance(value, dict) else None
+    return value if isinstance(value, dict) else {}
+
+
+def _common_problems(directory: Path, *, needed: bool) -> list[str]:
+    """Read common.pt, which Megatron-LM loads wherever there is one, and which needs to be there where it wrote one."""
+    try:
+        _stat(directory, COMMON)
+        with (directory / COMMON).open("rb") as file:
+            check_whole(file, COMMON)
+    except _Missing as problem:
+        return [str(problem)] if needed else []
+    except Damage as problem:
+        return [str(problem)]
+    return []
 
 
 def _data_problems(directory: Path) -> list[str]:
