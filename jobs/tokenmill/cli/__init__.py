@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import typer
 
-from tokenmill import __version__
+from tokenmill import __version__, redaction
 from tokenmill.errors import TokenmillError
 
 app = typer.Typer(
@@ -45,14 +45,16 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):  # a document's text, or a file's name, may be more than a locale can show
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    redaction.install()
     try:
         app()
     except TokenmillError as error:
+        message = redaction.redact(str(error))
         if "--json" in sys.argv:
-            event = {"event": "error", "message": str(error), "exit_code": error.exit_code}
+            event = {"event": "error", "message": message, "exit_code": error.exit_code}
             sys.stderr.write(json.dumps(event) + "\n")
         else:
-            sys.stderr.write(f"error: {error}\n")
+            sys.stderr.write(f"error: {message}\n")
         sys.exit(error.exit_code)
 
 

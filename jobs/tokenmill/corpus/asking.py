@@ -16,6 +16,7 @@ from urllib.parse import quote
 from tokenmill.corpus.source import Patience, RemoteFile, Retry
 from tokenmill.corpus.transfer import Transfer, pause
 from tokenmill.errors import RequestError, TransientError
+from tokenmill.redaction import quotes_credential, remember, remember_address
 
 UNREACHABLE = 4
 """Tries without any answer before the network is taken to be down: half a minute."""
@@ -30,6 +31,7 @@ T = TypeVar("T")
 def hub_address(endpoint: str | None) -> str:
     """Return the Hub's address: the one given, else HF_ENDPOINT's, else the public one."""
     address = (endpoint or os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
+    remember_address(address)
     if not address.startswith(("https://", "http://")):
         shown = address.rpartition("@")[2]
         raise RequestError(f"the Hub's address {shown!r} is none; write --endpoint (HF_ENDPOINT) with https://")
@@ -39,6 +41,7 @@ def hub_address(endpoint: str | None) -> str:
 def authorization() -> dict[str, str]:
     """Return the header that carries the access token (HF_TOKEN), if there is one."""
     token = _token()
+    remember(token)
     if token and not (token.isascii() and token.isprintable()):
         raise RequestError("the access token holds what no token has, such as quotation marks; mend HF_TOKEN")
     return {"Authorization": f"Bearer {token}"} if token else {}
@@ -94,6 +97,7 @@ class Hub:
         body = self._transfer.open(url, authorization())
         body.read()  # the same as JSON
         headers = body.headers
+        remember(headers["X-Xet-Access-Token"])
         return {
             "endpoint": headers["X-Xet-Cas-Url"],
             "token": headers["X-Xet-Access-Token"],
@@ -107,7 +111,13 @@ class Hub:
         # A link may lead elsewhere, behind a mirror for one; the token does not go there.
         ours = url.startswith(self._api)
         body = self._transfer.open(url, authorization() if ours else {})
-        return json.loads(body.read()), body.links.get("next", {}).get("url")
+        answer = body.read()
+        if quotes_credential(answer.decode("utf-8", "replace")):  # it would stand in the plan, or be a file's name
+            raise RequestError(
+                f"the answer of {self._api} quotes the access token that it was sent: it is not to be trusted, and "
+                "nothing of it was recorded; check --endpoint (HF_ENDPOINT)"
+            )
+        return json.loads(answer), body.links.get("next", {}).get("url")
 
 
 def _file(item: dict[str, Any]) -> RemoteFile:

@@ -7,8 +7,11 @@ from typing import Any
 from tokenmill.corpus.source import Changed, Listing, Patience, RemoteFile, Retry, without_addresses, without_secrets
 from tokenmill.errors import RequestError, TransientError
 from tokenmill.files import walk_files
+from tokenmill.redaction import remember_address, remember_file
 
 CHUNK = 8 << 20
+CREDENTIAL_FILES = ("~/.aws/credentials", "~/.config/gcloud/application_default_credentials.json")
+"""Where the clients of buckets look for credentials beside the environment."""
 _EXTRA = {"s3": "s3", "gs": "gs", "az": "az", "abfs": "az"}
 
 
@@ -20,6 +23,9 @@ class BucketSource:
         import fsspec
 
         self._given = uri
+        remember_address(uri)
+        for path in CREDENTIAL_FILES:
+            remember_file(path)
         self._uri = uri.rstrip("/") if "://" in uri else f"file://{Path(uri).absolute()}"
         self._said = without_secrets(self._uri)
         protocol = self._uri.partition("://")[0].lower()

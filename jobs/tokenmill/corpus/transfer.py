@@ -19,6 +19,7 @@ import urllib3
 
 from tokenmill import __version__
 from tokenmill.corpus.source import Changed, Retry, without_addresses
+from tokenmill.redaction import redact, remember
 
 BLOCK = 256 << 10
 """Bytes that are read at a time into one buffer: it stays in a core's cache while they are written and hashed."""
@@ -95,6 +96,7 @@ class Transfer:
     def _get(self, url: str, headers: dict[str, str]) -> requests.Response:
         session, (settings, auth) = self.session(), self._surroundings(url)
         request = session.prepare_request(requests.Request("GET", url, headers=headers, auth=auth))
+        remember(request.headers.get("Authorization"))
         return session.send(request, allow_redirects=False, timeout=self._timeout, **settings)
 
     def _surroundings(self, url: str) -> tuple[dict[str, Any], Any]:
@@ -144,7 +146,7 @@ class Transfer:
 
     def _refuse(self, response: requests.Response) -> None:
         status, where = response.status_code, _host(response.url)
-        detail = response.headers.get("X-Error-Message") or response.reason
+        detail = redact(response.headers.get("X-Error-Message") or response.reason or "", response.url)
         after = told_to_wait(response.headers)
         if status == 429 and after is not None:
             self.gate.close_for(after)

@@ -6,6 +6,7 @@ from tokenmill.corpus.asking import UNREACHABLE
 from tokenmill.corpus.source import Listing, Patience, RemoteFile, Retry, without_secrets
 from tokenmill.corpus.transfer import Body, Transfer, pause
 from tokenmill.errors import RequestError, TransientError
+from tokenmill.redaction import remember_address
 
 
 class WebSource:
@@ -15,6 +16,7 @@ class WebSource:
         """Take the address; nothing is asked yet."""
         parts = urlsplit(uri)
         self._url = uri
+        remember_address(uri)
         self._said = without_secrets(uri)
         self._name = unquote(parts.path.rpartition("/")[2])
         self._transfer = Transfer(stall_seconds)

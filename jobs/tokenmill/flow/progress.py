@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from tokenmill.machine import memory_limit, memory_words
+from tokenmill.redaction import redact, redacted
 
 LOG_SECONDS = 30.0
 """Interval of the lines in a pod's log."""
@@ -62,7 +63,7 @@ class Reporter:
         self._write(f"warning: {text}", {"event": "warning", "text": text})
 
     def _write(self, text: str, event: dict[str, Any]) -> None:
-        line = json.dumps(event) if self.json_lines else text
+        line = json.dumps(redacted(event)) if self.json_lines else redact(text)
         with self._lock:
             sys.stderr.write(line + "\n")
             sys.stderr.flush()

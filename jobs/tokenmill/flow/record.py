@@ -31,6 +31,7 @@ from tokenmill.files import (
     unpack,
     write_atomic,
 )
+from tokenmill.redaction import redact
 
 FORMAT = 1
 """Version of the three records' layout."""
@@ -309,7 +310,7 @@ def record_failure(record: StageRecord, plan_id: str | None, unit_id: str, probl
     failure = {
         "plan": plan_id,
         "unit": unit_id,
-        "message": str(problem),
+        "message": redact(str(problem)),
         "exit_code": problem.exit_code,
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "host": socket.gethostname(),

@@ -18,6 +18,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from tokenmill import redaction
 from tokenmill.errors import MachineError, RequestError, Stopped, Superseded, TokenmillError, TransientError
 from tokenmill.files import explained
 from tokenmill.flow.attempt import Leftover, leftovers, sweep
@@ -416,6 +417,7 @@ def _start_child(job: Job, plan_id: str, told: Any, shared: Any) -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    redaction.install()
     parent = multiprocessing.parent_process()
 
     def follow() -> None:

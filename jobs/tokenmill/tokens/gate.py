@@ -10,7 +10,6 @@ candidate loads and encodes while Hugging Face does, at ANSWERED it compares.
 import importlib.util
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -22,17 +21,13 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from tokenmill.errors import RequestError
+from tokenmill.redaction import SECRET_NAME
 
 if TYPE_CHECKING:
     from tokenmill.tokens.encoders import Encoder, Ids, Offsets
 
 CANDIDATES = ("fastokens", "gigatoken", "hf")
 """What may be asked for beside auto, which tries them in the order of `encoders.by_speed`."""
-
-_SECRET = re.compile(
-    "(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|KEY|SAS|CONNECTION_STRING|PROXY)(_|$)", re.IGNORECASE
-)
-"""Names of variables that may hold a secret: the Hub's token, a cloud's keys, a proxy's password."""
 
 _PACKAGES = {"fastokens": "fastokens", "gigatoken": "gigatoken", "hf": "tokenizers"}
 """The distribution that each encoder comes from."""
@@ -225,7 +220,7 @@ def is_installed(encoder: str, version: str) -> bool:
 
 def environment() -> dict[str, str]:
     """Return the environment for a child that handles a tokenizer: no secrets, no network, no chatter."""
-    kept = {key: value for key, value in os.environ.items() if not _SECRET.search(key)}
+    kept = {key: value for key, value in os.environ.items() if not SECRET_NAME.search(key)}
     return kept | {
         "HF_HUB_OFFLINE": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",

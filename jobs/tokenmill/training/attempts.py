@@ -13,6 +13,7 @@ from uuid import uuid4
 
 from tokenmill.errors import RequestError
 from tokenmill.files import explained, read_json, write_atomic
+from tokenmill.redaction import redact
 from tokenmill.training.watch import Signs
 
 KEPT = 200
@@ -84,7 +85,7 @@ class Records:
 
     def _write(self, attempts: list[Attempt]) -> None:
         data = json.dumps([asdict(each) for each in attempts[-KEPT:]], indent=1)
-        write_atomic(self.directory / "attempts.json", data.encode())
+        write_atomic(self.directory / "attempts.json", redact(data).encode())
 
     def say(self, attempt: Attempt, code: int, iteration: int) -> None:
         """Tell the other nodes how this attempt ended."""
@@ -133,7 +134,7 @@ class Records:
         return said[:1000]
 
     def _put(self, name: str, value: dict[str, Any]) -> None:
-        write_atomic(self.directory / name, json.dumps(value).encode())
+        write_atomic(self.directory / name, redact(json.dumps(value)).encode())
 
 
 def _attempt(value: Any) -> Attempt | None:

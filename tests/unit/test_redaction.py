@@ -1,0 +1,248 @@
+"""A credential that somebody quotes is written nowhere: not to a terminal, a log, an event or a record."""
+
+import base64
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from contract.commandline import many
+from tokenmill import redaction
+from tokenmill.redaction import quotes_credential, redact, remember, remember_address
+
+TOKEN = "hf_PlantedToken/0123456789+abcdef"
+PASSWORD = "hunter2"
+
+FORMS: dict[str, Callable[[str], str]] = {
+    "as it is": str,
+    "in upper case": str.upper,
+    "for an address": lambda secret: quote(secret, safe=""),
+    "for an address, twice": lambda secret: quote(quote(secret, safe=""), safe=""),
+    "each character of an address": lambda secret: "".join(f"%{ord(c):02x}" for c in secret),
+    "each character of JSON": lambda secret: "".join(f"\\u{ord(c):04x}" for c in secret),
+    "each character of a C string": lambda secret: "".join(f"\\x{ord(c):02X}" for c in secret),
+    "each character of HTML": lambda secret: "".join(f"&#{ord(c)};" for c in secret),
+    "in base64": lambda secret: base64.b64encode(secret.encode()).decode(),
+    "behind a user's name in base64": lambda secret: base64.b64encode(f"me:{secret}".encode()).decode(),
+    "in base64 for addresses": lambda secret: base64.urlsafe_b64encode(f"user:{secret}".encode()).decode(),
+    "in hexadecimal digits": lambda secret: secret.encode().hex(),
+    "in quotation marks": lambda secret: json.dumps(json.dumps(secret)),
+    "folded": lambda secret: f"{secret[:9]}\r\n {secret[9:]}",
+    "in two headers": lambda secret: f"{secret[:12]}, {secret[12:]}",
+    "cut off": lambda secret: secret[:20],
+}
+
+
+@pytest.fixture(autouse=True)
+def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_secrets", "_sent"):
+        monkeypatch.setattr(redaction, name, {})
+    monkeypatch.setattr(redaction, "_remembered", set())
+    monkeypatch.setattr(redaction, "_scanned", False)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_secret_is_found_in_each_form(form: str) -> None:
+    remember(f"Bearer {TOKEN}")
+    quoted = FORMS[form](TOKEN)
+    text = redact(f"403 <{quoted}> is not allowed")
+    assert text.startswith("403 <") and text.endswith("> is not allowed") and "<redacted>" in text
+    assert len(text) < len("403 <> is not allowed") + len("<redacted>") + 10
+    assert quotes_credential(quoted)
+
+
+def test_ordinary_text_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHORT_TOKEN", "data")
+    monkeypatch.setenv("NUMBER_KEY", "8080")
+    monkeypatch.setenv("HF_TOKEN_PATH", "/data/corpus/token")
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", "DefaultEndpointsProtocol=https;AccountName=corpora")
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example:3128")
+    remember_address("https://host/a.jsonl?download=true&name=wikipedia-2024-01.jsonl")
+    remember("Bearer hf_PlantedToken0123456789abcdef")
+    for text in (
+        "no data files in /data/corpus/token; wanted names ending in .jsonl (port 8080)",
+        "https://corpora.blob.core.windows.net wikipedia-2024-01.jsonl through http://proxy.example:3128",
+        "hf_Planted; hf_PlantedTok",
+    ):
+        assert redact(text) == text
+        assert not quotes_credential(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "secrets"),
+    [
+        ("AWS_SECRET_ACCESS_KEY", "wJalr/XUtnFEMI+K7MDENG", ["wJalr/XUtnFEMI+K7MDENG"]),
+        ("AZURE_STORAGE_CONNECTION_STRING", "AccountName=a;AccountKey=Zm9vYmFyYmF6==;X=y", ["Zm9vYmFyYmF6=="]),
+        ("AZURE_STORAGE_SAS_TOKEN", "?sv=2024-01-01&sig=AbC%2BdEf123%3D", ["AbC+dEf123=", "AbC%2BdEf123%3D"]),
+        ("HTTPS_PROXY", "http://me:proxy%40pass1@proxy:3128", ["proxy@pass1", "proxy%40pass1"]),
+        ("FSSPEC_S3", '{"key": "AKIA0123456789", "secret": "sesame-0123"}', ["AKIA0123456789", "sesame-0123"]),
+        ("WANDB_API_KEY", "0123456789abcdef0123", ["0123456789abcdef0123"]),
+        ("DATABASE_URL", "postgres://me:sesame99@db/x", ["sesame99"]),
+    ],
+)
+def test_what_the_environment_holds_is_known(
+    name: str, value: str, secrets: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    for secret in secrets:
+        assert redact(f"denied ({secret})") == "denied (<redacted>)"
+
+
+def test_what_a_file_of_credentials_holds_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    account = {
+        "type": "service_account",
+        "project_id": "my-project-name",
+        "private_key": "-----BEGIN X-----\nMIIEvQIBADANBg\n",
+    }
+    (tmp_path / "gcp.json").write_text(json.dumps(account))
+    (tmp_path / "aws").write_text("[default]\nregion = eu-central-1\naws_secret_access_key = sesame/0123456789\n")
+    (tmp_path / "token").write_text("projected-token-0123\n")
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "gcp.json"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "aws"))
+    monkeypatch.setenv("AZURE_FEDERATED_TOKEN_FILE", str(tmp_path / "token"))
+    text = f"{tmp_path}/gcp.json my-project-name eu-central-1: MIIEvQIBADANBg sesame/0123456789 projected-token-0123"
+    assert redact(text) == f"{tmp_path}/gcp.json my-project-name eu-central-1: <redacted> <redacted> <redacted>"
+
+
+class Echo(BaseHTTPRequestHandler):
+    """A server that refuses, and quotes what it was sent in the way that the path's first part names."""
+
+    def do_GET(self) -> None:
+        how = list(FORMS)[int(self.path.split("/")[1])]
+        scheme, _, sent = (self.headers["Authorization"] or "").partition(" ")
+        secret = base64.b64decode(sent).decode().partition(":")[2] if scheme == "Basic" else sent
+        secret = secret or self.path.partition("sig=")[2].partition("&")[0]
+        if how == "in two headers":
+            self.send_response(403)
+            self.send_header("X-Error-Message", secret[:12])
+            self.send_header("X-Error-Message", secret[12:])
+        elif "redirect" in self.path:
+            self.send_response(302)
+            self.send_header("Location", f"http://{secret[:3]}{secret[3:].replace('/', '').replace('+', '')}.invalid/x")
+        else:
+            self.send_response(403, None if "header" in self.path else FORMS[how](secret).replace("\r\n", ""))
+            self.send_header("X-Error-Message" if "header" in self.path else "X-Other", FORMS[how](secret))
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture(scope="module")
+def echo() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Echo) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        yield f"127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_a_credential_that_a_server_quotes_is_written_nowhere(echo: str, tmp_path: Path) -> None:
+    """The Hub's token, a password of an address and a signature, in headers and in the reason of the refusal."""
+    commands = []
+    for number, form in enumerate(FORMS):
+        out = str(tmp_path / "out" / str(number))
+        commands.append(
+            ["download", f"http://me:{quote(TOKEN, safe='')}@{echo}/{number}/header/a.jsonl", out, "--json"]
+        )
+        if form != "in two headers":
+            commands.append(["download", f"http://{echo}/{number}/a.jsonl?sig={quote(TOKEN, safe='')}", out])
+        commands.append(["download", "hf://datasets/org/c", out, "--endpoint", f"http://{echo}/{number}/header"])
+    commands.append(
+        ["preprocess", f"http://me:{PASSWORD}@{echo}/0/a.jsonl", str(tmp_path / "out/s"), "--tokenizer", "x"]
+    )
+    ended, _ = many(commands, HF_TOKEN=TOKEN)
+    assert all(each.code == 2 and "403" in each.err for each in ended)
+    assert sum("<redacted>" in each.err for each in ended) > len(FORMS)
+    written = "".join(each.out + each.err for each in ended)
+    failures = list((tmp_path / "out").rglob("failures/*.json"))
+    assert len(failures) > len(FORMS) / 2
+    written += "".join(path.read_text() for path in (tmp_path / "out").rglob("*") if path.is_file())
+    for form in FORMS.values():
+        quoted = form(TOKEN).replace("\r\n", "")
+        assert quoted not in written and json.dumps(quoted)[1:-1] not in written
+    assert f" {PASSWORD}" not in written
+
+
+class Planter(Echo):
+    """A Hub that plants the token in what would be recorded: a commit, a name, a hash."""
+
+    def do_GET(self) -> None:
+        token = (self.headers["Authorization"] or "").partition(" ")[2]
+        planted = self.path.split("/")[1]
+        file = {"type": "file", "path": "a.jsonl", "size": 3, "oid": "0" * 40}
+        answer: Any = {"sha": token if planted == "sha" else "0" * 40}
+        if "/tree/" in self.path:
+            answer = [file | ({"path": f"{token}.jsonl"} if planted == "path" else {"oid": token})]
+        data = json.dumps(answer).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+def test_an_answer_that_holds_the_token_is_not_recorded(tmp_path: Path) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Planter) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        places = ("sha", "path", "oid")
+        ended, _ = many(
+            [
+                [
+                    "download",
+                    "hf://datasets/o/c",
+                    str(tmp_path / place),
+                    "--endpoint",
+                    f"http://127.0.0.1:{server.server_port}/{place}",
+                ]
+                for place in places
+            ],
+            HF_TOKEN=TOKEN,
+        )
+        server.shutdown()
+    for each in ended:
+        assert each.code == 2 and "quotes the access token that it was sent" in each.err
+        assert TOKEN not in each.err
+    assert not any(TOKEN.encode() in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_bug_that_quotes_a_key_has_a_traceback_without_it(processes: int, tmp_path: Path) -> None:
+    """Also in a child process, and where the library writes to standard error itself."""
+    (tmp_path / "in").mkdir()
+    for name in "ab":
+        (tmp_path / "in" / f"{name}.jsonl.gz").write_bytes(b"")
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, sys, tokenmill.stages.extract as m\n"
+        "def broken(*_):\n"
+        "    print('library:', os.environ['AWS_SECRET_ACCESS_KEY'], file=sys.stderr, flush=True)\n"
+        "    raise RuntimeError('bug: ' + os.environ['AWS_SECRET_ACCESS_KEY'])\n"
+        "m.do = broken\n"
+    )
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "tokenmill",
+            "extract",
+            tmp_path / "in",
+            tmp_path / "out",
+            "--processes",
+            str(processes),
+        ],
+        env=os.environ
+        | {"AWS_SECRET_ACCESS_KEY": TOKEN, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode not in (0, 2)
+    assert "RuntimeError: bug: <redacted>" in done.stderr and "library: <redacted>" in done.stderr
+    assert TOKEN not in done.stderr + done.stdout
