@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
+from tokenmill.corpus.judge import HEAD, impostor, unfinished
 from tokenmill.corpus.source import Body, Changed, Patience, RemoteFile, Retry, Source
 from tokenmill.corpus.transfer import pause
 from tokenmill.errors import WITH_REPLACE, RequestError, TransientError
@@ -24,6 +25,7 @@ REFUSALS = 5
 """Consecutive 401, 403 or 404 answers before they are believed."""
 BACKOFF_SECONDS = (1.0, 60.0)
 NO_ACCESS = "the repository needs a token with access (HF_TOKEN), or the file is gone from this revision"
+IN_ITS_PLACE = "it may be the page of a login or of an error: check the address, and the credentials that it needs"
 
 PART = 8 << 20
 """Bytes of a large file that one request asks for: enough that the wait for each answer is no matter."""
@@ -272,6 +274,9 @@ class _Fetch:
         divided = size is not None and self.lines.limit > 1 and size - start >= LARGE and not self.wrong
         stop = _part_end(start, size) if divided else None
         body = self.source.open(self.file, self.revision, start, stop, plain=self.wrong > 0)
+        total = getattr(body, "total", None)
+        if None not in (size, total) and total != size:
+            return f"the server has {total} bytes of it, and {size} were listed"
         problem = self._append(body)
         if problem is None and size is not None and body.stop is not None:
             problem = self._parts(body, size)
@@ -281,7 +286,10 @@ class _Fetch:
 
     def _append(self, blocks: Iterable[bytes | memoryview]) -> str | None:
         size = self.file.size
+        hashed = self.file.sha256 or self.file.git_sha1
         for block in blocks:
+            if not self.sink.bytes and not hashed and (what := impostor(bytes(block[:HEAD]), self.file.path)):
+                raise Retry(f"what the server gives is {what}", refused=True, restart=True, code=IN_ITS_PLACE)
             if size is not None and self.sink.bytes + len(block) > size:
                 return f"it has more than the {size} bytes that were listed"
             self.sink.write(block)
@@ -316,7 +324,7 @@ class _Fetch:
         if want and self.digest.hexdigest() != want:
             kind = "sha256" if self.file.sha256 else "git hash"
             return f"{kind} is {self.digest.hexdigest()}, the listing says {want}"
-        return None
+        return unfinished(self.sink.path, self.file.path) if self.file.size is None and not want else None
 
     def _pause(self, retry: Retry) -> None:
         """Wait as long as the server asked, else longer each time without progress; jitter parts the workers."""
@@ -344,7 +352,8 @@ def _shown(file: RemoteFile) -> str:
 def _believe(retry: Retry, refused: int, name: str) -> None:
     """Raise RequestError when a file was refused too often in a row for the next try to be worth while."""
     if refused >= REFUSALS:
-        raise RequestError(f"{name}: {retry}, {refused} times in a row; {NO_ACCESS}") from retry
+        remedy = IN_ITS_PLACE if retry.code == IN_ITS_PLACE else NO_ACCESS
+        raise RequestError(f"{name}: {retry}, {refused} times in a row; {remedy}") from retry
 
 
 def _part_end(start: int, size: int | None) -> int:

@@ -71,4 +71,4 @@ class HubSource:
                 return body
         path = quote(file.path, safe="/", errors="surrogatepass")
         url = f"{self.endpoint}/datasets/{self.repository}/resolve/{revision}/{path}"
-        return self._transfer.open(url, authorization(), offset, stop)
+        return self._transfer.open(url, authorization(), offset, stop, name=file.path)

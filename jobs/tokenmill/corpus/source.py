@@ -128,7 +128,7 @@ class Body(Protocol):
     stop: int | None
     """Where they end when not all of the rest was given; then other parts can be had from the same place."""
 
-    def __iter__(self) -> "Iterator[bytes] | Iterator[memoryview]":
+    def __iter__(self) -> "Iterator[bytes | memoryview]":
         """Yield the bytes, once."""
 
     def part(self, start: int, stop: int) -> "Body":

@@ -9,7 +9,7 @@ import random
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from email.utils import parsedate_to_datetime
 from typing import Any, cast
 from urllib.parse import urljoin, urlsplit
@@ -18,7 +18,10 @@ import requests
 import urllib3
 
 from tokenmill import __version__
+from tokenmill.corpus.compression import strip_compression
+from tokenmill.corpus.judge import Undecodable, decoded
 from tokenmill.corpus.source import Changed, Retry, without_addresses
+from tokenmill.errors import RequestError
 from tokenmill.redaction import redact, remember
 
 BLOCK = 256 << 10
@@ -111,10 +114,28 @@ class Transfer:
         return self._known[origin]
 
     def open(
-        self, url: str, headers: dict[str, str], offset: int = 0, stop: int | None = None, version: str | None = None
+        self,
+        url: str,
+        headers: dict[str, str],
+        offset: int = 0,
+        stop: int | None = None,
+        version: str | None = None,
+        name: str = "",
     ) -> "Body":
-        """Return the bytes behind an address from `offset`, to `stop` where the server heeds it."""
-        return Body(self, self.locate(url, headers, offset, stop), offset, stop, version)
+        """Return the bytes behind an address from `offset`, to `stop` where the server heeds it.
+
+        What a server compresses although it is asked not to is decompressed, unless `name` promises that compression;
+        then it cannot be divided, nor gone on with.
+        """
+        response = self.locate(url, headers, offset, stop)
+        codecs = _codecs(response, name)
+        if codecs and (offset or stop is not None):
+            response.close()
+            if offset:
+                raise Retry("the server compresses what it sends, and cannot go on from a byte", restart=True)
+            response, stop = self.locate(url, headers, 0), None
+            codecs = _codecs(response, name)
+        return Body(self, response, offset, stop, version, codecs)
 
     def locate(self, url: str, headers: dict[str, str], offset: int, stop: int | None = None) -> requests.Response:
         """Follow redirects to the response that carries the body, from `offset`.
@@ -126,6 +147,7 @@ class Transfer:
             raise Retry("waiting as the server asked", after=closed)
         origin = urlsplit(url)[:2]
         for _ in range(MAX_REDIRECTS):
+            _check_address(url)
             sent = {"Accept-Encoding": "identity"}
             if urlsplit(url)[:2] == origin:
                 sent.update(headers)
@@ -133,11 +155,16 @@ class Transfer:
                 sent["Range"] = f"bytes={offset}-{'' if stop is None else stop - 1}"
             try:
                 response = self._get(url, sent)
+            except ValueError as error:  # of an address, also of the next one, which requests looks at
+                raise _no_address("an invalid address") from error
             except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
                 raise Retry(f"no answer from {_host(url)}: {_reason(error)}", silent=True) from error
             if response.is_redirect:
-                url = urljoin(url, response.headers["Location"])
                 _leave(response)
+                try:
+                    url = urljoin(url, response.headers["Location"])
+                except ValueError:
+                    url = ""
                 continue
             if response.status_code in (200, 206):
                 return response
@@ -163,18 +190,28 @@ class Body:
     """The bytes of one answer, in blocks; raises Retry when they break off or are another range.
 
     `stop` is None when all that follows comes, because nothing else was asked for or the server does not
-    divide its files; else other parts can be had from the same place.
+    divide its files; else other parts can be had from the same place. `codecs` are undone, the last one first.
+    `total` is how long the whole file is, None where the server does not say.
     """
 
     def __init__(
-        self, transfer: Transfer, response: requests.Response, offset: int, stop: int | None, version: str | None
+        self,
+        transfer: Transfer,
+        response: requests.Response,
+        offset: int,
+        stop: int | None,
+        version: str | None,
+        codecs: Sequence[str] = (),
     ) -> None:
         """Check that the answer is what was asked for: these bytes, of the `version` (ETag) that is wanted."""
         self._transfer = transfer
+        self._codecs = codecs
         self._response = response
         self._version = version
         self.stop = stop if response.status_code == 206 else None
         self.headers = response.headers
+        self.url = response.url
+        self.total = None if codecs else _total(response)
         self.links: dict[str, dict[str, str]] = response.links
         try:
             if version and response.headers.get("ETag", version) != version:
@@ -188,8 +225,34 @@ class Body:
             response.close()
             raise
 
-    def __iter__(self) -> Iterator[memoryview]:
-        """Yield the bytes; a block is good until the next one is asked for, which takes its place.
+    def __iter__(self) -> Iterator[bytes | memoryview]:
+        """Yield the bytes; a block is good until the next one is asked for, which takes its place."""
+        blocks: Iterator[bytes | memoryview] = self._raw()
+        for codec in reversed(self._codecs):
+            blocks = decoded(codec, blocks)
+        try:
+            yield from blocks
+        except Undecodable as error:
+            raise Retry(f"the server compressed what it sent, and {error}", restart=True) from error
+
+    def head(self, length: int) -> bytes:
+        """Return the first bytes, and leave the rest."""
+        start = b""
+        try:
+            for block in self:
+                start += block[: length - len(start)]
+                if len(start) == length:
+                    break
+        finally:
+            self.close()
+        return start
+
+    def close(self) -> None:
+        """Leave the rest."""
+        self._response.close()
+
+    def _raw(self) -> Iterator[memoryview]:
+        """Yield the bytes as they come.
 
         Into a buffer, by what is below requests and urllib3: they would allocate each block anew, which costs
         more than to receive it.
@@ -213,7 +276,63 @@ class Body:
         """Return another part of the same file, from where redirects led; may be called in any thread."""
         request = self._response.request
         kept = {name: value for name, value in request.headers.items() if name == "Authorization"}
-        return self._transfer.open(self._response.url, kept, start, stop, self._version)
+        return self._transfer.open(self.url, kept, start, stop, self._version)
+
+
+_CODECS = {"gzip": "gz", "x-gzip": "gz", "zstd": "zst", "deflate": "deflate"}
+"""Content codings of HTTP that are undone."""
+_NO_CODINGS = ("", "identity", "none", "utf-8", "binary", "8bit", "7bit", "aws-chunked")
+"""What servers say of content that is not coded."""
+
+
+def _codecs(response: requests.Response, name: str) -> list[str]:
+    """Return the codecs that what a server sends is compressed with, beyond what the file's name promises.
+
+    Stores keep x.jsonl.gz with Content-Encoding: gzip, where those are the file's own bytes.
+    """
+    codings = [coding.strip().lower() for coding in response.headers.get("Content-Encoding", "").split(",")]
+    codings = [coding for coding in codings if coding not in _NO_CODINGS]
+    transfer = response.headers.get("Transfer-Encoding", "chunked").strip().lower()
+    unknown = [coding for coding in codings if coding not in _CODECS]
+    if unknown or transfer not in ("chunked", "identity"):
+        response.close()
+        raise RequestError(
+            f"{_host(response.url)} sends {_shown(name)} with the encoding {(unknown or [transfer])[0]!r} although it "
+            "was asked for none, and tokenmill cannot undo it: fetch it with another program, and give its directory"
+        )
+    codecs = [_CODECS[coding] for coding in codings]
+    if codecs and codecs[0] == strip_compression(name)[1]:
+        del codecs[0]
+    return codecs
+
+
+def _total(response: requests.Response) -> int | None:
+    """Return the length of the whole file that an answer says."""
+    partial = response.status_code == 206
+    said = response.headers.get("Content-Range" if partial else "Content-Length", "").rpartition("/")[2].strip()
+    return int(said) if said.isascii() and said.isdecimal() else None
+
+
+def _shown(name: str) -> str:
+    return name if name and name.isprintable() else "an answer"
+
+
+def _check_address(url: str) -> None:
+    """Refuse an address that a redirect or a listing leads to where there is no server to ask."""
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        parts, usable = urlsplit(""), False
+    if not usable:
+        what = f"{parts.scheme}:" if parts.scheme and parts.scheme not in ("http", "https") else "an invalid address"
+        raise _no_address(what)
+
+
+def _no_address(what: str) -> RequestError:
+    return RequestError(
+        f"the server leads to {what}, which is not followed: http:// and https:// are; check the address of the source"
+    )
 
 
 def _leave(response: requests.Response) -> None:

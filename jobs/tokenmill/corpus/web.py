@@ -1,12 +1,17 @@
 """One file at an http:// or https:// address as a source; its name is the last part of the path."""
 
+import contextlib
+import re
 from urllib.parse import unquote, urlsplit
 
 from tokenmill.corpus.asking import UNREACHABLE
+from tokenmill.corpus.compression import is_data_file
+from tokenmill.corpus.fetch import IN_ITS_PLACE
+from tokenmill.corpus.judge import HEAD, impostor
 from tokenmill.corpus.source import Listing, Patience, RemoteFile, Retry, without_secrets
 from tokenmill.corpus.transfer import Body, Transfer, pause
 from tokenmill.errors import RequestError, TransientError
-from tokenmill.redaction import remember_address
+from tokenmill.redaction import quotes_credential, remember_address
 
 
 class WebSource:
@@ -18,20 +23,27 @@ class WebSource:
         self._url = uri
         remember_address(uri)
         self._said = without_secrets(uri)
-        self._name = unquote(parts.path.rpartition("/")[2])
+        self._name = _last_part(uri)
         self._transfer = Transfer(stall_seconds)
-        if not self._name:
+        if parts.path in ("", "/") and not parts.query:
             raise RequestError(f"{self._said} names no file; give the address of one file")
 
     def list(self, revision: str | None, patience: Patience) -> Listing:
-        """Ask for size and ETag by opening the file and closing it at once."""
+        """Ask for size and ETag by opening the file, whose first bytes are looked at, and closing it at once.
+
+        A name that Content-Disposition or a redirect's end gives is taken where the address has none of a data file.
+        """
         if revision:
             raise RequestError(f"--revision: {self._said} has no revisions")
         attempt = silent = 0
         while True:
             try:
-                with self._transfer.locate(self._url, {}, 0) as response:
-                    length, tag = response.headers.get("Content-Length"), response.headers.get("ETag")
+                body = self._transfer.open(self._url, {}, name=self._name)
+                name = self._named(body)
+                if name != self._name and "Content-Encoding" in body.headers:
+                    body.close()
+                    body = self._transfer.open(self._url, {}, name=name)
+                head, tag = body.head(HEAD), body.headers.get("ETag")
                 break
             except Retry as error:
                 if error.refused:
@@ -41,11 +53,49 @@ class WebSource:
                 if silent == UNREACHABLE:
                     raise TransientError(f"{self._said}: {error}; check the address, or run the same again") from error
                 patience.wait(pause(attempt, error.after), f"{self._said}: {error}")
-        size = int(length) if length and length.isdigit() else None
-        return Listing(self._said, None, [RemoteFile(self._name, size, version=tag)], by_name=True)
+        if quotes_credential(f"{name} {tag}"):
+            raise RequestError(f"{self._said}: the answer quotes the credentials that it was sent; it is not trusted")
+        if what := impostor(head, name):
+            raise RequestError(f"{self._said}: what the server gives is {what}; {IN_ITS_PLACE}")
+        return Listing(self._said, None, [RemoteFile(name, body.total, version=tag)], by_name=True)
+
+    def _named(self, body: Body) -> str:
+        """Return the file's name."""
+        others = (disposition_name(body.headers.get("Content-Disposition", "")), _last_part(body.url))
+        for name in (self._name, *others):
+            if is_data_file(name):
+                return name
+        if name := self._name or others[0]:
+            return name
+        raise RequestError(f"{self._said} names no file, and its server names none; give the address of one file")
 
     def open(
         self, file: RemoteFile, revision: str | None, offset: int, stop: int | None = None, *, plain: bool = False
     ) -> Body:
         """Open the bytes from `offset`; a file that changed since it was planned is refused."""
-        return self._transfer.open(self._url, {}, offset, stop, file.version)
+        return self._transfer.open(self._url, {}, offset, stop, file.version, file.path)
+
+
+def disposition_name(header: str) -> str:
+    """Return the file name of a Content-Disposition header (RFC 6266), without folders; empty where there is none."""
+    extended = re.search(r"""filename\*\s*=\s*"?([\w-]+)'[^']*'([^;"\s]+)""", header, re.IGNORECASE)
+    plain = re.search(r"""filename\s*=\s*(?:"((?:\\.|[^"\\])*)"|([^;"\s]+))""", header, re.IGNORECASE)
+    name = ""
+    if extended:
+        with contextlib.suppress(LookupError):
+            name = unquote(extended[2], encoding=extended[1], errors="replace")
+    elif plain:
+        name = re.sub(r"\\(.)", r"\1", plain[1]) if plain[1] is not None else plain[2]
+        with contextlib.suppress(UnicodeError):
+            name = name.encode("latin-1").decode()
+    return _safe(name)
+
+
+def _last_part(url: str) -> str:
+    return _safe(unquote(urlsplit(url).path.rpartition("/")[2]))
+
+
+def _safe(name: str) -> str:
+    """Return the last part of a name; empty where it is none that a file can have."""
+    name = re.split(r"[/\\]", name)[-1].strip()
+    return name if name.isprintable() and name not in (".", "..") else ""
