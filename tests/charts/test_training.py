@@ -499,6 +499,8 @@ def test_any_field_of_a_preset_can_be_replaced_by_nothing_too(program: str, tmp_
         "training.iterations": "1000000",
         "gpu.memoryGib": "39.4",
         "supervision.hangMinutes": "2.5",
+        "training.maxEpochs": "0.5",
+        "dataset.allowChange": "true",
         "extraArgs": "{--lr-wsd-decay-iters,1000000,--no-one-logger}",
         "job.runAgain": "20261122",
     }
@@ -510,6 +512,8 @@ def test_any_field_of_a_preset_can_be_replaced_by_nothing_too(program: str, tmp_
     assert (found.gpu.memory_gib, found.supervision.hang_minutes) == (39.4, 2.5)
     assert found.extra_args == ["--lr-wsd-decay-iters", "1000000", "--no-one-logger"]
     assert found.run_again == "20261122"
+    assert (found.training.max_epochs, found.dataset.allow_change) == (0.5, True)
+    assert read(training(program=program), tmp_path).dataset.allow_change is False
 
 
 def test_a_blend_is_named_by_its_place_on_the_volume(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ The file that training pods mount: what jobs/tokenmill/training/settings.py read
 {{- $dataset := dict "split" $values.dataset.split -}}
 {{- with $values.dataset.key }}{{ $_ := set $dataset "key" . }}{{ end -}}
 {{- with $values.dataset.cachePath }}{{ $_ := set $dataset "cachePath" (printf "%s/%s" $writes .) }}{{ end -}}
+{{- if $values.dataset.allowChange }}{{ $_ := set $dataset "allowChange" true }}{{ end -}}
 {{- if $values.dataset.blend -}}
 {{- $_ := set $dataset "blend" (include "megatron-training.blend" . | fromJson) -}}
 {{- else -}}

@@ -131,12 +131,14 @@ def _below(part: str, root: Path) -> Path:
 
 
 def _table(corpus: Any, tokens: float | None) -> list[str]:
+    from tokenmill.training.data import trained_on
+
     rows = [("split", "dataset", "pairs", "documents", "tokens", "share", "epochs")]
     for name, sources in corpus.lists.items():
         for source in sources:
             epochs = ""
             if tokens and name in ("all", "train"):
-                epochs = f"{tokens * source.share / _trained_on(corpus, source):.2f}"
+                epochs = f"{tokens * source.share / trained_on(source, corpus.split):.2f}"
             counts = (f"{len(source.pairs):,}", f"{source.documents:,}", f"{source.tokens:,}", f"{source.share:.2%}")
             rows.append((corpus.split or name, source.path, *counts, epochs))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
@@ -146,10 +148,3 @@ def _table(corpus: Any, tokens: float | None) -> list[str]:
         cells[:2] = [cell.ljust(width) for cell, width in zip(row[:2], widths[:2], strict=True)]
         lines.append("  ".join(cells).rstrip())
     return [*lines, *corpus.notes]
-
-
-def _trained_on(corpus: Any, source: Any) -> float:
-    """Return the tokens of a dataset that go to training."""
-    from tokenmill.training.data import sequences_of
-
-    return float(source.tokens * sequences_of(source, corpus.split, "train") / source.sequences)

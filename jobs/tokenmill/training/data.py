@@ -54,13 +54,17 @@ INDEX = Path(".tokenmill") / "index"
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A `.bin` and `.idx` with tokens; `prefix` is the absolute path without suffix, `bytes` the `.bin`'s size."""
+    """A `.bin` and `.idx` with tokens; `prefix` is the absolute path without suffix, `bytes` the `.bin`'s size.
+
+    `hashes` are those of both files' bytes.
+    """
 
     prefix: str
     documents: int
     sequences: int
     tokens: int
     bytes: int
+    hashes: str = ""
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,11 @@ class Source:
         """Size of its `.bin` files."""
         return sum(pair.bytes for pair in self.pairs)
 
+    @cached_property
+    def content(self) -> str:
+        """Names the bytes of its pairs, in their order, wherever they lie."""
+        return content_id([pair.hashes for pair in self.pairs])
+
     def weighted(self) -> Iterator[tuple[float, Pair]]:
         """Yield its pairs with their weights: its share, divided by tokens."""
         for pair in self.pairs:
@@ -118,6 +127,10 @@ class Corpus:
     eod: int | None
     eod_token: str | None
     eos_token: str | None
+    fingerprint: str = ""
+    """Of the tokenizer."""
+    reference: str = ""
+    """What the tokenizer was called when the data were made."""
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -172,6 +185,7 @@ def resolve(settings: s.Settings, root: Path | None = None) -> Corpus:
         )
     from tokenmill.training.draws import check_draws
 
+    _check_epochs(corpus, settings)
     check_draws(corpus, settings)
     return corpus
 
@@ -234,6 +248,8 @@ def gather(dataset: s.Dataset, root: Path | None, names: Names | None = None) ->
         eod=basis["eod"],
         eod_token=about["eod_token"] if basis["eod"] is not None else None,
         eos_token=about["eos_token"],
+        fingerprint=basis["tokenizer"],
+        reference=about["reference"],
         notes=notes,
     )
 
@@ -300,9 +316,7 @@ def summary(corpus: Corpus, settings: s.Settings) -> list[str]:
         *corpus.notes,
     ]
     for source in corpus.train:
-        count = sequences_of(source, corpus.split, "train")
-        tokens = source.tokens * count / source.sequences
-        epochs = total * source.share / tokens
+        epochs = epochs_of(source, corpus.split, total)
         lines.append(
             f"{source.path}: {source.tokens:,} tokens in {source.documents:,} documents, {len(source.pairs):,} pairs; "
             f"{source.share:.2%} of the samples, {epochs:.2f} epochs"
@@ -317,6 +331,33 @@ def summary(corpus: Corpus, settings: s.Settings) -> list[str]:
             held = corpus.lists.get("all") or corpus.lists[name]
             lines.append(f"{name}: {sum(sequences_of(source, corpus.split, name) for source in held):,} sequences")
     return lines
+
+
+def epochs_of(source: Source, split: str | None, total: int) -> float:
+    """Return how often a run of so many tokens reads what of a source goes to training."""
+    return total * source.share / trained_on(source, split)
+
+
+def trained_on(source: Source, split: str | None) -> float:
+    """Return the tokens of a source that go to training, were its sequences all of one length."""
+    return source.tokens * sequences_of(source, split, "train") / source.sequences
+
+
+def _check_epochs(corpus: Corpus, settings: s.Settings) -> None:
+    """Refuse a run that would read a dataset so often that one of its numbers must be wrong."""
+    training, length = settings.training, settings.model.seq_length
+    batch = training.global_batch_size or 0
+    total = training.iterations * batch * length
+    for source in corpus.train:
+        epochs, tokens = epochs_of(source, corpus.split, total), trained_on(source, corpus.split)
+        if epochs > training.max_epochs:
+            raise RequestError(
+                f"{source.label} {source.path} would be read {epochs:,.1f} times, and training.maxEpochs is "
+                f"{training.max_epochs:,g}: {training.iterations:,} iterations x {batch:,} sequences x {length:,} "
+                f"tokens = {total:,} tokens, {source.share:.2%} of them from {tokens:,.0f} tokens of its training "
+                "split; train for fewer iterations, bring more data, or give it a smaller weight; if it is meant, set "
+                f"training.maxEpochs to {math.ceil(epochs)} or more"
+            )
 
 
 def sequences_of(source: Source, split: str | None, part: str) -> int:
@@ -400,6 +441,7 @@ def _find(label: str, named: str, root: Path | None, key: str | None, names: Nam
             raise RequestError(
                 f"{label} {named} has no tokens under the key {key or keys[0]}: choose another {names.key}"
             )
+    hashes = {entry["path"]: entry["xxh3_128"] for entry in data.manifest.files}
     wrong = check_tokenizer(data.record, data.plan)
     if wrong:
         raise RequestError(f"{label} {named}: {wrong[0]}")
@@ -414,6 +456,7 @@ def _find(label: str, named: str, root: Path | None, key: str | None, names: Nam
                 entry["sequences"],
                 entry["tokens"],
                 entry["bytes"],
+                hashes[f"{entry['prefix']}.bin"] + hashes[f"{entry['prefix']}.idx"],
             )
             for entry in pairs
         ),

@@ -21,6 +21,7 @@ from tokenmill.training import checkpoints, data
 from tokenmill.training.arguments import megatron_arguments
 from tokenmill.training.attempts import Attempt, Records
 from tokenmill.training.gathering import Gathering
+from tokenmill.training.identity import Identity, identity_of, settle
 from tokenmill.training.index import build_index, sweep
 from tokenmill.training.lease import Lease, run_name
 from tokenmill.training.node import Node, inherited, launcher, node_of
@@ -51,6 +52,7 @@ class Run:
     said: list[str]
     sick: list[str]
     """What is wrong with this machine."""
+    identity: Identity
 
     @property
     def checkpoints(self) -> Path:
@@ -84,7 +86,8 @@ def prepare(path: Path, *, scratch: Path, dry_run: bool = False) -> Run:
     words = megatron_arguments(settings, read_from)
     training = settings.training
     start = launcher(node, settings.trainer.launcher, training.gpus_per_node, settings.release)
-    return Run(settings, node, [*start, settings.trainer.script, *words], read_from.cache, said, found.sick)
+    identity = identity_of(corpus, words, settings.extra_args)
+    return Run(settings, node, [*start, settings.trainer.script, *words], read_from.cache, said, found.sick, identity)
 
 
 def index(path: Path) -> None:
@@ -152,6 +155,9 @@ def _attempt(run: Run, records: Records, lease: Lease, signals: Signals) -> tupl
     settings = run.settings
     start = checkpoints.prepare(run.checkpoints, say=say)
     for line in start.done:
+        say(line)
+    allow_change = settings.dataset.allow_change
+    for line in settle(records.directory, start.iteration, run.identity, allow_change=allow_change):
         say(line)
     for path in sweep(run.cache, shared=settings.dataset.cache_path is not None):
         say(f"removed {path}: cut short, and Megatron-LM would fail on it at every start")

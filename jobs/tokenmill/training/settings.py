@@ -102,6 +102,8 @@ class Training(Section, frozen=True):
     check_for_spiky_loss: bool = False
     check_for_nan: bool = True
     data_workers: int = 2
+    max_epochs: float = 1000.0
+    """A dataset that would be read more often is refused; repeated text stops helping long before."""
 
 
 class Checkpoint(Section, frozen=True):
@@ -142,6 +144,8 @@ class Dataset(Section, frozen=True):
     key: str | None = None
     split: str = "990,9,1"
     cache_path: str | None = None
+    allow_change: bool = False
+    """Let a run go on with other data than its checkpoints were trained on."""
 
 
 class Logs(Section, frozen=True):
