@@ -20,6 +20,7 @@ COMMANDS = (
     "extract",
     "concatenate",
     "preprocess",
+    "adopt",
     "status",
     "verify",
     "inspect",

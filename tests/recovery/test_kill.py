@@ -146,6 +146,32 @@ def test_preprocess(forge: Forge, corpus: Path, settled: Path, tokenised: Path, 
     Attack(forge, "preprocess", command, tmp_path / "out", expected, 300, 0.4, begin=settled).until(KILLS)
 
 
+def test_adopt(forge: Forge, tokenised: Path, tmp_path: Path) -> None:
+    """In place, and with copies: the pairs themselves are the same after each kill."""
+    begin, whole, copied = (tmp_path / name / "pairs" for name in ("begin", "whole", "copied"))
+    for path in (*tokenised.glob("*.bin"), *tokenised.glob("*.idx")):
+        begin.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(path, begin)
+    shutil.copytree(begin, whole)
+
+    def in_place(output: Path) -> list[Any]:
+        return ["adopt", output, "--tokenizer", TOKENIZER]
+
+    def copy(output: Path) -> list[Any]:
+        return ["adopt", begin, "--tokenizer", TOKENIZER, "--output", output]
+
+    expected = uninterrupted(forge, [*in_place(whole), "--processes", 1], whole)
+    settled = tmp_path / "settled"
+    for part in ("tokenizer", ".tokenmill/preprocess/encoders"):
+        shutil.copytree(whole / part, settled / part)
+    shutil.copytree(settled, begin, dirs_exist_ok=True)
+    shutil.copytree(settled, copied)
+    output = tmp_path / "out" / "pairs"
+    Attack(forge, "preprocess", in_place, output, expected, 100, 0.2, begin=begin).until(min(KILLS, 20))
+    expected = uninterrupted(forge, [*copy(copied), "--processes", 1], copied)
+    Attack(forge, "preprocess", copy, output, expected, 150, 0.2, begin=settled).until(min(KILLS, 20))
+
+
 def test_preprocess_while_planning(forge: Forge, corpus: Path, tokenised: Path, tmp_path: Path) -> None:
     """Alone, the planner dies while its children load the tokenizer and judge; then just before its plan."""
     output = tmp_path / "out"

@@ -11,6 +11,7 @@ COMMANDS = (
     "extract",
     "concatenate",
     "preprocess",
+    "adopt",
     "status",
     "verify",
     "inspect",

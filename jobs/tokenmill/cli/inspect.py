@@ -3,11 +3,14 @@
 import json as jsonlib
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tokenmill.cli import options as o
+
+if TYPE_CHECKING:
+    from tokenmill.stages.dataset import Dataset
 
 
 def inspect(
@@ -43,8 +46,8 @@ def inspect(
         lines = [
             f"dataset {dataset.record.output}",
             f"source: {_origin(source)}",
-            f"tokenizer: {tokenizer['reference']}, {tokenizer['vocab_size']:,} entries, ids as {tokenizer['dtype']}, "
-            f"EOD {tokenizer['eod_token']!r} ({tokenizer['eod_id']})",
+            f"tokenizer: {tokenizer['reference']}, {tokenizer['vocab_size']:,} entries, ids as "
+            f"{', '.join(dataset.dtypes)}, {_eod(dataset)}",
             *(f"{p['prefix']}: {p['documents']:,} documents, {p['tokens']:,} tokens" for p in dataset.pairs),
             *(f"{p['prefix']}: {p['documents']:,} documents without tokens: left out" for p in facts["empty"]),
             *filter(None, [kept_aside(dataset.manifest.counts, dataset.record.output)]),
@@ -72,6 +75,13 @@ def inspect(
     sys.stdout.write(jsonlib.dumps(facts) + "\n" if json else "\n".join(lines) + "\n")
 
 
+def _eod(dataset: "Dataset") -> str:
+    eod = dataset.plan.basis["eod"]
+    return "no EOD" if eod is None else f"EOD {dataset.tokenizer['eod_token']!r} ({eod})"
+
+
 def _origin(source: dict[str, Any]) -> str:
     revision = source.get("revision")
+    if "adopted" in source:
+        return f"{source['uri']}, adopted {source['adopted']}: no record says which text it was made from"
     return f"{source['uri']} at revision {revision}" if revision else f"{source['uri']}, which has no revisions"

@@ -69,10 +69,10 @@ def report(summary: Summary, output: Path, json_lines: bool) -> None:
     if json_lines:
         sys.stdout.write(json.dumps(done) + "\n")
         return
-    stage, manifest = summary.plan.stage, summary.completion.manifest
+    stage, command, manifest = summary.plan.stage, summary.plan.command, summary.completion.manifest
     if manifest is None:
         sys.stdout.write(
-            f"{stage}: this worker's share is done ({summary.done_now} units now, {summary.done_before} before); "
+            f"{command}: this worker's share is done ({summary.done_now} units now, {summary.done_before} before); "
             f"{done['units_done']} of {done['units']} units of all workers are there: tokenmill status {output}\n"
         )
         return
@@ -86,7 +86,7 @@ def report(summary: Summary, output: Path, json_lines: bool) -> None:
     said = [f"{counts[name]:,} {word}" for name, word in words.items() if word and counts.get(name)]
     said += filter(None, [kept_aside(counts, output)])
     sys.stdout.write(
-        f"{stage}: complete, {', '.join([made, *said])} in {duration(summary.seconds)}: {output}\n"
+        f"{command}: complete, {', '.join([made, *said])} in {duration(summary.seconds)}: {output}\n"
         f"next: {NEXT[stage].format(path=shlex.quote(str(output)), tokenmill=program())}\n"
     )
 

@@ -147,10 +147,10 @@ def _loses_finished(record: StageRecord, old: Plan, new: Plan) -> bool:
 
 def refuse_foreign(record: StageRecord, old: Plan | None, units: list[Unit]) -> None:
     """Refuse to overwrite files that no plan of this stage names: they are somebody's own."""
-    ours = {name for unit in old.units for name in unit.outputs} if old else set()
+    ours = {name for unit in old.units for name in unit.removable} if old else set()
     present = {path.name for path in record.output.iterdir()}
     for unit in units:
-        for name in unit.outputs:
+        for name in unit.removable:
             if name.split("/")[0] in present and name not in ours and inside(record.output, name).exists():
                 raise RequestError(
                     f"{record.output / name} exists, and no record says that tokenmill made it; move it away or choose "
@@ -178,7 +178,7 @@ def _clear(record: StageRecord) -> None:
                     path.unlink()
                 continue
             # Without a receipt too: an attempt may have been killed between its renames and its receipt.
-            for name in unit.outputs:
+            for name in unit.removable:
                 inside(record.output, name).unlink(missing_ok=True)
             path.unlink(missing_ok=True)
         for failure in matching(record.directory / "failures", "*.json"):

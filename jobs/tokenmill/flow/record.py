@@ -48,6 +48,9 @@ PLANNING = "planning"
 REJECTED = "rejected"
 """Directory below an output where bad records are kept."""
 
+IN_PLACE, COPIED = "in place", "copied"
+"""How files of another tool were adopted. What lies in its place is somebody else's, and is never removed."""
+
 Counts = dict[str, int]
 
 
@@ -94,6 +97,13 @@ class Unit:
         outputs: list[str] = unpack(self.text)["outputs"]
         return outputs
 
+    @property
+    def removable(self) -> list[str]:
+        """The outputs that another plan may remove or overwrite: none where somebody else made them."""
+        value = unpack(self.text)
+        outputs: list[str] = [] if value["spec"].get("adopted") == IN_PLACE else value["outputs"]
+        return outputs
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -137,6 +147,17 @@ class Plan:
     def weight(self) -> int:
         """Sum of the units' weights, in bytes."""
         return sum(unit.weight for unit in self.units)
+
+    @property
+    def adopted(self) -> str | None:
+        """How the files of another tool became outputs, IN_PLACE or COPIED; None where tokenmill made them."""
+        adopted = self.source.get("adopted")
+        return adopted if adopted in (IN_PLACE, COPIED) else None
+
+    @property
+    def command(self) -> str:
+        """The command of tokenmill that made the plan."""
+        return "adopt" if self.adopted else self.stage
 
     def unit_key(self, unit: Unit) -> str:
         """Hash what decides a unit's bytes, so that a replaced plan can keep what did not change."""
@@ -428,7 +449,7 @@ def complete(record: StageRecord, plan: Plan, *, write: bool = True) -> Completi
         return Completion(plan, None, missing, len(plan.units) - len(missing))
     if plan.require and not manifest.counts.get(plan.require):
         raise RequestError(
-            f"{plan.stage} gave no {WORDS[plan.require]} from {len(plan.units)} units and {manifest.counts['in']} "
+            f"{plan.command} gave no {WORDS[plan.require]} from {len(plan.units)} units and {manifest.counts['in']} "
             f"records: {record.output} is no dataset to go on with; check the input and the options"
         )
     content = {"hash": manifest.hash, **manifest.content}

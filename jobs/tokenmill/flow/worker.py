@@ -70,11 +70,13 @@ class Job:
     output: Path
     input_root: Path
     settings: dict[str, Any] = field(default_factory=dict)
+    stage: str = ""
+    """Whose records it writes, where that is not the module's name."""
 
     @property
     def record(self) -> StageRecord:
         """The records of this stage in its output."""
-        return StageRecord(self.output, self.module.rpartition(".")[2])
+        return StageRecord(self.output, self.stage or self.module.rpartition(".")[2])
 
     def load(self) -> Stage:
         """Import the stage."""
@@ -174,7 +176,7 @@ def _announce(reporter: Reporter, plan: Plan, spread: Distribution, mine: list[U
     of = f" (worker {spread.worker} of {spread.workers})" if spread.workers > 1 else ""
     left = [unit for unit in mine if unit.id not in done]
     reporter.say(
-        f"{plan.stage}{of}: {len(left)} units to do, {size(sum(unit.weight for unit in left))}"
+        f"{plan.command}{of}: {len(left)} units to do, {size(sum(unit.weight for unit in left))}"
         + (f"; {len(done)} done before" if done else ""),
         stage=plan.stage,
         plan=plan.id,
@@ -226,7 +228,7 @@ def _execute(
                 if not isinstance(problem, Superseded):  # the failures on disk are the new plan's
                     record_failure(job.record, plan.id, unit.id, problem)
                 if not (fatal and _hopeless(problem)):  # all units at work meet a full disk at once; one says so
-                    reporter.warn(f"{plan.stage} of {unit.id} failed: {problem}")
+                    reporter.warn(f"{plan.command} of {unit.id} failed: {problem}")
                 failures.append((unit, problem))
                 fatal = fatal or _hopeless(problem)
             if fatal:
@@ -248,7 +250,7 @@ def _conclude(plan: Plan, failures: list[tuple[Unit, TokenmillError]], left: int
     """Raise what the exit code must say; return when this worker's share is complete."""
     if _STOP.is_set() and left:
         raise Stopped(
-            f"{plan.stage} stopped with {left} of this worker's units left; run the same command again to go on"
+            f"{plan.command} stopped with {left} of this worker's units left; run the same command again to go on"
         )
     if not failures:
         return
@@ -258,7 +260,7 @@ def _conclude(plan: Plan, failures: list[tuple[Unit, TokenmillError]], left: int
     more = f"\n  and {len(failures) - 20} more: see tokenmill status" if len(failures) > 20 else ""
     # One failure that a retry may cure makes the retry worth while; the permanent ones then fail it again.
     kind = RequestError if all(problem.exit_code == 2 for _, problem in failures) else TransientError
-    raise kind(f"{len(failures)} of {len(plan.units)} units of {plan.stage} failed:\n{text}{more}")
+    raise kind(f"{len(failures)} of {len(plan.units)} units of {plan.command} failed:\n{text}{more}")
 
 
 def _problem(future: Future[None], unit: Unit) -> TokenmillError | None:

@@ -190,6 +190,8 @@ class Workspace:
         """What the stage's units share in this process (see worker.Stage)."""
         self.inputs: list[dict[str, Any]] = []
         """Where each input's records begin in the output, for the receipt."""
+        self.adopted: list[dict[str, Any]] = []
+        """Outputs that lie in their place already, for the receipt: `record.IN_PLACE`."""
         self.empty: list[dict[str, Any]] = []
         """Outputs that were left out because they hold nothing, for the receipt and the manifest."""
         self._should_stop = should_stop
@@ -361,7 +363,7 @@ class Workspace:
             "plan": self.plan.id,
             "unit": self.unit.id,
             "counts": counts,
-            "outputs": [output.entry() for output in self._outputs],
+            "outputs": [*self.adopted, *(output.entry() for output in self._outputs)],
             "inputs": self.inputs,
             "empty": self.empty,
             "weight": self.unit.weight,

@@ -11,7 +11,14 @@ from tokenmill.files import has_sha256, hash_file, inside, patiently, settle_sec
 from tokenmill.flow.lineage import find_records, records_of, unfinished
 from tokenmill.flow.progress import size as words
 from tokenmill.flow.provenance import locate
-from tokenmill.flow.record import Manifest, Plan, StageRecord, complete, kept_aside, make_manifest
+from tokenmill.flow.record import COPIED, IN_PLACE, Manifest, Plan, StageRecord, complete, kept_aside, make_manifest
+
+_DAMAGED = {
+    IN_PLACE: "put back what was adopted; or make the pair again with the tool that made it, and run the same "
+    "tokenmill adopt with --replace",
+    COPIED: "delete this copy and run the same tokenmill adopt again: it copies only what is missing",
+}
+"""What to do about a pair that was adopted and is not any more what was adopted."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +33,11 @@ class Dataset:
     def pairs(self) -> list[dict[str, Any]]:
         """The manifest's entries of the .bin files with tokens: what Megatron-LM is given."""
         return [entry for entry in self.manifest.files if entry.get("role") == "bin"]
+
+    @property
+    def dtypes(self) -> list[str]:
+        """The dtypes of the pairs' ids: one, unless they were adopted."""
+        return sorted({entry.get("dtype", self.plan.basis["dtype"]) for entry in self.pairs})
 
     @property
     def backend(self) -> Path:
@@ -77,15 +89,27 @@ def open_dataset(record: StageRecord) -> Dataset:
     if found is not None:
         return found
     manifest = record.stored_manifest(record.plan_id())
+    plan = record.read_plan()
     files = manifest.files if manifest else []
     damaged = [entry["path"] for entry in files if size_of(inside(record.output, entry["path"])) != entry["bytes"]]
     if damaged:
         raise RequestError(
             f"preprocess in {record.output} was finished, but {len(damaged)} of its {len(files)} files are missing or "
-            f"have another size now: {', '.join(damaged[:5])}{', ...' if len(damaged) > 5 else ''}; run tokenmill "
-            "preprocess again: it makes only those"
+            f"have another size now: {', '.join(damaged[:5])}{', ...' if len(damaged) > 5 else ''}; "
+            + _DAMAGED.get((plan and plan.adopted) or "", "run tokenmill preprocess again: it makes only those")
         )
-    raise RequestError(f"{unfinished(record)}; see tokenmill status {record.output}, and run preprocess again")
+    command = plan.command if plan else record.stage
+    raise RequestError(f"{unfinished(record)}; see tokenmill status {record.output}, and run {command} again")
+
+
+def record_of_pair(prefix: Path) -> tuple[StageRecord, str] | None:
+    """Return the preprocess that a pair may belong to, and the pair's prefix in it: of the nearest directory above."""
+    prefix = prefix.absolute()
+    for directory in prefix.parents:
+        record = StageRecord(directory, "preprocess")
+        if record.plan_path.is_file():
+            return record, prefix.relative_to(directory).as_posix()
+    return None
 
 
 def find_document(dataset: Dataset, number: int, *, key: str | None, prefix: str | None) -> Document:
@@ -95,12 +119,16 @@ def find_document(dataset: Dataset, number: int, *, key: str | None, prefix: str
     keys = [k for k in dataset.plan.basis["keys"] if key in (None, k)]
     if not keys:
         raise RequestError(f"--key {key}: the dataset has {', '.join(dataset.plan.basis['keys'])}")
-    wanted = Path(prefix).name.removesuffix(".bin").removesuffix(".idx") if prefix else None
-    pairs = [p for p in dataset.pairs if p["prefix"] == wanted] if wanted else []
-    pairs = pairs or [p for p in dataset.pairs if not prefix and p["key"] == keys[0]]
-    if not pairs:
-        known = ", ".join(p["prefix"] for p in dataset.pairs[:5])
-        raise RequestError(f"--file {prefix}: the dataset has {known}{', ...' if len(dataset.pairs) > 5 else ''}")
+    if prefix:
+        wanted = prefix.removesuffix(".bin").removesuffix(".idx")
+        pairs = [p for p in dataset.pairs if p["prefix"] == wanted]
+        pairs = pairs or [p for p in dataset.pairs if Path(p["prefix"]).name == Path(wanted).name]
+    else:
+        pairs = [p for p in dataset.pairs if p["key"] == keys[0]]
+    if not pairs or (prefix and len(pairs) > 1):
+        known = ", ".join(p["prefix"] for p in (pairs or dataset.pairs)[:5])
+        more = ", ..." if len(pairs or dataset.pairs) > 5 else ""
+        raise RequestError(f"--file {prefix}: the dataset has {known}{more}; name one of them")
     ends = list(accumulate(pair["documents"] for pair in pairs))
     number += ends[-1] if number < 0 else 0
     if not 0 <= number < ends[-1]:
@@ -118,10 +146,10 @@ def check(path: Path, *, full: bool, stage: str | None = None) -> tuple[list[str
     records = records_of(path, stage) if path.is_dir() or stage else []
     if not records:
         prefix = Path(str(path).removesuffix(".bin").removesuffix(".idx"))
-        record = StageRecord(prefix.parent, "preprocess")
-        plan = record.read_plan()
-        if plan is not None and any(f"{prefix.name}.bin" in unit.outputs for unit in plan.units):
-            said, wrong = _check_stage(record, full, only=prefix.name)
+        known = record_of_pair(prefix)
+        plan = known[0].read_plan() if known else None
+        if known and plan and any(f"{known[1]}.bin" in unit.outputs for unit in plan.units):
+            said, wrong = _check_stage(known[0], full, only=known[1])
             return [said], wrong
         if not Path(f"{prefix}.idx").exists() and not Path(f"{prefix}.bin").exists():
             raise RequestError(f"{path} is neither an output of tokenmill nor a pair of .bin and .idx")
@@ -153,7 +181,7 @@ def _check_stage(record: StageRecord, full: bool, only: str | None = None) -> tu
     if absent:
         wrong.append(
             f"{record.stage} in {record.output} is not finished: {len(absent)} of {len(units)} units have no receipt, "
-            f"first: {absent[0]}; see tokenmill status {record.output} for why, and run tokenmill {record.stage} again"
+            f"first: {absent[0]}; see tokenmill status {record.output} for why, and run tokenmill {plan.command} again"
         )
     for receipt in filter(None, receipts.values()):
         rejected += receipt["counts"].get("rejected", 0)
@@ -172,6 +200,7 @@ def _check_stage(record: StageRecord, full: bool, only: str | None = None) -> tu
                     eod=plan.basis["eod"],
                     expected=expected,
                     full=full,
+                    foreign=_DAMAGED.get(plan.adopted or ""),
                 )
                 wrong.extend(map(str, problems))
             elif entry.get("role") != "idx":
@@ -216,6 +245,6 @@ def check_tokenizer(record: StageRecord, plan: Plan) -> list[str]:
         if not has_sha256(path, sha256):
             wrong.append(
                 f"{path}: not the tokenizer these data were made with; copy the right one there, or run tokenmill "
-                "preprocess again"
+                f"{plan.command} again"
             )
     return wrong

@@ -2,13 +2,14 @@
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokenmill.corpus.source import Selection
+from tokenmill.files import explained
 from tokenmill.flow.lineage import Dataset, check_apart, upstream_of
 from tokenmill.flow.planning import Request
 from tokenmill.flow.progress import Reporter
@@ -167,6 +168,31 @@ def preprocess(
         }
         job = Job("tokenmill.stages.preprocess", output, dataset.root if dataset else output, settings)
         return _run(job, prepared, how, dataset, processes=processes + more)
+
+
+def adopt(
+    prefixes: Sequence[Path],
+    output: Path | None,
+    how: Run,
+    *,
+    tokenizer: str,
+    tokenizer_revision: str | None,
+    append_eod: bool | None,
+    eod_token: str | None,
+    endpoint: str | None,
+) -> tuple[Summary, Path]:
+    """Record pairs that another tool made as an output of preprocess; return where, too."""
+    from tokenmill.stages.adopt import KEY, find_pairs, prepare
+
+    with explained(output or prefixes[0]):
+        pairs = find_pairs(prefixes, output)
+    for note in pairs.notes:
+        how.reporter.say(note)
+    recipe = Recipe(tokenizer, tokenizer_revision, [KEY], bool(append_eod), eod_token, True, None, "")
+    prepared = prepare(pairs, recipe, append_eod=append_eod, endpoint=endpoint, reporter=how.reporter)
+    job = Job("tokenmill.stages.adopt", pairs.output, pairs.root, stage="preprocess")
+    request = Request(*prepared, replace=how.replace, run=how.id, inputs=pairs.identities)
+    return run(job, request, how.spread(), how.reporter), pairs.output
 
 
 def _job(stage: str, output: Path, dataset: Dataset) -> Job:

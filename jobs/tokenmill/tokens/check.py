@@ -6,7 +6,7 @@ each kind once, with its first place.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,18 @@ class Problem:
         return f"{self.path}: {self.what}; {self.remedy}"
 
 
+@dataclass(frozen=True)
+class Examination:
+    """What is wrong with a pair, its index where that can be mapped, and its files' xxh3-128 by suffix.
+
+    The hashes are hexadecimal, and only those of files that were read whole.
+    """
+
+    problems: list[Problem]
+    index: Index | None
+    hashes: dict[str, str]
+
+
 def check_pair(
     prefix: Path,
     *,
@@ -50,76 +62,112 @@ def check_pair(
     eod: int | None = None,
     expected: Mapping[str, Any] | None = None,
     full: bool = True,
+    foreign: str | None = None,
 ) -> list[Problem]:
     """Find what is wrong with `<prefix>.bin` and `<prefix>.idx`; an empty list is a sound pair.
 
-    `vocab_size` is the tokenizer's number of entries, for dtype and range; `eod` the id that ends every
-    document with tokens (None: none was appended); `expected` what a receipt says: any of `bin_bytes`,
-    `idx_bytes`, `bin_xxh3`, `idx_xxh3` (128 bits, hexadecimal). `full` false leaves out what needs the
-    files' whole content: structure and sizes are still checked, ids, EOD and hashes are not.
+    `expected` is what a receipt says: any of `bin_bytes`, `idx_bytes`, `bin_xxh3`, `idx_xxh3` (128 bits,
+    hexadecimal). `examine` explains the other arguments.
     """
-    bin_path, idx_path = Path(f"{prefix}.bin"), Path(f"{prefix}.idx")
     expected = expected or {}
     problems: list[Problem] = []
-    for path, key in ((bin_path, "bin"), (idx_path, "idx")):
-        if not path.is_file():
-            problems.append(Problem(path, "missing"))
-        elif expected.get(f"{key}_bytes", path.stat().st_size) != path.stat().st_size:
-            problems.append(
-                Problem(path, f"{path.stat().st_size:,} bytes, its receipt says {expected[f'{key}_bytes']:,}")
-            )
-    if any(problem.what == "missing" for problem in problems):
-        return problems
+    remake = foreign or REMAKE
+    for key in ("bin", "idx"):
+        path = Path(f"{prefix}.{key}")
+        if path.is_file() and expected.get(f"{key}_bytes", path.stat().st_size) != path.stat().st_size:
+            what = f"{path.stat().st_size:,} bytes, its receipt says {expected[f'{key}_bytes']:,}"
+            problems.append(Problem(path, what, remake))
+    examination = examine(prefix, vocab_size=vocab_size, eod=eod, full=full, foreign=foreign)
+    problems += examination.problems
+    for key, digest in examination.hashes.items():
+        if (recorded := expected.get(f"{key}_xxh3", digest)) != digest:
+            what = f"its content changed after it was written: xxh3-128 {digest}, receipt {recorded}"
+            problems.append(Problem(Path(f"{prefix}.{key}"), what, remake))
+    return problems
+
+
+def examine(
+    prefix: Path,
+    *,
+    vocab_size: int | None = None,
+    eod: int | None = None,
+    full: bool = True,
+    foreign: str | None = None,
+    blocks: Callable[[Path], Iterable[bytes]] | None = None,
+    beat: Callable[[], None] = lambda: None,
+) -> Examination:
+    """Look at a pair alone, without what a receipt says of it.
+
+    `vocab_size` is the tokenizer's number of entries, for dtype and range; `eod` the id that ends every
+    document with tokens (None: none is expected). `full` false leaves out what needs the files' whole
+    content: structure and sizes are still checked, ids, EOD and hashes are not. `foreign` is the remedy for a
+    pair that another tool made: its ids may have any integer dtype that holds the vocabulary. `blocks` yields
+    a file's bytes, BLOCK at a time; `beat` is called before each CHUNK of the index.
+    """
+    bin_path, idx_path = Path(f"{prefix}.bin"), Path(f"{prefix}.idx")
+    remake = foreign or REMAKE
+    problems = [Problem(path, "missing", remake) for path in (bin_path, idx_path) if not path.is_file()]
+    if problems:
+        return Examination(problems, None, {})
     index = None
     structure: list[Problem] = []
     try:
         index = open_index(idx_path)
     except DamagedPair as error:
-        structure.append(Problem(error.path, error.what))
+        structure.append(Problem(error.path, error.what, remake))
     if index is not None:
-        if vocab_size is not None:
-            problems += _check_dtype(idx_path, index, vocab_size)
-        structure += (Problem(idx_path, what) for what in _structure(index))
+        problems += _check_dtype(idx_path, index, vocab_size, foreign)
+        structure += (Problem(idx_path, what, remake) for what in _structure(index, beat))
         size = bin_path.stat().st_size
         if size != index.bin_bytes:
-            structure.append(Problem(bin_path, f"{size:,} bytes, where {idx_path.name} ends at {index.bin_bytes:,}"))
+            what = f"{size:,} bytes, where {idx_path.name} ends at {index.bin_bytes:,}"
+            structure.append(Problem(bin_path, what, remake))
     problems += structure
-    if full:
-        # Ids can be told apart, and found again, only where the index can be trusted.
-        problems += _content(bin_path, None if structure else index, vocab_size, eod, expected.get("bin_xxh3"))
-        if "idx_xxh3" in expected:
-            digest = xxhash.xxh3_128()
-            for block in _blocks(idx_path):
-                digest.update(block)
-            problems += _check_hash(idx_path, digest.hexdigest(), expected["idx_xxh3"])
-    return problems
+    if not full:
+        return Examination(problems, index, {})
+    # Ids can be told apart, and found again, only where the index can be trusted.
+    trusted = index if index is not None and not structure and index.dtype.kind != "f" else None
+    content = _Content(bin_path, trusted, vocab_size, eod)
+    digests = {"bin": xxhash.xxh3_128(), "idx": xxhash.xxh3_128()}
+    blocks = blocks or _blocks
+    for data in blocks(bin_path):
+        digests["bin"].update(data)
+        content.take(data)
+    for data in blocks(idx_path):
+        digests["idx"].update(data)
+    problems += content.problems(foreign)
+    return Examination(problems, index, {key: digest.hexdigest() for key, digest in digests.items()})
 
 
-def _check_dtype(path: Path, index: Index, vocab_size: int) -> list[Problem]:
+def _check_dtype(path: Path, index: Index, vocab_size: int | None, foreign: str | None) -> list[Problem]:
+    ids = f"ids are {index.dtype.name} (code {dtype_code(index.dtype)})"
+    remedy = "name the tokenizer the pair was made with, or make it again with this one"
+    if index.dtype.kind == "f":
+        return [Problem(path, f"{ids}, and token ids are integers", foreign or REMAKE)]
+    if vocab_size is None:
+        return []
+    if foreign:
+        largest = int(np.iinfo(index.dtype).max)
+        if largest >= vocab_size - 1:
+            return []
+        what = (
+            f"{ids}, which hold at most {largest:,}, but the tokenizer has {vocab_size:,} vocabulary entries: it did "
+            "not make them, or larger ids were cut off"
+        )
+        return [Problem(path, what, remedy)]
     wanted = dtype_for(vocab_size)
     if index.dtype == wanted:
         return []
-    return [
-        Problem(
-            path,
-            f"ids are {index.dtype.name} (code {dtype_code(index.dtype)}), but {vocab_size:,} vocabulary "
-            f"entries go with {wanted.name} (code {dtype_code(wanted)})",
-            "name the tokenizer the pair was made with, or make it again with this one",
-        )
-    ]
+    what = f"{ids}, but {vocab_size:,} vocabulary entries go with {wanted.name} (code {dtype_code(wanted)})"
+    return [Problem(path, what, remedy)]
 
 
-def _check_hash(path: Path, found: str, wanted: str) -> list[Problem]:
-    if found == wanted:
-        return []
-    return [Problem(path, f"its content changed after it was written: xxh3-128 {found}, receipt {wanted}")]
-
-
-def _structure(index: Index) -> list[str]:
+def _structure(index: Index, beat: Callable[[], None]) -> list[str]:
     """Say what is wrong with lengths, pointers and document indices: the first place of each kind."""
     found: dict[str, str] = {}
     end = 0
     for at in range(0, len(index.lengths), CHUNK):
+        beat()
         lengths, pointers = index.lengths[at : at + CHUNK], index.pointers[at : at + CHUNK]
         if (bad := lengths <= 0).any():
             i = int(bad.argmax())
@@ -141,6 +189,7 @@ def _structure(index: Index) -> list[str]:
     if documents[0] != 0:
         found["start"] = f"document indices start at {documents[0]} instead of 0"
     for at in range(0, len(documents), CHUNK):
+        beat()
         if (bad := np.diff(documents[at : at + CHUNK + 1]) < 0).any():
             found.setdefault("documents", f"document indices decrease at document {at + int(bad.argmax())}")
     if documents[-1] != len(index.lengths):
@@ -148,56 +197,63 @@ def _structure(index: Index) -> list[str]:
     return list(found.values())
 
 
-def _content(
-    path: Path, index: Index | None, vocab_size: int | None, eod: int | None, xxh3: str | None
-) -> Iterator[Problem]:
-    """Read a `.bin` once: hash, range of the ids, EOD at every document's end."""
-    digest = xxhash.xxh3_128()
-    limit = 2**31 if vocab_size is None else vocab_size
-    outside = unended = 0
-    first_outside = first_unended = (0, 0)  # token's position in the file, its id
-    ends = iter(()) if index is None or eod is None else _document_ends(index)
-    pending = np.empty(0, dtype=np.int64)
-    start = 0
-    for data in _blocks(path):
-        digest.update(data)
-        if index is None:
-            continue
-        ids = np.frombuffer(data, dtype=index.dtype)
-        if ids.min() < 0 or ids.max() >= limit:
-            bad = (ids < 0) | (ids >= limit)
-            if not outside:
-                first_outside = (start + int(bad.argmax()), int(ids[bad.argmax()]))
-            outside += int(bad.sum())
-        while (not pending.size or pending[-1] < start + len(ids)) and (more := next(ends, None)) is not None:
-            pending = np.concatenate((pending, more))
-        here = int(np.searchsorted(pending, start + len(ids)))
-        places, pending = pending[:here], pending[here:]
+class _Content:
+    """What a `.bin` holds, block by block: the range of the ids, and EOD at every document's end."""
+
+    def __init__(self, path: Path, index: Index | None, vocab_size: int | None, eod: int | None) -> None:
+        """Begin a file; without an index its blocks are not looked at."""
+        self._path = path
+        self._index = index
+        self._limit = 2**31 if vocab_size is None else vocab_size
+        self._eod = eod
+        self._ends = iter(()) if index is None or eod is None else _document_ends(index)
+        self._pending = np.empty(0, dtype=np.int64)
+        self._start = 0
+        self._outside = self._unended = 0
+        self._first_outside = self._first_unended = (0, 0)  # token's position in the file, its id
+
+    def take(self, data: bytes) -> None:
+        """Look at the next block."""
+        if self._index is None:
+            return
+        ids, start = np.frombuffer(data, dtype=self._index.dtype), self._start
+        if ids.min() < 0 or ids.max() >= self._limit:
+            bad = (ids < 0) | (ids >= self._limit)
+            if not self._outside:
+                self._first_outside = (start + int(bad.argmax()), int(ids[bad.argmax()]))
+            self._outside += int(bad.sum())
+        end = start + len(ids)
+        while (not self._pending.size or self._pending[-1] < end) and (more := next(self._ends, None)) is not None:
+            self._pending = np.concatenate((self._pending, more))
+        here = int(np.searchsorted(self._pending, end))
+        places, self._pending = self._pending[:here], self._pending[here:]
         last = ids[places - start]
-        if (bad := last != eod).any():
-            if not unended:
-                first_unended = (int(places[bad.argmax()]), int(last[bad.argmax()]))
-            unended += int(bad.sum())
-        start += len(ids)
-    if xxh3 is not None:
-        yield from _check_hash(path, digest.hexdigest(), xxh3)
-    if index is not None and outside:
-        position, token = first_outside
-        document, offset = _locate(index, position)
-        yield Problem(
-            path,
-            f"token {offset} of document {document} has the id {token}, outside 0..{limit - 1}; {outside:,} "
-            "ids in all are outside the vocabulary",
-            f"it was made with another tokenizer, or {REMAKE}",
-        )
-    if index is not None and unended:
-        position, token = first_unended
-        yield Problem(
-            path,
-            f"document {_locate(index, position)[0]} ends with token id {token} instead of EOD {eod}, as do "
-            f"{unended:,} documents in all without EOD",
-            "name the EOD the pair was made with, or make it again with --append-eod",
-        )
+        if (bad := last != self._eod).any():
+            if not self._unended:
+                self._first_unended = (int(places[bad.argmax()]), int(last[bad.argmax()]))
+            self._unended += int(bad.sum())
+        self._start = end
+
+    def problems(self, foreign: str | None) -> Iterator[Problem]:
+        """Yield what was wrong with the blocks, each kind once."""
+        if self._index is not None and self._outside:
+            position, token = self._first_outside
+            document, offset = _locate(self._index, position)
+            yield Problem(
+                self._path,
+                f"token {offset} of document {document} has the id {token}, outside 0..{self._limit - 1}; "
+                f"{self._outside:,} ids in all are outside the vocabulary",
+                f"it was made with another tokenizer, or {foreign or REMAKE}",
+            )
+        if self._index is not None and self._unended:
+            position, token = self._first_unended
+            how = "adopt it with --no-append-eod" if foreign else "make it again with --append-eod"
+            yield Problem(
+                self._path,
+                f"document {_locate(self._index, position)[0]} ends with token id {token} instead of EOD {self._eod}, "
+                f"as do {self._unended:,} documents in all without EOD",
+                f"name the EOD the pair was made with, or {how}",
+            )
 
 
 def _document_ends(index: Index) -> Iterator[Array]:

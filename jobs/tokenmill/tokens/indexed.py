@@ -47,12 +47,16 @@ def dtype_code(dtype: npt.DTypeLike) -> int:
 
 
 class Index(NamedTuple):
-    """An `.idx` mapped read-only: the arrays are views of the file."""
+    """An `.idx` mapped read-only: the arrays are views of the file.
+
+    `modes` has an int8 for each sequence in the pairs of multimodal datasets, and is empty in others.
+    """
 
     dtype: np.dtype[Any]
     lengths: Array
     pointers: Array
     document_indices: Array
+    modes: Array
 
     @property
     def bin_bytes(self) -> int:
@@ -80,7 +84,8 @@ def open_index(path: Path) -> Index:
     if code not in DTYPES:
         raise DamagedPair(path, f"dtype code {code} at offset 17 does not exist")
     expected = HEADER.size + 12 * sequences + 8 * entries
-    if entries < 1 or size != expected:
+    # The modes have no flag in the header. Megatron-LM reads them for multimodal datasets alone, and ignores them else.
+    if entries < 1 or size not in (expected, expected + sequences):
         raise DamagedPair(
             path,
             f"{size:,} bytes; {sequences:,} sequences and {entries:,} document indices make {expected:,}",
@@ -88,11 +93,13 @@ def open_index(path: Path) -> Index:
     raw = np.memmap(path, dtype=np.uint8, mode="r")
     pointers_at = HEADER.size + 4 * sequences
     documents_at = pointers_at + 8 * sequences
+    modes_at = documents_at + 8 * entries
     return Index(
         DTYPES[code],
         raw[HEADER.size : pointers_at].view("<i4"),
         raw[pointers_at:documents_at].view("<i8"),
-        raw[documents_at:].view("<i8"),
+        raw[documents_at:modes_at].view("<i8"),
+        raw[modes_at:].view("i1"),
     )
 
 
@@ -105,7 +112,7 @@ class IndexedReader:
     def __init__(self, prefix: Path) -> None:
         self._idx, path = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
         index = open_index(self._idx)
-        self.dtype, self.lengths, self.pointers, self.document_indices = index
+        self.dtype, self.lengths, self.pointers, self.document_indices, self.modes = index
         self.sequences = len(self.lengths)
         self.documents = len(self.document_indices) - 1
         if not path.is_file():

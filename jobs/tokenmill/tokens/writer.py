@@ -11,6 +11,7 @@ The layout, all little-endian (source: Megatron-LM, `megatron/core/datasets/inde
           34  i32[S]   length of each sequence, in tokens
               i64[S]   where each sequence begins in the .bin, in bytes
               i64[D+1] first sequence of each document; the last entry is S
+              i8[S]    mode of each sequence: in multimodal datasets alone, never written here
 """
 
 import itertools

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 
 from tokenmill.errors import RequestError
 from tokenmill.files import content_id, readable_json, write_atomic
-from tokenmill.flow.record import StageRecord
 from tokenmill.training import settings as s
 from tokenmill.training.arguments import Data
 
@@ -244,7 +243,7 @@ def gather(dataset: s.Dataset, root: Path | None, names: Names | None = None) ->
         tokenizer=first.record.output / "tokenizer",
         vocab_size=about["vocab_size"],
         max_token_id=about["max_token_id"],
-        dtype=basis["dtype"],
+        dtype=", ".join(sorted({dtype for _, data in opened for dtype in data.dtypes})),
         eod=basis["eod"],
         eod_token=about["eod_token"] if basis["eod"] is not None else None,
         eos_token=about["eos_token"],
@@ -412,22 +411,22 @@ def cuts(split: str, sequences: int) -> list[tuple[int, int] | None]:
 
 def _find(label: str, named: str, root: Path | None, key: str | None, names: Names) -> "tuple[Dataset, Source]":
     """Open what a setting names: a dataset's directory, or the path of one of its pairs, with or without suffix."""
-    from tokenmill.stages.dataset import check_tokenizer, find_dataset, open_dataset
+    from tokenmill.stages.dataset import check_tokenizer, find_dataset, open_dataset, record_of_pair
 
     path = ((root or Path()) / named).absolute()
     prefix = path.with_name(path.name.removesuffix(".bin").removesuffix(".idx"))
-    record = StageRecord(prefix.parent, "preprocess")
-    alone = not path.is_dir() and record.plan_path.is_file()
+    pair = None if path.is_dir() else record_of_pair(prefix)
+    alone = pair is not None
     try:
-        data = open_dataset(record) if alone else find_dataset(path)
+        data = open_dataset(pair[0]) if pair else find_dataset(path)
     except RequestError as problem:
         raise RequestError(f"{label} {named}: {problem}") from problem
     keys = data.plan.basis["keys"]
-    if alone:
-        pairs = [entry for entry in data.pairs if entry["prefix"] == prefix.name]
+    if pair:
+        pairs = [entry for entry in data.pairs if entry["prefix"] == pair[1]]
         empty = []
         if not pairs:
-            raise RequestError(f"{label} {named}: {record.output} has no pair {prefix.name} with tokens")
+            raise RequestError(f"{label} {named}: {pair[0].output} has no pair {pair[1]} with tokens")
     else:
         if key is None and len(keys) > 1:
             raise RequestError(
