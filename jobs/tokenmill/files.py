@@ -11,7 +11,6 @@ import itertools
 import json
 import os
 import re
-import secrets
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ import xxhash
 
 from tokenmill.errors import MachineError, RequestError, TransientError
 from tokenmill.machine import is_alive, machine_tag
+from tokenmill.tree import Tree, check_inside
 
 COPY_CHUNK = 8 << 20
 """Bytes moved per system call where a file is copied or hashed: large enough to amortise the call."""
@@ -30,9 +30,6 @@ NAME_BYTES = 200
 
 RECORDS = ".tokenmill"
 """Directory below every output where the records of its stages lie."""
-
-CLOCK = ".clock-"
-"""Prefix of the files that `server_time` makes for a moment."""
 
 BATCH = 64 << 10
 """Bytes of packed values that are looked at together: few enough to take no memory, enough to amortise a call."""
@@ -70,11 +67,16 @@ class Packed(Sequence[Any]):
 
     def batches(self) -> Iterator[list[Any]]:
         """Look at some values after the other."""
+        return (values for _, values in self.with_texts())
+
+    def with_texts(self) -> Iterator[tuple[list[JsonText], list[Any]]]:
+        """Look at some values after the other, each list with the list of their texts."""
         start = held = 0
         for end, text in enumerate(self.texts, 1):
             held += len(text)
             if held >= BATCH or end == len(self):
-                yield unpack(b"[" + b",".join(self.texts[start:end]) + b"]")
+                texts = self.texts[start:end]
+                yield texts, unpack(b"[" + b",".join(texts) + b"]")
                 start, held = end, 0
 
 
@@ -148,13 +150,14 @@ def _indented(value: Any) -> bytes:
     return readable_json(value)[:-1].replace(b"\n", b"\n ")
 
 
-def read_json(path: Path, *, packed: str | None = None) -> Any | None:
+def read_json(path: Path, *, packed: str | None = None, tree: Tree | None = None) -> Any | None:
     """Read a JSON file; None when it is missing, cut short or no JSON, which a crash can leave.
 
     `packed` names a list in a readable record that is to come as Packed, never having been objects all at once.
+    `tree` holds the path; without it, only the file itself may be no link. Raises ForeignEntry for what is no file.
     """
     try:
-        with path.open("rb") as file:
+        with (tree or Tree(path.parent)).open(path) as file:
             if packed is None:
                 return unpack(file.read())
             return _read_packed(file, packed)
@@ -187,56 +190,22 @@ def _read_packed(file: IO[bytes], name: str) -> Any:
     return value
 
 
-def is_content(path: Path, pieces: Iterable[bytes]) -> bool:
-    """Tell whether a file holds these pieces and nothing else."""
-    try:
-        with path.open("rb") as file:
-            return all(file.read(len(piece)) == piece for piece in pieces) and not file.read(1)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
+def is_content(file: IO[bytes], pieces: Iterable[bytes]) -> bool:
+    """Tell whether an open file holds these pieces and nothing else."""
+    return all(file.read(len(piece)) == piece for piece in pieces) and not file.read(1)
 
 
 def fsync_directory(path: Path) -> None:
-    """Make renames in a directory durable; file systems that cannot (FUSE) have nothing to sync."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
-            raise
-    finally:
-        os.close(fd)
-
-
-def write_temporary(path: Path, data: bytes | Iterable[bytes], directory: Path | None = None) -> Path:
-    """Write and sync `data`, or its pieces, beside `path`, or in `directory`, under a name no other attempt uses."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    place = directory or path.parent
-    place.mkdir(parents=True, exist_ok=True)
-    temporary = place / f".{path.name[:100]}.{machine_tag()}-{os.getpid()}-{secrets.token_hex(4)}.tmp"
-    try:
-        with temporary.open("xb") as file:
-            file.writelines([data] if isinstance(data, bytes) else data)
-            file.flush()
-            os.fsync(file.fileno())
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    return temporary
+    """Make renames in a directory durable."""
+    Tree(path).fsync("")
 
 
 def write_atomic(path: Path, data: bytes | Iterable[bytes], *, directory: Path | None = None) -> None:
     """Replace a small file so that a reader sees the old content or the new, also after a power cut.
 
-    `directory` on the same file system keeps the temporary file out of sight.
+    `directory` below the file's own keeps the temporary file out of sight. No link is written through.
     """
-    temporary = write_temporary(path, data, directory)
-    try:
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    fsync_directory(path.parent)
+    Tree(path.parent).write_atomic(path, data, directory=directory)
 
 
 def abandoned(path: Path) -> bool:
@@ -247,17 +216,9 @@ def abandoned(path: Path) -> bool:
     if match.group(1) == machine_tag():
         return not is_alive(int(match.group(2)))
     try:
-        return server_time(path.parent) - path.stat().st_mtime > 600
+        return Tree(path.parent).server_time("") - path.lstat().st_mtime > 600
     except OSError:
         return False
-
-
-def matching(directory: Path, pattern: str) -> list[Path]:
-    """List a directory's entries like a pattern, in order; none when it is missing, or is removed at this moment."""
-    try:
-        return sorted(directory.glob(pattern))
-    except FileNotFoundError:
-        return []
 
 
 def size_of(path: str | Path) -> int | None:
@@ -268,67 +229,34 @@ def size_of(path: str | Path) -> int | None:
         return None
 
 
-def server_time(directory: Path) -> float:
-    """Return the file server's time, against which its modification times are to be compared; 0 if it won't tell."""
-    probe = directory / f"{CLOCK}{os.getpid()}-{secrets.token_hex(4)}"
-    try:
-        probe.touch()
-        return probe.stat().st_mtime
-    except OSError:
-        return 0.0
-    finally:
-        with contextlib.suppress(OSError):
-            probe.unlink()
-
-
 def publish_once(path: Path, data: bytes | Sequence[bytes]) -> bool:
     """Create a file whole unless it exists; return whether this call created it (the first writer wins)."""
-    temporary = write_temporary(path, data)
-    try:
-        os.link(temporary, path)
-    except FileExistsError:
-        return False
-    except OSError as error:
-        # blobfuse and some SMB mounts have no hard links: exclusive creation is the best there is, and
-        # a reader takes a half-written file for absent.
-        if error.errno not in (errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP):
-            raise
-        try:
-            with path.open("xb") as file:
-                file.writelines([data] if isinstance(data, bytes) else data)
-                file.flush()
-                os.fsync(file.fileno())
-        except FileExistsError:
-            return False
-    finally:
-        temporary.unlink(missing_ok=True)
-    fsync_directory(path.parent)
-    return True
+    return Tree(path.parent).publish_once(path, data)
 
 
-def hash_file(path: Path, length: int | None = None) -> str:
-    """Return the xxh3-128 hex digest of a file, or of its first `length` bytes."""
+def hash_file(path: Path, length: int | None = None, *, tree: Tree | None = None) -> str:
+    """Return the xxh3-128 hex digest of a file, or of its first `length` bytes; `tree` holds the path."""
     digest = xxhash.xxh3_128()
-    update_hash(digest, path, length)
+    update_hash(digest, path, length, tree=tree)
     return str(digest.hexdigest())
 
 
-def has_sha256(path: Path, sha256: str) -> bool:
-    """Tell whether a file is there, with this SHA-256 in hexadecimal digits."""
-    return path.is_file() and sha256_of(path) == sha256
+def has_sha256(tree: Tree, path: Path, sha256: str) -> bool:
+    """Tell whether a file of a tree is there, with this SHA-256 in hexadecimal digits."""
+    return tree.size(path) is not None and sha256_of(path, tree=tree) == sha256
 
 
-def sha256_of(path: Path) -> str:
+def sha256_of(path: Path, *, tree: Tree | None = None) -> str:
     """Hash a file to the hexadecimal digits of its SHA-256, without having all of it in memory."""
-    with path.open("rb", buffering=0) as file:
+    with tree.open(path, buffering=0) if tree else path.open("rb", buffering=0) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def update_hash(digest: Any, path: Path, length: int | None = None) -> int:
+def update_hash(digest: Any, path: Path, length: int | None = None, *, tree: Tree | None = None) -> int:
     """Feed a file, or its first `length` bytes, to a hash object; return the bytes fed."""
     done = 0
     buffer = memoryview(bytearray(COPY_CHUNK))
-    with path.open("rb", buffering=0) as file:
+    with tree.open(path, buffering=0) if tree else path.open("rb", buffering=0) as file:
         while length is None or done < length:
             want = COPY_CHUNK if length is None else min(COPY_CHUNK, length - done)
             got = file.readinto(buffer[:want])
@@ -406,12 +334,6 @@ def inside(root: Path, relative: str) -> Path:
     """Join a recorded relative path to its root; a path that would leave the root is refused."""
     check_inside(root, relative)
     return root / relative
-
-
-def check_inside(root: Path, relative: str) -> None:
-    """Refuse a recorded relative path that would leave its root."""
-    if "\0" in relative or not {"", ".", ".."}.isdisjoint(relative.split("/")):
-        raise RequestError(f"the path {relative!r} would leave the directory {root}; the record naming it is damaged")
 
 
 def settle_seconds(path: Path) -> float:

@@ -28,7 +28,31 @@ import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
-SEEN = {"open", "os.rename", "os.link", "os.mkdir", "os.remove", "os.rmdir", "os.truncate", "os.utime"}
+HANDLES = {
+    "os.rename": (2, 3),
+    "os.link": (2, 3),
+    "os.mkdir": (2,),
+    "os.remove": (1,),
+    "os.rmdir": (1,),
+    "os.utime": (3,),
+}
+"""Operations that are seen, and which of their arguments are handles of the directories that their paths lie in."""
+
+
+def seen(event: str, arguments: tuple[Any, ...]) -> tuple[str, list[str]]:
+    """Return an operation and the whole paths that it is about; none where it is not one of those that are seen.
+
+    What is opened relative to a handle is told by an event of its own (tokenmill.tree).
+    """
+    if event in ("open", "tokenmill.open", "os.truncate"):
+        whole = isinstance(arguments[0], str | os.PathLike) and os.path.isabs(arguments[0])
+        return event.removeprefix("tokenmill."), [os.fspath(arguments[0])] if whole else []
+    paths = [os.fspath(a) for a in arguments[: len(HANDLES.get(event, ()))] if isinstance(a, str | os.PathLike)]
+    for number, path in enumerate(paths):
+        handle = arguments[HANDLES[event][number]]
+        if handle >= 0:
+            paths[number] = os.path.join(os.readlink(f"/proc/self/fd/{handle}"), path)
+    return event, paths
 
 
 def arm(at: dict[str, Any]) -> None:
@@ -37,10 +61,10 @@ def arm(at: dict[str, Any]) -> None:
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         nonlocal left
-        if event not in SEEN or left <= 0:
+        if left <= 0:
             return
-        paths = [os.fspath(a) for a in arguments[:2] if isinstance(a, str | os.PathLike)]
-        if not paths or not any(str(path).startswith(below) for path in paths):
+        event, paths = seen(event, arguments)
+        if not any(str(path).startswith(below) for path in paths):
             return
         if not wanted.search(" ".join([event, *map(str, paths)])):
             return
@@ -63,10 +87,11 @@ def watch(below: str, log: str) -> None:
     fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "open" and isinstance(arguments[0], str | os.PathLike):
-            path = str(os.fspath(arguments[0]))
-            if path.startswith(below):
-                os.write(fd, f"{path}\n".encode())
+        event, paths = seen(event, arguments)
+        if event == "open":
+            for path in paths:
+                if path.startswith(below):
+                    os.write(fd, f"{path}\n".encode())
 
     sys.addaudithook(hook)
 

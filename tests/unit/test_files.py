@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import re
-import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from tokenmill.files import (
     explained,
     hash_file,
     inside,
-    matching,
     publish_once,
     read_json,
     readable_json,
@@ -193,18 +191,6 @@ def test_other_errors_keep_their_traceback() -> None:
 def test_an_output_on_two_file_systems_is_refused_with_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="on different file systems"), explained(tmp_path):
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), "a", None, "b")
-
-
-def test_a_directory_that_goes_while_it_is_listed_has_no_entries(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    directory = tmp_path / "attempts"
-    directory.mkdir()
-    (directory / ".a.tmp").touch()
-    assert matching(directory, ".*.tmp") == [directory / ".a.tmp"]
-    shutil.rmtree(directory)
-    monkeypatch.setattr(Path, "is_dir", lambda path: True)  # as it was when it was asked
-    assert matching(directory, ".*.tmp") == []
 
 
 ITEMS = st.lists(

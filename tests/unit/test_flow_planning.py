@@ -11,13 +11,13 @@ import pytest
 
 from contract.commandline import tokenmill
 from tokenmill.errors import InputError, RequestError, Stopped, Superseded
-from tokenmill.files import fsync_directory
 from tokenmill.flow.planning import Request, agree
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.record import Plan, StageRecord, Unit
 from tokenmill.flow.runs import Runs
 from tokenmill.flow.worker import Distribution, Job, run
 from tokenmill.stages import launch
+from tokenmill.tree import Tree
 
 
 def how(
@@ -365,13 +365,13 @@ def test_a_plan_replaced_in_the_middle_of_a_commit_meets_no_file_of_the_old_one(
     output = tmp_path / "out"
     record = StageRecord(output, "concatenate")
     late = Plan("concatenate", {"later": True}, [])
+    fsync = Tree.fsync
 
-    def stall(directory: Path) -> None:  # another run replaces the plan between the rename and the receipt
-        if directory == output:
-            record.plan_path.write_bytes(late.to_bytes())
-        fsync_directory(directory)
+    def stall(files: Tree, path: str) -> None:  # another run replaces the plan between the rename and the receipt
+        record.plan_path.write_bytes(late.to_bytes())
+        fsync(files, path)
 
-    monkeypatch.setattr("tokenmill.flow.workspace.fsync_directory", stall)
+    monkeypatch.setattr(Tree, "fsync", stall)
     with pytest.raises(Superseded):
         join(source, output, 1, how())
     assert tree(output) == {} and not list(record.directory.glob("receipts/*"))

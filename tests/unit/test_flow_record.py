@@ -12,13 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenmill.errors import RequestError
-from tokenmill.files import hash_file
+from tokenmill.files import hash_file, safe_name
+from tokenmill.flow.provenance import whole
 from tokenmill.flow.record import Plan, StageRecord, Unit, complete, make_manifest
 
 TEXT = st.text(st.characters(exclude_categories=()), max_size=12)
-SPECS = st.dictionaries(TEXT, st.none() | st.integers(-(2**53), 2**53) | TEXT, max_size=4)
+SPECS = st.dictionaries(st.text(max_size=12), st.none() | st.integers(-(2**53), 2**53) | TEXT, max_size=4)
+NAMES = st.builds(safe_name, TEXT)
 UNITS = st.lists(
-    st.builds(Unit, id=TEXT, weight=st.integers(0, 2**50), spec=SPECS, outputs=st.lists(TEXT, max_size=3)), max_size=5
+    st.builds(Unit, id=NAMES, weight=st.integers(0, 2**50), spec=SPECS, outputs=st.lists(NAMES, max_size=3)), max_size=5
 )
 PLANS = st.builds(
     Plan,
@@ -229,8 +231,8 @@ def test_a_plan_of_many_units_and_its_manifest_take_little_memory(record: StageR
     """59,166 shards are one plan, which every process of a run holds."""
     count = 2000
     units = [
-        Unit(f"{n:05d}", 1, {"inputs": [{"path": f"{n:05d}", "parts": [{"source": "x", "first": 0}]}]}, [f"{n:05d}"])
-        for n in range(count)
+        Unit(name, 1, {"inputs": [{"path": name, "identity": "1@2", "parts": whole(name)}]}, [name])
+        for name in (f"{n:05d}" for n in range(count))
     ]
     plan = replace(PLAN, units=units)
     for unit in units:

@@ -7,7 +7,6 @@ alive, or cannot matter because the unit has its receipt.
 
 import os
 import secrets
-import shutil
 import socket
 from collections.abc import Iterable
 from contextlib import suppress
@@ -15,11 +14,15 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 from functools import cache
 from pathlib import Path
+from stat import S_ISDIR
 from typing import Any
 
-from tokenmill.files import CLOCK, abandoned, matching, read_json, readable_json, server_time
+from msgspec import Struct, ValidationError, convert
+
+from tokenmill.files import abandoned, read_json, readable_json
 from tokenmill.flow.record import StageRecord
 from tokenmill.machine import is_alive, machine, machine_tag, start_ticks
+from tokenmill.tree import CLOCK, ForeignEntry, Tree, kind_of
 
 OWNER = "owner.json"
 LEASE = "planning.json"
@@ -65,12 +68,28 @@ def _process(pid: int) -> Owner:
     return Owner(socket.gethostname(), boot, namespace, pid, start_ticks(pid) or 0)
 
 
-def read_owner(path: Path) -> Owner | None:
+class _OwnerFile(Struct):
+    """An owner's record, with the plan that an attempt is for."""
+
+    owner: Owner
+    plan: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what no process has as its id."""
+        if not 0 < self.owner.pid < 1 << 31:
+            raise ValueError(f"no process has the id {self.owner.pid}")
+
+
+def read_owner(tree: Tree, path: Path) -> Owner | None:
     """Read an owner's record; None when it is missing or torn."""
-    value = read_json(path)
+    file = _read_owner_file(tree, path)
+    return file.owner if file else None
+
+
+def _read_owner_file(tree: Tree, path: Path) -> _OwnerFile | None:
     try:
-        return Owner(**value["owner"]) if isinstance(value, dict) else None
-    except (KeyError, TypeError):
+        return convert(read_json(path, tree=tree), _OwnerFile)
+    except ValidationError:
         return None
 
 
@@ -83,6 +102,7 @@ def owner_record(**extra: Any) -> bytes:
 class Leftover:
     """Another attempt's directory: whose unit and plan it was for, and whether its attempt lives."""
 
+    tree: Tree
     path: Path
     unit: str
     plan: str | None
@@ -91,20 +111,22 @@ class Leftover:
 
     def remove(self) -> None:
         """Delete it; a directory that another worker deletes at the same time is as good as deleted."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        self.tree.remove_tree(self.path)
 
 
 def new_attempt_directory(record: StageRecord, unit_id: str, plan_id: str) -> Path:
     """Create the directory of a new attempt: it appears with its owner in it, so that none takes it for a leftover."""
-    name = f"{os.getpid()}-{secrets.token_hex(4)}"
+    name, tree = f"{os.getpid()}-{secrets.token_hex(4)}", record.tree
     path, made = record.attempts / f"{unit_id}~{name}", record.attempts / f".{machine_tag()}-{name}.tmp"
     while True:
         try:
-            made.mkdir(parents=True, exist_ok=True)
+            tree.make_directory(made)
             # Not synced: the rename lets others see it whole, and a power cut can take it only from an attempt that
             # is seconds old, whose work is then begun anew.
-            (made / OWNER).write_bytes(owner_record(plan=plan_id))
-            return made.rename(path)
+            with tree.open(made / OWNER, "wb") as file:
+                file.write(owner_record(plan=plan_id))
+            tree.rename(made, path)
+            return path
         except FileNotFoundError:  # the work directory was empty, and another worker's sweep removed it
             continue
 
@@ -115,44 +137,44 @@ def leftovers(record: StageRecord) -> dict[str, list[Leftover]]:
     Ages are differences of two times given by the file server, so that clocks that disagree do no harm.
     """
     found: dict[str, list[Leftover]] = {}
-    try:
-        entries = sorted(path for path in record.attempts.iterdir() if not path.name.startswith("."))
-    except (FileNotFoundError, NotADirectoryError):
+    tree = record.tree
+    names = [name for name in tree.names(record.attempts) if not name.startswith(".")]
+    if not names:
         return found
-    if not entries:
-        return found
-    now = server_time(record.attempts)
-    for path in entries:
-        unit, _, _ = path.name.rpartition("~")
-        try:
-            beat = (path / OWNER).stat().st_mtime
-        except OSError:
-            try:
-                beat = path.stat().st_mtime
-            except OSError:
+    now = tree.server_time(record.attempts)
+    with tree.held():
+        for name in names:
+            path = record.attempts / name
+            status = tree.stat(path)
+            if status is None:
                 continue
-        owner = read_owner(path / OWNER)
-        value = read_json(path / OWNER)
-        life = owner.liveness() if owner else Liveness.UNKNOWN
-        if life is Liveness.UNKNOWN and now - beat > STALE_SECONDS:
-            life = Liveness.DEAD
-        plan = value.get("plan") if isinstance(value, dict) else None
-        found.setdefault(unit, []).append(Leftover(path, unit, plan, life, beat))
+            if not S_ISDIR(status.st_mode):
+                raise ForeignEntry(
+                    f"{path} is {kind_of(status.st_mode)}, and tokenmill makes directories there: look at who made it, "
+                    "remove it, and run the same command again"
+                )
+            beat = (tree.stat(path / OWNER) or status).st_mtime
+            file = _read_owner_file(tree, path / OWNER)
+            life = file.owner.liveness() if file else Liveness.UNKNOWN
+            if life is Liveness.UNKNOWN and now - beat > STALE_SECONDS:
+                life = Liveness.DEAD
+            unit = name.rpartition("~")[0]
+            found.setdefault(unit, []).append(Leftover(tree, path, unit, file.plan if file else None, life, beat))
     return found
 
 
-def break_lease(lease: Path, owner: Owner | None) -> None:
+def break_lease(tree: Tree, lease: Path, owner: Owner | None) -> None:
     """Remove the lease of a dead planner, unless a live one has taken its place meanwhile.
 
     It is renamed to a name of its own first, so that of several workers only one breaks this lease.
     """
     broken = lease.with_name(f".planning.{machine_tag()}-{os.getpid()}-{secrets.token_hex(4)}.tmp")
     with suppress(FileNotFoundError):
-        lease.rename(broken)
-        if read_owner(broken) == owner:
-            broken.unlink()
+        tree.rename(lease, broken)
+        if read_owner(tree, broken) == owner:
+            tree.unlink(broken)
         else:
-            broken.rename(lease)
+            tree.rename(broken, lease)
 
 
 def sweep(record: StageRecord, units: Iterable[str]) -> None:
@@ -161,30 +183,33 @@ def sweep(record: StageRecord, units: Iterable[str]) -> None:
     An attempt of a finished unit cannot matter: at its commit it finds the receipt and gives way. One
     that is certainly alive is left alone all the same; it removes its directory itself.
     """
-    left, failed = leftovers(record), matching(record.directory / "failures", "*.json")
-    finished = {*left, *(path.stem for path in failed)}.intersection(units)
+    left, failed = leftovers(record), [name.removesuffix(".json") for name in record.failure_names()]
+    finished = {*left, *failed}.intersection(units)
     for unit, found in left.items():
         for leftover in found:
             gone = leftover.liveness is Liveness.DEAD
             if gone or (unit in finished and leftover.liveness is Liveness.UNKNOWN):
                 leftover.remove()
-    planner = read_owner(record.directory / LEASE)
+    tree, lease = record.tree, record.directory / LEASE
+    planner = read_owner(tree, lease)
     if planner is not None and planner.liveness() is Liveness.DEAD:
-        break_lease(record.directory / LEASE, planner)
-    for path in failed:
-        if path.stem in finished:  # its worker was killed between the receipt and the removal
-            path.unlink(missing_ok=True)
+        break_lease(tree, lease, planner)
+    for unit in failed:
+        if unit in finished:  # its worker was killed between the receipt and the removal
+            tree.unlink(record.failure_path(unit))
     _sweep_temporaries(record)
     for directory in (record.attempts, record.directory / "failures"):
         with suppress(OSError):  # still in use, or never made
-            directory.rmdir()
+            tree.remove_directory(directory)
 
 
 def _sweep_temporaries(record: StageRecord) -> None:
-    for path in matching(record.attempts, ".*.tmp"):
-        if path.is_dir() and abandoned(path):
-            shutil.rmtree(path, ignore_errors=True)
-    for folder, _, names in os.walk(record.directory):  # not rglob: it raises where another worker removes a directory
-        for path in (Path(folder, name) for name in names if name.startswith(".")):
-            if path.name.startswith(CLOCK) or abandoned(path):
-                path.unlink(missing_ok=True)
+    tree = record.tree
+    for name in tree.names(record.attempts):
+        if name.startswith(".") and name.endswith(".tmp") and abandoned(record.attempts / name):
+            tree.remove_tree(record.attempts / name)
+    with tree.held():
+        for name in tree.files(record.directory):
+            file = name.rpartition("/")[2]
+            if file.startswith(CLOCK) or (file.startswith(".") and abandoned(record.output / name)):
+                tree.unlink(name)

@@ -12,14 +12,13 @@ from typing import Any
 
 from tokenmill.errors import RequestError
 from tokenmill.files import (
+    RECORDS,
     JsonText,
-    check_inside,
     content_id,
     is_output,
     pack,
     patiently,
     settle_seconds,
-    size_of,
     unpack,
     walk_files,
 )
@@ -27,6 +26,7 @@ from tokenmill.flow.attempt import LEASE, Liveness, read_owner
 from tokenmill.flow.progress import size
 from tokenmill.flow.provenance import Part, whole
 from tokenmill.flow.record import PLANNING, STAGES, Manifest, StageRecord, complete
+from tokenmill.tree import Tree
 
 SEARCH_DEPTH = 2
 """How far below a dataset's root the outputs of its stages are looked for."""
@@ -84,15 +84,18 @@ def find_records(root: Path, depth: int = SEARCH_DEPTH) -> Iterator[StageRecord]
     A file stands for its directory: what is made from a single one lies beside it, unless said otherwise.
     """
     root = root.parent if root.is_file() else root
-    own = root / ".tokenmill"
-    if own.is_dir():
-        for stage in STAGES:
-            record = StageRecord(root, stage)
-            if record.directory.is_dir():
-                yield record
+    for stage in STAGES if root.is_dir() and Tree(root).exists(RECORDS) else ():
+        record = StageRecord(root, stage)
+        if record.tree.is_directory(record.directory):
+            yield record
     if depth and root.is_dir():
         with os.scandir(root) as entries:  # of 59,166 files in a flat directory none is looked at
-            children = sorted(entry.path for entry in entries if not entry.name.startswith(".") and entry.is_dir())
+            # Through no link: what is written into a stage's records, such as a manifest, would lie elsewhere.
+            children = sorted(
+                entry.path
+                for entry in entries
+                if not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False)
+            )
         for child in children:
             yield from find_records(Path(child), depth - 1)
 
@@ -109,8 +112,10 @@ def records_of(path: Path, stage: str | None) -> list[StageRecord]:
 
 def _begun(record: StageRecord) -> bool:
     """Tell whether a stage has a plan, or somebody who may be alive is making one."""
-    planner = read_owner(record.directory / LEASE)
-    return record.plan_path.exists() or (planner is not None and planner.liveness() is not Liveness.DEAD)
+    planner = read_owner(record.tree, record.directory / LEASE)
+    return record.tree.size(record.plan_path) is not None or (
+        planner is not None and planner.liveness() is not Liveness.DEAD
+    )
 
 
 def upstream_of(
@@ -209,7 +214,7 @@ def unfinished(record: StageRecord) -> str:
 
 
 def _finish_first(record: StageRecord, stage: str) -> str:
-    if not record.plan_path.exists():
+    if record.tree.size(record.plan_path) is None:
         return f"{unfinished(record)}: {stage} has nothing to read; wait for it, or run it again"
     return (
         f"{unfinished(record)}. Finish it first (tokenmill {record.stage}, the same command again), or choose another "
@@ -230,10 +235,8 @@ def _dataset(record: StageRecord, manifest: Manifest, usable: Sequence[str] | No
         for entry in manifest.files
         if entry.get("role") is None
     ]
-    for file in files:
-        check_inside(record.output, file.path)
     files, left_out = _usable(record.output, files, usable)
-    damaged = [file.path for file in files if size_of(f"{record.output}/{file.path}") != file.bytes]
+    damaged = [file.path for file in files if record.tree.size(file.path) != file.bytes]
     warnings = []
     if damaged:
         problem = (

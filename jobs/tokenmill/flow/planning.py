@@ -8,7 +8,6 @@ a truncated file that was mended is finished by the same command.
 """
 
 import json
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +15,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 from tokenmill.errors import WITH_REPLACE, RequestError, Stopped, Superseded, TokenmillError
-from tokenmill.files import inside, matching, publish_once, readable_json, write_atomic
+from tokenmill.files import readable_json
 from tokenmill.flow.attempt import LEASE, Liveness, break_lease, leftovers, owner_record, read_owner
 from tokenmill.flow.record import PLANNING, Plan, StageRecord, Unit, record_failure
 from tokenmill.flow.runs import Runs
@@ -60,7 +59,7 @@ def agree(
         _go_on(should_stop)
         if plan is None or record.plan_id() != plan.id:
             plan = record.read_plan()
-        if plan is not None and not record.replaced_path.exists():
+        if plan is not None and record.tree.size(record.replaced_path) is None:
             if request.agrees(plan):
                 runs.enter(plan)
                 return plan
@@ -107,7 +106,8 @@ def _plan_under_lease(
     record: StageRecord, request: Request, runs: Runs, should_stop: Callable[[], bool], say: Callable[[str], None]
 ) -> Plan | None:
     """Make the plan and put it in place; return it where that was done."""
-    if record.replaced_path.exists():
+    tree = record.tree
+    if tree.size(record.replaced_path) is not None:
         _clear(record)
     old = record.read_plan()
     if old is not None:
@@ -121,20 +121,20 @@ def _plan_under_lease(
         if old is None and not isinstance(error, Stopped):
             record_failure(record, None, PLANNING, error)
         raise
-    record.failure_path(PLANNING).unlink(missing_ok=True)
+    tree.unlink(record.failure_path(PLANNING))
     if old is None:
         # Under the lease, what lies there and cannot be read is a plan that was cut short: made again.
-        if not publish_once(record.plan_path, new.pieces()) and record.read_plan() is None:
-            write_atomic(record.plan_path, new.pieces())
+        if not tree.publish_once(record.plan_path, new.pieces()) and record.read_plan() is None:
+            tree.write_atomic(record.plan_path, new.pieces())
         return new
     if not request.replace:
         if _loses_finished(record, old, new):
             raise RequestError(_difference(record, old, request))
         say(f"the input changed ({_changes(old, request)}); planned anew, and what is finished is kept")
     _go_on(should_stop)  # a pod that was told to end may not replace the plan of those that come after it
-    write_atomic(record.replaced_path, old.pieces())
+    tree.write_atomic(record.replaced_path, old.pieces())
     runs.close_others()
-    write_atomic(record.plan_path, new.pieces())
+    tree.write_atomic(record.plan_path, new.pieces())
     _clear(record)
     return new
 
@@ -148,10 +148,10 @@ def _loses_finished(record: StageRecord, old: Plan, new: Plan) -> bool:
 def refuse_foreign(record: StageRecord, old: Plan | None, units: list[Unit]) -> None:
     """Refuse to overwrite files that no plan of this stage names: they are somebody's own."""
     ours = {name for unit in old.units for name in unit.removable} if old else set()
-    present = {path.name for path in record.output.iterdir()}
+    present = set(record.tree.names())
     for unit in units:
         for name in unit.removable:
-            if name.split("/")[0] in present and name not in ours and inside(record.output, name).exists():
+            if name.split("/")[0] in present and name not in ours and record.tree.exists(name):
                 raise RequestError(
                     f"{record.output / name} exists, and no record says that tokenmill made it; move it away or choose "
                     "another output directory"
@@ -160,10 +160,10 @@ def refuse_foreign(record: StageRecord, old: Plan | None, units: list[Unit]) -> 
 
 def _clear(record: StageRecord) -> None:
     """Remove what the replaced plan's receipts name, but keep units that the new plan has unchanged."""
-    new = record.read_plan()
-    old = Plan.read(record.replaced_path)
+    tree, new = record.tree, record.read_plan()
+    old = record.read_plan(replaced=True)
     if new is not None and old is not None and old.id != new.id:
-        record.manifest_path.unlink(missing_ok=True)
+        tree.unlink(record.manifest_path)
         wanted = {new.unit_key(unit): unit for unit in new.units}
         for unit in old.units:
             receipt = record.read_receipt(old, unit)
@@ -173,21 +173,21 @@ def _clear(record: StageRecord) -> None:
             same = wanted.get(old.unit_key(unit))
             if receipt is not None and same is not None:
                 kept = {**receipt, "plan": new.id, "unit": same.id}
-                write_atomic(record.receipt_path(same.id), readable_json(kept))
+                tree.write_atomic(record.receipt_path(same.id), readable_json(kept))
                 if same.id != unit.id:
-                    path.unlink()
+                    tree.unlink(path)
                 continue
             # Without a receipt too: an attempt may have been killed between its renames and its receipt.
             for name in unit.removable:
-                inside(record.output, name).unlink(missing_ok=True)
-            path.unlink(missing_ok=True)
-        for failure in matching(record.directory / "failures", "*.json"):
-            failure.unlink(missing_ok=True)
+                tree.unlink(name)
+            tree.unlink(path)
+        for failure in record.failure_names():
+            tree.unlink(record.directory / "failures" / failure)
         for found in leftovers(record).values():
             for leftover in found:
                 if leftover.liveness is Liveness.DEAD and leftover.plan != new.id:
                     leftover.remove()
-    record.replaced_path.unlink()
+    tree.unlink(record.replaced_path)
 
 
 def _differing(old: Plan, request: Request) -> list[str]:
@@ -238,7 +238,7 @@ def _difference(record: StageRecord, plan: Plan, request: Request) -> str:
 def _lease(record: StageRecord) -> Iterator[bool]:
     """Hold the planning lease, if nobody else does."""
     path = record.directory / LEASE
-    held = publish_once(path, owner_record())
+    held = record.tree.publish_once(path, owner_record())
     if not held:
         yield False
         return
@@ -247,14 +247,14 @@ def _lease(record: StageRecord) -> Iterator[bool]:
     def beat() -> None:
         while not done.wait(5.0):
             with suppress(OSError):
-                os.utime(path)
+                record.tree.touch(path)
 
     threading.Thread(target=beat, daemon=True).start()
     try:
         yield True
     finally:
         done.set()
-        path.unlink(missing_ok=True)
+        record.tree.unlink(path)
 
 
 def _watch(record: StageRecord, before: tuple[str, float, float] | None) -> tuple[str, float, float] | None:
@@ -263,11 +263,10 @@ def _watch(record: StageRecord, before: tuple[str, float, float] | None) -> tupl
     Returns (identity, modification time, when this process first saw that time), its argument next time.
     """
     path = record.directory / LEASE
-    owner = read_owner(path)
-    try:
-        changed = path.stat().st_mtime
-    except FileNotFoundError:
+    owner, status = read_owner(record.tree, path), record.tree.stat(path)
+    if status is None:
         return None
+    changed = status.st_mtime
     now = time.monotonic()
     seen = (repr(owner), changed, now)
     if before is not None and before[:2] == seen[:2]:
@@ -275,6 +274,6 @@ def _watch(record: StageRecord, before: tuple[str, float, float] | None) -> tupl
     dead = owner is not None and owner.liveness() is Liveness.DEAD
     unchanged = now - seen[2] > LEASE_SECONDS and (owner is None or owner.liveness() is not Liveness.ALIVE)
     if dead or unchanged:
-        break_lease(path, owner)
+        break_lease(record.tree, path, owner)
         return None
     return seen

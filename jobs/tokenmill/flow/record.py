@@ -6,9 +6,8 @@ the same content has the same hash on any machine.
 """
 
 import contextlib
-import os
 import socket
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -21,17 +20,25 @@ from tokenmill.files import (
     Packed,
     content_id,
     hash_file,
-    inside,
     is_content,
-    matching,
     pack,
     read_json,
     readable_json,
     readable_pieces,
     unpack,
-    write_atomic,
+)
+from tokenmill.flow.schema import (
+    DamagedRecord,
+    Recorded,
+    check_files,
+    check_manifest,
+    check_plan,
+    check_receipt,
+    check_units,
+    is_failure,
 )
 from tokenmill.redaction import redact
+from tokenmill.tree import ForeignEntry, Tree
 
 FORMAT = 1
 """Version of the three records' layout."""
@@ -73,9 +80,7 @@ class Unit:
 
     @classmethod
     def of_text(cls, text: JsonText, value: dict[str, Any]) -> "Unit":
-        """Make a unit from its text and what that says; one that lacks something is a TypeError."""
-        if value.keys() != {"id", "weight", "spec", "outputs"}:
-            raise TypeError(f"a unit has {', '.join(value)}")
+        """Make a unit from its text and what that says, which is checked."""
         unit = cls.__new__(cls)
         unit._set(value["id"], value["weight"], text)
         return unit
@@ -88,7 +93,9 @@ class Unit:
     @property
     def spec(self) -> dict[str, Any]:
         """From what it is made and how; read from the text each time."""
-        spec: dict[str, Any] = unpack(self.text)["spec"]
+        spec = Recorded(unpack(self.text)["spec"])
+        if "inputs" in spec:
+            spec["inputs"] = list(map(Recorded, spec["inputs"]))
         return spec
 
     @property
@@ -175,15 +182,15 @@ class Plan:
         return b"".join(self.pieces())
 
     @classmethod
-    def read(cls, path: Path) -> "Plan | None":
+    def read(cls, path: Path, tree: Tree) -> "Plan | None":
         """Read a plan back; None when there is none, or it is incomplete."""
         try:
-            return cls._of_json(read_json(path, packed="units"))
+            return cls._of_json(path, read_json(path, packed="units", tree=tree))
         except (ValueError, RecursionError):  # a unit's text is no JSON
             return None
 
     @classmethod
-    def _of_json(cls, value: Any) -> "Plan | None":
+    def _of_json(cls, path: Path, value: Any) -> "Plan | None":
         if not isinstance(value, dict) or "id" not in value or "units" not in value:
             return None
         if value.get("format") != FORMAT:
@@ -193,12 +200,19 @@ class Plan:
             )
         if content_id({name: part for name, part in value.items() if name != "id"}) != value["id"]:
             raise RequestError("it is damaged: it is not what was written, since its id is another")
-        names = ("stage", "request", "basis", "details", "source", "upstream", "require")
         try:
-            units = list(map(Unit.of_text, value["units"].texts, value["units"]))
-            plan = cls(units=units, **{name: value[name] for name in names})
-        except (KeyError, TypeError, AttributeError) as error:
+            check_plan(value)
+            if not isinstance(value["units"], Packed):
+                raise ValueError("its units are no list")
+            units: list[Unit] = []
+            for texts, batch in value["units"].with_texts():
+                check_units(batch)
+                units += map(Unit.of_text, texts, batch)
+        except ValueError as error:
             raise RequestError(f"it is damaged, or of another version of tokenmill ({error})") from error
+        names = ("request", "basis", "details", "source", "upstream")
+        parts = {name: Recorded.of(path, value[name]) for name in names}
+        plan = cls(stage=value["stage"], units=units, require=value["require"], **parts)
         plan.__dict__["id"] = value["id"]  # just compared: hashing 59,166 units as objects again would take 2 s
         return plan
 
@@ -209,6 +223,11 @@ class StageRecord:
 
     output: Path
     stage: str
+
+    @cached_property
+    def tree(self) -> Tree:
+        """The output's files: every path of a record, and every record, is opened through it."""
+        return Tree(self.output)
 
     @cached_property
     def directory(self) -> Path:
@@ -246,78 +265,117 @@ class StageRecord:
 
     def receipt_names(self) -> set[str]:
         """Return the names of the receipts there are, whether they count or not."""
-        try:
-            return set(os.listdir(self.directory / "receipts"))  # noqa: PTH208 - names, no objects
-        except (FileNotFoundError, NotADirectoryError):
-            return set()
+        return set(self.tree.names(self.directory / "receipts"))
 
     def failure_path(self, unit_id: str) -> Path:
         """Where the reason of a unit's last failure lies."""
         return self.directory / "failures" / _file_name(unit_id)
 
-    def read_plan(self) -> Plan | None:
-        """Return the plan, or None when there is none yet."""
+    def read_plan(self, *, replaced: bool = False) -> Plan | None:
+        """Return the plan, or that which another is replacing; None when there is none."""
+        path = self.replaced_path if replaced else self.plan_path
         try:
-            return Plan.read(self.plan_path)
+            return Plan.read(path, self.tree)
+        except ForeignEntry:
+            raise
         except RequestError as error:
-            raise RequestError(f"{self.plan_path}: {error}; delete {self.output} and make it again") from error
+            raise RequestError(f"{path}: {error}; delete {self.output} and make it again") from error
 
     def plan_id(self) -> str | None:
         """Return the id of the plan on disk now, reading only its first lines; None when there is none."""
         try:
-            with self.plan_path.open("rb") as file:
+            with self.tree.open(self.plan_path) as file:
                 head = file.read(80)
-        except (FileNotFoundError, NotADirectoryError):
+        except FileNotFoundError:
             return None
         _, _, rest = head.partition(b'"id": "')
-        return rest.partition(b'"')[0].decode() or None
+        return rest.partition(b'"')[0].decode(errors="replace") or None
 
     def read_receipt(self, plan: Plan, unit: Unit, *, verify_hashes: bool = False) -> dict[str, Any] | None:
         """Return a unit's receipt when it counts: this plan's, and its files there with the sizes it names."""
         receipt = self.stored_receipt(plan, unit)
         return receipt if receipt is not None and self._holds(receipt, verify_hashes) else None
 
+    @contextlib.contextmanager
+    def naming_damage(self) -> Iterator[None]:
+        """Name the plan where what is done inside finds out that a unit of it lacks something."""
+        try:
+            yield
+        except DamagedRecord as error:
+            raise RequestError(f"{self.plan_path}: {error}") from error
+
     def stored_receipt(self, plan: Plan, unit: Unit) -> dict[str, Any] | None:
         """Return a unit's receipt of this plan, whatever became of the files it names."""
-        receipt = read_json(self.receipt_path(unit.id))
+        receipt = read_json(self.receipt_path(unit.id), tree=self.tree)
         if not isinstance(receipt, dict) or receipt.get("plan") != plan.id or receipt.get("unit") != unit.id:
             return None
-        return receipt if _is_whole(receipt, unit) else None
+        if not _is_whole(receipt, unit):
+            return None
+        try:
+            check_receipt(receipt)
+        except ValueError as error:
+            path = self.receipt_path(unit.id)
+            raise RequestError(
+                f"{path} is damaged, or somebody changed it ({error}); look at who did, delete it, and run the same "
+                f"tokenmill {self.stage} again, which makes that unit anew"
+            ) from error
+        return receipt
 
     def _holds(self, receipt: dict[str, Any], verify_hashes: bool) -> bool:
         for output in receipt["outputs"]:
-            path = inside(self.output, output["path"])
-            try:
-                if path.stat().st_size != output["bytes"]:
-                    return False
-            except (FileNotFoundError, NotADirectoryError):
+            path = output["path"]
+            if self.tree.size(path) != output["bytes"]:
                 return False
-            if verify_hashes and hash_file(path) != output["xxh3_128"]:
+            if verify_hashes and hash_file(self.output / path, tree=self.tree) != output["xxh3_128"]:
                 return False
         return True
 
+    def holds(self, path: Path, pieces: Iterable[bytes]) -> bool:
+        """Tell whether a record holds these pieces and nothing else."""
+        try:
+            with self.tree.open(path) as file:
+                return is_content(file, pieces)
+        except FileNotFoundError:
+            return False
+
     def receipts(self, plan: Plan) -> Iterator[tuple[Unit, dict[str, Any] | None]]:
         """Yield every unit of the plan with its receipt, or None where it has none that counts."""
-        for unit in plan.units:
-            yield unit, self.read_receipt(plan, unit)
+        with self.tree.held():
+            for unit in plan.units:
+                yield unit, self.read_receipt(plan, unit)
 
     def stored_manifest(self, plan_id: str | None) -> "Manifest | None":
         """Return the recorded manifest of this plan, None when there is none or it is not what was written."""
-        value = read_json(self.manifest_path, packed="files")
+        value = read_json(self.manifest_path, packed="files", tree=self.tree)
         if not isinstance(value, dict) or value.get("plan") != plan_id:
             return None
         recorded = value.pop("hash", None)
         manifest = Manifest(value)
         try:
-            return manifest if manifest.hash == recorded else None
+            if manifest.hash != recorded:
+                return None
         except (ValueError, RecursionError):  # a file's text is no JSON
             return None
+        try:
+            check_manifest(value)
+            for files in manifest.files.batches():
+                check_files(files)
+        except (ValueError, AttributeError) as error:
+            raise RequestError(
+                f"{self.manifest_path} is damaged, or somebody changed it ({error}); look at who did, delete it, and "
+                f"run tokenmill status {self.output}, which completes it from the receipts"
+            ) from error
+        return manifest
+
+    def failure_names(self) -> list[str]:
+        """Return the names of the records of failures."""
+        return [name for name in self.tree.names(self.directory / "failures") if _is_record(name)]
 
     def failures(self) -> list[dict[str, Any]]:
         """Return why units failed last, for those that have not succeeded since."""
-        found = (read_json(path) for path in matching(self.directory / "failures", "*.json"))
-        wanted = {"plan", "unit", "message", "time", "host"}
-        return [failure for failure in found if isinstance(failure, dict) and wanted <= failure.keys()]
+        directory = self.directory / "failures"
+        values = (read_json(directory / name, tree=self.tree) for name in self.failure_names())
+        return [value for value in values if value is not None and is_failure(value)]
 
 
 def kept_aside(counts: Counts, output: Path) -> str | None:
@@ -337,7 +395,7 @@ def record_failure(record: StageRecord, plan_id: str | None, unit_id: str, probl
         "host": socket.gethostname(),
     }
     with contextlib.suppress(OSError):  # on a full disk the message in the log must do
-        write_atomic(record.failure_path(unit_id), readable_json(failure))
+        record.tree.write_atomic(record.failure_path(unit_id), readable_json(failure))
 
 
 def _file_name(unit_id: str) -> str:
@@ -345,6 +403,10 @@ def _file_name(unit_id: str) -> str:
     if "/" in unit_id:
         raise RequestError(f"a plan on disk is damaged (unit {unit_id!r}); choose another output directory")
     return f"{unit_id}.json"
+
+
+def _is_record(name: str) -> bool:
+    return name.endswith(".json") and not name.startswith(".")
 
 
 def _is_whole(receipt: dict[str, Any], unit: Unit) -> bool:
@@ -379,7 +441,7 @@ class Manifest:
         return content_id(self.content)
 
     @property
-    def files(self) -> Sequence[dict[str, Any]]:
+    def files(self) -> Packed:
         """The files: path relative to the output, bytes, xxh3_128, and what the stage says of each."""
         files: Packed = self.content["files"]
         return files
@@ -453,6 +515,6 @@ def complete(record: StageRecord, plan: Plan, *, write: bool = True) -> Completi
             f"records: {record.output} is no dataset to go on with; check the input and the options"
         )
     content = {"hash": manifest.hash, **manifest.content}
-    if write and not is_content(record.manifest_path, readable_pieces(content)):
-        write_atomic(record.manifest_path, readable_pieces(content))
+    if write and not record.holds(record.manifest_path, readable_pieces(content)):
+        record.tree.write_atomic(record.manifest_path, readable_pieces(content))
     return Completion(plan, manifest, [], len(plan.units))

@@ -9,7 +9,7 @@ all that tells an old one from a new one. On a laptop there is no id, and nothin
 from dataclasses import dataclass
 
 from tokenmill.errors import RequestError
-from tokenmill.files import publish_once, read_json, readable_json, safe_name, write_atomic
+from tokenmill.files import read_json, readable_json, safe_name
 from tokenmill.flow.record import Plan, StageRecord
 
 
@@ -29,25 +29,26 @@ class Runs:
         """Register this run, which agrees on a plan; one whose plan was replaced at that moment is closed at once."""
         if self.mine is None:
             return
-        path = self.record.runs / self.mine
-        if path.exists() or not publish_once(path, _state(closed=False)):
+        path, tree = self.record.runs / self.mine, self.record.tree
+        if tree.size(path) is not None or not tree.publish_once(path, _state(closed=False)):
             return
         # A replacement closes what it sees between these two files; in this order, one of the two sees the other.
-        if self.record.replaced_path.exists() or self.record.plan_id() != plan.id:
-            write_atomic(path, _state(closed=True))
+        if tree.size(self.record.replaced_path) is not None or self.record.plan_id() != plan.id:
+            tree.write_atomic(path, _state(closed=True))
 
     @property
     def closed(self) -> bool:
         """Tell whether another run replaced the plan that this one had agreed on."""
-        return self.mine is not None and read_json(self.record.runs / self.mine) == {"closed": True}
+        if self.mine is None:
+            return False
+        return bool(read_json(self.record.runs / self.mine, tree=self.record.tree) == {"closed": True})
 
     def close_others(self) -> None:
         """Let no run that was seen here replace a plan again, but this one."""
-        if not self.record.runs.is_dir():
-            return
-        for path in self.record.runs.iterdir():
-            if path.name != self.mine and not path.name.startswith("."):
-                write_atomic(path, _state(closed=True))
+        tree = self.record.tree
+        for name in tree.names(self.record.runs):
+            if name != self.mine and not name.startswith("."):
+                tree.write_atomic(self.record.runs / name, _state(closed=True))
 
 
 def _state(*, closed: bool) -> bytes:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import RequestError
-from tokenmill.flow.attempt import HEARTBEAT_SECONDS, LEASE, OWNER, Liveness, leftovers, read_owner
+from tokenmill.flow.attempt import HEARTBEAT_SECONDS, LEASE, OWNER, Leftover, Liveness, leftovers, read_owner
 from tokenmill.flow.lineage import records_of
 from tokenmill.flow.record import StageRecord, complete
 
@@ -50,7 +50,7 @@ def _status(record: StageRecord) -> StageStatus:
     plan = record.read_plan()
     if plan is None:
         failures = record.failures()
-        planner = read_owner(record.directory / LEASE)
+        planner = read_owner(record.tree, record.directory / LEASE)
         alive = planner is not None and planner.liveness() is not Liveness.DEAD
         state = "planning" if alive else "failed while planning" if failures else "stopped while planning"
         return StageStatus(record.stage, record.output, state, 0, 0, 0, 0, None, None, [], failures, {})
@@ -68,7 +68,7 @@ def _status(record: StageRecord) -> StageStatus:
     at_work = [
         unit
         for unit, found in leftovers(record).items()
-        if any(left.liveness is Liveness.ALIVE or _recent(left.path) for left in found)
+        if any(left.liveness is Liveness.ALIVE or _recent(left) for left in found)
     ]
     rate = _rate(receipts)
     left = plan.weight - bytes_done
@@ -94,15 +94,12 @@ def _status(record: StageRecord) -> StageStatus:
     )
 
 
-def _recent(path: Path) -> bool:
+def _recent(attempt: Leftover) -> bool:
     """Tell whether an attempt on another machine gave a sign of life just now."""
-    owner = read_owner(path / OWNER)
-    if owner is None or owner.liveness() is Liveness.DEAD:
+    owner, status = read_owner(attempt.tree, attempt.path / OWNER), attempt.tree.stat(attempt.path / OWNER)
+    if owner is None or status is None or owner.liveness() is Liveness.DEAD:
         return False
-    try:
-        return time.time() - (path / OWNER).stat().st_mtime < 6 * HEARTBEAT_SECONDS
-    except OSError:
-        return False
+    return time.time() - status.st_mtime < 6 * HEARTBEAT_SECONDS
 
 
 def _rate(receipts: list[dict[str, Any]]) -> float | None:

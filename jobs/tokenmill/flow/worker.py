@@ -135,26 +135,28 @@ def run(
     """
     started = time.monotonic()
     record = job.record
-    with stopping_on_signals(), explained(job.output):
-        record.directory.mkdir(parents=True, exist_ok=True)
+    with stopping_on_signals(), explained(job.output), record.naming_damage():
+        record.tree.make_directory(record.directory)
         request = request._replace(make=_interruptible(request.make, plan_of=record.stage, reporter=reporter))
         plan = agree(record, request, should_stop=_STOP.is_set, say=reporter.say)
         planned = time.monotonic()
         mine = share(plan.units, distribution.worker, distribution.workers)
-        done = {u.id for u in mine if record.read_receipt(plan, u, verify_hashes=verify_hashes) is not None}
+        with record.tree.held():
+            done = {u.id for u in mine if record.read_receipt(plan, u, verify_hashes=verify_hashes) is not None}
         todo = [unit for unit in mine if unit.id not in done]
         if verify_hashes:
             # Else the commit would find the old receipt, whose sizes are right, and give way to it.
             for unit in todo:
-                record.receipt_path(unit.id).unlink(missing_ok=True)
+                record.tree.unlink(record.receipt_path(unit.id))
         if todo:
-            record.manifest_path.unlink(missing_ok=True)
+            record.tree.unlink(record.manifest_path)
         _announce(reporter, plan, distribution, mine, done)
         _execute(job, plan, mine, todo, distribution, reporter)
-        stood = record.manifest_path.exists()  # one that appears later was written by a worker that saw more
+        # One that appears later was written by a worker that saw more.
+        stood = record.tree.size(record.manifest_path) is not None
         completion = complete(record, plan)
         if completion.missing and stood:
-            record.manifest_path.unlink(missing_ok=True)
+            record.tree.unlink(record.manifest_path)
         if todo or completion.manifest:
             sweep(record, (unit.id for unit in (plan.units if completion.manifest else mine)))
     return Summary(plan, completion, time.monotonic() - started, planned - started, len(todo), len(done))
@@ -293,7 +295,7 @@ def do_unit(
 ) -> None:
     """Do one unit and commit it."""
     stage = job.load()
-    with explained(job.output):
+    with explained(job.output), job.record.naming_damage():
         workspace = Workspace(
             job.record,
             plan,

@@ -7,7 +7,6 @@ upgrade the pods of the old plan live on for their grace period. A file without 
 it with its size is no data, so a rename that is not atomic (blob storage) does no harm either.
 """
 
-import contextlib
 import errno
 import os
 import shutil
@@ -25,13 +24,11 @@ import xxhash
 from tokenmill.errors import WITH_HASHES, InputError, Stopped, Superseded, TokenmillError, TransientError
 from tokenmill.files import (
     COPY_CHUNK,
-    fsync_directory,
     inside,
     patiently,
     readable_json,
     size_of,
     update_hash,
-    write_atomic,
 )
 from tokenmill.flow.attempt import (
     HEARTBEAT_SECONDS,
@@ -41,6 +38,7 @@ from tokenmill.flow.attempt import (
     new_attempt_directory,
 )
 from tokenmill.flow.record import Counts, Plan, StageRecord, Unit
+from tokenmill.tree import Tree
 
 WRITE_BACK = 8 << 20
 """Bytes written before the disk is set to work on them, so that little is left for the fsync at the end."""
@@ -54,8 +52,10 @@ _NO_KERNEL_COPY = (errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, er
 class OutputFile:
     """A file being written under a temporary name; its bytes and xxh3-128 are known when it closes."""
 
-    def __init__(self, path: Path, final: str, keep: int = 0, *, read_soon: bool = True) -> None:
-        """Open `path` for what will become `final`, going on after its first `keep` bytes (re-hashed).
+    def __init__(
+        self, path: Path, final: str, keep: int = 0, *, read_soon: bool = True, tree: Tree | None = None
+    ) -> None:
+        """Open `path`, which `tree` holds, for what will become `final`, after its first `keep` bytes (re-hashed).
 
         What is not `read_soon` does not stay in memory: new pages for it would cost more than writing it does.
         """
@@ -67,12 +67,13 @@ class OutputFile:
         self._hashed = keep
         self._begun = keep  # up to where write-back was begun
         self._written = 0 if read_soon else WRITTEN
-        if keep:
-            os.truncate(path, keep)
-            if update_hash(self._digest, path, keep) != keep:
-                raise TokenmillError(f"{path} is shorter than its journal says; remove it and run again")
+        tree = tree or Tree(path.parent)
         # Not "ab": the kernel refuses copy_file_range into a file opened for appending.
-        self._file: IO[bytes] = path.open("r+b" if keep else "wb", buffering=0)
+        self._file: IO[bytes] = tree.open(path, "r+b" if keep else "wb", buffering=0, alone=True)
+        if keep:
+            os.truncate(self._file.fileno(), keep)
+            if update_hash(self._digest, path, keep, tree=tree) != keep:
+                raise TokenmillError(f"{path} is shorter than its journal says; remove it and run again")
         self._file.seek(keep)
         self._kernel_copy = hasattr(os, "copy_file_range")
 
@@ -182,6 +183,7 @@ class Workspace:
     ) -> None:
         """Begin the attempt; leftovers of dead attempts at the unit are taken over or removed."""
         self.record = record
+        self.tree = record.tree
         self.plan = plan
         self.unit = unit
         self.input_root = input_root
@@ -216,21 +218,22 @@ class Workspace:
                 left.remove()
         return directory
 
-    @staticmethod
-    def _taken(directory: Path) -> bool:
-        return any(path.name != OWNER for path in directory.iterdir())
+    def _taken(self, directory: Path) -> bool:
+        return any(name != OWNER for name in self.tree.names(directory))
 
-    @staticmethod
-    def _take(left: Leftover, directory: Path) -> None:
+    def _take(self, left: Leftover, directory: Path) -> None:
         """Take over a dead attempt's files; of one that may live only a copy, so that it can go on unharmed."""
+        names = [name for name in self.tree.names(left.path) if name != OWNER]
         try:
-            for path in sorted(left.path.iterdir()):
-                if path.name == OWNER:
-                    continue
-                if left.liveness is Liveness.DEAD:
-                    path.rename(directory / path.name)
-                else:
-                    shutil.copyfile(path, directory / path.name)
+            for name in names:
+                # Opened before and after: what lies there may be a link, or another name of somebody's file.
+                with self.tree.open(left.path / name, alone=True) as source:
+                    if left.liveness is not Liveness.DEAD:
+                        with self.tree.open(directory / name, "xb") as copy:
+                            shutil.copyfileobj(source, copy, COPY_CHUNK)
+                        continue
+                self.tree.rename(left.path / name, directory / name)
+                self.tree.open(directory / name, alone=True).close()
         except FileNotFoundError:  # another worker was quicker: what was taken so far is checked by the stage
             return
 
@@ -278,7 +281,7 @@ class Workspace:
         """Open the file that will be `final` (relative to the output) once the unit commits; see OutputFile."""
         inside(self.record.output, final)
         path = self.directory / (temporary or f"out-{len(self._outputs)}")
-        output = OutputFile(path, final, keep, read_soon=read_soon)
+        output = OutputFile(path, final, keep, read_soon=read_soon, tree=self.tree)
         self._outputs.append(output)
         return output
 
@@ -286,7 +289,7 @@ class Workspace:
         """Take back an output: it will not be part of the dataset."""
         output.abandon()
         self._outputs.remove(output)
-        output.path.unlink()
+        self.tree.unlink(output.path)
 
     def checkpoint(self, advanced: int = 0) -> None:
         """Report bytes of input done, give the heartbeat, and stop here when asked to; call it every batch."""
@@ -297,7 +300,7 @@ class Workspace:
         if now - self._beat > HEARTBEAT_SECONDS:
             self._beat = now
             try:
-                os.utime(self.directory / OWNER)
+                self.tree.touch(self.directory / OWNER)
             except FileNotFoundError:
                 self._superseded()
         if self._should_stop():
@@ -330,34 +333,32 @@ class Workspace:
         self.fence()
         if self.record.read_receipt(self.plan, self.unit) is None:
             self._publish(counts)
-        self.record.failure_path(self.unit.id).unlink(missing_ok=True)
-        shutil.rmtree(self.directory, ignore_errors=True)
+        self.tree.unlink(self.record.failure_path(self.unit.id))
+        self.tree.remove_tree(self.directory)
         # What checkpoints did not report (a part done by an earlier attempt) counts as done now.
         self._advance(self.unit.weight - self._advanced)
 
     def _publish(self, counts: Counts) -> None:
-        placed: dict[Path, int] = {}
+        placed: dict[str, int] = {}
         try:
             for output in self._outputs:
-                final = inside(self.record.output, output.final)
-                final.parent.mkdir(parents=True, exist_ok=True)
-                inode = output.path.stat().st_ino
-                output.path.replace(final)
-                placed[final] = inode
+                status = self.tree.stat(output.path)
+                self.tree.rename(output.path, output.final, create=True)
+                placed[output.final] = status.st_ino if status else 0
         except FileNotFoundError:
             self._superseded()
             return
-        for directory in sorted({final.parent for final in placed}):
-            fsync_directory(directory)
+        for directory in sorted({final.rpartition("/")[0] for final in placed}):
+            self.tree.fsync(directory)
         try:
             self.fence()
         except Superseded:
             # They may lie where the new plan's files were: missing is noticed and made again, wrong bytes of the
             # same size are not.
             for final, inode in placed.items():
-                with contextlib.suppress(FileNotFoundError):
-                    if final.stat().st_ino == inode:
-                        final.unlink()
+                status = self.tree.stat(final)
+                if status is not None and status.st_ino == inode:
+                    self.tree.unlink(final)
             raise
         receipt = {
             "plan": self.plan.id,
@@ -371,7 +372,7 @@ class Workspace:
             "finished": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "host": socket.gethostname(),
         }
-        write_atomic(self.record.receipt_path(self.unit.id), readable_json(receipt))
+        self.tree.write_atomic(self.record.receipt_path(self.unit.id), readable_json(receipt))
 
     def __enter__(self) -> "Workspace":
         """Enter the attempt."""
@@ -383,11 +384,11 @@ class Workspace:
         """Close the files; after a failure keep the directory only where a later attempt can resume it."""
         for output in self._outputs:
             output.abandon()
-        if error is None or not self.directory.exists():
+        if error is None or not self.tree.exists(self.directory):
             return
         self._advance(-self._advanced)
         if isinstance(error, Superseded) or not self._resumable:
-            shutil.rmtree(self.directory, ignore_errors=True)
+            self.tree.remove_tree(self.directory)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import WITH_HASHES, RequestError
-from tokenmill.files import has_sha256, hash_file, inside, patiently, settle_seconds, size_of
+from tokenmill.files import has_sha256, hash_file, inside, patiently, settle_seconds
 from tokenmill.flow.lineage import find_records, records_of, unfinished
 from tokenmill.flow.progress import size as words
 from tokenmill.flow.provenance import locate
@@ -91,7 +91,7 @@ def open_dataset(record: StageRecord) -> Dataset:
     manifest = record.stored_manifest(record.plan_id())
     plan = record.read_plan()
     files = manifest.files if manifest else []
-    damaged = [entry["path"] for entry in files if size_of(inside(record.output, entry["path"])) != entry["bytes"]]
+    damaged = [entry["path"] for entry in files if record.tree.size(entry["path"]) != entry["bytes"]]
     if damaged:
         raise RequestError(
             f"preprocess in {record.output} was finished, but {len(damaged)} of its {len(files)} files are missing or "
@@ -221,15 +221,13 @@ def _check_stage(record: StageRecord, full: bool, only: str | None = None) -> tu
 
 
 def _check_file(record: StageRecord, entry: dict[str, Any], full: bool) -> list[str]:
-    path = inside(record.output, entry["path"])
+    path, size = inside(record.output, entry["path"]), record.tree.size(entry["path"])
     again = f"run the same tokenmill {record.stage} again"
-    if not path.is_file():
+    if size is None:
         return [f"{path}: missing; {again}: it makes only this one"]
-    if path.stat().st_size != entry["bytes"]:
-        return [
-            f"{path}: {path.stat().st_size} bytes, its receipt says {entry['bytes']}; {again}: it makes only this one"
-        ]
-    if full and hash_file(path) != entry["xxh3_128"]:
+    if size != entry["bytes"]:
+        return [f"{path}: {size} bytes, its receipt says {entry['bytes']}; {again}: it makes only this one"]
+    if full and hash_file(path, tree=record.tree) != entry["xxh3_128"]:
         return [
             f"{path}: its bytes are not those its receipt names (xxh3-128 differs); {again} with {WITH_HASHES}, which "
             "makes only what is damaged"
@@ -242,7 +240,7 @@ def check_tokenizer(record: StageRecord, plan: Plan) -> list[str]:
     wrong = []
     for name, sha256 in plan.details["tokenizer"]["files"].items():
         path = record.output / "tokenizer" / name
-        if not has_sha256(path, sha256):
+        if not has_sha256(record.tree, path, sha256):
             wrong.append(
                 f"{path}: not the tokenizer these data were made with; copy the right one there, or run tokenmill "
                 f"{plan.command} again"

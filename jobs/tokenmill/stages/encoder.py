@@ -13,10 +13,10 @@ successor never meet in one.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from tokenmill.errors import RequestError, TransientError
-from tokenmill.files import content_id, has_sha256, read_json, readable_json, write_atomic
+from tokenmill.files import content_id, has_sha256, read_json, readable_json
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.record import Plan, StageRecord
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from tokenmill.tokens.gate import Verdict
     from tokenmill.tokens.serve import Task
     from tokenmill.tokens.tokenizer import ResolvedTokenizer
+
+T = TypeVar("T")
 
 GATE_FILES, GATE_DOCUMENTS, GATE_BYTES = 8, 25, 128 << 10
 """On how much of the corpus the encoders are judged beside the adversarial list: documents and bytes of each file."""
@@ -58,7 +60,7 @@ class Encoders:
 
     def ready(self, plan: Plan, encoder: str) -> bool:
         """Tell whether a plan's tokenizer lies beside the data, and workers can load the encoder as it was judged."""
-        placed = _lies_there(self.record.output / "tokenizer", plan.details["tokenizer"]["files"])
+        placed = self._lies_there(plan.details["tokenizer"]["files"])
         return placed and self._verdict(plan.basis["tokenizer"], plan.basis["special_tokens"], encoder) is not None
 
     def task(self, plan: Plan, encoder: str, verify: str) -> "Task":
@@ -86,10 +88,11 @@ class Encoders:
     def _verdict(self, fingerprint: str, special_tokens: bool, encoder: str) -> "Verdict | None":
         from tokenmill.tokens.gate import Verdict, is_installed
 
-        value = read_json(self._verdict_path(fingerprint, special_tokens, encoder))
-        if not value or not self.backend(fingerprint).exists():
+        tree, path = self.record.tree, self._verdict_path(fingerprint, special_tokens, encoder)
+        value = read_json(path, tree=tree)
+        if not value or tree.size(self.backend(fingerprint)) is None:
             return None
-        verdict = Verdict.from_json(value)
+        verdict = _read_as(Verdict, value, path)
         return verdict if is_installed(verdict.encoder, verdict.version) else None
 
     def _verdict_path(self, fingerprint: str, special_tokens: bool, encoder: str) -> Path:
@@ -130,15 +133,22 @@ class Encoders:
     def _remembered(self, name: str, special_tokens: bool, encoder: str) -> "tuple[ResolvedTokenizer, Verdict] | None":
         from tokenmill.tokens.tokenizer import ResolvedTokenizer
 
-        for path in sorted((self.record.directory / "encoders").glob(f"*/{name}")):
-            value = read_json(path)
+        directory, tree = self.record.directory / "encoders", self.record.tree
+        for fingerprint in tree.names(directory):
+            path = directory / fingerprint / name
+            value = read_json(path, tree=tree)
             if not value:
                 continue
-            tokenizer = ResolvedTokenizer.from_json(value)
+            tokenizer = _read_as(ResolvedTokenizer, value, path)
             verdict = self._verdict(tokenizer.fingerprint, special_tokens, encoder)
-            if verdict is not None and _lies_there(self.record.output / "tokenizer", tokenizer.files):
+            if verdict is not None and self._lies_there(tokenizer.files):
                 return tokenizer, verdict
         return None
+
+    def _lies_there(self, files: dict[str, str]) -> bool:
+        """Tell whether the tokenizer's files lie beside the data with the SHA-256 each is to have."""
+        tree, directory = self.record.tree, self.record.output / "tokenizer"
+        return all(has_sha256(tree, directory / name, sha256) for name, sha256 in files.items())
 
     def _resolve(
         self, beginnings: Sequence[Path], recipe: Recipe, name: str, encoder: str, endpoint: str | None
@@ -168,26 +178,26 @@ class Encoders:
             )
             self._place(made / "tokenizer", tokenizer.files)
             for path in merges.files(made):
-                write_atomic(self.directory(tokenizer.fingerprint) / path.name, path.read_bytes())
+                self.record.tree.write_atomic(self.directory(tokenizer.fingerprint) / path.name, path.read_bytes())
         path = self._verdict_path(tokenizer.fingerprint, recipe.special_tokens, encoder)
-        write_atomic(path, readable_json(verdict.to_json()))
-        write_atomic(self.directory(tokenizer.fingerprint) / name, readable_json(tokenizer.to_json()))
+        self.record.tree.write_atomic(path, readable_json(verdict.to_json()))
+        self.record.tree.write_atomic(self.directory(tokenizer.fingerprint) / name, readable_json(tokenizer.to_json()))
         return tokenizer, verdict
 
     def _place(self, made: Path, files: dict[str, str]) -> None:
         """Copy the tokenizer beside the data; a stranger's files are not overwritten."""
         old = self.record.read_plan()
         ours = old.details["tokenizer"]["files"] if old else {}
-        target = self.record.output / "tokenizer"
+        target, tree = self.record.output / "tokenizer", self.record.tree
         for name in files:
             data, path = (made / name).read_bytes(), target / name
-            if name not in ours and path.exists() and path.read_bytes() != data:
+            if name not in ours and tree.read(path) not in (None, data):
                 raise RequestError(
                     f"{path} exists, and no record says that tokenmill made it; move it away, or choose another output"
                 )
-            write_atomic(path, data, directory=self.record.directory)
+            tree.write_atomic(path, data, directory=self.record.directory)
         for name in set(ours) - set(files):
-            (target / name).unlink(missing_ok=True)
+            tree.unlink(target / name)
 
 
 def _first_texts(paths: Sequence[Path], keys: Sequence[str]) -> list[str]:
@@ -200,9 +210,17 @@ def _first_texts(paths: Sequence[Path], keys: Sequence[str]) -> list[str]:
     return texts
 
 
-def _lies_there(directory: Path, files: dict[str, str]) -> bool:
-    """Tell whether files lie in a directory with the SHA-256 each is to have."""
-    return all(has_sha256(directory / name, sha256) for name, sha256 in files.items())
+def _read_as(kind: "type[T]", value: Any, path: Path) -> "T":
+    """Take a record of what was settled, which may be another version's or somebody else's, as what it is to be."""
+    from msgspec import ValidationError, convert
+
+    try:
+        return convert(value, kind)
+    except ValidationError as error:
+        raise RequestError(
+            f"{path} is damaged, or somebody changed it ({error}); look at who did, delete {path.parent}, and run the "
+            "same command again, which judges the encoders anew"
+        ) from error
 
 
 def _versions() -> dict[str, str]:

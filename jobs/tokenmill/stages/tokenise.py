@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokenmill.errors import WITH_REPLACE, InputError, RequestError, TransientError
-from tokenmill.files import read_json, readable_json, write_atomic
+from tokenmill.files import read_json, readable_json
 from tokenmill.flow.provenance import locate, narrow
 from tokenmill.flow.record import REJECTED, Counts, Unit
+from tokenmill.flow.schema import check_journal
 from tokenmill.flow.workspace import OutputFile, Workspace
 
 if TYPE_CHECKING:
@@ -252,10 +253,20 @@ class Tokenising:
 
     def _journal(self) -> dict[str, Any] | None:
         """Return a taken-over journal whose files are all there, else None and begin anew."""
-        from tokenmill.tokens.writer import HEADER
+        from tokenmill.tokens.writer import CODES, HEADER
 
-        journal = read_json(self.workspace.path("journal.json"))
-        if not isinstance(journal, dict) or "even" not in journal["columns"][0]:  # of an earlier version
+        tree, path = self.workspace.tree, self.workspace.path("journal.json")
+        value = read_json(path, tree=tree)
+        if value is None:
+            return None
+        try:
+            check_journal(value)
+        except ValueError:  # of an earlier version, or damaged: what it says of the files cannot be relied on
+            return None
+        journal: dict[str, Any] = value
+        if len(journal["columns"]) != len(self.basis["keys"]) or journal["done"] > len(self.spec["inputs"]):
+            return None
+        if any(column["dtype_code"] != CODES[self.basis["dtype"]] for column in journal["columns"]):
             return None
         wanted = [("rejected", journal["rejected_bytes"])] if journal["rejected_bytes"] else []
         for number, state in enumerate(journal["columns"]):
@@ -264,8 +275,7 @@ class Tokenising:
             if state["even"] < state["documents"]:
                 wanted.append((f"idx-{number}.documents", 8 * (state["documents"] - state["even"])))
         for name, size in wanted:
-            path = self.workspace.path(name)
-            if not path.exists() or path.stat().st_size < size:
+            if (tree.size(self.workspace.path(name)) or 0) < size:
                 return None
         return journal
 
@@ -283,7 +293,7 @@ class Tokenising:
             "parts": self.parts,
             "inputs": self.workspace.inputs,
         }
-        write_atomic(self.workspace.path("journal.json"), readable_json(journal))
+        self.workspace.tree.write_atomic(self.workspace.path("journal.json"), readable_json(journal))
         self.marked = time.monotonic()
 
     def _reject(self, name: str, rejected: "Rejected") -> None:

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tokenmill.errors import RequestError
-from tokenmill.files import check_inside
 from tokenmill.training.extents import Damage, extents, shown
 from tokenmill.training.torchfile import check_whole
+from tokenmill.tree import check_inside
 
 COMMON = "common.pt"
 

@@ -151,11 +151,11 @@ def sweep(cache: Path, *, shared: bool) -> list[Path]:
     For node 0, before the trainer starts. In a cache that other runs write to (`shared`), what was written
     lately is left alone. Returns what was removed.
     """
-    from tokenmill.files import server_time
+    from tokenmill.tree import Tree
 
     if not cache.is_dir():
         return []
-    now = server_time(cache) if shared else 0.0
+    now = Tree(cache).server_time("") if shared else 0.0
     removed = []
     for path in sorted(cache.glob("*.npy")):
         if _whole(path) or (shared and now - path.stat().st_mtime < ORPHANED_SECONDS):

@@ -16,6 +16,7 @@ from uuid import uuid4
 from tokenmill.errors import RequestError, Superseded
 from tokenmill.files import read_json, readable_json, settle_seconds, write_atomic
 from tokenmill.flow.attempt import Liveness, Owner, read_owner
+from tokenmill.tree import Tree
 
 OWNER = "owner.json"
 BEAT = 10.0
@@ -49,7 +50,7 @@ class Lease:
             isinstance(other, dict) and other.get("id") != self._id and not (self.run and other.get("run") == self.run)
         ):
             now = time.monotonic()
-            owner = read_owner(self.path)
+            owner = read_owner(Tree(self.path.parent), self.path)
             alive = owner.liveness() if owner else Liveness.UNKNOWN
             name = other.get("run") or other.get("release") or "(no name)"
             who = f"run {name} on {owner.host if owner else 'an unknown host'}"

@@ -1,0 +1,317 @@
+"""An output directory in which somebody else left links, pipes and forged records: nothing outside is touched.
+
+The places are those at which a record, an attempt or an output lies in an output that was interrupted. Beside it lies a
+victim's directory, whose content and times, also those of the last read, are compared before and after.
+"""
+
+import json
+import os
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from recovery.conftest import TOKENIZER
+from recovery.support import Forge, kill_at
+from tokenmill.files import content_id
+from tokenmill.flow.record import Plan
+
+OLD = 1_600_000_000
+"""A time at which everything that was planted seems to be abandoned."""
+
+
+class Scene:
+    """An output that was interrupted, a victim beside it, and the commands that somebody runs then."""
+
+    def __init__(self, forge: Forge, output: Path, command: list[Any], victim: Path) -> None:
+        self.forge = forge
+        self.output = output
+        self.command = command
+        self.victim = victim
+        self.records = output / ".tokenmill" / str(command[0])
+
+    def plant(self, place: Path, kind: str) -> None:
+        """Put something hostile in the place of what lies there."""
+        was_directory = place.is_dir()
+        if was_directory:
+            shutil.rmtree(place)
+        else:
+            place.unlink(missing_ok=True)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        target = self.victim / ("folder" if was_directory else "file.json")
+        match kind:
+            case "link":
+                place.symlink_to(target)
+            case "link to a name":
+                place.symlink_to(self.victim / "folder" / place.name)
+            case "link to itself":
+                place.symlink_to(place.name)
+            case "pipe":
+                os.mkfifo(place)
+            case "socket":
+                handle = os.open(place.parent, os.O_RDONLY)  # an address is at most 107 bytes long
+                with socket.socket(socket.AF_UNIX) as end:
+                    end.bind(f"/proc/self/fd/{handle}/{place.name}")
+                os.close(handle)
+            case "swapped" if was_directory:
+                place.write_bytes(b"{}")
+            case "swapped":
+                place.mkdir()
+            case "other name":
+                place.hardlink_to(target)
+        if kind != "other name":
+            os.utime(place, (OLD, OLD), follow_symlinks=False)
+
+    def runs(self, *, words: str = "") -> None:
+        """Run everything that looks at the output; each ends by itself and touches nothing of the victim's."""
+        before = snapshot(self.victim)
+        for argv in ([*self.command], [*self.command, "--replace"], ["status", self.output], ["verify", self.output]):
+            run = self.forge.run(argv)
+            assert run.exit in (0, 2), f"{argv}: exit {run.exit}\n{run.said}"
+            assert "Traceback" not in run.said, f"{argv}\n{run.said}"
+            assert words in run.said or not words, f"{argv}\n{run.said}"
+            assert snapshot(self.victim) == before, f"{argv}\n{run.said}"
+
+
+def snapshot(root: Path) -> dict[str, tuple[Any, ...]]:
+    """Return what is below a directory, with the times of the last change and of the last read."""
+    found = {}
+    for path in [root, *sorted(root.rglob("*"))]:
+        status = path.lstat()
+        times = (status.st_mtime_ns, status.st_ctime_ns, status.st_atime_ns if path.is_file() else 0)
+        found[str(path)] = (status.st_mode, status.st_size, status.st_nlink, times)
+    return found
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Path:
+    """Return a directory of somebody else's, in which each read shows (relatime: last read before it was written)."""
+    victim = tmp_path / "victim"
+    names = (
+        "file.json",
+        "folder/plan.json",
+        "folder/a.json",
+        "folder/old/owner.json",
+        "folder/old/data",
+        "config.json",
+    )
+    for name in names:
+        (victim / name).parent.mkdir(parents=True, exist_ok=True)
+        (victim / name).write_text('{"precious": true}\n')
+    for path in sorted(victim.rglob("*"), reverse=True):
+        os.utime(path, (OLD - 1000, OLD))
+    probe = tmp_path / "probe"
+    probe.write_text("x")
+    os.utime(probe, (OLD - 1000, OLD))
+    probe.read_text()
+    assert probe.stat().st_atime != OLD - 1000, "this file system does not tell that a file was read"
+    return victim
+
+
+@pytest.fixture(scope="module")
+def interrupted(
+    forge: Forge, corpus: Path, settled: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, tuple[Path, list[Any]]]:
+    """Return an output of each kind of stage that was killed, with a dead attempt in it, and what ran there."""
+    made = {}
+    root = tmp_path_factory.mktemp("interrupted")
+    source = root / "source"
+    source.mkdir()
+    for number in range(4):
+        (source / f"{number}.jsonl").write_bytes(b'{"text": "once upon a time"}\n' * (50 + number))
+    commands: dict[str, list[Any]] = {
+        "download": ["download", source, root / "download"],
+        "extract": ["extract", corpus, root / "extract", "--processes", 1],
+        "preprocess": ["preprocess", corpus, root / "preprocess", "--tokenizer", TOKENIZER, "--processes", 1],
+    }
+    shutil.copytree(settled, root / "preprocess")
+    for stage, command in commands.items():
+        output = root / stage
+        forge.run([*command], kill_at(output, r"rename .*/receipts/", 3))
+        for attempt in (output / ".tokenmill" / stage / "attempts").glob("[!.]*"):
+            for path in [*attempt.iterdir(), attempt]:
+                os.utime(path, (OLD, OLD))
+        for folder, name in (("failures", "left.json"), ("runs", "left"), ("receipts", "left.json")):
+            (output / ".tokenmill" / stage / folder).mkdir(exist_ok=True)
+            (output / ".tokenmill" / stage / folder / name).write_text("{}")
+        assert list((output / ".tokenmill" / stage / "attempts").glob("*~*")), "no attempt was left"
+        made[stage] = (output, command)
+    return made
+
+
+@pytest.fixture(params=["download", "extract", "preprocess"])
+def scene(
+    request: pytest.FixtureRequest,
+    forge: Forge,
+    interrupted: dict[str, tuple[Path, list[Any]]],
+    tmp_path: Path,
+    victim: Path,
+) -> Callable[[], Scene]:
+    """Return what makes a fresh copy of an interrupted output."""
+    original, command = interrupted[request.param]
+
+    def fresh() -> Scene:
+        output = tmp_path / "out"
+        shutil.rmtree(output, ignore_errors=True)
+        shutil.copytree(original, output, copy_function=shutil.copy2)
+        argv = [output if word == original else word for word in command]
+        return Scene(forge, output, argv, victim)
+
+    return fresh
+
+
+def places(scene: Scene) -> list[Path]:
+    """Enumerate where a record, an attempt or an output lies, or may lie: one of each kind."""
+    found: dict[str, Path] = {}
+    for path in [scene.output / ".tokenmill", *sorted(scene.output.rglob("*"))]:
+        name = path.relative_to(scene.output).as_posix()
+        parts = name.split("/")
+        if "receipts" in parts or parts[0] not in (".tokenmill", "tokenizer"):
+            parts[-1] = path.suffix if path.is_file() else parts[-1]
+        if "attempts" in parts[:-1]:
+            parts[3] = "ATTEMPT"
+        found.setdefault("/".join(parts), path)
+    more = ["plan.json", "manifest.json", "replaced.json", "planning.json"]
+    return [*found.values(), *(scene.records / name for name in more if not (scene.records / name).exists())]
+
+
+KINDS = ["link", "link to a name", "link to itself", "pipe", "socket", "swapped"]
+
+
+def test_nothing_outside_is_read_changed_or_deleted(scene: Callable[[], Scene]) -> None:
+    """Each place is a link once, and something else once: with TOKENMILL_TEST_ALL everything, which takes minutes."""
+    first = scene()
+    names = [path.relative_to(first.output) for path in places(first)]
+    assert len(names) > 15
+    for number, name in enumerate(names):
+        for kind in KINDS if os.environ.get("TOKENMILL_TEST_ALL") else ("link", KINDS[1 + number % 5]):
+            here = scene()
+            here.plant(here.output / name, kind)
+            here.runs()
+
+
+def test_a_file_with_another_name_is_not_written_to(scene: Callable[[], Scene]) -> None:
+    """A hard link cannot be told from a file, but by the number of its names."""
+    here = scene()
+    attempt = next(here.records.glob("attempts/*~*"))
+    for path in [path for path in attempt.iterdir() if path.name != "owner.json"]:
+        here = scene()
+        here.plant(attempt / path.name if here.output in attempt.parents else path, "other name")
+        here.runs()
+
+
+@pytest.mark.parametrize("what", ["attempts", "failures", "receipts", "plan.json"])
+def test_a_linked_record_is_refused_with_its_name(scene: Callable[[], Scene], what: str) -> None:
+    here = scene()
+    if not (here.records / what).exists():
+        (here.records / what).write_text("{}")
+    here.plant(here.records / what, "link")
+    run = here.forge.run([*here.command, "--replace"])
+    assert run.exit == 2 and str(here.records / what) in run.said and "is a symbolic link" in run.said, run.said
+
+
+def forge_plan(scene: Scene, change: Callable[[dict[str, Any]], None]) -> None:
+    """Change a plan and give it the id that belongs to it."""
+    path = scene.records / "plan.json"
+    value = json.loads(path.read_bytes())
+    change(value)
+    value["id"] = content_id({name: part for name, part in value.items() if name != "id"})
+    path.write_text(json.dumps(value, indent=1))
+
+
+ELSEWHERE = [
+    "../victim/config.json",
+    "../../victim/config.json",
+    "{victim}/config.json",
+    ".tokenmill/x",
+    "a/../../victim",
+]
+
+
+@pytest.mark.parametrize("path", ELSEWHERE)
+@pytest.mark.parametrize("where", ["outputs", "tokenizer files", "inputs", "id"])
+def test_a_forged_path_leads_nowhere(scene: Callable[[], Scene], where: str, path: str) -> None:
+    here = scene()
+    path = path.format(victim=here.victim)
+
+    def change(plan: dict[str, Any]) -> None:
+        match where:
+            case "outputs":
+                plan["units"][0]["outputs"][0] = path
+            case "tokenizer files":
+                files = plan["details"].setdefault("tokenizer", {"reference": "x", "vocab_size": 5, "eod_id": 1})
+                files["files"] = {path: "0" * 64}
+            case "inputs" if "inputs" in plan["units"][0]["spec"]:
+                plan["units"][0]["spec"]["inputs"][0]["path"] = path
+            case _:
+                plan["units"][0]["id"] = path
+
+    forge_plan(here, change)
+    here.runs(words=str(here.records / "plan.json"))
+
+
+FORGED: dict[str, Callable[[dict[str, Any]], object]] = {
+    "units are no list": lambda plan: plan.update(units={"a": 1}),
+    "units are numbers": lambda plan: plan.update(units=[1, 2]),
+    "a unit is empty": lambda plan: plan["units"].append({}),
+    "a weight is text": lambda plan: plan["units"][0].update(weight="9"),
+    "a weight is negative": lambda plan: plan["units"][0].update(weight=-9),
+    "outputs are text": lambda plan: plan["units"][0].update(outputs="abc"),
+    "a spec is a list": lambda plan: plan["units"][0].update(spec=[]),
+    "a spec is empty": lambda plan: plan["units"][0].update(spec={}),
+    "upstream is text": lambda plan: plan.update(upstream="download"),
+    "upstream is a number": lambda plan: plan.update(upstream={"stage": 7}),
+    "source is a list": lambda plan: plan.update(source=[]),
+    "the basis is a list": lambda plan: plan.update(basis=[1]),
+    "details are text": lambda plan: plan.update(details="x"),
+    "the tokenizer is text": lambda plan: plan["details"].update(tokenizer="x"),
+    "the request is a list": lambda plan: plan.update(request=[]),
+    "the stage is a number": lambda plan: plan.update(stage=3),
+    "require is unknown": lambda plan: plan.update(require="gold"),
+}
+
+
+@pytest.mark.parametrize("change", FORGED.values(), ids=FORGED)
+def test_a_forged_plan_is_refused_with_its_name(scene: Callable[[], Scene], change: Callable[..., object]) -> None:
+    here = scene()
+    forge_plan(here, change)
+    run = here.forge.run(here.command)
+    assert run.exit == 2 and str(here.records / "plan.json") in run.said, run.said
+    here.runs()
+
+
+VALUES: list[Any] = [None, [], "x", {"": 1}, 0, {"encoder": 5}]
+
+
+def test_forged_records_end_in_no_traceback(scene: Callable[[], Scene]) -> None:
+    """Every JSON record becomes something else; then every value in it."""
+    first, number = scene(), 0
+    everything = "TOKENMILL_TEST_ALL" in os.environ
+    for place in [path for path in places(first) if path.suffix == ".json" and path.is_file()]:
+        here = scene()
+        path = here.output / place.relative_to(first.output)
+        old = json.loads(path.read_bytes())
+        names = [] if path.name in ("plan.json", "tokenizer.json", "backend.json", "encoder.json") else list(old)
+        for name in [None, *names]:
+            number += 1
+            for value in VALUES if everything else [VALUES[number % len(VALUES)]]:
+                here = scene()
+                path.write_text(json.dumps(value if name is None else old | {name: value}))
+                here.runs()
+
+
+def test_a_planted_plan_of_nothing_is_no_reason_to_delete(scene: Callable[[], Scene]) -> None:
+    """`--replace` removes what the old plan names, and it names what an attacker wants."""
+    here = scene()
+    (here.output / "link").symlink_to(here.victim)
+    stage = str(here.command[0])
+    plan = Plan(stage, {"other": True}, [])
+    value = json.loads(plan.to_bytes())
+    value["units"] = [{"id": "x", "weight": 1, "spec": {}, "outputs": ["link/config.json", "link/folder/a.json"]}]
+    value["id"] = content_id({name: part for name, part in value.items() if name != "id"})
+    (here.records / "plan.json").write_text(json.dumps(value))
+    here.runs()
+    assert (here.victim / "config.json").exists()
