@@ -10,7 +10,7 @@ Each of `at` sends the child a signal just before one of its own file system ope
 an audit hook (sys.addaudithook): {"signal": N, "count": k} at the k-th below {"below": PATH}; with
 {"match": REGEX} only those count whose "event path [path]" it finds. The signal is a real one, and the
 operation does not happen before it. `opened` names a file to which the paths of all files opened below
-`watch` are appended.
+`watch` are appended; `env` is added to the environment.
 
 Standard library alone at the top: a child that tokenmill spawns imports this file as its main module.
 """
@@ -105,6 +105,7 @@ def run(order: dict[str, Any]) -> NoReturn:
     os.dup2(log, 2)
     random.seed()
     sys.argv = ["tokenmill", *order["argv"]]
+    os.environ.update(order.get("env", {}))
     for at in order.get("at", ()):
         arm(at)
     if order.get("opened"):

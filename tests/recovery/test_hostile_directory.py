@@ -315,3 +315,18 @@ def test_a_planted_plan_of_nothing_is_no_reason_to_delete(scene: Callable[[], Sc
     (here.records / "plan.json").write_text(json.dumps(value))
     here.runs()
     assert (here.victim / "config.json").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to somebody else")
+def test_a_record_of_another_user_is_not_used_unless_that_user_is_trusted(scene: Callable[[], Scene]) -> None:
+    here = scene()
+    stranger = 54321
+    for what in ("plan.json", "attempts"):
+        os.chown(here.records / what, stranger, stranger)
+        run = here.forge.run(here.command)
+        assert run.exit == 2 and f"{here.records / what} belongs to user {stranger}" in run.said, run.said
+        here.forge.done(here.command, env={"TOKENMILL_TRUSTED_UIDS": f"1,{stranger}"})
+        here = scene()
+    os.chown(here.records / "plan.json", stranger, stranger)
+    os.chown(here.output, stranger, stranger)  # who owns the output may write its records
+    here.forge.done(here.command)

@@ -1,10 +1,10 @@
 """The tokenizer and encoder of a preprocess stage: resolved and judged by its planner, loaded by its workers.
 
     <output>/tokenizer/                                       the tokenizer's files; training loads these, offline
-    <output>/.tokenmill/preprocess/encoders/<fingerprint>/    backend.json, encoder.json (`tokens.merges`), a
-                                                              verdict for each way of choosing an encoder, and what
-                                                              was settled, so that a plan with other parameters need
-                                                              not resolve it again
+    <output>/.tokenmill/preprocess/encoders/<fingerprint>/    backend.json and encoder.json (`tokens.merges`), their
+                                                              hashes, a verdict for each way of choosing an encoder,
+                                                              and what was settled, so that a plan with other
+                                                              parameters need not resolve it again
 
 A directory is named for the backend's fingerprint, so that workers of a replaced plan and of its
 successor never meet in one.
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from tokenmill.errors import RequestError, TransientError
-from tokenmill.files import content_id, has_sha256, read_json, readable_json
+from tokenmill.files import content_id, has_sha256, read_json, readable_json, sha256_of
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.record import Plan, StageRecord
 
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from tokenmill.tokens.tokenizer import ResolvedTokenizer
 
 T = TypeVar("T")
+
+HASHES = "hashes.json"
+"""Name of the record with the SHA-256 of the files that encoders load."""
 
 GATE_FILES, GATE_DOCUMENTS, GATE_BYTES = 8, 25, 128 << 10
 """On how much of the corpus the encoders are judged beside the adversarial list: documents and bytes of each file."""
@@ -88,12 +91,25 @@ class Encoders:
     def _verdict(self, fingerprint: str, special_tokens: bool, encoder: str) -> "Verdict | None":
         from tokenmill.tokens.gate import Verdict, is_installed
 
-        tree, path = self.record.tree, self._verdict_path(fingerprint, special_tokens, encoder)
-        value = read_json(path, tree=tree)
-        if not value or tree.size(self.backend(fingerprint)) is None:
+        path = self._verdict_path(fingerprint, special_tokens, encoder)
+        value = read_json(path, tree=self.record.tree)
+        if not value or not self._is_as_judged(fingerprint):
             return None
         verdict = _read_as(Verdict, value, path)
         return verdict if is_installed(verdict.encoder, verdict.version) else None
+
+    def _is_as_judged(self, fingerprint: str) -> bool:
+        """Tell whether what encoders load is what was judged: those files, with those bytes."""
+        from tokenmill.tokens import merges
+
+        directory, tree = self.directory(fingerprint), self.record.tree
+        hashes = read_json(directory / HASHES, tree=tree)
+        present = {name for name in (merges.NAME, "backend.json") if tree.size(directory / name) is not None}
+        return (
+            isinstance(hashes, dict)
+            and hashes.keys() == present != set()
+            and all(has_sha256(tree, directory / name, sha256) for name, sha256 in hashes.items())
+        )
 
     def _verdict_path(self, fingerprint: str, special_tokens: bool, encoder: str) -> Path:
         return self.directory(fingerprint) / f"verdict-{encoder}{'' if special_tokens else '-no-special'}.json"
@@ -177,11 +193,14 @@ class Encoders:
                 endpoint=endpoint,
             )
             self._place(made / "tokenizer", tokenizer.files)
+            directory, tree, hashes = self.directory(tokenizer.fingerprint), self.record.tree, dict[str, str]()
             for path in merges.files(made):
-                self.record.tree.write_atomic(self.directory(tokenizer.fingerprint) / path.name, path.read_bytes())
+                tree.write_atomic(directory / path.name, path.read_bytes())
+                hashes[path.name] = sha256_of(path)
+            tree.write_atomic(directory / HASHES, readable_json(hashes))
         path = self._verdict_path(tokenizer.fingerprint, recipe.special_tokens, encoder)
-        self.record.tree.write_atomic(path, readable_json(verdict.to_json()))
-        self.record.tree.write_atomic(self.directory(tokenizer.fingerprint) / name, readable_json(tokenizer.to_json()))
+        tree.write_atomic(path, readable_json(verdict.to_json()))
+        tree.write_atomic(directory / name, readable_json(tokenizer.to_json()))
         return tokenizer, verdict
 
     def _place(self, made: Path, files: dict[str, str]) -> None:

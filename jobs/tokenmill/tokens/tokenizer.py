@@ -189,7 +189,10 @@ def decode(backend: Path, ids: Iterable[int]) -> str:
     """Return the text of token ids, special tokens spelled out."""
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_file(str(backend))
+    try:
+        tokenizer = Tokenizer.from_file(str(backend))
+    except Exception as error:  # the library raises no other kind
+        raise RequestError(f"{backend} is damaged ({error}); run the same tokenmill preprocess again") from error
     return str(tokenizer.decode([int(i) for i in ids], skip_special_tokens=False))
 
 
