@@ -46,6 +46,7 @@ def seen(event: str, arguments: tuple[Any, ...]) -> tuple[str, list[str]]:
     """
     if event in ("open", "tokenmill.open", "os.truncate"):
         whole = isinstance(arguments[0], str | os.PathLike) and os.path.isabs(arguments[0])
+        whole = whole and not (event == "open" and (arguments[2] or 0) & os.O_DIRECTORY)  # a handle, no file
         return event.removeprefix("tokenmill."), [os.fspath(arguments[0])] if whole else []
     paths = [os.fspath(a) for a in arguments[: len(HANDLES.get(event, ()))] if isinstance(a, str | os.PathLike)]
     for number, path in enumerate(paths):
