@@ -69,7 +69,7 @@ class InputRecord(Struct):
 
     path: Name
     identity: str
-    parts: list[PartRecord]
+    parts: list[PartRecord] | UnsetType = UNSET
     bytes: Count | UnsetType = UNSET
     records: Count | UnsetType = UNSET
     blank: Count | UnsetType = UNSET
@@ -94,9 +94,9 @@ class SpecRecord(Struct):
     xet: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a name that is more than one."""
-        if self.name is not UNSET and "/" in self.name:
-            raise ValueError(f"the name {self.name!r} has a slash")
+        """Refuse a name that leads elsewhere."""
+        if self.name is not UNSET:
+            _check_path(self.name)
 
 
 class UnitRecord(Struct, forbid_unknown_fields=True):

@@ -21,6 +21,7 @@ from tokenmill.flow.provenance import narrow, whole
 from tokenmill.flow.record import COPIED, IN_PLACE, Counts, Plan, StageRecord, Unit
 from tokenmill.flow.workspace import OutputFile, Workspace, nothing_common
 from tokenmill.stages.encoder import Encoders, Recipe
+from tokenmill.tree import Tree
 
 if TYPE_CHECKING:
     from tokenmill.tokens.tokenizer import ResolvedTokenizer
@@ -298,10 +299,10 @@ def do(unit: Unit, workspace: Workspace) -> Counts:
     from tokenmill.tokens.check import examine
 
     plan, spec, root = workspace.plan, unit.spec, workspace.input_root
-    files = [PairFile(**item) for item in spec["inputs"]]
+    files = [PairFile(item["path"], item["bytes"], item["identity"]) for item in spec["inputs"]]
     source = root / files[0].path.removesuffix(".bin")
     for file in files:
-        _check_unchanged(root, file)
+        _check_unchanged(root, file, plan.adopted)
     outputs = _copy(unit, files, workspace) if plan.adopted == COPIED else []
     examination = examine(
         outputs[0].path.with_suffix("") if outputs else source,
@@ -312,7 +313,7 @@ def do(unit: Unit, workspace: Workspace) -> Counts:
         beat=workspace.checkpoint,
     )
     for file in files:
-        _check_unchanged(root, file)
+        _check_unchanged(root, file, plan.adopted)
     if examination.problems:
         problems = [replace(problem, path=Path(f"{source}{problem.path.suffix}")) for problem in examination.problems]
         raise InputError("\n".join(map(str, problems)))
@@ -377,9 +378,10 @@ def _blocks(
             yield data
 
 
-def _check_unchanged(root: Path, file: PairFile) -> None:
+def _check_unchanged(root: Path, file: PairFile, how: str | None) -> None:
     """Refuse a file that is not any more what was planned; a pair that is being written is never whole."""
-    if _identity((root / file.path).stat()) != file.identity:
+    status = Tree(root).stat(file.path) if how == IN_PLACE else (root / file.path).stat()
+    if status is None or _identity(status) != file.identity:
         raise TransientError(
             f"{root / file.path} is not what it was when it was planned: somebody writes to it. Run the same command "
             "again once it is whole"
