@@ -68,7 +68,8 @@ class Scene:
     def runs(self, *, words: str = "") -> None:
         """Run everything that looks at the output; each ends by itself and touches nothing of the victim's."""
         before = snapshot(self.victim)
-        for argv in ([*self.command], [*self.command, "--replace"], ["status", self.output], ["verify", self.output]):
+        commands = [self.command, [*self.command, "--replace"], ["status", self.output], ["verify", self.output]]
+        for argv in [*commands, *([["inspect", self.output]] if self.command[0] == "preprocess" else [])]:
             run = self.forge.run(argv)
             assert run.exit in (0, 2), f"{argv}: exit {run.exit}\n{run.said}"
             assert "Traceback" not in run.said, f"{argv}\n{run.said}"
@@ -169,7 +170,7 @@ def places(scene: Scene) -> list[Path]:
     for path in [scene.output / ".tokenmill", *sorted(scene.output.rglob("*"))]:
         name = path.relative_to(scene.output).as_posix()
         parts = name.split("/")
-        if "receipts" in parts or parts[0] not in (".tokenmill", "tokenizer"):
+        if "receipts" in parts:
             parts[-1] = path.suffix if path.is_file() else parts[-1]
         if "attempts" in parts[:-1]:
             parts[3] = "ATTEMPT"

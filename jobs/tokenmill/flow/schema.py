@@ -215,9 +215,13 @@ class ReceiptRecord(Struct):
     finished: str
 
     def __post_init__(self) -> None:
-        """Refuse times that are none."""
+        """Refuse times that are none, and half a pair."""
         for time in (self.started, self.finished):
             datetime.fromisoformat(time)
+        paths = {file.path for file in self.outputs}
+        for file in self.outputs:
+            if file.role == "bin" and f"{file.prefix}.idx" not in paths:
+                raise ValueError(f"{file.path} is there without its .idx")
 
 
 class FailureRecord(Struct):

@@ -12,6 +12,7 @@ from tokenmill.flow.lineage import find_records, records_of, unfinished
 from tokenmill.flow.progress import size as words
 from tokenmill.flow.provenance import locate
 from tokenmill.flow.record import COPIED, IN_PLACE, Manifest, Plan, StageRecord, complete, kept_aside, make_manifest
+from tokenmill.tree import ForeignEntry
 
 _DAMAGED = {
     IN_PLACE: "put back what was adopted; or make the pair again with the tool that made it, and run the same "
@@ -44,7 +45,9 @@ class Dataset:
         """The tokenizer's backend JSON, which turns ids back into text."""
         from tokenmill.stages.encoder import Encoders
 
-        return Encoders(self.record).backend(self.plan.basis["tokenizer"])
+        path = Encoders(self.record).backend(self.plan.basis["tokenizer"])
+        self.record.tree.size(path)  # refuses a link
+        return path
 
     @property
     def tokenizer(self) -> dict[str, Any]:
@@ -107,7 +110,7 @@ def record_of_pair(prefix: Path) -> tuple[StageRecord, str] | None:
     prefix = prefix.absolute()
     for directory in prefix.parents:
         record = StageRecord(directory, "preprocess")
-        if record.plan_path.is_file():
+        if record.tree.size(record.plan_path) is not None:
             return record, prefix.relative_to(directory).as_posix()
     return None
 
@@ -190,7 +193,9 @@ def _check_stage(record: StageRecord, full: bool, only: str | None = None) -> tu
             if only is not None and entry.get("prefix") != only:
                 continue
             files, size = files + 1, size + entry["bytes"]
-            if entry.get("role") == "bin":
+            if refused := [problem for path in _with_index(entry) if (problem := _refused(record, path))]:
+                wrong.extend(refused)
+            elif entry.get("role") == "bin":
                 index = entries[f"{entry['prefix']}.idx"]
                 expected = {"bin_bytes": entry["bytes"], "bin_xxh3": entry["xxh3_128"]}
                 expected |= {"idx_bytes": index["bytes"], "idx_xxh3": index["xxh3_128"]}
@@ -218,6 +223,26 @@ def _check_stage(record: StageRecord, full: bool, only: str | None = None) -> tu
     said = f"{how} of {files} files, {words(size)}, of {record.stage} in {record.output}"
     bad = kept_aside({"rejected": rejected}, record.output)
     return f"{said}; {bad}" if bad else said, wrong
+
+
+def _with_index(entry: dict[str, Any]) -> list[str]:
+    """Return the paths that are looked at together: of a pair both files, and none for its .idx alone."""
+    match entry.get("role"):
+        case "bin":
+            return [entry["path"], f"{entry['prefix']}.idx"]
+        case "idx":
+            return []
+        case _:
+            return [entry["path"]]
+
+
+def _refused(record: StageRecord, path: str) -> str | None:
+    """Say why a file of an output is not even looked at, such as a link; None where it may be."""
+    try:
+        record.tree.size(path)
+    except ForeignEntry as error:
+        return str(error)
+    return None
 
 
 def _check_file(record: StageRecord, entry: dict[str, Any], full: bool) -> list[str]:
