@@ -11,6 +11,7 @@ import zstandard
 from contract.commandline import data_of, tokenmill
 from e2e.cluster import CLAIM, Namespace, exit_code, node_name, wait_for
 from e2e.corpus import DATASET, assert_same, content, done, receipts, serve, shard
+from e2e.training import Training, make_dataset
 from tokenmill.files import read_json
 
 pytestmark = pytest.mark.e2e
@@ -220,6 +221,27 @@ def test_a_truncated_download_is_told_from_a_damaged_one_and_fetched_again(
 def test_a_planner_that_was_killed_is_followed_by_another(slow_hub: Namespace, orphaned: str) -> None:
     slow_hub.wait_for_job(orphaned)
     assert len(receipts(slow_hub.data / orphaned, "download")) == 2
+
+
+def test_a_lost_master_keeps_no_worker_waiting(slow_hub: Namespace, tmp_path: Path) -> None:
+    """Deleted by force, its ranks still save and end with 0, the worker's too; its verdict is never written."""
+    make_dataset(slow_hub, tmp_path)
+    run = Training(slow_hub, "lost")
+    run.install(100_000, "--set training.saveInterval=50", step=0.1)
+
+    def worker() -> str | None:
+        return next((p["metadata"]["uid"] for p in run.pods() if "-worker-" in p["metadata"]["name"]), None)
+
+    for _ in range(2):
+        assert wait_for(run.logged, 120), run.describe()
+        before, saved = worker(), run.iteration()
+        slow_hub.kill("lost-master-0")
+        # Its verdict would be waited for in vain for 150 s; the operator makes a pod anew within seconds.
+        assert wait_for(lambda before=before: worker() not in (None, before), 75), run.describe()
+        run.wait_for_iteration(saved + 1)
+    run.account.does(f"helm upgrade {run.command(run.iteration() + 50, '--set training.saveInterval=50', step=0.02)}")
+    run.succeed()
+    run.assert_exact(run.iteration())
 
 
 def failed_once(namespace: Namespace, job: str) -> list[dict[str, Any]]:

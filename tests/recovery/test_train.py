@@ -377,6 +377,29 @@ def test_one_of_two_nodes_is_lost(job: Callable[..., Job], rank: int, number: si
     run.assert_exact()
 
 
+def test_a_lost_master_that_left_no_verdict_keeps_no_worker_waiting(job: Callable[..., Job]) -> None:
+    """The ranks of both nodes save and end with 0; node 0 is gone before it says how its attempt ended."""
+    run = job(training__nodes=2, training__gpusPerNode=1, step=0.03)
+    master, worker = run.start(0), run.start(1)
+    wait_for(run, "before the start of training step")
+    master.send_signal(signal.SIGSTOP)
+    run.fault("leave")
+    deadline = time.monotonic() + 60
+    while any(b"trainer.py" in readable(p) for p in children(master.pid) + children(worker.pid)):
+        assert time.monotonic() < deadline, run.logs()
+        time.sleep(0.05)
+    assert worker.poll() is None, "it waits for the verdict"
+    master.kill()
+    master.wait()
+    run.nodes = [run.start(0), None]
+    assert worker.wait(60) == 143, run.logs()
+    assert "node 0 was lost and has started anew; this node joins it" in last_line(run.log(1))
+    run.nodes[1] = run.start(1)
+    for node in run.nodes:
+        assert node and node.wait(60) == 0, run.logs()
+    run.assert_exact()
+
+
 def test_a_bad_argument_fails_on_two_nodes(job: Callable[..., Job]) -> None:
     run = job(training__nodes=2, training__gpusPerNode=1)
     run.settings["extraArgs"] = ["--no-such-flag"]

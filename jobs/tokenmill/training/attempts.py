@@ -52,6 +52,11 @@ class Records:
         found = [_attempt(each) for each in value] if isinstance(value, list) else []
         return [each for each in found if each]
 
+    def latest(self) -> str | None:
+        """Return the id of the start that node 0 began last, None before there is one."""
+        attempts = self.attempts()
+        return attempts[-1].id if attempts else None
+
     def begin(self, attempt: Attempt, limit: int) -> bool:
         """Record a start; return whether an earlier one with these settings came to its training loop.
 
