@@ -42,7 +42,7 @@ OF_A_SECTION = (
     *("topologySpreadConstraints", "extraEnv", "extraVolumes", "extraVolumeMounts"),
 )
 """What is the same in every stage's chart and may yet differ from stage to stage of one release."""
-OF_THE_RELEASE = {"naming", "annotations", "runAgain", "ttlSecondsAfterFinished"}
+OF_THE_RELEASE = {"naming", "onRollback", "annotations", "runAgain", "ttlSecondsAfterFinished"}
 """Keys of `job` that are about the JobSet, not about a stage's Job."""
 PIPELINE_HEAD = """\
 # Made by `make charts` of the stages' own charts, charts/dataset-*, and of charts/common/*.values.yaml: change those.
@@ -175,7 +175,9 @@ def training_schema() -> str:
         "supervision": section(settings.Supervision),
         "trainer": section(settings.Trainer),
     }
-    own["properties"] |= parts
+    own["properties"] |= parts | {"shmSize": shared["shmSize"]}
+    for part in (own["properties"]["dataset"]["properties"]["buildIndex"], own["properties"]["tensorboard"]):
+        part["properties"]["resources"] = shared["resources"]
     own["properties"]["dataset"]["properties"]["blend"] = {**section(settings.Blend), "type": ["object", "null"]}
     return json.dumps(own, indent=2) + "\n"
 

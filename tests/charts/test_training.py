@@ -654,7 +654,7 @@ def test_an_upgrade_with_the_same_values_leaves_a_run_unless_it_failed(tmp_path:
     command = [TOOLS / "helm-unittest", CHART, "-f", os.path.relpath(suite, CHART)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
-    assert "3 passed, 3 total" in done.stdout
+    assert "4 passed, 4 total" in done.stdout
 
 
 def test_what_helm_test_runs_asks_an_answer_of_a_server() -> None:

@@ -576,6 +576,20 @@ def test_sigterm_before_the_start_ends_it(job: Callable[..., Job], tmp_path: Pat
     assert "stopped by SIGTERM before the trainer was started" in last_line(run.log())
 
 
+def test_a_node_saves_and_ends_once_its_release_names_another_run(job: Callable[..., Job], tmp_path: Path) -> None:
+    """What a rollback does to the pods of a PyTorchJob."""
+    current = tmp_path / "run"
+    current.write_text("mine")
+    run = job(step=0.05, training__iterations=10_000, checkpoint__saveInterval=10_000)
+    run.variables |= {"TOKENMILL_RUN": "mine", "TOKENMILL_RUN_FILE": str(current)}
+    node = run.start()
+    wait_for(run, "iteration        3/")
+    current.write_text("theirs")
+    assert node.wait(60) == 143
+    assert "the release names another run, theirs, and this is mine" in run.log()
+    assert run.result()[0] >= 3, "saved because of it"
+
+
 def test_sigterm_again_does_not_cut_a_save(job: Callable[..., Job]) -> None:
     run = job(save=1.0, step=0.05)
     node = run.start()

@@ -11,7 +11,7 @@ import pytest
 from tokenmill.errors import RequestError, Superseded
 from tokenmill.files import write_atomic
 from tokenmill.training import lease as module
-from tokenmill.training.lease import Lease
+from tokenmill.training.lease import CurrentRun, Lease
 
 ELSEWHERE = {"host": "node-7", "boot": "another", "namespace": "pid:[1]", "pid": 1, "started": 5}
 
@@ -104,3 +104,29 @@ def test_who_lost_it_is_told_and_gives_nothing_back(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "owner.json").read_text())["stopping"]
     second.give_back()
     assert not (tmp_path / "owner.json").exists()
+
+
+def test_another_run_is_told_once_and_a_late_or_missing_name_never(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run"
+    monkeypatch.setenv("TOKENMILL_RUN", "mine")
+    monkeypatch.setenv("TOKENMILL_RUN_FILE", str(path))
+    reasons: list[str] = []
+    current = CurrentRun(reasons.append)
+    for text in ("older", "", "mine", "", "mine\n"):
+        path.write_text(text)
+        current.compare()
+    path.unlink()
+    current.compare()
+    path.mkdir()
+    current.compare()
+    assert reasons == []
+    path.rmdir()
+    path.write_text("theirs")
+    current.compare()
+    current.compare()
+    assert len(reasons) == 1 and "another run, theirs, and this is mine" in reasons[0]
+    monkeypatch.delenv("TOKENMILL_RUN_FILE")
+    CurrentRun(reasons.append).compare()
+    assert len(reasons) == 1

@@ -21,7 +21,8 @@ Wait for its end:   until kubectl get {{ $job }}{{ $n }} -o 'jsonpath={.status.c
 Check the output:   helm test {{ $release.Name }}{{ $n }} --timeout 24h
 When it failed:     kubectl logs {{ $pods }} --tail=20 --prefix
                     helm upgrade {{ $release.Name }} charts/dataset-{{ .stage }} --reset-then-reuse-values{{ $n }}   (does only what is missing)
-When none starts:   kubectl describe pods {{ $pods }}
+When none starts:   kubectl describe {{ $job }}{{ $n }}   (pods that quota or Pod Security forbid)
+                    kubectl describe pods {{ $pods }}   (nodes, volumes, images)
 {{- if .next }}
 
 Next, when it is complete:

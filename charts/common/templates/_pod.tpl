@@ -44,6 +44,8 @@ Output: YAML of a pod's spec.
 {{- $placement := ternary .placement $values (hasKey . "placement") -}}
 {{- $claims := .claims -}}
 {{- if not $claims }}{{ $claims = include "tokenmill.claims" . | fromYamlArray }}{{ end -}}
+{{- $resources := include "tokenmill.resources" (dict "root" .root "resources" (.resources | default $values.resources)) | fromJson -}}
+{{- include "tokenmill.validatePod" (merge (dict "resources" $resources "claims" $claims) .) -}}
 {{- with ternary .restartPolicy "Never" (hasKey . "restartPolicy") -}}
 restartPolicy: {{ . }}
 {{ end -}}
@@ -86,10 +88,10 @@ containers:
       allowPrivilegeEscalation: false
       readOnlyRootFilesystem: true
       capabilities: {drop: [ALL]{{ with .capabilities }}, add: {{ toJson . }}{{ end }}}
-    resources: {{- toYaml (.resources | default $values.resources) | nindent 6 }}
+    resources: {{- toYaml $resources | nindent 6 }}
     {{- with $values.environment.configMap }}
     envFrom:
-      - configMapRef: {name: {{ . | quote }}, optional: true}
+      - configMapRef: {name: {{ . | quote }}, optional: {{ include "tokenmill.mayBeAbsent" . }}}
     {{- end }}
     env:
       {{- $more := .named | default list }}{{ range $values.extraEnv }}{{ $more = append $more .name }}{{ end }}
@@ -133,7 +135,16 @@ containers:
       {{- with $values.extraVolumeMounts }}{{ toYaml . | nindent 6 }}{{ end }}
 volumes:
   - name: scratch
+    {{- with $values.scratch.storageClassName }}
+    ephemeral:
+      volumeClaimTemplate:
+        spec:
+          accessModes: [ReadWriteOnce]
+          storageClassName: {{ . | quote }}
+          resources: {requests: {storage: {{ $values.scratch.sizeLimit | quote }}}}
+    {{- else }}
     emptyDir: {sizeLimit: {{ $values.scratch.sizeLimit | quote }}}
+    {{- end }}
   {{- range $claims }}
   - name: {{ .name }}
     persistentVolumeClaim: {claimName: {{ .claim | quote }}}
@@ -144,4 +155,13 @@ volumes:
     configMap: {name: {{ . | quote }}}
   {{- end }}
   {{- with $values.extraVolumes }}{{ toYaml . | nindent 2 }}{{ end }}
+{{- end }}
+
+{{/*
+Whether a ConfigMap of variables may be absent: the usual one, which a cluster with direct access to the Hub lacks. A name
+that somebody chose must be there. Input: its name. Output: true or false.
+  optional: {{ include "tokenmill.mayBeAbsent" .Values.environment.configMap }}
+*/}}
+{{- define "tokenmill.mayBeAbsent" -}}
+{{ eq . "tokenmill-environment" }}
 {{- end }}

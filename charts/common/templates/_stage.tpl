@@ -17,6 +17,7 @@ Output: documents.
       "hash" (include "tokenmill.jobHash" .)
       "spec" (include "tokenmill.jobWhole" (merge (dict "clear" false) .))
       "empty" (include "tokenmill.jobWhole" (merge (dict "clear" true) .))
-      "kept" (ne .root.Values.job.naming "release")) }}
+      "kept" (ne .root.Values.job.naming "release")
+      "onRollback" .root.Values.job.onRollback) }}
 {{- include "tokenmill.test" . }}
 {{ end }}

@@ -84,7 +84,8 @@ A volume hides nothing of the image or of the pod. Input: dict "key" "mount". Ou
 {{/*
 What the cluster must have, and must not have, where this render can see it: pods that wait for a claim, a ConfigMap or an
 account wait for ever and say so nowhere but in their events. Input: dict "root", "apiVersion" "kind" "name" of what runs,
-and "claims": dict of key to claim. Output: nothing, or fails.
+and "claims": dict of key to claim. Helm ends a render where a look-up is forbidden, and no template can catch that: what a
+person needs no right to for the installation itself is looked up only with `checkCluster`. Output: nothing, or fails.
   {{ include "tokenmill.validateCluster" (dict "root" . "apiVersion" "batch/v1" "kind" "Job" "name" "x" "claims" (dict "storage.pvcName" "x")) }}
 */}}
 {{- define "tokenmill.validateCluster" -}}
@@ -96,10 +97,20 @@ and "claims": dict of key to claim. Output: nothing, or fails.
 {{- if and $found $found.metadata.deletionTimestamp }}
 {{- fail (printf "\nthe %s %q is still being deleted, and what is installed now would go with it.\nWait for it: kubectl wait --for=delete %s/%s -n %s --timeout=5m" .kind .name (lower .kind) .name .root.Release.Namespace) }}
 {{- end }}
+{{- if ne (toJson .root.Values.checkCluster) "false" }}
 {{- range $key, $claim := .claims }}
-{{- if and $claim (not (lookup "v1" "PersistentVolumeClaim" $.root.Release.Namespace $claim)) }}
+{{- $there := dict }}
+{{- if $claim }}{{ $there = lookup "v1" "PersistentVolumeClaim" $.root.Release.Namespace $claim }}{{ end }}
+{{- if ($there.metadata).deletionTimestamp }}
+{{- fail (printf "\n%s: the PersistentVolumeClaim %q is being deleted, and no new pod gets it.\nWait until it is gone (kubectl wait --for=delete pvc/%s -n %s --timeout=5m) and make it again, or name another: kubectl get pvc -n %s" $key $claim $claim $.root.Release.Namespace $.root.Release.Namespace) }}
+{{- end }}
+{{- if and $claim (not $there) }}
 {{- fail (printf "\n%s: there is no PersistentVolumeClaim %q in namespace %s, and the pods would wait for it for ever.\nMake it: helm install shared-storage charts/shared-storage -n %s --set pvc.name=%s\nOr name another: kubectl get pvc -n %s" $key $claim $.root.Release.Namespace $.root.Release.Namespace $claim $.root.Release.Namespace) }}
 {{- end }}
+{{- end }}
+{{- $environment := .root.Values.environment.configMap -}}
+{{- if and $environment (eq (include "tokenmill.mayBeAbsent" $environment) "false") (not (lookup "v1" "ConfigMap" .root.Release.Namespace $environment)) }}
+{{- fail (printf "\nenvironment.configMap: there is no ConfigMap %q in namespace %s, and its entries would be missing from the pods' environment.\nCreate it, or name another (kubectl get configmaps -n %s), or none: --set environment.configMap=" $environment .root.Release.Namespace .root.Release.Namespace) }}
 {{- end }}
 {{- $ca := .root.Values.environment.caBundle.configMap -}}
 {{- if and $ca (not (lookup "v1" "ConfigMap" .root.Release.Namespace $ca)) }}
@@ -110,6 +121,7 @@ and "claims": dict of key to claim. Output: nothing, or fails.
 {{- range list (list "hub.tokenSecret.name" "Secret" (($values.hub).tokenSecret).name) (list "serviceAccount.name" "ServiceAccount" $account) }}
 {{- if and (last .) (not (lookup "v1" (index . 1) $.root.Release.Namespace (last .))) }}
 {{- fail (printf "\n%s: there is no %s %q in namespace %s, and the pods would wait for it for ever.\nCreate it, or name another: kubectl get %s -n %s" (first .) (index . 1) (last .) $.root.Release.Namespace (lower (index . 1)) $.root.Release.Namespace) }}
+{{- end }}
 {{- end }}
 {{- end }}
 {{- end }}
@@ -143,4 +155,13 @@ A path on a volume is relative to it and stays in it. Input: dict "key" "path" "
 {{- fail (printf "\n%s=%q contains %q: a path must stay inside the volume.\nGive a path below its root, such as slimpajama/preprocessed." $.key $.path .) }}
 {{- end }}
 {{- end }}
+{{- end }}
+
+{{/*
+What to say where files of a chart are missing that it reaches by a symbolic link in Git. Flux's source-controller and some
+archives leave links out. Input: what is missing, in the chart. Output: none, the render fails.
+  {{ include "tokenmill.missing" "models" }}
+*/}}
+{{- define "tokenmill.missing" -}}
+{{- fail (printf "\nthis copy of the chart has no %s: it is a symbolic link in Git, which Flux's GitRepository, and a checkout or an archive without symbolic links, leave out.\nUse the packaged chart, which has it as a file: helm install RELEASE oci://REGISTRY/CHART, in Flux an OCIRepository or a HelmRepository (docs/pipeline.md); or helm package it in a clone with links." .) }}
 {{- end }}

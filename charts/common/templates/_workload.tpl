@@ -5,6 +5,7 @@ What runs, of any kind, or what clears its place. Input: a dict of
   spec     YAML of its spec
   empty    YAML of the spec of an object of the same kind that runs nothing
   kept     true where nothing is ever to be cleared; untried: true where no other name can be tried first
+  onRollback  clear, or keep: what a rollback does to what runs
   trialLength  how much of the name the other one begins with, where it is not 40
 Output: documents: the object, and what tokenmill.clearingHooks asks for.
 
@@ -54,9 +55,10 @@ spec:
 {{- end }}
 
 {{/*
-The hooks at which an object must be cleared: an upgrade that finds it with another hash, or failed; and every
-rollback, because what it finds then cannot be known now. None where nothing is connected, so that `helm template` gives
-the same bytes anywhere. Input: the dict of tokenmill.workload. Output: hooks, comma-separated.
+The hooks at which an object must be cleared: an upgrade that finds it with another hash, or failed; and every rollback,
+unless it is to keep what runs. Helm renders nothing at a rollback: it runs the hooks that the target revision was stored
+with, and a hook deletes by name, whatever is there. None where nothing is connected, so that `helm template` gives the same
+bytes anywhere. Input: the dict of tokenmill.workload. Output: hooks, comma-separated.
   {{ include "tokenmill.clearingHooks" . }}
 */}}
 {{- define "tokenmill.clearingHooks" -}}
@@ -70,7 +72,7 @@ the same bytes anywhere. Input: the dict of tokenmill.workload. Output: hooks, c
 {{- range ($found.status).conditions }}{{ if and (eq .type "Failed") (eq .status "True") }}{{ $failed = true }}{{ end }}{{ end -}}
 {{- if or $changed $failed }}{{ $hooks = append $hooks "pre-upgrade" }}{{ end -}}
 {{- end -}}
-{{- $hooks = append $hooks "pre-rollback" -}}
+{{- if ne .onRollback "keep" }}{{ $hooks = append $hooks "pre-rollback" }}{{ end -}}
 {{- end -}}
 {{- join "," $hooks -}}
 {{- end }}

@@ -9,7 +9,8 @@ Input: $. Output: documents.
       "hash" (include "dataset-pipeline.hash" .)
       "spec" (include "dataset-pipeline.jobset" (dict "root" . "empty" false))
       "empty" (include "dataset-pipeline.jobset" (dict "root" . "empty" true))
-      "kept" (ne .Values.job.naming "release")) }}
+      "kept" (ne .Values.job.naming "release")
+      "onRollback" .Values.job.onRollback) }}
 {{- end }}
 
 {{/*

@@ -8,6 +8,7 @@ The Job that builds Megatron-LM's sample index without GPUs, RELEASE-index. Inpu
 {{- include "tokenmill.workload" (dict "root" . "apiVersion" "batch/v1" "kind" "Job" "name" (printf "%s-index" .Release.Name)
       "hash" (list $full (toString .Values.job.runAgain) | toJson | sha256sum | trunc 16)
       "spec" $full
+      "onRollback" "clear"
       "empty" (include "megatron-training.indexSpec" (dict "root" . "pods" 0))) }}
 {{- end }}
 {{- end }}

@@ -7,6 +7,7 @@ The model: a preset of models/ with what model.custom replaces, or model.custom 
 {{- $preset := dict -}}
 {{- if ne $size "custom" -}}
 {{- $file := .Files.Get (printf "models/%s.yaml" $size) -}}
+{{- if and (not $file) (not (include "megatron-training.sizes" .)) }}{{ include "tokenmill.missing" "models" }}{{ end }}
 {{- if not $file }}
 {{- fail (printf "\nmodel.size=%s is not known. Known: %s, custom.\nChoose one, or describe the model with --set model.size=custom --set model.custom.numLayers=... (charts/megatron-training/README.md)." $size (include "megatron-training.sizes" .)) }}
 {{- end -}}

@@ -44,14 +44,17 @@ MASTER_ADDR and MASTER_PORT. Input: the dict of megatron-training.podTemplate. O
 {{- define "megatron-training.environment" -}}
 - {name: TOKENMILL_NODES, value: {{ toJson .root.Values.training.nodes | quote }}}
 - {name: TOKENMILL_RUN, value: {{ .run | quote }}}
+- {name: TOKENMILL_RUN_FILE, value: /etc/tokenmill-run/run}
 {{- with .environment }}
 {{ . }}
 {{- end }}
 {{- $elsewhere := list }}{{ range .root.Values.extraEnv }}{{ $elsewhere = append $elsewhere .name }}{{ end }}
 {{- /* PyTorch asks for the user's name, which the image need not know. */}}
 {{- range $name, $value := merge (dict) .root.Values.environmentVariables (dict "USER" "tokenmill") }}
+{{- $text := ternary $value (toJson $value) (kindIs "string" $value) }}
+{{- include "tokenmill.validateVariable" (dict "key" "environmentVariables" "name" $name "value" $text) }}
 {{- if not (has $name $elsewhere) }}
-- {name: {{ $name | quote }}, value: {{ ternary $value (toJson $value) (kindIs "string" $value) | quote }}}
+- {name: {{ $name | quote }}, value: {{ $text | quote }}}
 {{- end }}
 {{- end }}
 {{- end }}
@@ -79,6 +82,7 @@ the container runtime gives 64 MiB. Input: $. Output: a YAML list.
 {{- define "megatron-training.mounts" -}}
 - {name: settings, mountPath: /etc/tokenmill-training, readOnly: true}
 - {name: scratch, mountPath: /tmp, subPath: tmp}
+- {name: run, mountPath: /etc/tokenmill-run, readOnly: true}
 - {name: shm, mountPath: /dev/shm}
 {{- if .Values.network.hugepages2Mi }}
 - {name: hugepages, mountPath: /dev/hugepages}
@@ -92,6 +96,8 @@ Their volumes, but the scratch that every pod has. Input: $. Output: a YAML list
 {{- define "megatron-training.volumes" -}}
 - name: settings
   configMap: {name: {{ include "megatron-training.settingsName" . | quote }}}
+- name: run
+  configMap: {name: {{ include "megatron-training.currentName" . | quote }}}
 - name: shm
   emptyDir: {medium: Memory, sizeLimit: {{ .Values.shmSize | quote }}}
 {{- if .Values.network.hugepages2Mi }}

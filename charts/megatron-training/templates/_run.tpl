@@ -35,10 +35,34 @@ The run and what clears its place, of whichever kind. Input: $. Output: document
 {{- $template := printf "megatron-training.%s" .Values.engine -}}
 {{- $object := merge (dict "root" . "name" .Release.Name "hash" $run "trialLength" 20
       "untried" (eq .Values.engine "trainjob")
+      "onRollback" .Values.job.onRollback
       "spec" (include $template (dict "root" . "run" $run "empty" false))
       "empty" (include $template (dict "root" . "run" $run "empty" true))) (include "megatron-training.engine" .Values.engine | fromYaml) -}}
-{{- $hooks := "pre-install,pre-upgrade,pre-rollback" -}}
-{{- if eq (include "tokenmill.connected" .) "true" }}{{ $hooks = printf "pre-install,%s" (include "tokenmill.clearingHooks" $object) }}{{ end -}}
+{{- $hooks := ternary "pre-upgrade" "pre-upgrade,pre-rollback" (eq .Values.job.onRollback "keep") -}}
+{{- if eq (include "tokenmill.connected" .) "true" }}{{ $hooks = include "tokenmill.clearingHooks" $object }}{{ end -}}
+{{- $hooks = join "," (compact (list "pre-install" $hooks)) -}}
 {{- include "megatron-training.runtime" (dict "root" . "run" $run "hooks" $hooks) }}
 {{- include "tokenmill.workload" $object }}
+{{- end }}
+
+{{/*
+What runs now under this release's name: its engine, which an upgrade compares without a right to look at other engines'
+objects, and its run, which pods compare with their own. A rollback changes a PyTorchJob in place; its pods then see that
+the run is another one, save, and end, and the next ones are those of the target revision.
+Input: $. Output: a document.
+  {{ include "megatron-training.current" . }}
+*/}}
+{{- define "megatron-training.current" }}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata:
+  name: {{ include "megatron-training.currentName" . | quote }}
+  labels: {{- include "tokenmill.labels" . | nindent 4 }}
+data:
+  engine: {{ .Values.engine }}
+  run: {{ include "megatron-training.run" . | quote }}
+{{- end }}
+{{- define "megatron-training.currentName" -}}
+{{ .Release.Name }}-run
 {{- end }}

@@ -137,14 +137,10 @@ would go on for its grace period and save over the new one's checkpoints. Input:
 {{- end }}
 {{- fail (printf "\nengine=%s needs %s, and this cluster knows no %s of %s.\nInstall it, or take an engine that is there: %s." .Values.engine (index $operators .Values.engine) $engine.kind $engine.apiVersion (join ", " $there | default "none is")) }}
 {{- end }}
-{{- range $name := list "pytorchjob" "jobset" "trainjob" }}
-{{- if ne $name $.Values.engine }}
-{{- $other := include "megatron-training.engine" $name | fromYaml }}
-{{- $found := include "tokenmill.found" (merge (dict "root" $ "name" $.Release.Name) $other) | fromYaml }}
-{{- if and $found (eq (index ($found.metadata.annotations | default dict) "meta.helm.sh/release-name") $.Release.Name) }}
-{{- fail (printf "\nthe release %s runs as a %s, and engine=%s would start a second run on its checkpoints while the first one ends.\nUninstall it first (helm uninstall %s -n %s --wait), and install again when its pods are gone: it goes on from the last checkpoint." $.Release.Name $other.kind $.Values.engine $.Release.Name $.Release.Namespace) }}
-{{- end }}
-{{- end }}
+{{- $runs := (lookup "v1" "ConfigMap" .Release.Namespace (include "megatron-training.currentName" .)).data }}
+{{- if and $runs (ne $runs.engine .Values.engine) }}
+{{- $other := (include "megatron-training.engine" $runs.engine | fromYaml).kind }}
+{{- fail (printf "\nthe release %s runs as a %s, and engine=%s would start a second run on its checkpoints while the first one ends.\nUninstall it first (helm uninstall %s -n %s --wait), and install again when its pods are gone: it goes on from the last checkpoint." .Release.Name $other .Values.engine .Release.Name .Release.Namespace) }}
 {{- end }}
 {{- end }}
 {{- include "tokenmill.validateCluster" (merge (dict "root" . "name" .Release.Name

@@ -16,6 +16,9 @@ Input: dict "root" $ "size" "provisioner" "parameters" "mountOptions" "grows". O
 {{- $parameters := merge (dict) $more .parameters -}}
 {{- range $key, $value := $parameters }}{{ $_ := set $parameters $key (include "shared-storage.word" $value) }}{{ end -}}
 {{- with lookup "storage.k8s.io/v1" "StorageClass" "" $name }}
+{{- if ne .provisioner $.provisioner }}
+{{- fail (include "shared-storage.otherDriver" (dict "what" (printf "The StorageClass %q" $name) "has" .provisioner "asked" $.provisioner "root" $.root)) }}
+{{- end }}
 {{- $there := .parameters | default dict }}
 {{- range $key := concat (keys $there) (keys $parameters) | uniq | sortAlpha }}
 {{- if ne (toJson (get $there $key)) (toJson (get $parameters $key)) }}
@@ -35,7 +38,8 @@ mountOptions: {{- toYaml .mountOptions | nindent 2 }}
 reclaimPolicy: Retain
 volumeBindingMode: Immediate
 allowVolumeExpansion: {{ .grows }}
-{{ include "shared-storage.claim" (dict "root" .root "size" .size "storageClassName" $name "volumeName" "" "keep" true "grows" .grows) }}
+{{ include "shared-storage.claim" (dict "root" .root "size" .size "storageClassName" $name "volumeName" "" "keep" true "grows" .grows
+      "provisioner" .provisioner "parameters" $parameters) }}
 {{- end }}
 
 {{/*

@@ -104,3 +104,31 @@ class Lease:
 def run_name() -> str:
     """Return what the chart calls this run: a hash of all that must not change while it lasts."""
     return os.environ.get("TOKENMILL_RUN", "")
+
+
+class CurrentRun:
+    """Compare this process's run with the one that the release names now.
+
+    `helm rollback` changes a PyTorchJob in place: its pods keep the arguments that they were started with. The chart
+    mounts a file, TOKENMILL_RUN_FILE, whose content Kubernetes keeps up to date in pods that run.
+    """
+
+    def __init__(self, stop: Callable[[str], object]) -> None:
+        """Read the file a first time; `stop` is called once, with the reason, when it names another run."""
+        self._path, self._run = os.environ.get("TOKENMILL_RUN_FILE", ""), run_name()
+        self._stop = stop
+        self._matched = self._stopped = False
+        self.compare()
+
+    def compare(self) -> None:
+        """Read the file. A pod may start before its node has the latest content, which stops nothing."""
+        if not self._path or self._stopped:
+            return
+        try:
+            current = Path(self._path).read_text(errors="replace").strip()
+        except OSError:
+            return
+        self._matched = self._matched or current == self._run
+        if self._matched and current and current != self._run:
+            self._stopped = True
+            self._stop(f"the release names another run, {current}, and this is {self._run}: it saves and stops")

@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from signal import SIGTERM
 from socket import gethostname
 
 from tokenmill.errors import RequestError, Stopped, TokenmillError
@@ -23,7 +24,7 @@ from tokenmill.training.attempts import Attempt, Records
 from tokenmill.training.gathering import Gathering
 from tokenmill.training.identity import Identity, identity_of, settle
 from tokenmill.training.index import build_index, sweep
-from tokenmill.training.lease import Lease, run_name
+from tokenmill.training.lease import CurrentRun, Lease, run_name
 from tokenmill.training.node import Node, inherited, launcher, node_of
 from tokenmill.training.preflight import cannot_start, check
 from tokenmill.training.settings import Settings, read
@@ -337,7 +338,13 @@ def _supervised(
     if (settings.parallelism.tensor_model_parallel_size or 1) * settings.parallelism.context_parallel_size > 1:
         environment.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # which Megatron-LM asserts before Blackwell
     gathering = Gathering(others.records, run.node, run_name(), say)
-    supervisor = Supervisor(watch, patience, others.signs, chores, signals, gathering.look)
+
+    def stop(reason: str) -> None:
+        say(reason)
+        signals.asked.append(SIGTERM)
+
+    current = CurrentRun(stop)
+    supervisor = Supervisor(watch, patience, others.signs, [*chores, current.compare], signals, gathering.look)
     return supervisor.run(run.command, environment)
 
 
