@@ -1,4 +1,4 @@
-"""Charts without the symbolic links that Git holds, as Flux's GitRepository leaves them; and packaged, as it takes them."""
+"""Charts without the symbolic links that Git holds, as Flux's GitRepository leaves them, and packaged charts."""
 
 import shutil
 import tarfile

@@ -56,8 +56,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "device": ({"resources": {"requests": {"a.b/c": 1}, "limits": {"a.b/c": 2}}}, "cannot be overcommitted"),
     "volume twice": ({"extraVolumes": [{"name": "data", "emptyDir": {}}]}, 'two volumes with the name "data"'),
     "no volume": ({"extraVolumeMounts": [{"name": "x", "mountPath": "/x"}]}, 'no volume has the name "x"'),
-    "place taken": ({"extraVolumeMounts": [{"name": "data", "mountPath": "/data"}]}, "two volumes are mounted at /data"),
-    "both": ({"extraEnv": [{"name": "A", "value": "b", "valueFrom": {"fieldRef": {}}}]}, "A has both value and valueFrom"),
+    "place taken": (
+        {"extraVolumeMounts": [{"name": "data", "mountPath": "/data"}]},
+        "two volumes are mounted at /data",
+    ),
+    "both": (
+        {"extraEnv": [{"name": "A", "value": "b", "valueFrom": {"fieldRef": {}}}]},
+        "A has both value and valueFrom",
+    ),
     "toleration": ({"tolerations": [{"operator": "exists"}]}, "/tolerations/0/operator"),
     "effect": ({"tolerations": [{"effect": "NoRun"}]}, "/tolerations/0/effect"),
     "label": ({"podLabels": {"team": "a/b"}}, "/podLabels/team"),

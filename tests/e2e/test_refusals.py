@@ -2,7 +2,7 @@
 
 import pytest
 
-from e2e.cluster import CLAIM, Namespace
+from e2e.cluster import CLAIM, Namespace, wait_for
 
 pytestmark = pytest.mark.e2e
 
@@ -23,6 +23,18 @@ REFUSED = {
         "x charts/dataset-download --set dataset.outputPath=a --set dataset.fullDataset=true"
         " --set dataset.sampleFiles=100",
         "sampleFiles",
+    ),
+    "no quantity": (
+        "x charts/dataset-extract --set dataset.inputPath=a --set resources.limits.memory=2GB",
+        "/resources/limits/memory",
+    ),
+    "absent variables": (
+        "x charts/dataset-extract --set dataset.inputPath=a --set environment.configMap=tokenmill-enviroment",
+        'there is no ConfigMap "tokenmill-enviroment"',
+    ),
+    "secret in the clear": (
+        "x charts/dataset-extract --set dataset.inputPath=a --set extraEnv[0].name=HF_TOKEN,extraEnv[0].value=abc",
+        "the value of HF_TOKEN looks like a secret",
     ),
     "long name": (f"{'x' * 50} charts/dataset-concatenate --set dataset.inputPath=a --set workers=100", "too long"),
 }
@@ -46,3 +58,29 @@ def test_a_tag_of_digits_is_taken_as_it_was_typed(namespace: Namespace) -> None:
     (container,) = namespace.job("x-extract")["spec"]["template"]["spec"]["containers"]
     namespace.user.does("helm uninstall x")
     assert container["image"] == "localhost/tokenmill-jobs:20260422"
+
+
+def test_a_claim_that_is_being_deleted_is_refused(namespace: Namespace) -> None:
+    spec = {"accessModes": ["ReadWriteOnce"], "storageClassName": "none", "resources": {"requests": {"storage": "1Gi"}}}
+    metadata = {"name": "leaving", "finalizers": ["tokenmill.test/keep"]}
+    namespace.user.apply({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec})
+    namespace.user.does("kubectl delete pvc leaving --wait=false")
+    line = "helm install x charts/dataset-extract --set dataset.inputPath=a,storage.pvcName=leaving"
+    refused = namespace.user.run(line)
+    removed = """kubectl patch pvc leaving --type=merge -p '{"metadata":{"finalizers":null}}'"""
+    namespace.user.does(removed)
+    assert refused.code and 'the PersistentVolumeClaim "leaving" is being deleted' in refused.err, refused.err
+
+
+def test_a_job_whose_pods_are_forbidden_says_so_where_the_notes_point(namespace: Namespace) -> None:
+    quota = {"hard": {"pods": "0"}}
+    namespace.admin.apply({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"}, "spec": quota})
+    try:
+        line = f"charts/dataset-extract --set dataset.inputPath=a --set storage.pvcName={CLAIM}"
+        said = namespace.install(f"forbidden {line}")
+        (told,) = [row for row in said.splitlines() if row.startswith("When none starts:")]
+        command = told.partition(":")[2].partition("   (")[0].strip()
+        assert wait_for(lambda: "exceeded quota" in namespace.user.does(command), 60), namespace.user.does(command)
+    finally:
+        namespace.admin.run("helm uninstall forbidden")
+        namespace.admin.does("kubectl delete resourcequota none")

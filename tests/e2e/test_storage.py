@@ -67,6 +67,24 @@ def test_a_dynamic_claim_outlives_its_release_and_is_taken_again(namespace: Name
     admin.does(f"kubectl delete pvc {overlay} --timeout=60s")
 
 
+def test_a_kept_claim_of_another_back_end_is_not_taken(namespace: Namespace) -> None:
+    admin = namespace.admin
+    made, other = (line(overlay).replace(f"pvc.name={overlay}", "pvc.name=kept") for overlay in ("amlfs", "blob"))
+    with installed(admin, "kept", made):
+        ended = admin.run(f"helm upgrade kept {other}")
+        assert ended.code and "azurelustre.csi.azure.com (amlfs), and backend=blob is blob.csi" in ended.err, ended.err
+    first = claim(admin, "kept")["metadata"]["uid"]
+    for program in ("helm", "helm4"):
+        ended = admin.run(f"{program} install kept {other}")
+        assert ended.code and 'The claim "kept" is of the driver azurelustre.csi.azure.com (amlfs)' in ended.err
+        assert "backend=blob is blob.csi.azure.com" in ended.err
+    ended = admin.run(f"helm install kept {made} --set amlfs.zone=3")
+    assert ended.code and 'zone="1", which cannot be changed to "3"' in ended.err, ended.err
+    with installed(admin, "kept", made):
+        assert claim(admin, "kept")["metadata"]["uid"] == first
+    admin.does("kubectl delete pvc kept --timeout=60s")
+
+
 def quoted(words: tuple[str, ...]) -> str:
     return " ".join(word if word.startswith("--") else f"'{word}'" for word in words)
 
