@@ -1,13 +1,15 @@
 """examples/ without a cluster: three ways to install the same two stages, each of which the charts take."""
 
 import json
+import os
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from charts.rendering import ROOT, argocd_sources, arguments, helm, parse
+from charts.rendering import ROOT, TOOLS, argocd_sources, arguments, helm, parse
 
 EXAMPLES = ROOT / "examples"
 STAGES = ("download", "preprocess")
@@ -85,3 +87,59 @@ def test_a_script_is_one_that_any_shell_reads(script: str) -> None:
     done = subprocess.run(["sh", "-n", EXAMPLES / script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert (EXAMPLES / script).stat().st_mode & 0o111
+
+
+def deployed(tmp_path: Path, *options: str) -> tuple[subprocess.CompletedProcess[str], dict[str, dict[str, Any]]]:
+    """Run the script with a Helm that renders what it is to install, and jobs that are complete; return the Jobs."""
+    (tmp_path / "bin").mkdir(exist_ok=True)
+    programs = {
+        "helm": f'[ "$1" = test ] || {{ shift 2; exec {TOOLS}/helm template --skip-tests "$@" >{tmp_path}/$1.yaml; }}',
+        "kubectl": "echo job Complete",
+    }
+    for name, body in programs.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    environment = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "STAGES": "download extract preprocess"}
+    rest = {"VALUES": str(tmp_path / "values")}
+    (tmp_path / "values").mkdir(exist_ok=True)
+    for name in ("all", "download", "extract", "preprocess"):
+        text = "storage: {pvcName: claim}" if name == "all" else ""
+        (tmp_path / "values" / f"{name}.yaml").write_text(text)
+    line = ["sh", str(EXAMPLES / "deploy.sh"), *options]
+    done = subprocess.run(line, env=environment | rest, capture_output=True, text=True, check=False)
+    files = tmp_path.glob("slimpajama-*.yaml")
+    return done, {file.stem.rpartition("-")[2]: yaml.safe_load(file.read_text()) for file in files}
+
+
+def test_a_setting_of_one_stage_reaches_the_stages_that_have_it(tmp_path: Path) -> None:
+    done, jobs = deployed(
+        tmp_path,
+        *("--set", "tokenizer.name=Qwen/Qwen3-8B-Base,workers=3", "--set=dataset.targetFiles=7"),
+        *("--set", "dataset.include={a/*,b/*},job.maxFailedIndexes=1", "--set-string", "podLabels.team=a"),
+        *(
+            "--set-json",
+            'nodeSelector={"a":"x","b":"y"}',
+            "--set-literal",
+            "tokenizer.revision=a,b=c",
+            "--timeout",
+            "5m",
+        ),
+    )
+    assert done.returncode == 0, done.stderr
+    words = {stage: " ".join(arguments(job)) for stage, job in jobs.items()}
+    assert all(job["spec"]["completions"] == 3 and job["spec"]["maxFailedIndexes"] == 1 for job in jobs.values())
+    pods = [job["spec"]["template"] for job in jobs.values()]
+    assert all(pod["spec"]["nodeSelector"] == {"a": "x", "b": "y"} for pod in pods) and len(pods) == 3
+    assert all(pod["metadata"]["labels"]["team"] == "a" for pod in pods)
+    assert "--tokenizer=Qwen/Qwen3-8B-Base" in words["preprocess"] and "--target-files=7" in words["preprocess"]
+    assert "--tokenizer-revision=a,b=c" in words["preprocess"]
+    assert "--include=a/* --include=b/*" in words["download"] and "--include" not in words["extract"]
+
+
+@pytest.mark.parametrize(
+    "setting", ["tokeniser.name=x", "workers=2,dataset.targetfiles=3", "dataset.nothing=1", "model.size=13b"]
+)
+def test_a_setting_that_no_stage_has_is_refused_before_anything_is_installed(setting: str, tmp_path: Path) -> None:
+    done, jobs = deployed(tmp_path, "--set", setting)
+    assert (done.returncode, jobs) == (2, {})
+    assert f"--set {setting}: no stage of download extract preprocess has this setting" in done.stderr
