@@ -12,13 +12,8 @@ from e2e.training import Training, make_dataset, settled
 pytestmark = pytest.mark.e2e
 
 ATOMIC = {"helm": "--atomic --timeout 60s", "helm4": "--rollback-on-failure --timeout 60s"}
-REFUSED = (
-    # By the API server alone: the schema of the charts leaves what is in an affinity to it.
-    "--set affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0]"
-    ".matchExpressions[0].key=a"
-    " --set affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0]"
-    ".matchExpressions[0].operator=Is"
-)
+REFUSED = "--set extraVolumes[0].name=more,extraVolumes[0].emptyDir.sizeLimit=2GB"
+"""By the API server alone: what a volume is made of, the charts leave to it."""
 SLOW = {"kind": "slow", "path": "*.zst", "where": "cdn", "rate": 3000, "times": None}
 
 
@@ -50,7 +45,7 @@ def test_a_refused_upgrade_is_rolled_back_and_the_run_goes_on(place: Namespace, 
     before = identity(run)
     line = run.command(90_000, "--set training.saveInterval=5", REFUSED, step=0.1)
     ended = run.account.run(f"{helm} upgrade {line} {ATOMIC[helm]}")
-    assert ended.code and '"Is"' in ended.err and "rolled back" in ended.err, ended.err
+    assert ended.code and "rolled back" in ended.err, ended.err
     settled(run)
     assert identity(run) == before, run.describe()
     reached = run.iteration()
@@ -104,7 +99,7 @@ def test_a_job_is_kept_through_a_rollback_where_that_is_asked_for(
     assert wait_for(lambda: namespace.job(name)["status"].get("ready"), 90), namespace.describe(name)
     before = namespace.job(name)["metadata"]["uid"], [pod["metadata"]["uid"] for pod in namespace.pods(name)]
     ended = namespace.user.run(f"{helm} upgrade {line} {REFUSED} {ATOMIC[helm]}")
-    assert ended.code and '"Is"' in ended.err and "rolled back" in ended.err, ended.err
+    assert ended.code and "rolled back" in ended.err, ended.err
     assert (namespace.job(name)["metadata"]["uid"], [p["metadata"]["uid"] for p in namespace.pods(name)]) == before
     namespace.user.does(f"{helm} upgrade {line} --set workers=2")
     other = namespace.job(name)["metadata"]["uid"]
