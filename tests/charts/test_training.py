@@ -37,9 +37,14 @@ def one(documents: list[Any], kind: str) -> Any:
     return found
 
 
+def settings_of(documents: list[Any]) -> Any:
+    """Return the ConfigMap that holds the settings file."""
+    return one([each for each in documents if "settings.json" in each.get("data", {})], "ConfigMap")
+
+
 def read(documents: list[Any], tmp_path: Path) -> settings.Settings:
     """Read what a pod would."""
-    text = one(documents, "ConfigMap")["data"]["settings.json"]
+    text = settings_of(documents)["data"]["settings.json"]
     path = tmp_path / "settings.json"
     path.write_text(text)
     return settings.read(path)
@@ -674,15 +679,15 @@ def test_what_helm_test_runs_asks_an_answer_of_a_server() -> None:
 
 
 def test_the_settings_have_a_name_of_their_own_and_never_change() -> None:
-    def settings_of(**given: Any) -> Any:
+    def name(**given: Any) -> Any:
         documents = training(**given)
-        found = one(documents, "ConfigMap")
+        found = settings_of(documents)
         volumes = {volume["name"]: volume for volume in next(templates(documents))["spec"]["volumes"]}
         assert volumes["settings"]["configMap"] == {"name": found["metadata"]["name"]}
         assert found["immutable"] is True
         return found["metadata"]["name"]
 
-    assert settings_of(**{"image.tag": "other"}) == settings_of() != settings_of(**{"training.seed": 2})
+    assert name(**{"image.tag": "other"}) == name() != name(**{"training.seed": 2})
 
 
 def test_values_and_schema_name_every_setting() -> None:
