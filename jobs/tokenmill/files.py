@@ -14,7 +14,7 @@ import re
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import xxhash
 
@@ -265,55 +265,6 @@ def update_hash(digest: Any, path: Path, length: int | None = None, *, tree: Tre
             digest.update(buffer[:got])
             done += got
     return done
-
-
-class Walk(NamedTuple):
-    """The files below a directory by path, relative to it; what was left out: outputs of tokenmill, hidden files."""
-
-    files: list[str]
-    ours: list[Path]
-    hidden: list[str]
-
-
-def walk_files(root: Path, output: Path | None = None) -> Walk:
-    """List the files below a directory.
-
-    Hidden files and directories are left out, and so is `output`, and every directory below `root` that holds our
-    records: what a stage made is read as such or not at all, never as somebody's files.
-    """
-    walk = Walk([], [], [])
-    _walk(root, "", set() if output is None else {output.resolve()}, walk)
-    return walk
-
-
-def _walk(root: Path, folder: str, seen: set[Path], walk: Walk) -> None:
-    """List what is in `folder`, which ends in a slash unless it is the root; 59,166 Paths would take 30 MB."""
-    seen.add((root / folder).resolve())
-    for name in sorted(os.listdir(root / folder)):  # noqa: PTH208 - names, no objects
-        child = root / folder / name
-        if child.is_file():
-            (walk.hidden if name.startswith(".") else walk.files).append(folder + name)
-        elif name.startswith(".") or not child.is_dir():
-            continue
-        elif is_output(child):
-            walk.ours.append(child)
-        elif child.resolve() not in seen:  # a link may lead back up
-            _walk(root, f"{folder}{name}/", seen, walk)
-
-
-def is_output(directory: Path) -> bool:
-    """Tell whether a stage of tokenmill was begun in a directory.
-
-    One that never got a plan leaves why, and the lease it planned under: the directory is still its owner's own.
-    """
-    for stage in (directory / RECORDS).glob("*"):
-        if stage.is_dir() and any(not _is_trace(name) for name in os.listdir(stage)):  # noqa: PTH208 - names, no objects
-            return True
-    return False
-
-
-def _is_trace(name: str) -> bool:
-    return name in ("failures", "planning.json") or name.startswith(".")
 
 
 def safe_name(name: str) -> str:

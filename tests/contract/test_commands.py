@@ -176,8 +176,9 @@ def test_wrong_usage_is_exit_2_with_a_word_on_it_and_touches_nothing(
 CANNOT = {
     ("extract", "nowhere"): "nowhere does not exist; give a directory of your own files, the output directory of an "
     "earlier stage, or a file",
-    ("preprocess", "corpus", "--tokenizer", "t", "--include", "a*", "--split", "train"): "Invalid value for --include, "
-    "--split: it is for a source such as hf://datasets/ORG/NAME, and corpus is a path",
+    ("preprocess", "corpus", "--tokenizer", "t", "--revision", "main", "--sample", "2"): "Invalid value for "
+    "--revision, --sample: it is for a source such as hf://datasets/ORG/NAME, and corpus is a path",
+    ("extract", "corpus", "--prefer", "zst"): "'zst' is not one of compressed, plain",
     ("extract", "corpus", "corpus/0.jsonl/out"): "cannot use",
     ("concatenate", "corpus", "out", "--target-files", "9"): "give 4 or fewer",
     ("status", "corpus"): "no stage of tokenmill was begun",

@@ -114,7 +114,11 @@ def hub() -> Iterator[Hub]:
 
 
 def test_every_fault_alone(hub: Hub, tmp_path: Path) -> None:
-    names = {f"{number:02d}.jsonl{'.zst' * lfs}": fault for number, fault in enumerate(FAULTS) for lfs in (0, 1)}
+    names = {
+        f"{number:02d}{'-lfs.jsonl.zst' if lfs else '.jsonl'}": fault
+        for number, fault in enumerate(FAULTS)
+        for lfs in (0, 1)
+    }
     files = corpus(list(names)) | {"ranges.jsonl": text("ranges", 20_000)}
     hub.add_dataset("org/corpus", files)
     for name, fault in names.items():

@@ -416,24 +416,25 @@ def test_replace_plans_a_directory_anew_and_fetches_what_changed_alone(tmp_path:
 
 
 class Meddler(Reporter):
-    """Adds to a file as soon as the work is announced: planned it is then, and not yet read."""
+    """Writes to a file as soon as the work is announced: planned it is then, and not yet read."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, content: str) -> None:
         super().__init__()
         self.path = path
+        self.content = content
 
     def say(self, text: str, **event: object) -> None:
         if "units" in event:
-            with self.path.open("ab") as file:
-                file.write(b'{"text": "late"}\n')
+            self.path.write_text(self.content)
 
 
+@pytest.mark.parametrize("content", ['{"text": "x"}\n{"text": "late"}\n', '{"text": "y"}\n'], ids=["grown", "other"])
 @pytest.mark.parametrize("stage", ["extract", "concatenate"])
-def test_an_input_that_is_still_written_to_is_not_taken_for_whole(tmp_path: Path, stage: str) -> None:
+def test_an_input_that_is_still_written_to_is_not_taken_for_whole(tmp_path: Path, stage: str, content: str) -> None:
     for name in ("a", "b"):
         (tmp_path / "plain").mkdir(exist_ok=True)
         (tmp_path / f"plain/{name}.jsonl").write_text('{"text": "x"}\n')
-    run = launch.Run(Meddler(tmp_path / "plain/b.jsonl"), processes=1)
+    run = launch.Run(Meddler(tmp_path / "plain/b.jsonl", content), processes=1)
     more = {"target_files": 1, "name": "part"} if stage == "concatenate" else {}
     with pytest.raises(TransientError, match="somebody writes to it"):
         getattr(launch, stage)(tmp_path / "plain", tmp_path / "out", run, **more)

@@ -32,6 +32,17 @@ Input: a string. Output: a YAML string.
 {{- end }}
 
 {{/*
+Options that say which files a stage takes: of a source, of a directory, or of what an earlier stage made.
+Input: $. Output: YAML of options.
+  {{ include "tokenmill.selection" . | fromYaml }}
+*/}}
+{{- define "tokenmill.selection" -}}
+{{- with .Values.dataset }}
+{{- dict "include" .include "exclude" .exclude "split" .split "sample" .sampleFiles "prefer" .prefer | toYaml }}
+{{- end }}
+{{- end }}
+
+{{/*
 The directories that a stage reads and writes, relative to their volumes, as the values name them; empty where they do
 not: a stage with a source reads none, and the others' commands have a default below what they read. `dataset.root`
 stands in for the former's output and the latter's input, so that one file of values serves all stages.

@@ -13,6 +13,10 @@ def concatenate(
     target_files: Annotated[int, typer.Option("--target-files", min=1, help="How many files to make.")] = 256,
     name: o.Name = "part",
     from_stage: o.From = None,
+    include: o.Include = [],  # noqa: B006 - typer copies it
+    exclude: o.Exclude = [],  # noqa: B006
+    split: o.Split = None,
+    prefer: o.Prefer = None,
     worker_index: o.WorkerIndex = 0,
     workers: o.Workers = 1,
     processes: o.Processes = None,
@@ -26,5 +30,8 @@ def concatenate(
 
     target = output or launch.default_output(input, "concatenate")
     how = how_to_run(worker_index, workers, processes, replace, verify_hashes, json)
-    summary = launch.concatenate(input, target, how, target_files=target_files, name=name, from_stage=from_stage)
+    selection = o.selection(include, exclude, split, None, prefer)
+    summary = launch.concatenate(
+        input, target, how, target_files=target_files, name=name, from_stage=from_stage, selection=selection
+    )
     report(summary, target, json)

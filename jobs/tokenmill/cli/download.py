@@ -16,6 +16,7 @@ def download(
     exclude: o.Exclude = [],  # noqa: B006
     split: o.Split = None,
     sample: o.Sample = None,
+    prefer: o.Prefer = None,
     layout: Annotated[str, typer.Option(help="flat: all files in OUTPUT; tree: as they lie in the source.")] = "flat",
     connections: o.Connections = 8,
     deadline: o.Deadline = o.DAY,
@@ -29,16 +30,16 @@ def download(
 ) -> None:
     """Fetch a corpus from the Hub, a bucket, the web or a disk, checking every file's hash."""
     from tokenmill.cli.report import how_to_run, report
-    from tokenmill.corpus.source import Selection
     from tokenmill.stages import launch
 
+    selection = o.selection(include, exclude, split, sample, prefer)
     how = how_to_run(worker_index, workers, None, replace, verify_hashes, json)
     summary = launch.download(
         source,
         output,
         how,
         revision=revision,
-        selection=Selection(include, exclude, split, sample, o.one_of("--layout", layout, "flat", "tree")),
+        selection=selection._replace(layout=o.one_of("--layout", layout, "flat", "tree")),
         connections=connections,
         deadline_seconds=deadline,
         stall_seconds=stall_seconds,

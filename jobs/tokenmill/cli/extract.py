@@ -7,6 +7,10 @@ def extract(
     input: o.Input,
     output: o.Output = None,
     from_stage: o.From = None,
+    include: o.Include = [],  # noqa: B006 - typer copies it
+    exclude: o.Exclude = [],  # noqa: B006
+    split: o.Split = None,
+    prefer: o.Prefer = None,
     worker_index: o.WorkerIndex = 0,
     workers: o.Workers = 1,
     processes: o.Processes = None,
@@ -20,4 +24,5 @@ def extract(
 
     target = output or launch.default_output(input, "extract")
     how = how_to_run(worker_index, workers, processes, replace, verify_hashes, json)
-    report(launch.extract(input, target, how, from_stage=from_stage), target, json)
+    selection = o.selection(include, exclude, split, None, prefer)
+    report(launch.extract(input, target, how, from_stage=from_stage, selection=selection), target, json)

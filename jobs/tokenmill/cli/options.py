@@ -1,9 +1,12 @@
 """Options that several commands share, each declared once."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from tokenmill.selection import Selection
 
 Input = Annotated[
     Path, typer.Argument(metavar="INPUT", help="A dataset's directory, an earlier stage's output, or a file.")
@@ -57,6 +60,10 @@ Split = Annotated[
     ),
 ]
 Sample = Annotated[int | None, typer.Option("--sample", min=1, help="Take N of the files, the same ones every time.")]
+Prefer = Annotated[
+    str | None,
+    typer.Option("--prefer", help="compressed or plain: which to take of a text that is there in both forms."),
+]
 Connections = Annotated[int, typer.Option("--connections", min=1, max=256, help="Files fetched at a time.")]
 Deadline = Annotated[float, typer.Option("--deadline", min=0, help="Seconds after which what still fails is given up.")]
 StallSeconds = Annotated[
@@ -103,6 +110,17 @@ MaxBadRecords = Annotated[
 Name = Annotated[str, typer.Option("--name", help="First part of the names of joined outputs.")]
 
 DAY = 86400.0
+
+
+def selection(
+    include: list[str], exclude: list[str], split: str | None, sample: int | None, prefer: str | None
+) -> "Selection":
+    """Return which files are wanted."""
+    from tokenmill.selection import PREFERENCES, Selection
+
+    if prefer is not None:
+        one_of("--prefer", prefer, *PREFERENCES)
+    return Selection(include, exclude, split, sample, prefer=prefer)
 
 
 def one_of(option: str, value: str, *allowed: str) -> str:

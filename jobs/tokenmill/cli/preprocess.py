@@ -31,6 +31,7 @@ def preprocess(
     exclude: o.Exclude = [],  # noqa: B006
     split: o.Split = None,
     sample: o.Sample = None,
+    prefer: o.Prefer = None,
     scratch: o.Scratch = None,
     connections: o.Connections = 8,
     deadline: o.Deadline = o.DAY,
@@ -50,19 +51,12 @@ def preprocess(
 
     source: Any = Path(input)
     target = output
-    choosing = {
-        "--revision": revision,
-        "--include": include,
-        "--exclude": exclude,
-        "--split": split,
-        "--sample": sample,
-        "--scratch": scratch,
-    }
+    choosing = {"--revision": revision, "--sample": sample, "--scratch": scratch}
+    selection = o.selection(include, exclude, split, sample, prefer)
     if "://" in input:
-        from tokenmill.corpus.source import Selection
         from tokenmill.stages import stream
 
-        selection, give_up_at = Selection(include, exclude, split, sample), time.monotonic() + deadline
+        give_up_at = time.monotonic() + deadline
         source = stream.Stream(input, revision, selection, endpoint, stall_seconds, give_up_at, connections, scratch)
     elif given := [option for option, value in choosing.items() if value]:
         raise typer.BadParameter(
@@ -88,5 +82,6 @@ def preprocess(
         max_bad_records=max_bad_records,
         endpoint=endpoint,
         from_stage=from_stage,
+        selection=selection,
     )
     report(summary, target, json)

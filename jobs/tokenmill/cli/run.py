@@ -24,6 +24,7 @@ def run(
     exclude: o.Exclude = [],  # noqa: B006
     split: o.Split = None,
     sample: o.Sample = None,
+    prefer: o.Prefer = None,
     connections: o.Connections = 8,
     deadline: o.Deadline = o.DAY,
     stall_seconds: o.StallSeconds = 60.0,
@@ -46,7 +47,6 @@ def run(
 ) -> None:
     """Take a source through download, preprocess and verify on this machine; extract and concatenate on request."""
     from tokenmill.cli.report import how_to_run, report_pipeline
-    from tokenmill.corpus.source import Selection
     from tokenmill.stages.encoder import Recipe
     from tokenmill.stages.launch import Pipeline
 
@@ -58,7 +58,7 @@ def run(
             tokenizer, tokenizer_revision, keys.split(","), append_eod, eod_token, special_tokens, target_files, name
         ),
         revision=revision,
-        selection=Selection(include, exclude, split, sample),
+        selection=o.selection(include, exclude, split, sample, prefer),
         extract=extract,
         concatenate=concatenate,
         connections=connections,

@@ -1,12 +1,10 @@
-"""Buckets (s3://, gs://, az://) and directories (file://, plain paths) as sources, by fsspec."""
+"""Buckets (s3://, gs://, az://) as sources, by fsspec; a directory is one of its own: `corpus.directory`."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from tokenmill.corpus.source import Changed, Listing, Patience, RemoteFile, Retry, without_addresses, without_secrets
 from tokenmill.errors import RequestError, TransientError
-from tokenmill.files import walk_files
 from tokenmill.redaction import remember_address, remember_file
 
 CHUNK = 8 << 20
@@ -22,11 +20,10 @@ class BucketSource:
         """Open the file system that the URI names; nothing is asked yet."""
         import fsspec
 
-        self._given = uri
         remember_address(uri)
         for path in CREDENTIAL_FILES:
             remember_file(path)
-        self._uri = uri.rstrip("/") if "://" in uri else f"file://{Path(uri).absolute()}"
+        self._uri = uri.rstrip("/")
         self._said = without_secrets(self._uri)
         protocol = self._uri.partition("://")[0].lower()
         try:
@@ -42,25 +39,16 @@ class BucketSource:
             raise RequestError(f"--revision: {self._said} has no revisions")
         found = self._find()
         if not found:
-            hint = (
-                ""
-                if "/" not in self._given or "://" in self._given
-                else f"; on the Hub it is hf://datasets/{self._given}"
-            )
-            raise RequestError(f"nothing at {self._said}; check the path and, for a bucket, the credentials{hint}")
+            raise RequestError(f"nothing at {self._said}; check the path and the credentials")
         root = self._root.rstrip("/")
         files = []
         for path, about in sorted(found.items()):
             name = path[len(root) + 1 :] if path != root else path.rpartition("/")[2]
             files.append(RemoteFile(name, about["size"], version=_version(about)))
-        uri = f"file:{Path(root).name}" if self._uri.startswith("file://") else self._said
-        return Listing(uri, None, files, by_name=list(found) == [root])
+        return Listing(self._said, None, files, by_name=list(found) == [root])
 
     def _find(self) -> dict[str, Any]:
         """Return what is known of each file under the prefix, by its path."""
-        local = Path(self._root)
-        if self._uri.startswith("file://") and local.is_dir():
-            return {path: self._fs.info(path) for path in (str(local / name) for name in walk_files(local).files)}
         try:
             found: dict[str, Any] = self._fs.find(self._root, detail=True)
         except FileNotFoundError:

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from tokenmill.errors import RequestError, Stopped, TransientError
+from tokenmill.inputs import Obstacle
+from tokenmill.selection import Selection as Selection  # noqa: PLC0414 - part of this module's interface
 
 _KNOWN = ("sha256", "git_sha1", "version", "xet")
 _PLACE = re.compile(r"([^/?#]*@)?(\[[^]/?#]*\]|[^:/?#]*)(:[0-9]*)?([/?#]|$)")
@@ -48,22 +50,18 @@ class RemoteFile(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """All files of a source at one revision (of a Hub repository, a commit); `by_name`: the one file asked for."""
+    """All files of a source at one revision (of a Hub repository, a commit); `by_name`: the one file asked for.
+
+    `obstacles`, `second_names` and `notes` are those of a directory's walk (`tokenmill.inputs`).
+    """
 
     uri: str
     revision: str | None
     files: list[RemoteFile]
     by_name: bool = False
-
-
-class Selection(NamedTuple):
-    """Which files of a listing are wanted, and how they are laid out (`flat` or `tree`)."""
-
-    include: Sequence[str] = ()
-    exclude: Sequence[str] = ()
-    split: str | None = None
-    sample: int | None = None
-    layout: str = "flat"
+    obstacles: Sequence[Obstacle] = ()
+    second_names: Sequence[tuple[str, str]] = ()
+    notes: Sequence[str] = ()
 
 
 class Retry(Exception):
@@ -208,7 +206,11 @@ def open_source(
         from tokenmill.corpus.web import WebSource
 
         return WebSource(uri, stall_seconds=stall_seconds)
-    if scheme in ("file", *_BUCKETS):
+    if (path := local_path(uri)) is not None:
+        from tokenmill.corpus.directory import DirectorySource
+
+        return DirectorySource(uri, path)
+    if scheme in _BUCKETS:
         from tokenmill.corpus.bucket import BucketSource
 
         return BucketSource(uri)

@@ -15,17 +15,26 @@ from tokenmill.files import (
     RECORDS,
     JsonText,
     content_id,
-    is_output,
     pack,
     patiently,
     settle_seconds,
     unpack,
-    walk_files,
 )
 from tokenmill.flow.attempt import LEASE, Liveness, read_owner
 from tokenmill.flow.progress import size
 from tokenmill.flow.provenance import Part, whole
 from tokenmill.flow.record import PLANNING, STAGES, Manifest, StageRecord, complete
+from tokenmill.inputs import (
+    LOST_AND_FOUND,
+    Stamp,
+    Walk,
+    is_output,
+    reading_directory,
+    refuse_special,
+    unreadable,
+    walk_files,
+)
+from tokenmill.selection import Offer, Selection, matches, select
 from tokenmill.tree import Tree
 
 SEARCH_DEPTH = 2
@@ -55,6 +64,11 @@ class DataFile:
         parts: list[Part] = whole(self.origin) if isinstance(self.origin, str) else unpack(self.origin)
         return parts
 
+    @property
+    def sources(self) -> list[str]:
+        """The names of the source files that it was made from; its own where it holds nothing of any."""
+        return list(dict.fromkeys(part["source"] for part in self.parts)) or [self.path]
+
 
 @dataclass(frozen=True)
 class Dataset:
@@ -78,26 +92,37 @@ class Dataset:
         return [file for file in self.files if file.path not in self.damaged]
 
 
-def find_records(root: Path, depth: int = SEARCH_DEPTH) -> Iterator[StageRecord]:
+def find_records(root: Path, depth: int = SEARCH_DEPTH, unread: list[Path] | None = None) -> Iterator[StageRecord]:
     """Yield the stages that left records in `root` and in directories below it, begun or refused while planning.
 
-    A file stands for its directory: what is made from a single one lies beside it, unless said otherwise.
+    A file stands for its directory: what is made from a single one lies beside it, unless said otherwise. A directory
+    that this user may not read may hold records: it goes to `unread`, or is refused without such a list. The lost+found
+    of a volume is passed over.
     """
-    root = root.parent if root.is_file() else root
-    for stage in STAGES if root.is_dir() and Tree(root).exists(RECORDS) else ():
-        record = StageRecord(root, stage)
-        if record.tree.is_directory(record.directory):
-            yield record
-    if depth and root.is_dir():
-        with os.scandir(root) as entries:  # of 59,166 files in a flat directory none is looked at
-            # Through no link: what is written into a stage's records, such as a manifest, would lie elsewhere.
-            children = sorted(
-                entry.path
-                for entry in entries
-                if not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False)
-            )
-        for child in children:
-            yield from find_records(Path(child), depth - 1)
+    children: list[str] = []
+    try:
+        root = root.parent if root.is_file() else root
+        for stage in STAGES if root.is_dir() and Tree(root).exists(RECORDS) else ():
+            record = StageRecord(root, stage)
+            if record.tree.is_directory(record.directory):
+                yield record
+        if depth and root.is_dir():
+            with os.scandir(root) as entries:  # of 59,166 files in a flat directory none is looked at
+                # Through no link: what is written into a stage's records, such as a manifest, would lie elsewhere.
+                children = sorted(
+                    entry.path
+                    for entry in entries
+                    if not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False)
+                )
+    except PermissionError as error:
+        if root.name == LOST_AND_FOUND:
+            return
+        if unread is None:
+            raise RequestError(unreadable(root)) from error
+        unread.append(root)
+        return
+    for child in children:
+        yield from find_records(Path(child), depth - 1, unread)
 
 
 def records_of(path: Path, stage: str | None) -> list[StageRecord]:
@@ -124,33 +149,87 @@ def upstream_of(
     *,
     only: str | None = None,
     usable: Sequence[str] | None = None,
+    selection: Selection | None = None,
     output: Path | None = None,
 ) -> Dataset:
     """Return what `stage` reads when it is given `path`.
 
-    `only` is the stage the user chose with --from. `usable` restricts by file suffix when the files
-    are plain. Raises RequestError when there is nothing, when the stage to read is unfinished, or when
+    `only` is the stage the user chose with --from. `usable` restricts by file suffix, `selection` by patterns, split
+    and sample. Raises RequestError when there is nothing, when the stage to read is unfinished, or when
     two finished stages are equally far.
     """
+    with reading_directory(path):
+        return _upstream_of(path, stage, only, _Choice(tuple(usable or ("",)), selection or Selection()), output)
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """Which of a directory's files a stage reads: those with a usable ending, of them what the user selected."""
+
+    endings: tuple[str, ...]
+    selection: Selection
+
+    def usable(self, path: str) -> bool:
+        return path.lower().endswith(self.endings)
+
+    def of(
+        self, root: Path, files: list[DataFile], walk: Walk | None = None, *, by_name: bool = False
+    ) -> tuple[list[DataFile], list[str]]:
+        """Return the files to read, and notes on the others; refuse when nothing is left."""
+        hidden = [name for name in walk.hidden if self.usable(name)] if walk else []
+        obstacles = walk.obstacles if walk else ()
+        if not self.selection.include and not any(self.usable(file.path) for file in files) and not obstacles:
+            counted = (([file.path for file in files], "other files"), (hidden, "hidden files"))
+            seen = "".join(f"; it has {len(names)} {what}, such as {names[0]!r}" for names, what in counted if names)
+            raise RequestError(f"no data files in {root}{seen}; wanted names ending in {' '.join(self.endings)}")
+        offer = Offer(
+            str(root),
+            self.usable,
+            strict=walk is None,
+            by_name=by_name,
+            obstacles=obstacles,
+            second_names=walk.second_names if walk else (),
+        )
+        wanted, notes = select(
+            files, self.selection, offer, path=lambda file: file.path, sources=lambda file: file.sources
+        )
+        notes += walk.notes if walk else []
+        return wanted, notes + ([f"left out {len(hidden)} hidden files, such as {hidden[0]!r}"] if hidden else [])
+
+    def check_unread(self, root: Path, place: Path) -> None:
+        """Refuse a directory below the root that this user may not read, unless --exclude leaves it out."""
+        if place == root:
+            raise RequestError(unreadable(place))
+        folder = f"{place.relative_to(root)}/"
+        if not matches(folder, self.selection.exclude):
+            raise RequestError(f"{unreadable(place)}, or leave it out with --exclude '{folder}*'")
+
+
+def _upstream_of(path: Path, stage: str, only: str | None, choice: _Choice, output: Path | None) -> Dataset:
     if not path.exists() and not patiently(path.exists, path.parent):
         raise RequestError(
             f"{path} does not exist; give a directory of your own files, the output directory of an earlier stage, or "
             "a file"
         )
+    refuse_special(path)
     if path.is_file():
-        return _plain(path.parent, [path.name], usable)
+        return _plain(path.parent, Walk([path.name], [], [], [], [], []), choice, by_name=True)
     before = STAGES[: STAGES.index(stage)]
     if only is not None and only not in before:
         raise RequestError(f"--from {only}: {stage} reads one of {', '.join(before)}")
-    records = [r for r in find_records(path) if r.stage in before and (only is None or r.stage == only) and _begun(r)]
+    unread: list[Path] = []
+    records = [r for r in find_records(path, unread=unread) if r.stage in before and only in (None, r.stage)]
+    records = [record for record in records if _begun(record)]
+    for place in unread:
+        choice.check_unread(path, place)
     if not records:
         if only is not None:
             raise RequestError(f"no {only} was made in {path}; see tokenmill status {path}")
-        return _brought(path, usable, output)
-    return _furthest(path, records, stage, usable)
+        return _brought(path, choice, output)
+    return _furthest(path, records, stage, choice)
 
 
-def _furthest(path: Path, records: list[StageRecord], stage: str, usable: Sequence[str] | None) -> Dataset:
+def _furthest(path: Path, records: list[StageRecord], stage: str, choice: _Choice) -> Dataset:
     records = sorted(records, key=lambda record: STAGES.index(record.stage))
     present = {record.stage for record in records}
     current: set[str] = set()  # what was made from something stale is stale: in the stages' order, this settles it
@@ -170,7 +249,7 @@ def _furthest(path: Path, records: list[StageRecord], stage: str, usable: Sequen
     record, manifest = best[0]
     if manifest is None:
         raise RequestError(_finish_first(record, stage))
-    return _dataset(record, manifest, usable, notes)
+    return _dataset(record, manifest, choice, notes)
 
 
 def _look(record: StageRecord) -> tuple[dict[str, Any], Manifest | None]:
@@ -222,7 +301,7 @@ def _finish_first(record: StageRecord, stage: str) -> str:
     )
 
 
-def _dataset(record: StageRecord, manifest: Manifest, usable: Sequence[str] | None, notes: list[str]) -> Dataset:
+def _dataset(record: StageRecord, manifest: Manifest, choice: _Choice, notes: list[str]) -> Dataset:
     files = [
         DataFile(
             entry["path"],
@@ -235,7 +314,8 @@ def _dataset(record: StageRecord, manifest: Manifest, usable: Sequence[str] | No
         for entry in manifest.files
         if entry.get("role") is None
     ]
-    files, left_out = _usable(record.output, files, usable)
+    usable = sum(choice.usable(file.path) for file in files)
+    files, left_out = choice.of(record.output, files)
     damaged = [file.path for file in files if record.tree.size(file.path) != file.bytes]
     warnings = []
     if damaged:
@@ -249,26 +329,12 @@ def _dataset(record: StageRecord, manifest: Manifest, usable: Sequence[str] | No
         warnings = [f"{problem}. What is made from them will fail, the rest is done"]
     said = f"reading {len(files)} files of {record.stage} in {record.output}"
     upstream, source = {"stage": record.stage, "manifest": manifest.hash}, manifest.content["source"]
+    if len(files) != usable:  # not always: so a plan of all files is the one that earlier versions made
+        upstream["files"] = content_id(sorted(file.path for file in files))
     return Dataset(record.output, files, upstream, source, [*notes, said, *left_out], warnings, frozenset(damaged))
 
 
-def _usable(
-    root: Path, files: list[DataFile], usable: Sequence[str] | None, hidden: Sequence[str] = ()
-) -> tuple[list[DataFile], list[str]]:
-    """Leave out files that are no data, such as a README, and hidden ones; say so; refuse when nothing is left."""
-    endings = tuple(usable or ("",))
-    wanted = [file for file in files if file.path.lower().endswith(endings)]
-    ignored = [file.path for file in files if not file.path.lower().endswith(endings)]
-    veiled = [name for name in hidden if name.lower().endswith(endings)]
-    if not wanted and usable:
-        counted = ((ignored, "other files"), (veiled, "hidden files"))
-        seen = "".join(f"; it has {len(names)} {what}, such as {names[0]!r}" for names, what in counted if names)
-        raise RequestError(f"no data files in {root}{seen}; wanted names ending in {' '.join(usable)}")
-    said = ((ignored, "files that are no data"), (veiled, "hidden files"))
-    return wanted, [f"left out {len(names)} {what}, such as {names[0]!r}" for names, what in said if names]
-
-
-def _brought(root: Path, usable: Sequence[str] | None, output: Path | None) -> Dataset:
+def _brought(root: Path, choice: _Choice, output: Path | None) -> Dataset:
     """List a directory that somebody brought, without what tokenmill made of it below."""
     if output is not None:
         check_apart(root, output)
@@ -283,7 +349,7 @@ def _brought(root: Path, usable: Sequence[str] | None, output: Path | None) -> D
             if failure["unit"] == PLANNING:
                 said = f"{record.stage} in {root} has nothing to read, since it failed: {failure['message']}"
                 raise RequestError(said)
-    dataset = _plain(root, walk.files, usable, walk.hidden)
+    dataset = _plain(root, walk, choice)
     if walk.ours:
         left_out = ", ".join(str(path) for path in walk.ours[:3])
         dataset.notes.append(f"left out {left_out}{', ...' if len(walk.ours) > 3 else ''}: outputs of tokenmill")
@@ -296,13 +362,13 @@ def check_apart(root: Path, output: Path) -> None:
         raise RequestError(f"{root} cannot be both input and output; give an output directory of its own")
 
 
-def _plain(root: Path, names: list[str], usable: Sequence[str] | None, hidden: Sequence[str] = ()) -> Dataset:
+def _plain(root: Path, walk: Walk, choice: _Choice, *, by_name: bool = False) -> Dataset:
     """List files that no stage of ours made; their identity is size and modification time."""
     files = []
-    for name in names:
-        stat = os.stat(f"{root}/{name}")  # noqa: PTH116 - for 59,166 files a Path each would take longer than the call
-        files.append(DataFile(name, stat.st_size, f"{stat.st_size}@{stat.st_mtime_ns}", name))
-    files, left_out = _usable(root, files, usable, hidden)
+    for name in walk.files:
+        stamp = Stamp.of(os.stat(f"{root}/{name}"))  # noqa: PTH116 - for 59,166 files a Path each would take longer
+        files.append(DataFile(name, stamp.size, stamp.identity, name))
+    files, left_out = choice.of(root, files, walk, by_name=by_name)
     listing = content_id([[file.path, file.identity] for file in files])
     # No absolute path: the same files give the same plan wherever they lie.
     upstream = {"stage": None, "listing": listing}

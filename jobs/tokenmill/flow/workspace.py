@@ -38,6 +38,7 @@ from tokenmill.flow.attempt import (
     new_attempt_directory,
 )
 from tokenmill.flow.record import Counts, Plan, StageRecord, Unit
+from tokenmill.inputs import OpenInput
 from tokenmill.tree import Tree
 
 WRITE_BACK = 8 << 20
@@ -238,23 +239,41 @@ class Workspace:
             return
 
     @contextmanager
-    def reading(self, name: str, size: int) -> Iterator[Path]:
-        """Give where an input lies; refuse one that has not the size it was planned with, before or after reading."""
-        path = self.input_root / name
-        self._check_size(path, size)
-        yield path
-        self._check_size(path, size)
+    def reading(self, name: str, size: int, identity: str) -> Iterator[Path]:
+        """Give where an input lies; refuse one that is not what was planned, before it is read or afterwards.
 
-    def _check_size(self, path: Path, size: int) -> None:
-        """Refuse for good what an earlier stage made and has changed since; of a brought file it may pass."""
+        What an earlier stage made has its size in the manifest, and its bytes are hashed as they are read
+        (`check_hash`). A file that somebody brought has its size and modification time in its identity, and must be
+        one file from beginning to end.
+        """
+        path = self.input_root / name
+        maker = self.plan.upstream.get("stage")
+        if maker:
+            self._check_size(path, size, maker)
+        try:
+            source = OpenInput(path)
+        except FileNotFoundError as error:
+            raise TransientError(f"{path} vanished after it was planned; run the same command again") from error
+        with source:
+            if not maker and source.stamp.identity != identity:
+                raise self._written_to(path, "it is not the file that was planned")
+            yield path
+            if not maker and source.changed():
+                raise self._written_to(path, "it changed while it was read")
+        if maker:
+            self._check_size(path, size, maker)
+
+    @staticmethod
+    def _written_to(path: Path, why: str) -> TransientError:
+        return TransientError(
+            f"{path}: {why} (size, modification time and inode are compared): somebody writes to it. Run the same "
+            "command again once it is whole"
+        )
+
+    def _check_size(self, path: Path, size: int, maker: str) -> None:
+        """Refuse what an earlier stage made and has another size since."""
         if size_of(path) == size:
             return
-        maker = self.plan.upstream.get("stage")
-        if not maker:
-            raise TransientError(
-                f"{path} has {path.stat().st_size} bytes, and had {size} when it was planned: somebody writes to it. "
-                "Run the same command again once it is whole"
-            )
         if not patiently(lambda: size_of(path) == size, path.parent):
             found = size_of(path)
             raise InputError(

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokenmill.errors import InputError, RequestError, TransientError
-from tokenmill.files import content_id, safe_name, walk_files
+from tokenmill.files import content_id, safe_name
 from tokenmill.flow.planning import refuse_foreign
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.provenance import narrow, whole
 from tokenmill.flow.record import COPIED, IN_PLACE, Counts, Plan, StageRecord, Unit
 from tokenmill.flow.workspace import OutputFile, Workspace, nothing_common
+from tokenmill.inputs import walk_files
 from tokenmill.stages.encoder import Encoders, Recipe
 from tokenmill.tree import Tree
 
@@ -115,6 +116,10 @@ def find_pairs(named: Sequence[Path], output: Path | None) -> Pairs:
 def _prefixes_below(directory: Path, output: Path | None, notes: list[str]) -> list[Path]:
     walk = walk_files(directory, output)
     endings = tuple(f".{suffix}" for suffix in SUFFIXES)
+    for obstacle in walk.obstacles:
+        if not obstacle.data_only or obstacle.path.endswith(endings):
+            raise RequestError(obstacle.problem)
+    notes.extend(walk.notes)
     names = {name[:-4] for name in walk.files if name.endswith(endings)}
     hidden = [name for name in walk.hidden if name.endswith(endings)]
     if not names:

@@ -173,7 +173,10 @@ def do(unit: Unit, workspace: Workspace) -> Counts:
 def _append(output: OutputFile, workspace: Workspace, item: dict[str, Any]) -> Iterator[_Piece]:
     """Append one file, whole lines alone, and say so piece by piece."""
     size = item["bytes"]
-    with workspace.reading(item["path"], size) as path, path.open("rb", buffering=0) as source:
+    with (
+        workspace.reading(item["path"], size, item["identity"]) as path,
+        path.open("rb", buffering=0) as source,
+    ):
         skipped = os.pread(source.fileno(), len(BOM), 0) == BOM
         offset = len(BOM) if skipped else 0
         newline = size > offset and os.pread(source.fileno(), 1, size - 1) != b"\n"

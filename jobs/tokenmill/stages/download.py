@@ -4,9 +4,6 @@ The plan pins the commit and names every file with its size and hash; a unit is 
 have that hash. What a server refuses is asked again until the deadline, never skipped.
 """
 
-import fnmatch
-import hashlib
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,25 +13,21 @@ from tokenmill.corpus.source import (
     Listing,
     Patience,
     RemoteFile,
-    Selection,
     Source,
     open_source,
     without_secrets,
 )
-from tokenmill.errors import InputError, RequestError
+from tokenmill.errors import InputError
 from tokenmill.files import safe_name
 from tokenmill.flow.provenance import whole
 from tokenmill.flow.record import Counts, Plan, Unit
 from tokenmill.flow.worker import Job
 from tokenmill.flow.workspace import Workspace
+from tokenmill.selection import Offer, Selection
+from tokenmill.selection import select as choose
 
 RESUMABLE = True
 THREADS = True
-
-SPLITS = ("train", "validation", "test")
-_SPLIT_NAMES = {"train": "train", "validation": "validation", "valid": "validation", "val": "validation"}
-_SPLIT_NAMES |= {"dev": "validation", "test": "test"}
-_SPLIT_FILE = re.compile(r"(train|validation|valid|val|dev|test)[-_.]")
 
 
 def prepare(
@@ -50,10 +43,7 @@ def prepare(
     request = {
         "source": without_secrets(uri),
         "revision": revision,
-        "include": sorted(selection.include),
-        "exclude": sorted(selection.exclude),
-        "split": selection.split,
-        "sample": selection.sample,
+        **selection.request(),
         "layout": selection.layout,
     }
 
@@ -74,40 +64,20 @@ def _unit(file: RemoteFile, name: str) -> Unit:
 
 
 def select(listing: Listing, selection: Selection) -> tuple[list[RemoteFile], list[str]]:
-    """Return the wanted files by path, and notes on what was left out.
-
-    Without patterns: data files, of one split. The sample is those files whose hashed paths are
-    smallest, so a larger sample holds a smaller one.
-    """
+    """Return the wanted files by path, and notes on what was left out; see `tokenmill.selection`."""
     from tokenmill.corpus.compression import is_data_file
 
     for file in listing.files:
         _check_name(file.path, listing.uri)
-    notes = []
-    if selection.include:
-        files = [f for f in listing.files if any(fnmatch.fnmatchcase(f.path, p) for p in selection.include)]
-    elif listing.by_name:
-        files = listing.files
-    else:
-        files = [f for f in listing.files if is_data_file(f.path)]
-        if len(files) < len(listing.files):
-            notes.append(
-                f"left out {len(listing.files) - len(files)} files that are no data (--include takes what it names)"
-            )
-    files = [f for f in files if not any(fnmatch.fnmatchcase(f.path, p) for p in selection.exclude)]
-    files = sorted(_one_split(files, selection, notes), key=lambda f: f.path)
-    if not files:
-        seen = ", ".join(repr(f.path) for f in listing.files[:5]) or "nothing"
-        raise RequestError(
-            f"no file of {listing.uri} matches; it has {len(listing.files)} files: {seen}, ...; "
-            "check --include, --exclude and --split"
-        )
-    if selection.sample is not None:
-        if selection.sample > len(files):
-            notes.append(f"a sample of {selection.sample} was asked, there are {len(files)} files: taking all")
-        chosen = sorted(files, key=lambda f: hashlib.sha256(f.path.encode("utf-8", "surrogatepass")).digest())
-        files = sorted(chosen[: selection.sample], key=lambda f: f.path)
-    return files, notes
+    offer = Offer(
+        listing.uri,
+        is_data_file,
+        by_name=listing.by_name,
+        obstacles=listing.obstacles,
+        second_names=listing.second_names,
+    )
+    files, notes = choose(listing.files, selection, offer, path=lambda file: file.path)
+    return files, [*listing.notes, *notes]
 
 
 def _check_name(path: str, uri: str) -> None:
@@ -117,39 +87,6 @@ def _check_name(path: str, uri: str) -> None:
             f"{uri} lists a file named {path!r}, which would leave the output directory: the listing is not to be "
             "trusted; nothing was downloaded"
         )
-
-
-def _split_of(path: str) -> str | None:
-    *folders, name = path.split("/")
-    for folder in folders:
-        if folder.lower() in _SPLIT_NAMES:
-            return _SPLIT_NAMES[folder.lower()]
-    match = _SPLIT_FILE.match(name.lower())
-    return _SPLIT_NAMES[match.group(1)] if match else None
-
-
-def _one_split(files: list[RemoteFile], selection: Selection, notes: list[str]) -> list[RemoteFile]:
-    """Keep to one split: held-out text must never reach training by way of a forgotten pattern."""
-    if selection.split == "any":
-        return files
-    by_split: dict[str | None, int] = {}
-    for file in files:
-        by_split[_split_of(file.path)] = by_split.get(_split_of(file.path), 0) + 1
-    counted = ", ".join(f"{split or 'none'} ({count})" for split, count in sorted(by_split.items(), key=str))
-    wanted = selection.split
-    if wanted is None:
-        if len(by_split) < 2:
-            return files
-        if selection.include or "train" not in by_split:
-            raise RequestError(
-                f"the selected files are of more than one split: {counted}; choose with --split NAME and download "
-                "each into a directory of its own, or --split any to mix them"
-            )
-        wanted = "train"
-        notes.append(f"the source has splits: {counted}; taking train (--split chooses another)")
-    elif wanted not in by_split:
-        raise RequestError(f"--split {wanted}: the selected files have splits {counted}")
-    return [file for file in files if _split_of(file.path) == wanted]
 
 
 def names(files: list[RemoteFile], layout: str) -> list[str]:

@@ -75,7 +75,7 @@ def do(unit: Unit, workspace: Workspace) -> Counts:
     ring = [bytearray(BUFFER)]
     read = turn = 0
     with (
-        workspace.reading(item["path"], unit.weight) as path,
+        workspace.reading(item["path"], unit.weight, item["identity"]) as path,
         open_decompressed(path, display=str(path), digest=digest) as reader,
         Follower(BUFFERS - 1) as follower,
     ):

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tokenmill.corpus.source import Selection
 from tokenmill.files import explained
 from tokenmill.flow.lineage import Dataset, check_apart, upstream_of
 from tokenmill.flow.planning import Request
@@ -16,6 +15,7 @@ from tokenmill.flow.progress import Reporter
 from tokenmill.flow.record import STAGES, Plan
 from tokenmill.flow.worker import Distribution, Job, Summary, run, stop_requested
 from tokenmill.machine import cpu_quota
+from tokenmill.selection import Selection
 from tokenmill.stages.encoder import Recipe
 
 if TYPE_CHECKING:
@@ -98,25 +98,36 @@ def download(
     return _run(job, prepared, how, processes=connections + COMMITTING_FILES, outdated=outdated)
 
 
-def extract(source: Path, output: Path, how: Run, *, from_stage: str | None = None) -> Summary:
+def extract(
+    source: Path, output: Path, how: Run, *, from_stage: str | None = None, selection: Selection | None = None
+) -> Summary:
     """Decompress the files of `source` into `output`."""
     from tokenmill.corpus.compression import DATA_SUFFIXES
     from tokenmill.stages.extract import prepare
 
     usable = (*DATA_SUFFIXES, ".zst", ".gz", ".bz2", ".xz")
-    dataset = upstream_of(source, "extract", only=from_stage, usable=usable, output=output)
+    dataset = upstream_of(source, "extract", only=from_stage, usable=usable, selection=selection, output=output)
     _say(how, dataset)
     return _run(_job("extract", output, dataset), prepare(dataset), how, dataset)
 
 
 def concatenate(
-    source: Path, output: Path, how: Run, *, target_files: int, name: str, from_stage: str | None = None
+    source: Path,
+    output: Path,
+    how: Run,
+    *,
+    target_files: int,
+    name: str,
+    from_stage: str | None = None,
+    selection: Selection | None = None,
 ) -> Summary:
     """Join the files of `source` into `target_files` in `output`."""
     from tokenmill.corpus.compression import DATA_SUFFIXES
     from tokenmill.stages.concatenate import prepare
 
-    dataset = upstream_of(source, "concatenate", only=from_stage, usable=DATA_SUFFIXES, output=output)
+    dataset = upstream_of(
+        source, "concatenate", only=from_stage, usable=DATA_SUFFIXES, selection=selection, output=output
+    )
     _say(how, dataset)
     prepared = prepare(dataset, target_files=target_files, name=name)
     return _run(_job("concatenate", output, dataset), prepared, how, dataset)
@@ -135,8 +146,9 @@ def preprocess(
     verify_encoder: str = "start",
     encoder_patience: float = 120.0,
     from_stage: str | None = None,
+    selection: Selection | None = None,
 ) -> Summary:
-    """Tokenise the files of `source` into indexed datasets in `output`."""
+    """Tokenise the files of `source` into indexed datasets in `output`; a stream has a selection of its own."""
     from tokenmill.corpus.compression import DATA_SUFFIXES
     from tokenmill.stages.preprocess import local, prepare, streamed
     from tokenmill.tokens.pool import EncoderProcesses
@@ -144,7 +156,9 @@ def preprocess(
     processes = how.spread().processes
     dataset, stream, more = None, None, COMMITTING_PAIRS
     if isinstance(source, Path):
-        dataset = upstream_of(source, "preprocess", only=from_stage, usable=DATA_SUFFIXES, output=output)
+        dataset = upstream_of(
+            source, "preprocess", only=from_stage, usable=DATA_SUFFIXES, selection=selection, output=output
+        )
         _say(how, dataset)
         corpus = local(dataset)
     else:
@@ -244,8 +258,9 @@ class Pipeline:
         """Run the stages in order, each into its place below the output; finished work is not done again.
 
         Each stage reads the one before it by name, so that what an earlier call with other options left
-        beside them is not taken.
+        beside them is not taken. The download selects; what it took is read whole.
         """
+        everything = Selection(split="any")
         done = [
             download(
                 self.uri,
@@ -261,12 +276,19 @@ class Pipeline:
         ]
         # Joining needs plain text; asking for it asks for that.
         if self.extract or self.concatenate:
-            done.append(extract(self.output, default_output(self.output, "extract"), how, from_stage="download"))
+            target = default_output(self.output, "extract")
+            done.append(extract(self.output, target, how, from_stage="download", selection=everything))
         if self.concatenate:
             target = default_output(self.output, "concatenate")
             done.append(
                 concatenate(
-                    self.output, target, how, target_files=self.concatenate, name=self.recipe.name, from_stage="extract"
+                    self.output,
+                    target,
+                    how,
+                    target_files=self.concatenate,
+                    name=self.recipe.name,
+                    from_stage="extract",
+                    selection=everything,
                 )
             )
         done.append(
@@ -282,6 +304,7 @@ class Pipeline:
                 max_bad_records=self.max_bad_records,
                 endpoint=self.endpoint,
                 from_stage=done[-1].plan.stage,
+                selection=everything,
             )
         )
         return done

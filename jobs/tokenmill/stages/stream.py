@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.corpus.fetch import Lines, fetch_head, fetch_to
-from tokenmill.corpus.source import Patience, RemoteFile, Selection, open_source, without_secrets
+from tokenmill.corpus.source import Patience, RemoteFile, open_source, without_secrets
 from tokenmill.errors import RequestError
 from tokenmill.files import explained
 from tokenmill.flow.lineage import DataFile
 from tokenmill.machine import is_alive, machine_tag
+from tokenmill.selection import Selection
 from tokenmill.stages.download import names, select
 
 HEADS, HEAD_BYTES = 2, 4 << 20
@@ -46,10 +47,7 @@ class Stream:
         return {
             "source": without_secrets(self.uri),
             "revision": self.revision,
-            "include": sorted(self.selection.include),
-            "exclude": sorted(self.selection.exclude),
-            "split": self.selection.split,
-            "sample": self.selection.sample,
+            **self.selection.request(),
         }
 
     def find(self, say: Callable[[str], None], patience: Patience) -> tuple[list[DataFile], dict[str, Any]]:

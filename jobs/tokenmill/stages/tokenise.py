@@ -130,7 +130,7 @@ class Tokenising:
         shards: Shards | None = self.workspace.common.shards
         if shards is not None:
             return shards.fetched(item, self.workspace.checkpoint)
-        return self.workspace.reading(item["path"], item["bytes"])
+        return self.workspace.reading(item["path"], item["bytes"], item["identity"])
 
     def _current(self) -> "Slot":
         """Return the slot that is being filled, or a free one; for that, blocks that are ready are taken."""

@@ -5,9 +5,9 @@ What the command is given. Input: $. Output: JSON of flags, see tokenmill.stage.
 {{- define "dataset-concatenate.command" -}}
 {{- $dataset := .Values.dataset -}}
 {{- dict
-      "flags" (dict
+      "flags" (merge (include "tokenmill.selection" . | fromYaml) (dict
         "from" $dataset.fromStage
         "target-files" $dataset.targetFiles
         "name" $dataset.name
-        "processes" .Values.processes) | toJson -}}
+        "processes" .Values.processes)) | toJson -}}
 {{- end }}

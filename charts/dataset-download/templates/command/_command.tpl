@@ -7,14 +7,10 @@ What the command is given. Input: $. Output: JSON of source and flags, see token
 {{- $dataset := .Values.dataset -}}
 {{- dict
       "source" ($dataset.source | default (printf "hf://datasets/%s" $dataset.repo))
-      "flags" (dict
+      "flags" (merge (include "tokenmill.selection" . | fromYaml) (dict
         "revision" $dataset.revision
-        "include" $dataset.include
-        "exclude" $dataset.exclude
-        "split" $dataset.split
-        "sample" $dataset.sampleFiles
         "layout" $dataset.layout
         "connections" $dataset.connections
         "deadline" $dataset.deadlineSeconds
-        "stall-seconds" $dataset.stallSeconds) | toJson -}}
+        "stall-seconds" $dataset.stallSeconds)) | toJson -}}
 {{- end }}

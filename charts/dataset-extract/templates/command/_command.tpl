@@ -4,7 +4,7 @@ What the command is given. Input: $. Output: JSON of flags, see tokenmill.stage.
 */}}
 {{- define "dataset-extract.command" -}}
 {{- dict
-      "flags" (dict
+      "flags" (merge (include "tokenmill.selection" . | fromYaml) (dict
         "from" .Values.dataset.fromStage
-        "processes" .Values.processes) | toJson -}}
+        "processes" .Values.processes)) | toJson -}}
 {{- end }}

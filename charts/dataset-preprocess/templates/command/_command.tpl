@@ -8,7 +8,8 @@ What the command is given. Input: $. Output: JSON of source and flags, see token
 {{- $tokenizer := .Values.tokenizer -}}
 {{- dict
       "source" (include "dataset-preprocess.source" .)
-      "flags" (merge (include "dataset-preprocess.choice" . | fromYaml) (dict
+      "flags" (merge (include "tokenmill.selection" . | fromYaml) (dict
+        "revision" (ternary $dataset.revision nil (eq true $dataset.stream))
         "from" $dataset.fromStage
         "target-files" $dataset.targetFiles
         "name" $dataset.name

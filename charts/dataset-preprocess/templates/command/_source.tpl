@@ -18,15 +18,3 @@ Where the shards come from when they are streamed; empty when a directory on the
 {{- end -}}
 {{- end }}
 {{- end }}
-
-{{/*
-What of a streamed source is wanted. Input: $. Output: YAML of options, none when nothing is streamed.
-  {{ include "dataset-preprocess.choice" . | fromYaml }}
-*/}}
-{{- define "dataset-preprocess.choice" -}}
-{{- with .Values.dataset }}
-{{- if .stream }}
-{{- dict "revision" .revision "include" .include "exclude" .exclude "split" .split "sample" .sampleFiles | toYaml }}
-{{- end }}
-{{- end }}
-{{- end }}

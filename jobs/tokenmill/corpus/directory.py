@@ -1,0 +1,91 @@
+"""A directory or a file on this machine (file://, or a path) as a source: the same listing as a stage's input has."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from tokenmill.corpus.source import Changed, Listing, Patience, RemoteFile, Retry
+from tokenmill.errors import RequestError
+from tokenmill.inputs import OpenInput, reading_directory, refuse_special, walk_files
+
+CHUNK = 8 << 20
+
+
+class DirectorySource:
+    """Everything below a directory, links followed, or one file."""
+
+    def __init__(self, uri: str, path: Path) -> None:
+        """Take the path; nothing is looked at yet."""
+        self._given = uri
+        self._path = path.expanduser().absolute()
+
+    def list(self, revision: str | None, patience: Patience) -> Listing:
+        """List all files below the directory, or the one file."""
+        if revision:
+            raise RequestError(f"--revision: {self._path} has no revisions")
+        uri = f"file:{self._path.name}"
+        with reading_directory(self._path):
+            if not self._path.exists():
+                raise RequestError(self._nothing())
+            refuse_special(self._path)
+            if self._path.is_file():
+                return Listing(uri, None, [_listed(self._path, self._path.name)], by_name=True)
+            walk = walk_files(self._path)
+            files = [_listed(f"{self._path}/{name}", name) for name in walk.files]
+        if not files and not walk.obstacles:
+            raise RequestError(self._nothing())
+        return Listing(uri, None, files, obstacles=walk.obstacles, second_names=walk.second_names, notes=walk.notes)
+
+    def _nothing(self) -> str:
+        hint = f"; on the Hub it is hf://datasets/{self._given}" if _may_be_a_name(self._given) else ""
+        return f"nothing at file://{self._path}; check the path{hint}"
+
+    def open(
+        self, file: RemoteFile, revision: str | None, offset: int, stop: int | None = None, *, plain: bool = False
+    ) -> "_Body":
+        """Open the bytes from `offset`; nothing is looked at yet."""
+        return _Body(self._path if self._path.is_file() else self._path / file.path, file, offset)
+
+
+def _may_be_a_name(given: str) -> bool:
+    return "/" in given and "://" not in given
+
+
+def _listed(path: str | Path, name: str) -> RemoteFile:
+    status = os.stat(path)  # noqa: PTH116 - for 59,166 files a Path each would take longer than the call
+    return RemoteFile(name, status.st_size, version=_version(status))
+
+
+def _version(status: os.stat_result) -> str:
+    """Return the modification time as plans hold it."""
+    return str(status.st_mtime)
+
+
+class _Body:
+    """All of a file from an offset."""
+
+    stop: int | None = None
+
+    def __init__(self, path: Path, file: RemoteFile, offset: int) -> None:
+        self._path, self._file, self._offset = path, file, offset
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Yield the bytes; a file that changed since it was planned, or while it is read, is refused."""
+        try:
+            with OpenInput(self._path) as source:
+                if self._file.version and _version(source.status) != self._file.version:
+                    raise Changed
+                offset = self._offset
+                while block := os.pread(source.fd, CHUNK, offset):
+                    offset += len(block)
+                    yield block
+                if source.changed():
+                    raise Changed
+        except FileNotFoundError as error:
+            raise Retry(f"{self._path} is not there", refused=True) from error
+        except OSError as error:
+            raise Retry(f"{type(error).__name__}: {error}") from error
+
+    def part(self, start: int, stop: int) -> "_Body":
+        """Not divided: one reader is as fast as the disk."""
+        raise NotImplementedError
