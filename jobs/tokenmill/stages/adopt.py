@@ -117,7 +117,8 @@ def _prefixes_below(directory: Path, output: Path | None, notes: list[str]) -> l
     walk = walk_files(directory, output)
     endings = tuple(f".{suffix}" for suffix in SUFFIXES)
     for obstacle in walk.obstacles:
-        if not obstacle.data_only:  # a FIFO in place of a file is refused where the pair is opened
+        # One in place of a pair's file is refused where the pair is opened.
+        if not obstacle.data_only and not obstacle.path.endswith(endings):
             raise RequestError(obstacle.problem)
     notes.extend(walk.notes)
     names = {name[:-4] for name in walk.files if name.endswith(endings)}
