@@ -32,13 +32,15 @@ def _check(path: Path) -> None:
 def list_(path: Checkpoints, json: o.Json = False) -> None:
     """List the checkpoints, oldest first: iteration, size, age, whether they are whole; * marks the tracker's."""
     from tokenmill.flow.progress import duration, size
-    from tokenmill.training.checkpoints import TRACKER, TornTracker, scan, tracked
+    from tokenmill.training.checkpoints import TRACKER, ForeignTracker, TornTracker, scan, tracked
     from tokenmill.training.distcp import RELEASE
 
     _check(path)
     named, torn = None, None
     try:
         named = tracked(path)
+    except ForeignTracker:
+        raise
     except TornTracker as problem:
         torn = str(problem)
     found = scan(path)

@@ -6,15 +6,18 @@ far they are, and every node why it failed. Everybody reads; nobody needs more t
 
 import json
 import time
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from uuid import uuid4
 
+import msgspec
+
 from tokenmill.errors import RequestError
-from tokenmill.files import explained, read_json, write_atomic
+from tokenmill.files import explained, read_json
 from tokenmill.redaction import redact
 from tokenmill.training.watch import Signs
+from tokenmill.tree import Tree
 
 KEPT = 200
 
@@ -43,12 +46,13 @@ class Records:
     def __init__(self, checkpoints: Path) -> None:
         """Look in a run's checkpoint directory."""
         self.directory = checkpoints / ".tokenmill" / "train"
+        self._tree = Tree(checkpoints)
         self.start = uuid4().hex
         """Tells what this process wrote from what an earlier start did."""
 
     def attempts(self) -> list[Attempt]:
         """Read what is known of earlier starts, the oldest first; what cannot be read is left out."""
-        value = read_json(self.directory / "attempts.json")
+        value = self._read("attempts.json")
         found = [_attempt(each) for each in value] if isinstance(value, list) else []
         return [each for each in found if each]
 
@@ -90,7 +94,7 @@ class Records:
 
     def _write(self, attempts: list[Attempt]) -> None:
         data = json.dumps([asdict(each) for each in attempts[-KEPT:]], indent=1)
-        write_atomic(self.directory / "attempts.json", redact(data).encode())
+        self._tree.write_atomic(self.directory / "attempts.json", redact(data).encode())
 
     def say(self, attempt: Attempt, code: int, iteration: int) -> None:
         """Tell the other nodes how this attempt ended."""
@@ -98,7 +102,7 @@ class Records:
 
     def verdict(self) -> dict[str, Any] | None:
         """Read the last attempt's verdict, None before there is one."""
-        value = read_json(self.directory / "verdict.json")
+        value = self._read("verdict.json")
         whole = (
             isinstance(value, dict) and isinstance(value.get("code"), int) and isinstance(value.get("iteration"), int)
         )
@@ -106,11 +110,11 @@ class Records:
 
     def progress(self, rank: int) -> tuple[str, Signs] | None:
         """Read which start of a node it is, and how far it says that it is."""
-        value: Any = read_json(self.directory / f"progress-{rank}.json")
         try:
-            return value["start"], Signs(value["iteration"], bool(value["saving"]), float(value["quiet"]))
-        except (KeyError, TypeError, ValueError):
+            value = msgspec.convert(self._read(f"progress-{rank}.json"), _Progress)
+        except msgspec.ValidationError:
             return None
+        return value.start, Signs(value.iteration, value.saving, value.quiet)
 
     def write_progress(self, rank: int, signs: Signs) -> None:
         """Say how far this node is."""
@@ -118,7 +122,7 @@ class Records:
 
     def arrival(self, rank: int) -> dict[str, Any]:
         """Read what a node wrote when it came, empty before that."""
-        value = read_json(self.directory / f"arrival-{rank}.json")
+        value = self._read(f"arrival-{rank}.json")
         return value if isinstance(value, dict) else {}
 
     def write_arrival(self, rank: int, run: str, began: float, beat: int) -> None:
@@ -132,22 +136,32 @@ class Records:
     def _failures(self, since: float) -> str:
         """Word why other nodes failed, as far as they said so; their clocks may differ by a minute."""
         said = ""
-        for path in sorted(self.directory.glob("failure-*.json")):
-            value = read_json(path)
+        names = [name for name in self._tree.names(self.directory) if name.startswith("failure-")]
+        for path in (self.directory / name for name in names if name.endswith(".json")):
+            value = self._read(path.name)
             if isinstance(value, dict) and isinstance(at := value.get("at"), float) and at > since - 60:
                 said += f"; {path.stem.replace('failure-', 'node ')} ({value.get('host')}): {value.get('cause')}"
         return said[:1000]
 
+    def _read(self, name: str) -> Any:
+        return read_json(self.directory / name, tree=self._tree)
+
     def _put(self, name: str, value: dict[str, Any]) -> None:
-        write_atomic(self.directory / name, redact(json.dumps(value)).encode())
+        self._tree.write_atomic(self.directory / name, redact(json.dumps(value)).encode())
+
+
+class _Progress(msgspec.Struct):
+    """How far a node says that it is."""
+
+    start: str
+    iteration: int | None
+    saving: bool
+    quiet: Annotated[float, msgspec.Meta(ge=0, le=10**7)]
 
 
 def _attempt(value: Any) -> Attempt | None:
     """Take a record of this version or another; None when it holds what no attempt does."""
-    if not isinstance(value, dict) or not isinstance(value.get("began_at"), int):
-        return None
-    known = {each.name for each in fields(Attempt)}
     try:
-        return Attempt(**{name: item for name, item in value.items() if name in known})
-    except TypeError:
+        return msgspec.convert(value, Attempt)
+    except msgspec.ValidationError:
         return None

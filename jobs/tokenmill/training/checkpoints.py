@@ -22,10 +22,11 @@ from functools import cache
 from pathlib import Path
 
 from tokenmill.errors import InputError, RequestError
-from tokenmill.files import RECORDS, abandoned, explained, fsync_directory, patiently, settle_seconds, write_atomic
+from tokenmill.files import RECORDS, abandoned, explained, patiently, settle_seconds, write_atomic
 from tokenmill.training import distcp
 from tokenmill.training.distcp import RELEASE, Checkpoint
 from tokenmill.training.extents import Damage
+from tokenmill.tree import ForeignEntry, Tree
 
 TRACKER = "latest_checkpointed_iteration.txt"
 
@@ -40,6 +41,10 @@ _ITERATION = re.compile(r"iter_\d{7,15}")
 
 class TornTracker(InputError):
     """The tracker names no iteration: cut off while it was written, or damaged."""
+
+
+class ForeignTracker(TornTracker):
+    """The tracker is no file, or somebody else's: nothing that a crash leaves, and no start repairs it."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +91,12 @@ def tracked(path: Path) -> str | None:
     """Return the name of the checkpoint that the tracker names, which need not be there; None without a tracker."""
     with explained(path):
         try:
-            text = distcp.read(path / TRACKER, distcp.SMALL).strip()
+            with Tree(path).open(TRACKER) as file:
+                text = distcp.read(file, TRACKER, distcp.SMALL).strip()
         except (FileNotFoundError, NotADirectoryError):
             return None
+        except ForeignEntry as problem:
+            raise ForeignTracker(f"{path / TRACKER} is no file to go by: {problem}") from None
         except Damage as problem:
             raise TornTracker(f"{path}: {problem}; {_to_repair(path)}") from None
     if text == RELEASE.encode():
@@ -169,7 +177,7 @@ def prepare(
         if plan.tracker is not None:
             write_atomic(path / TRACKER, plan.tracker.encode(), directory=path / RECORDS)
         for name in plan.aside:
-            _move(path / name, path / RECORDS / "aside")
+            _move(path, name, "aside")
         deleted = _tidy(path, {False: ASIDE_UNFINISHED})
         return replace(plan.start, done=(*plan.start.done, *deleted))
 
@@ -201,6 +209,8 @@ def _plan(path: Path, start_over: bool) -> _Plan:
     named, torn = None, ""
     try:
         named = tracked(path)
+    except ForeignTracker:
+        raise
     except TornTracker as problem:
         torn = str(problem).rpartition(";")[0]
     target = next((name for name in [named, *names] if name and at(name).complete), None)
@@ -288,7 +298,7 @@ def prune(path: Path, keep: int) -> list[str]:
                 if left > 0 or one.path.is_symlink():
                     left -= 1
                     continue
-                _move(one.path, path / RECORDS / "trash")
+                _move(path, one.path.name, "trash")
                 done.append(f"{one.path} deleted: {keep} newer ones are kept")
         done += _tidy(path, {True: ASIDE_FINISHED, False: ASIDE_UNFINISHED})
     return done
@@ -300,41 +310,42 @@ def _tidy(path: Path, kept: dict[bool, int]) -> list[str]:
     Returns what was done.
     """
     done: list[str] = []
-    records = path / RECORDS
-    aside, trash = records / "aside", records / "trash"
-    for _, name in sorted(_numbered(aside), reverse=True):
+    tree, aside, trash = Tree(path), path / RECORDS / "aside", path / RECORDS / "trash"
+    for _, name in sorted(_numbered(path, "aside"), reverse=True):
         finished = (aside / name / "metadata.json").exists()
         if (aside / name).is_symlink() or not (aside / name).is_dir() or finished not in kept:
             continue
         kept[finished] -= 1
         if kept[finished] < 0:
-            _move(aside / name, trash)
+            _move(path, f"{RECORDS}/aside/{name}", "trash")
             done.append(f"{aside / name} deleted: newer ones lie aside")
-    for _, name in _numbered(trash):
+    for _, name in _numbered(path, "trash"):
         try:
-            next((trash / name).iterdir(), None)  # raises for what is no directory; rmtree would wait for a pipe
-            shutil.rmtree(trash / name)
+            with tree.directory(trash) as place:
+                os.close(os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=place))  # no pipe, no link
+                shutil.rmtree(name, dir_fd=place)
         except OSError as problem:  # an open file's name on NFS, say: the run goes on, and the next call tries again
             done.append(f"{trash / name} is not deleted yet: {problem.strerror or problem}")
-    for file in records.iterdir() if records.is_dir() else ():
-        if abandoned(file):
-            file.unlink(missing_ok=True)
+    for name in tree.names(RECORDS) if path.is_dir() else ():
+        if abandoned(path / RECORDS / name):
+            tree.unlink(f"{RECORDS}/{name}")
     return done
 
 
-def _numbered(place: Path) -> list[tuple[int, str]]:
+def _numbered(path: Path, kind: str) -> list[tuple[int, str]]:
     """List what lies aside or in the trash, as N and NAME-N."""
-    if place.is_symlink():
-        raise RequestError(f"{place} is a link, and what lies in there gets deleted: remove it")
-    if not place.is_dir():
-        return []
-    return [(int(found[1]), each.name) for each in place.iterdir() if (found := re.search(r"-(\d+)$", each.name))]
+    place = path / RECORDS / kind
+    for directory in (place.parent, place):
+        if directory.is_symlink():
+            raise RequestError(f"{directory} is a link, and what lies in there gets deleted: remove it")
+    return [(int(found[1]), name) for name in Tree(path).names(place) if (found := re.search(r"-(\d{1,18})$", name))]
 
 
-def _move(source: Path, place: Path) -> None:
+def _move(path: Path, name: str, kind: str) -> None:
     """Rename what lies in Megatron-LM's sight, or aside, into a place under a name that was not used there before."""
-    number = 1 + max((number for number, _ in _numbered(place)), default=0)
-    place.mkdir(parents=True, exist_ok=True)
-    source.rename(place / f"{source.name}-{number}")
-    fsync_directory(place)
-    fsync_directory(source.parent)
+    tree = Tree(path)
+    number = 1 + max((number for number, _ in _numbered(path, kind)), default=0)
+    directory, _, last = name.rpartition("/")
+    tree.rename(name, f"{RECORDS}/{kind}/{last}-{number}", create=True)
+    tree.fsync(f"{RECORDS}/{kind}")
+    tree.fsync(directory)

@@ -18,7 +18,9 @@ import json
 import os
 import stat
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
+from typing import IO
 
 from tokenmill.errors import RequestError
 from tokenmill.training.extents import Damage, extents, shown
@@ -109,19 +111,27 @@ def older_format(directory: Path) -> bool:
     return any(directory.glob("mp_rank_*"))
 
 
-def read(file: Path, limit: int) -> bytes:
-    """Read a file whole; what is no file (to open a pipe would hang the start), or over the limit, is damage."""
-    found = file.stat()
-    if not stat.S_ISREG(found.st_mode):
-        raise Damage(f"{file.name} is no file")
-    if found.st_size > limit:
-        raise Damage(f"{file.name} has {found.st_size:,} bytes")
-    return file.read_bytes()
+def read(file: IO[bytes], name: str, limit: int) -> bytes:
+    """Read an open file whole; one over the limit is damage."""
+    size = os.fstat(file.fileno()).st_size
+    if size > limit:
+        raise Damage(f"{name} has {size:,} bytes")
+    return file.read(limit)
 
 
 def _part(directory: Path, name: str, limit: int) -> bytes:
+    with _open(directory, name) as file:
+        return read(file, name, limit)
+
+
+def _open(directory: Path, name: str) -> BufferedReader:
+    """Open a regular file of a checkpoint, as `_stat` finds it; what takes its place meanwhile is damage, too."""
     _stat(directory, name)
-    return read(directory / name, limit)
+    handle = os.open(directory / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise Damage(f"{shown(name)} is no file")
+    return os.fdopen(handle, "rb")
 
 
 def _about(directory: Path) -> dict[str, object]:
@@ -142,8 +152,7 @@ def _about(directory: Path) -> dict[str, object]:
 def _common_problems(directory: Path, *, needed: bool) -> list[str]:
     """Read common.pt, which Megatron-LM loads wherever there is one, and which needs to be there where it wrote one."""
     try:
-        _stat(directory, COMMON)
-        with (directory / COMMON).open("rb") as file:
+        with _open(directory, COMMON) as file:
             check_whole(file, COMMON)
     except _Missing as problem:
         return [str(problem)] if needed else []
@@ -192,8 +201,7 @@ def _hash_problems(directory: Path) -> list[str]:
     problems: list[str] = []
     for name, digest in named.items():
         try:
-            _stat(directory, name)
-            with (directory / name).open("rb") as file:
+            with _open(directory, name) as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() != digest:
                     problems.append(f"{shown(name)} has other bytes than integrity.json says")
         except _Missing:

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tokenmill.errors import RequestError
-from tokenmill.files import read_json, readable_json, write_atomic
+from tokenmill.files import read_json, readable_json
 from tokenmill.training.index import parse
+from tokenmill.tree import Tree
 
 if TYPE_CHECKING:
     from tokenmill.training.data import Corpus, Source
@@ -119,8 +120,8 @@ def settle(directory: Path, iteration: int, identity: Identity, *, allow_change:
     Raises:
         RequestError: it would go on with other data, and that is not allowed; or the record is damaged.
     """
-    path = directory / IDENTITY
-    events = _read(path)
+    path, tree = directory / IDENTITY, Tree(directory.parents[1])
+    events = _read(path, tree)
     kept = _kept(events)
     known = _in_force(kept, iteration) if iteration else []
     changes = [_differences(event.identity, identity) for event in known]
@@ -142,13 +143,13 @@ def settle(directory: Path, iteration: int, identity: Identity, *, allow_change:
     until = [event for event in kept if event.iteration <= iteration]
     if until != kept or not until or _differences(until[-1].identity, identity):
         event = Event(iteration, time.time(), identity, adopted=bool(iteration and not known))
-        write_atomic(path, readable_json(msgspec.to_builtins(History([*events, event]))))
+        tree.write_atomic(path, readable_json(msgspec.to_builtins(History([*events, event]))))
     return said
 
 
-def _read(path: Path) -> list[Event]:
+def _read(path: Path, tree: Tree) -> list[Event]:
     """Read the events; empty where there is no record."""
-    value = read_json(path)
+    value = read_json(path, tree=tree)
     if value is None and not os.path.lexists(path):
         return []
     try:

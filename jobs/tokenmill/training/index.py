@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tokenmill.training.data import Corpus
     from tokenmill.training.settings import Settings
+    from tokenmill.tree import Tree
 
 UNKNOWN = (
     "--train-samples",
@@ -103,7 +104,7 @@ def build_index(
 
     cache = cache_path(corpus, settings)
     with explained(cache):
-        cache.mkdir(parents=True, exist_ok=True)
+        _tree(cache, shared=settings.dataset.cache_path is not None).make_directory(cache)
         for left in cache.glob(".index.*.tmp"):
             if abandoned(left):
                 shutil.rmtree(left, ignore_errors=True)
@@ -151,32 +152,37 @@ def sweep(cache: Path, *, shared: bool) -> list[Path]:
     For node 0, before the trainer starts. In a cache that other runs write to (`shared`), what was written
     lately is left alone. Returns what was removed.
     """
-    from tokenmill.tree import Tree
-
-    if not cache.is_dir():
-        return []
-    now = Tree(cache).server_time("") if shared else 0.0
+    tree = _tree(cache, shared=shared)
+    now = tree.server_time(cache) if shared else 0.0
     removed = []
-    for path in sorted(cache.glob("*.npy")):
-        if _whole(path) or (shared and now - path.stat().st_mtime < ORPHANED_SECONDS):
+    for path in (cache / name for name in tree.names(cache) if name.endswith(".npy")):
+        status = tree.stat(path)
+        if status is None or _whole(tree, path) or (shared and now - status.st_mtime < ORPHANED_SECONDS):
             continue
-        path.unlink(missing_ok=True)
+        tree.unlink(path)
         removed.append(path)
     return removed
 
 
-def _whole(path: Path) -> bool:
+def _tree(cache: Path, *, shared: bool) -> "Tree":
+    """Return the directory that was named, below which no link is followed: the checkpoints', or dataset.cachePath."""
+    from tokenmill.tree import Tree
+
+    return Tree(cache.parent if shared else cache.parents[2])
+
+
+def _whole(tree: "Tree", path: Path) -> bool:
     """Tell whether a .npy file has the size that its header says."""
     import numpy as np
 
     try:
-        with path.open("rb") as file:
+        with tree.open(path) as file:
             major, _ = np.lib.format.read_magic(file)
             read = np.lib.format.read_array_header_1_0 if major == 1 else np.lib.format.read_array_header_2_0
             shape, _, dtype = read(file)
             expected = file.tell() + int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-        return path.stat().st_size == expected
-    except (ValueError, EOFError, FileNotFoundError):
+            return os.fstat(file.fileno()).st_size == expected
+    except (ValueError, EOFError, FileNotFoundError, TypeError, SyntaxError, OverflowError):
         return False
 
 
@@ -203,7 +209,9 @@ def _holds(done: Path) -> bool:
 
     said = read_json(done)
     files = said.get("files") if isinstance(said, dict) else None
-    return isinstance(files, dict) and all(size_of(done.parent / name) == size for name, size in files.items())
+    return isinstance(files, dict) and all(
+        "/" not in name and size_of(done.parent / name) == size for name, size in files.items()
+    )
 
 
 def _sync(path: Path) -> None:

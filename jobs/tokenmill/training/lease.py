@@ -14,7 +14,7 @@ from typing import Any
 from uuid import uuid4
 
 from tokenmill.errors import RequestError, Superseded
-from tokenmill.files import read_json, readable_json, settle_seconds, write_atomic
+from tokenmill.files import read_json, readable_json, settle_seconds
 from tokenmill.flow.attempt import Liveness, Owner, read_owner
 from tokenmill.tree import Tree
 
@@ -32,6 +32,7 @@ class Lease:
     def __init__(self, records: Path, run: str, release: str) -> None:
         """Want it for a run; without a name every start is a run of its own, which messages call by its release."""
         self.path = records / OWNER
+        self._tree = Tree(self.path.parents[2])
         self.run = run
         self.release = release
         self._id = uuid4().hex
@@ -43,14 +44,14 @@ class Lease:
         Raises:
             RequestError: another run is there and is not about to end.
         """
+        before = other = read_json(self.path, tree=self._tree)
         slack = settle_seconds(self.path.parent)
         begun = changed = time.monotonic()
-        before = other = read_json(self.path)
         while (
             isinstance(other, dict) and other.get("id") != self._id and not (self.run and other.get("run") == self.run)
         ):
             now = time.monotonic()
-            owner = read_owner(Tree(self.path.parent), self.path)
+            owner = read_owner(self._tree, self.path)
             alive = owner.liveness() if owner else Liveness.UNKNOWN
             name = other.get("run") or other.get("release") or "(no name)"
             who = f"run {name} on {owner.host if owner else 'an unknown host'}"
@@ -68,7 +69,7 @@ class Lease:
             if now - begun < 1:
                 say(f"{who} writes to these checkpoints: waiting until it has ended")
             time.sleep(1)
-            other = read_json(self.path)
+            other = read_json(self.path, tree=self._tree)
         self._write()
 
     def beat(self, *, stopping: bool = False) -> None:
@@ -77,7 +78,7 @@ class Lease:
         Raises:
             Superseded: another one has taken over.
         """
-        found = read_json(self.path)
+        found = read_json(self.path, tree=self._tree)
         if isinstance(found, dict) and found.get("id") != self._id:
             raise Superseded("another start has taken over the checkpoints, and two must not write there")
         if not found or time.monotonic() - self._beaten > BEAT or found.get("stopping") != stopping:
@@ -85,9 +86,9 @@ class Lease:
 
     def give_back(self) -> None:
         """Let the next one begin at once."""
-        found: Any = read_json(self.path)
+        found: Any = read_json(self.path, tree=self._tree)
         if isinstance(found, dict) and found.get("id") == self._id:
-            self.path.unlink(missing_ok=True)
+            self._tree.unlink(self.path)
 
     def _write(self, stopping: bool = False) -> None:
         self._beaten = time.monotonic()
@@ -98,7 +99,7 @@ class Lease:
             "id": self._id,
             "stopping": stopping,
         }
-        write_atomic(self.path, readable_json(value | {"beat": time.time()}))
+        self._tree.write_atomic(self.path, readable_json(value | {"beat": time.time()}))
 
 
 def run_name() -> str:

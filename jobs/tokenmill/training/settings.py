@@ -5,6 +5,8 @@
 """
 
 import math
+import os
+import stat
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +15,7 @@ import msgspec
 from tokenmill.errors import RequestError
 from tokenmill.training.layout import Layout
 from tokenmill.training.model import Model, worded
+from tokenmill.tree import kind_of
 
 MAY_BE_ZERO = {"seed", "weight_decay", "warmup_iterations", "eval_iterations", "data_workers", "min_learning_rate"}
 MAY_BE_ZERO |= {"hidden_dropout", "attention_dropout", "clip_grad"}
@@ -234,7 +237,7 @@ def read(path: Path) -> Settings:
         RequestError: it is missing, no JSON, or holds what the settings do not.
     """
     try:
-        data = path.read_bytes()
+        data = _bytes_of(path)
     except OSError as problem:
         raise RequestError(f"the settings {path} cannot be read: {problem.strerror}") from None
     try:
@@ -243,6 +246,19 @@ def read(path: Path) -> Settings:
         raise RequestError(f"the settings {path}: {worded(problem, Settings)}") from None
     except msgspec.DecodeError as problem:
         raise RequestError(f"the settings {path} are no JSON: {problem}") from None
+
+
+def _bytes_of(path: Path) -> bytes:
+    """Read a regular file, which may be reached through links, as a mounted ConfigMap's is; a pipe would never end."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        mode = os.fstat(handle).st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            raise RequestError(f"the settings {path} are {kind_of(mode)}: give a regular file")
+        with os.fdopen(os.dup(handle), "rb") as file:
+            return file.read()
+    finally:
+        os.close(handle)
 
 
 def derived(given: Settings) -> Settings:
