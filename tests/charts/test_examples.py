@@ -115,7 +115,12 @@ def test_a_setting_of_one_stage_reaches_the_stages_that_have_it(tmp_path: Path) 
     done, jobs = deployed(
         tmp_path,
         *("--set", "tokenizer.name=Qwen/Qwen3-8B-Base,workers=3", "--set=dataset.targetFiles=7"),
-        *("--set", "dataset.include={a/*,b/*},job.maxFailedIndexes=1", "--set-string", "podLabels.team=a"),
+        *(
+            "--set",
+            "dataset.include={a/*,b/*},dataset.connections=2,job.maxFailedIndexes=1",
+            "--set-string",
+            "podLabels.team=a",
+        ),
         *(
             "--set-json",
             'nodeSelector={"a":"x","b":"y"}',
@@ -133,7 +138,8 @@ def test_a_setting_of_one_stage_reaches_the_stages_that_have_it(tmp_path: Path) 
     assert all(pod["metadata"]["labels"]["team"] == "a" for pod in pods)
     assert "--tokenizer=Qwen/Qwen3-8B-Base" in words["preprocess"] and "--target-files=7" in words["preprocess"]
     assert "--tokenizer-revision=a,b=c" in words["preprocess"]
-    assert "--include=a/* --include=b/*" in words["download"] and "--include" not in words["extract"]
+    assert "--include=a/* --include=b/*" in words["download"]
+    assert "--connections=2" in words["download"] and "--connections" not in words["extract"]
 
 
 @pytest.mark.parametrize(
