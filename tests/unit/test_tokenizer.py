@@ -203,6 +203,8 @@ def settle_here(directory: Path, tmp_path: Path, **asked: Any) -> str:
         "add_special_tokens": True,
         "texts": [],
         "encoder": "auto",
+        "source": None,
+        "special_in_text": "keep",
     }
     (work / "request.json").write_text(json.dumps({"eod_token": None} | request | asked))
     with pytest.raises(RequestError) as caught:

@@ -87,6 +87,20 @@ SpecialTokens = Annotated[
     bool,
     typer.Option("--special-tokens/--no-special-tokens", help="Add BOS and the like where the tokenizer does."),
 ]
+TokenizerSource = Annotated[
+    str | None,
+    typer.Option(
+        "--tokenizer-source",
+        help="Where they differ, take the ids of the tokenizer's file (file), or of transformers' class (class).",
+    ),
+]
+SpecialInText = Annotated[
+    str,
+    typer.Option(
+        "--special-in-text",
+        help="Special tokens that the text spells: keep (encode as such, and warn), split (as text), or fail.",
+    ),
+]
 EncoderName = Annotated[
     str, typer.Option("--encoder", help="auto, fastokens, gigatoken or hf; auto takes the first that proves exact.")
 ]

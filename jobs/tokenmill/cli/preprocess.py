@@ -18,6 +18,8 @@ def preprocess(
     append_eod: o.AppendEod = True,
     eod_token: o.EodToken = None,
     special_tokens: o.SpecialTokens = True,
+    tokenizer_source: o.TokenizerSource = None,
+    special_in_text: o.SpecialInText = "keep",
     target_files: o.TargetFiles = None,
     name: o.Name = "part",
     encoder: o.EncoderName = "auto",
@@ -68,7 +70,16 @@ def preprocess(
         raise typer.BadParameter("name the directory to write to; only below a local input is there a default")
     how = how_to_run(worker_index, workers, processes, replace, verify_hashes, json)
     recipe = Recipe(
-        tokenizer, tokenizer_revision, keys.split(","), append_eod, eod_token, special_tokens, target_files, name
+        tokenizer,
+        tokenizer_revision,
+        keys.split(","),
+        append_eod,
+        eod_token,
+        special_tokens,
+        target_files,
+        name,
+        tokenizer_source and o.one_of("--tokenizer-source", tokenizer_source, "file", "class"),
+        o.one_of("--special-in-text", special_in_text, "keep", "split", "fail"),
     )
     summary = launch.preprocess(
         source,

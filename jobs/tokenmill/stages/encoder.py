@@ -4,13 +4,16 @@
     <output>/.tokenmill/preprocess/encoders/<fingerprint>/    backend.json and encoder.json (`tokens.merges`), their
                                                               hashes, a verdict for each way of choosing an encoder,
                                                               and what was settled, so that a plan with other
-                                                              parameters need not resolve it again
+                                                              parameters need not resolve it again; the special
+                                                              tokens that text can spell
+                                     ... <fingerprint>-split/ the same where those are encoded as text, and full.json,
+                                                              the backend that has them
 
 A directory is named for the backend's fingerprint, so that workers of a replaced plan and of its
 successor never meet in one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -45,6 +48,25 @@ class Recipe(NamedTuple):
     special_tokens: bool
     target_files: int | None
     name: str
+    tokenizer_source: str | None = None
+    special_in_text: str = "keep"
+
+    def choices(self) -> dict[str, str]:
+        """Return what of the later options changes bytes, for the plan: none where they are as they always were."""
+        source, split = self.tokenizer_source, self.special_in_text == "split"
+        return ({"tokenizer_source": source} if source else {}) | ({"special_in_text": "split"} if split else {})
+
+
+class Way(NamedTuple):
+    """How texts are encoded: with special tokens around them, and with those that they spell as ordinary text."""
+
+    special_tokens: bool
+    split: bool
+
+
+def way_of(basis: dict[str, Any]) -> Way:
+    """Return how a plan's texts are encoded."""
+    return Way(basis["special_tokens"], basis.get("special_in_text") == "split")
 
 
 @dataclass(frozen=True)
@@ -53,66 +75,75 @@ class Encoders:
 
     record: StageRecord
 
-    def directory(self, fingerprint: str) -> Path:
-        """Return the directory of a tokenizer."""
-        return self.record.directory / "encoders" / fingerprint[:16]
+    def directory(self, fingerprint: str, way: Way) -> Path:
+        """Return the directory of a tokenizer; that without special tokens in its texts is another."""
+        return self.record.directory / "encoders" / f"{fingerprint[:16]}{'-split' if way.split else ''}"
 
-    def backend(self, fingerprint: str) -> Path:
-        """Return the backend JSON of a tokenizer."""
-        return self.directory(fingerprint) / "backend.json"
+    def backend(self, basis: dict[str, Any]) -> Path:
+        """Return the backend JSON of a plan's tokenizer that has all its tokens."""
+        way = way_of(basis)
+        return self.directory(basis["tokenizer"], way) / ("full.json" if way.split else "backend.json")
 
     def ready(self, plan: Plan, encoder: str) -> bool:
         """Tell whether a plan's tokenizer lies beside the data, and workers can load the encoder as it was judged."""
         placed = self._lies_there(plan.details["tokenizer"]["files"])
-        return placed and self._verdict(plan.basis["tokenizer"], plan.basis["special_tokens"], encoder) is not None
+        return placed and self._verdict(plan.basis["tokenizer"], way_of(plan.basis), encoder) is not None
 
     def task(self, plan: Plan, encoder: str, verify: str) -> "Task":
         """Return what the encoder processes are to do: with the encoder that the gate chose."""
         from tokenmill.tokens.serve import Task
 
         basis = plan.basis
-        fingerprint, special_tokens = basis["tokenizer"], basis["special_tokens"]
-        verdict = self._verdict(fingerprint, special_tokens, encoder)
+        way = way_of(basis)
+        directory = self.directory(basis["tokenizer"], way)
+        verdict = self._verdict(basis["tokenizer"], way, encoder)
         if verdict is None:
             raise TransientError(
-                f"no verdict on encoders for --encoder {encoder} in {self.directory(fingerprint)} that holds for "
-                "the versions installed here; run the same command again"
+                f"no verdict on encoders for --encoder {encoder} in {directory} that holds for the "
+                "versions installed here; run the same command again"
             )
         return Task(
             verdict.encoder,
-            str(self.backend(fingerprint)),
-            special_tokens,
+            str(directory / "backend.json"),
+            way.special_tokens,
             verdict.guard,
             tuple(basis["keys"]),
             basis["eod"],
             verify,
+            () if way.split else self._special(directory),
         )
 
-    def _verdict(self, fingerprint: str, special_tokens: bool, encoder: str) -> "Verdict | None":
+    def _special(self, directory: Path) -> tuple[str, ...]:
+        """Return the special tokens that text can spell; an earlier version kept no list of them."""
+        known = read_json(directory / "special.json", tree=self.record.tree)
+        if known is None:
+            added = (read_json(directory / "backend.json", tree=self.record.tree) or {}).get("added_tokens", [])
+            known = [token["content"] for token in added if token["special"]]
+        return tuple(token for token in known if isinstance(token, str))
+
+    def _verdict(self, fingerprint: str, way: Way, encoder: str) -> "Verdict | None":
         from tokenmill.tokens.gate import Verdict, is_installed
 
-        path = self._verdict_path(fingerprint, special_tokens, encoder)
+        directory = self.directory(fingerprint, way)
+        path = directory / _verdict_name(way, encoder)
         value = read_json(path, tree=self.record.tree)
-        if not value or not self._is_as_judged(fingerprint):
+        if not value or not self._is_as_judged(directory):
             return None
         verdict = _read_as(Verdict, value, path)
         return verdict if is_installed(verdict.encoder, verdict.version) else None
 
-    def _is_as_judged(self, fingerprint: str) -> bool:
+    def _is_as_judged(self, directory: Path) -> bool:
         """Tell whether what encoders load is what was judged: those files, with those bytes."""
         from tokenmill.tokens import merges
 
-        directory, tree = self.directory(fingerprint), self.record.tree
+        tree = self.record.tree
         hashes = read_json(directory / HASHES, tree=tree)
-        present = {name for name in (merges.NAME, "backend.json") if tree.size(directory / name) is not None}
+        present = {name for name in merges.NAMES if tree.size(directory / name) is not None}
         return (
             isinstance(hashes, dict)
             and hashes.keys() == present != set()
             and all(has_sha256(tree, directory / name, sha256) for name, sha256 in hashes.items())
         )
-
-    def _verdict_path(self, fingerprint: str, special_tokens: bool, encoder: str) -> Path:
-        return self.directory(fingerprint) / f"verdict-{encoder}{'' if special_tokens else '-no-special'}.json"
 
     def resolve(
         self,
@@ -125,7 +156,7 @@ class Encoders:
     ) -> "ResolvedTokenizer":
         """Resolve the tokenizer and judge the encoders on it, unless that was done here before for the same request."""
         from tokenmill.tokens.gate import fallback_warning
-        from tokenmill.tokens.tokenizer import eod_warning
+        from tokenmill.tokens.tokenizer import added_eod_warning, eod_warning
 
         question = {
             "tokenizer": asked,
@@ -134,19 +165,22 @@ class Encoders:
             "special_tokens": recipe.special_tokens,
             "encoder": encoder,
             "versions": _versions(),
+            **recipe.choices(),
         }
         name = f"settled-{content_id(question)[:16]}.json"
-        found = self._remembered(name, recipe.special_tokens, encoder)
+        way = Way(recipe.special_tokens, recipe.special_in_text == "split")
+        found = self._remembered(name, way, encoder)
         if found is None:
             reporter.say(f"loading the tokenizer {recipe.tokenizer}, and judging encoders against it")
-        tokenizer, verdict = found or self._resolve(beginnings, recipe, name, encoder, endpoint)
-        for warning in (fallback_warning(verdict), eod_warning(tokenizer) if recipe.append_eod else None):
+        tokenizer, verdict = found or self._resolve(beginnings, recipe, way, name, encoder, endpoint, reporter.say)
+        ends = (eod_warning(tokenizer), added_eod_warning(tokenizer)) if recipe.append_eod else ()
+        for warning in (*tokenizer.notes, fallback_warning(verdict), *ends):
             if warning:
                 reporter.warn(warning)
         reporter.say(f"tokenizer {tokenizer.reference}: {verdict.encoder} agrees on {verdict.checked:,} texts; taken")
         return tokenizer
 
-    def _remembered(self, name: str, special_tokens: bool, encoder: str) -> "tuple[ResolvedTokenizer, Verdict] | None":
+    def _remembered(self, name: str, way: Way, encoder: str) -> "tuple[ResolvedTokenizer, Verdict] | None":
         from tokenmill.tokens.tokenizer import ResolvedTokenizer
 
         directory, tree = self.record.directory / "encoders", self.record.tree
@@ -156,7 +190,7 @@ class Encoders:
             if not value:
                 continue
             tokenizer = _read_as(ResolvedTokenizer, value, path)
-            verdict = self._verdict(tokenizer.fingerprint, special_tokens, encoder)
+            verdict = self._verdict(tokenizer.fingerprint, way, encoder)
             if verdict is not None and self._lies_there(tokenizer.files):
                 return tokenizer, verdict
         return None
@@ -167,7 +201,14 @@ class Encoders:
         return all(has_sha256(tree, directory / name, sha256) for name, sha256 in files.items())
 
     def _resolve(
-        self, beginnings: Sequence[Path], recipe: Recipe, name: str, encoder: str, endpoint: str | None
+        self,
+        beginnings: Sequence[Path],
+        recipe: Recipe,
+        way: Way,
+        name: str,
+        encoder: str,
+        endpoint: str | None,
+        say: Callable[[str], None],
     ) -> "tuple[ResolvedTokenizer, Verdict]":
         import tempfile
 
@@ -191,15 +232,20 @@ class Encoders:
                 scratch=Path(scratch),
                 encoder=encoder,
                 endpoint=endpoint,
+                source=recipe.tokenizer_source,
+                special_in_text=recipe.special_in_text,
+                say=say,
             )
             self._place(made / "tokenizer", tokenizer.files)
-            directory, tree, hashes = self.directory(tokenizer.fingerprint), self.record.tree, dict[str, str]()
+            directory, tree, hashes = self.directory(tokenizer.fingerprint, way), self.record.tree, dict[str, str]()
             for path in merges.files(made):
                 tree.write_atomic(directory / path.name, path.read_bytes())
                 hashes[path.name] = sha256_of(path)
+            for path in (made / "special.json", made / "full.json"):
+                if path.exists():
+                    tree.write_atomic(directory / path.name, path.read_bytes())
             tree.write_atomic(directory / HASHES, readable_json(hashes))
-        path = self._verdict_path(tokenizer.fingerprint, recipe.special_tokens, encoder)
-        tree.write_atomic(path, readable_json(verdict.to_json()))
+        tree.write_atomic(directory / _verdict_name(way, encoder), readable_json(verdict.to_json()))
         tree.write_atomic(directory / name, readable_json(tokenizer.to_json()))
         return tokenizer, verdict
 
@@ -217,6 +263,10 @@ class Encoders:
             tree.write_atomic(path, data, directory=self.record.directory)
         for name in set(ours) - set(files):
             tree.unlink(target / name)
+
+
+def _verdict_name(way: Way, encoder: str) -> str:
+    return f"verdict-{encoder}{'' if way.special_tokens else '-no-special'}.json"
 
 
 def _first_texts(paths: Sequence[Path], keys: Sequence[str]) -> list[str]:
@@ -246,5 +296,5 @@ def _versions() -> dict[str, str]:
     """Return the versions that a resolution depends on."""
     from importlib.metadata import version
 
-    names = ("fastokens", "gigatoken", "tokenizers", "tokenmill", "transformers")
+    names = ("fastokens", "gigatoken", "sentencepiece", "tokenizers", "tokenmill", "transformers")
     return {name: version(name) for name in names}

@@ -151,6 +151,7 @@ def preprocess(
     """Tokenise the files of `source` into indexed datasets in `output`; a stream has a selection of its own."""
     from tokenmill.corpus.compression import DATA_SUFFIXES
     from tokenmill.stages.preprocess import local, prepare, streamed
+    from tokenmill.stages.tokenise import spelled_warning
     from tokenmill.tokens.pool import EncoderProcesses
 
     processes = how.spread().processes
@@ -172,16 +173,22 @@ def preprocess(
         corpus = streamed(stream, how.reporter.say, patience)
     with closing(EncoderProcesses(processes, patience=encoder_patience, warn=how.reporter.warn)) as encoders:
         prepared = prepare(corpus, output, recipe, encoder=encoder, endpoint=endpoint, reporter=how.reporter)
-        settings = {
+        settings: dict[str, Any] = {
             "encoder": encoder,
             "verify_encoder": verify_encoder,
             "on_bad_record": on_bad_record,
             "max_bad_records": max_bad_records,
             "encoders": encoders,
             "stream": stream,
+            "special_in_text": recipe.special_in_text,
+            "spelled": [],
         }
         job = Job("tokenmill.stages.preprocess", output, dataset.root if dataset else output, settings)
-        return _run(job, prepared, how, dataset, processes=processes + more)
+        try:
+            return _run(job, prepared, how, dataset, processes=processes + more)
+        finally:
+            if warning := spelled_warning(settings["spelled"]):
+                how.reporter.warn(warning)
 
 
 def adopt(

@@ -97,6 +97,7 @@ def prepare(
         "special_tokens": recipe.special_tokens,
         "target_files": recipe.target_files,
         "name": recipe.name,
+        **recipe.choices(),
     }
 
     encoders = Encoders(StageRecord(output, "preprocess"))
@@ -126,6 +127,7 @@ def prepare(
             "eod": tokenizer.eod_id if recipe.append_eod else None,
             "special_tokens": recipe.special_tokens,
             "dtype": tokenizer.dtype,
+            **recipe.choices(),
         }
         return Plan(
             "preprocess",

@@ -27,8 +27,36 @@ if TYPE_CHECKING:
     from tokenmill.tokens.serve import Column, Found, Segment
     from tokenmill.tokens.writer import IndexedWriter
 
+SPECIAL = "special_in_text"
+"""The count of special tokens that texts spell, in receipts and manifests that have any."""
+
 JOURNAL_SECONDS = 1.0
 """The journal is written at the first file boundary after this time: syncing costs milliseconds."""
+
+
+class Spelling(NamedTuple):
+    """Where a text spells a special token."""
+
+    path: str
+    word: str
+    number: int
+    token: str
+
+
+def spelled_warning(spelled: list[tuple[int, Spelling | None]]) -> str | None:
+    """Word the warning that texts spell special tokens, None where none does."""
+    count = sum(number for number, _ in spelled)
+    places = sorted(place for _, place in spelled if place)
+    if not count:
+        return None
+    first = (
+        f", first in {places[0].path}, {places[0].word} {places[0].number:,} ({places[0].token!a})" if places else ""
+    )
+    return (
+        f"the text spells special tokens of the tokenizer {count:,} times{first}; they are encoded as these tokens, as "
+        "Megatron-LM does. To encode them as ordinary text, give --special-in-text split; to refuse them, fail (in a "
+        "chart: --set tokenizer.specialInText=split)"
+    )
 
 
 @dataclass
@@ -201,6 +229,8 @@ class Tokenising:
                 raise bad_record(str(file.path), piece.segment.rows, bad, self._how_to_correct(file, bad.record))
             file.refused.append(bad.record)
             self._reject(file.item["path"], bad)
+        if found.spelled:
+            self._spelled(file, piece.segment, found)
         file.records += found.records
         file.lines += found.records + found.blank
         self.counts["in"] += found.records
@@ -211,6 +241,22 @@ class Tokenising:
             inputs = {"path": file.item["path"], "first": file.first, "count": self.counts["out"] - file.first}
             self.workspace.inputs.append(inputs)
             self.done += 1
+
+    def _spelled(self, file: _File, segment: "Segment", found: "Found") -> None:
+        """Count special tokens that the text spells, or refuse them."""
+        place = None
+        if found.line:
+            word, number = "row" if segment.rows else "line", file.lines + found.line
+            place = Spelling(str(file.path), word, number, found.token)
+        if self.workspace.settings["special_in_text"] == "fail":
+            where = f"{place.path}, {place.word} {place.number:,}" if place else str(file.path)
+            raise InputError(
+                f"{where}: the text spells {f'the special token {place.token!a}' if place else 'special tokens'} of "
+                "the tokenizer, and --special-in-text is fail; correct the text, or give split (encode it as ordinary "
+                "text) or keep (encode it as the token, as Megatron-LM does)"
+            )
+        self.counts[SPECIAL] = self.counts.get(SPECIAL, 0) + found.spelled
+        self.workspace.settings["spelled"].append((found.spelled, place))
 
     def _how_to_correct(self, file: _File, record: int) -> str:
         """Say where to correct a record of a file that came from elsewhere; editing it here would only damage it."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tokenmill.errors import RequestError, TokenmillError
+from tokenmill.tokens import spm
 from tokenmill.tokens.merges import for_encoders
 
 if TYPE_CHECKING:
@@ -57,11 +58,7 @@ def load_encoder(
     encoder is known to differ there. `end` is an id that follows those of every text: an encoder that puts it there
     itself spares a pass over all ids. Raises EncoderUnavailable.
     """
-    kinds: dict[str, type[_Fastokens] | type[_Gigatoken] | type[_HuggingFace]] = {
-        "fastokens": _Fastokens,
-        "gigatoken": _Gigatoken,
-        "hf": _HuggingFace,
-    }
+    kinds: dict[str, Callable[..., Encoder]] = {"fastokens": _Fastokens, "gigatoken": _Gigatoken, "hf": _exact}
     if name not in kinds:
         raise RequestError(f"no encoder {name!r}; there are {', '.join(kinds)}")
     try:
@@ -243,8 +240,32 @@ class _HuggingFace(_Arrays):
         return wrap(ids, offsets, [], self._after)
 
 
+class _SentencePiece(_Arrays):
+    """SentencePiece's own processor, the reference for a tokenizer that is its model alone."""
+
+    name = "hf"
+
+    def __init__(self, backend: "Path", add_special_tokens: bool, end: int | None) -> None:
+        import orjson
+
+        processor = orjson.loads(backend.read_bytes())["post_processor"]
+        self._before, self._after = template(processor) if add_special_tokens else ([], [])
+        self._after = self._after if end is None else [*self._after, end]
+        self._processor = spm.load(backend.with_name(spm.NAME))
+
+    def encode(self, texts: list[str]) -> "tuple[Ids, Offsets]":
+        ids, offsets = flatten([spm.Ids(ids) for ids in self._processor.encode(texts, num_threads=1)])
+        return wrap(ids, offsets, self._before, self._after)
+
+
+def _exact(backend: "Path", add_special_tokens: bool, end: int | None) -> Encoder:
+    """Load the reference: Hugging Face, or SentencePiece where the tokenizer is its model alone."""
+    kind = _SentencePiece if backend.with_name(spm.NAME).exists() else _HuggingFace
+    return kind(backend, add_special_tokens, end)
+
+
 class _Guarded(_Arrays):
-    """Leaves texts with a guarded character to Hugging Face, which is loaded when the first one comes."""
+    """Leaves texts with a guarded character to the reference, which is loaded when the first one comes."""
 
     def __init__(self, encoder: Encoder, guard: str, *load: Any) -> None:
         import numpy as np
@@ -264,7 +285,7 @@ class _Guarded(_Arrays):
         guarded = [i for i, text in enumerate(texts) if not text.isascii() and self._holds_guarded(text)]
         if not guarded:
             return self._encoder.encode(texts)
-        self._exact = self._exact or _HuggingFace(*self._load)
+        self._exact = self._exact or _exact(*self._load)
         rest = list(texts)
         for i in guarded:
             rest[i] = ""

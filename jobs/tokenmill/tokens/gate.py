@@ -10,9 +10,11 @@ candidate loads and encodes while Hugging Face does, at ANSWERED it compares.
 import importlib.util
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
@@ -20,7 +22,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from tokenmill.errors import RequestError
+from tokenmill.errors import RequestError, TransientError
+from tokenmill.machine import memory_words
 from tokenmill.redaction import SECRET_NAME
 
 if TYPE_CHECKING:
@@ -46,6 +49,15 @@ SLICE_CHARACTERS = 1_000_000
 """Hugging Face's answers take 100 bytes a token or more until they are laid on end."""
 
 LATE = "did not answer within"
+PROGRESS_SECONDS = 20.0
+"""Interval of the lines that say what a planner still waits for."""
+
+FROM_OUTSIDE = frozenset((signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
+"""Signals that a process gets from its system or an operator, whatever it does: no sign of a fault of its own."""
+
+OUT_OF_MEMORY = re.compile(r"memory allocation of \d+ bytes failed|MemoryError|bad_alloc|Cannot allocate memory")
+"""What Rust, Python and C++ write to standard error before they end for lack of memory."""
+
 ASKED, ANSWERED = b"asked\n", b"answered\n"
 """What `prepare` says when the backend and the texts lie in the directory, and when Hugging Face's ids do."""
 
@@ -140,24 +152,28 @@ def judge(
     *,
     begun: "subprocess.Popen[bytes] | None" = None,
     timeout: float = TIMEOUT_SECONDS,
+    say: Callable[[str], None] = lambda text: None,
 ) -> Verdict:
     """Try candidates on what `prepare` wrote into a directory; return the first that always agrees.
 
     `encoder` other than "auto" is tried alone. `begun` is the process of `answering` that was started
-    ahead. Raises RequestError when none agrees.
+    ahead. Raises RequestError when none agrees, TransientError when the process was killed: that says nothing about
+    the encoder.
     """
     names = _read(directory / "question.json")["order"] if encoder == "auto" else [encoder]
     rejected: list[Rejection] = []
     while names:
         if begun:
             process, begun = begun, None
-            ended = _end(process, timeout)
-            if process.returncode == -signal.SIGKILL and not ended.startswith(LATE):
-                continue  # most likely for want of memory beside the resolving process, which has ended now
+            ended, killed = _end(process, timeout, say)
+            if killed:
+                continue  # most likely memory was short beside the resolving process, which has ended now
         else:
             with answering(directory, names) as process:
-                ended = _end(process, timeout)
+                ended, killed = _end(process, timeout, say)
         for name in names[:]:
+            if killed and not (directory / f"answer-{name}.json").exists():
+                raise TransientError(killed_words(f"judging the encoder {name}", ended))
             names.remove(name)
             answer = _read_answer(directory, name, ended)
             if "rejected" not in answer:
@@ -173,18 +189,52 @@ def judge(
     raise RequestError(f"--encoder {encoder} cannot be used with this tokenizer: {why}; leave it to --encoder auto")
 
 
-def _end(process: "subprocess.Popen[bytes]", timeout: float) -> str:
-    """Wait for the candidates' process; word how it ended, for the one that left no answer."""
-    try:
-        _, said = process.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
+def _end(process: "subprocess.Popen[bytes]", timeout: float, say: Callable[[str], None]) -> tuple[str, bool]:
+    """Wait for the candidates' process; word how it ended, and tell whether it was killed from outside."""
+    ended = wait_for(process, timeout, lambda seconds: say(f"still judging encoders after {seconds:.0f} s"))
+    if ended is None:
         process.kill()
         process.communicate()
-        return f"{LATE} {timeout:g} s"
-    if process.returncode < 0:
-        return f"crashed ({signal.Signals(-process.returncode).name})"
-    last = said.decode(errors="replace").strip().splitlines()[-1:] or [f"exit code {process.returncode}"]
+        return f"{LATE} {timeout:g} s", False
+    return how_it_ended(process.returncode, ended), was_killed(process.returncode, ended)
+
+
+def wait_for(process: "subprocess.Popen[bytes]", timeout: float, still: Callable[[float], None]) -> str | None:
+    """Wait for a child; return its standard error, None when it takes too long. `still` reports every interval."""
+    start = time.monotonic()
+    while True:
+        try:
+            _, output = process.communicate(timeout=min(PROGRESS_SECONDS, max(0.0, start + timeout - time.monotonic())))
+        except subprocess.TimeoutExpired:
+            if time.monotonic() >= start + timeout:
+                return None
+            still(time.monotonic() - start)
+        else:
+            return (output or b"").decode(errors="replace")
+
+
+def was_killed(returncode: int, output: str) -> bool:
+    """Tell whether a child was killed from outside or ended for lack of memory: another attempt may succeed."""
+    return -returncode in FROM_OUTSIDE or (returncode != 0 and OUT_OF_MEMORY.search(output) is not None)
+
+
+def how_it_ended(returncode: int, output: str) -> str:
+    """Word how a child ended that did not succeed."""
+    if returncode and (lack := OUT_OF_MEMORY.search(output)):
+        return f"ran out of memory ({lack.group()})"
+    if returncode < 0:
+        name = signal.Signals(-returncode).name if -returncode in signal.valid_signals() else f"signal {-returncode}"
+        return f"was killed ({name})" if -returncode in FROM_OUTSIDE else f"crashed ({name})"
+    last = output.strip().splitlines()[-1:] or [f"exit code {returncode}"]
     return f"failed: {last[0][:300]}"
+
+
+def killed_words(doing: str, ended: str) -> str:
+    """Word the error about a child that was killed."""
+    return (
+        f"the process {doing} {ended} ({memory_words()}): a signal from outside, or too little memory; if it happens "
+        "again, raise the memory limit (in a chart: --set resources.limits.memory=4Gi)"
+    )
 
 
 def _read_answer(directory: Path, name: str, ended: str) -> dict[str, Any]:
@@ -192,6 +242,12 @@ def _read_answer(directory: Path, name: str, ended: str) -> dict[str, Any]:
         return _read(directory / f"answer-{name}.json")
     except (OSError, ValueError):
         return {"version": encoder_version(name), "rejected": {"reason": ended}}
+
+
+def ignore_stops() -> None:
+    """Leave SIGTERM and Ctrl-C to the parent: it gets them too, and ends its children."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def encoder_version(name: str) -> str:
@@ -570,6 +626,7 @@ def main() -> None:
     import numpy  # noqa: F401 - while there is nothing else to do
     import orjson
 
+    ignore_stops()
     directory, names = Path(sys.argv[1]), sys.argv[2:]
     gc.disable()  # a short life, in which it finds nothing
 

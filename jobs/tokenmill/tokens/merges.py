@@ -15,6 +15,8 @@ from itertools import chain, pairwise, repeat
 from pathlib import Path
 from typing import Any
 
+from tokenmill.tokens import spm
+
 NAME = "encoder.json"
 """The file's name, beside backend.json. It is not there where every merge happens."""
 
@@ -29,8 +31,8 @@ def for_encoders(backend: Path) -> Path:
 
 
 def files(directory: Path) -> list[Path]:
-    """Return what there is of the two files in a directory, backend.json last."""
-    return [path for name in (NAME, "backend.json") if (path := directory / name).exists()]
+    """Return what encoders load of a directory, backend.json last: the others go with it, or are not there."""
+    return [path for name in (NAME, spm.NAME, "backend.json") if (path := directory / name).exists()]
 
 
 def write_fewer(backend: Path) -> None:

@@ -48,6 +48,9 @@ MAX_GROWTH = 512 << 20
 MAX_FAILURES = 8
 """Crashes and hangs after which everything goes to Hugging Face."""
 
+PER_BYTE = 40
+"""Bytes of memory that Hugging Face takes for each of a record's, about: its ids, offsets and words."""
+
 EXACT_PATIENCE = 30
 """How many times slower than the fast encoders Hugging Face may be."""
 
@@ -345,6 +348,15 @@ class _Process:
             answer = None
         if answer is None:
             child.kill()
+            text = sum(segment.end - segment.start for segment in slot.segments)
+            if text > 4 * BLOCK:  # one record: blocks hold more only where a single one is longer
+                raise TransientError(
+                    f"the encoder {self._pool.task.encoder} {why} on a record of {text / 1e6:,.0f} MB, and Hugging "
+                    "Face did no better: most likely the memory is too little, of which an encoder takes about "
+                    f"{PER_BYTE} times a record's size ({memory_words()}); raise the limit (in a chart: --set "
+                    f"resources.limits.memory={-(-text * PER_BYTE // 10**9) + 1}Gi), give fewer --processes, or cut the "
+                    "record"
+                )
             raise TransientError(
                 f"the encoder {self._pool.task.encoder} {why}, and Hugging Face did no better on the same records "
                 f"({memory_words()}: if they were killed for memory, give more, or fewer --processes); run the same "

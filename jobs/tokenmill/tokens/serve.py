@@ -38,7 +38,8 @@ SAMPLE = 1000
 class Task(NamedTuple):
     """What the encoder processes of a stage do with every block.
 
-    `verify`: which texts are encoded by Hugging Face too: all, sample, or none beyond the gate's (start).
+    `verify`: which texts are encoded by Hugging Face too: all, sample, or none beyond the gate's (start). `special` are
+    tokens to be counted where a text spells them.
     """
 
     encoder: str
@@ -48,6 +49,7 @@ class Task(NamedTuple):
     keys: tuple[str, ...]
     eod: int | None
     verify: str
+    special: tuple[str, ...] = ()
 
 
 class Segment(NamedTuple):
@@ -73,12 +75,18 @@ class Column(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What a segment held; `rejected` are the fields of corpus.parse.Rejected, counted from the segment's start."""
+    """What a segment held; `rejected` are the fields of corpus.parse.Rejected, counted from the segment's start.
+
+    `spelled` counts special tokens in its texts; the first is on `line`, or 0 where that was not looked for, `token`.
+    """
 
     documents: int
     records: int
     blank: int
     rejected: Sequence[tuple[int, int, str, bytes]]
+    spelled: int = 0
+    line: int = 0
+    token: str = ""
 
 
 class Answer(NamedTuple):
@@ -94,8 +102,11 @@ class Answer(NamedTuple):
 class _Server:
     def __init__(self, task: Task) -> None:
         from tokenmill.tokens.encoders import load_encoder
+        from tokenmill.tokens.spelled import Finder
 
         self._task = task
+        self._finder = Finder(task.special)
+        self._located = False
         backend = Path(task.backend)
         self._encoder = load_encoder(task.encoder, backend, task.special_tokens, task.guard, end=task.eod)
         self._exact: Encoder | None = None
@@ -124,7 +135,7 @@ class _Server:
             refused = ""
         except RequestError as error:
             columns, refused = [], str(error)
-        found = [Found(p.documents, p.records, p.blank, p.rejected) for p in parsed]
+        found = [self._found(text, Segment(*s), p) for s, p in zip(segments, parsed, strict=True)]
         return Answer(len(ids.data), columns, found, self._memory.held(), refused)
 
     def _parse(self, text: Slab, segment: Segment) -> "Parsed":
@@ -134,6 +145,16 @@ class _Server:
         if segment.rows:
             return parse_rows(text.data, segment.start, segment.end, keys, "")
         return parse_lines(text.data, segment.start, segment.end, keys, begins_file=segment.begins_file)
+
+    def _found(self, text: Slab, segment: Segment, parsed: "Parsed") -> Found:
+        """Count what a segment held; the line of the first special token is looked for once in this process."""
+        looks = [self._finder.look(texts) for texts in parsed.texts]
+        count, line, token = sum(look.times for look in looks), 0, ""
+        if count and not self._located:
+            self._located = True
+            _, document, token = min((look for look in looks if look.times), key=lambda look: look.document)
+            line = _line(text, segment, parsed, document)
+        return Found(parsed.documents, parsed.records, parsed.blank, parsed.rejected, count, line, token)
 
     def _column(self, index: int, parsed: "list[Parsed]", slab: Slab) -> Column:
         texts = parsed[0].texts[index] if len(parsed) == 1 else [t for p in parsed for t in p.texts[index]]
@@ -168,6 +189,18 @@ class _Server:
                 )
 
 
+def _line(text: Slab, segment: Segment, parsed: "Parsed", document: int) -> int:
+    """Return the line or row of a document, counted from 1 at the segment's start."""
+    refused = {bad.line for bad in parsed.rejected}
+    lines = [] if segment.rows else bytes(text.data[segment.start : segment.end]).split(b"\n")
+    number = left = 0
+    while left <= document:
+        number += 1
+        blank = number <= len(lines) and not lines[number - 1].strip(b" \t\r")
+        left += number not in refused and not blank
+    return number
+
+
 def _flatten(texts: list[Any]) -> tuple[list[str], bytes]:
     """Return the texts as one list, and how many belong to each document, int64 (empty: one each)."""
     if list not in set(map(type, texts)):
@@ -181,7 +214,7 @@ def _flatten(texts: list[Any]) -> tuple[list[str], bytes]:
 def _plain(answer: Answer) -> tuple[Any, ...]:
     """Spell an answer in what a channel takes, which knows no named tuples."""
     columns = [tuple(column) for column in answer.columns]
-    segments = [(*found[:3], [tuple(bad) for bad in found.rejected]) for found in answer.segments]
+    segments = [(*found[:3], [tuple(bad) for bad in found.rejected], *found[4:]) for found in answer.segments]
     return answer.ids_bytes, columns, segments, answer.memory, answer.refused
 
 

@@ -5,6 +5,8 @@
     tokenizer/      the tokenizer's files as they came; training loads these, offline
     backend.json    the backend of the AutoTokenizer made from them, as encoders load it fastest
     encoder.json    the same without the merges that never happen, where there are such (`tokens.merges`)
+    special.json    the special tokens that text can spell
+    split/          with `special_in_text` split, what encoders load: the backend without its special tokens
     resolved.json   ResolvedTokenizer
     verdict.json    tokens.gate.Verdict: the encoder, and why not another
 
@@ -14,20 +16,28 @@ child process (`tokens.resolve`).
 
 import hashlib
 import json
-import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from tokenmill.errors import MachineError, RequestError
+from tokenmill.errors import RequestError, TransientError
 from tokenmill.files import readable_json, write_atomic
-from tokenmill.machine import memory_words
 from tokenmill.tokens import merges
-from tokenmill.tokens.gate import CANDIDATES, Verdict, answering, environment, judge
+from tokenmill.tokens.gate import (
+    CANDIDATES,
+    Verdict,
+    answering,
+    environment,
+    how_it_ended,
+    judge,
+    killed_words,
+    wait_for,
+    was_killed,
+)
 from tokenmill.tokens.origin import fetch, hash_directory, local_directory, or_a_directory, read_directory
 
 TIMEOUT_SECONDS = 600.0
@@ -67,7 +77,7 @@ class ResolvedTokenizer:
     len(AutoTokenizer), from which Megatron-LM takes the dtype; ids may still lie above it, so `max_token_id`
     is kept. The EOD is None where none was needed and the tokenizer names no eos. `added` holds the tokens
     put into every text by default (BOS), `eod_candidates` the vocabulary's usual end-of-text tokens, for
-    messages.
+    messages. `adds_eod`: the tokenizer itself ends each text with the EOD. `notes` are warnings about how it was read.
     """
 
     reference: str
@@ -85,15 +95,18 @@ class ResolvedTokenizer:
     add_special_tokens: bool
     added: tuple[str, ...]
     eod_candidates: tuple[str, ...]
+    adds_eod: bool = False
+    notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return what from_json takes."""
-        return asdict(self)
+        value = asdict(self)
+        return {name: part for name, part in value.items() if part or name not in ("adds_eod", "notes")}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "ResolvedTokenizer":
         """Rebuild what was written as JSON."""
-        tuples = {name: tuple(value[name]) for name in ("added", "eod_candidates")}
+        tuples = {name: tuple(value.get(name, ())) for name in ("added", "eod_candidates", "notes")}
         return cls(**{**value, **tuples})
 
 
@@ -121,13 +134,19 @@ def resolve_tokenizer(
     need_eod: bool = True,
     encoder: str = "auto",
     endpoint: str | None = None,
+    source: str | None = None,
+    special_in_text: str = "keep",
+    say: Callable[[str], None] = lambda text: None,
 ) -> tuple[ResolvedTokenizer, Verdict]:
     """Fetch a tokenizer, settle its EOD and dtype, choose an encoder; write all of it to `destination`.
 
     `reference` is a directory or a Hub name (`revision`: branch, tag or commit; `endpoint` goes before
     HF_ENDPOINT), `texts` the corpus's first documents for the gate, `scratch` a directory for what passes
-    between processes. Without `need_eod` a tokenizer may lack an eos token. Raises RequestError where the
-    tokenizer cannot be used, TransientError where the Hub cannot be reached.
+    between processes. Without `need_eod` a tokenizer may lack an eos token. `source` says which ids are right where
+    transformers' class and the tokenizer's own file differ: class, file, or None, for which they may not differ.
+    `special_in_text` split has special tokens that text spells encoded as text. `say` takes what a person reads
+    who waits. Raises RequestError where the tokenizer cannot be used, TransientError where the Hub cannot be reached,
+    or a process was killed.
     """
     if encoder not in ("auto", *CANDIDATES):
         raise RequestError(f"no encoder {encoder!r}; give one of auto, {', '.join(CANDIDATES)}")
@@ -152,9 +171,17 @@ def resolve_tokenizer(
             "add_special_tokens": add_special_tokens,
             "texts": _first(texts),
             "encoder": encoder,
+            "source": source,
+            "special_in_text": special_in_text,
         }
-        settled, verdict = _settle(work, request)
+        settled, verdict = _settle(work, request, say)
+        special = settled.pop("special", [])
         backends = {path.name: path.read_bytes() for path in merges.files(work)}
+        if (work / "full.json").exists():
+            backends = {f"split/{name}": data for name, data in backends.items()}
+            backends["backend.json"] = (work / "full.json").read_bytes()
+        if (work / "written").is_dir():
+            files = {path.name: path.read_bytes() for path in sorted((work / "written").iterdir())}
         resolved = ResolvedTokenizer.from_json(
             {
                 "reference": reference,
@@ -168,6 +195,7 @@ def resolve_tokenizer(
         write_atomic(destination / "tokenizer" / name, data)
     for name, data in backends.items():
         write_atomic(destination / name, data)
+    write_atomic(destination / "special.json", readable_json(special))
     write_atomic(destination / "resolved.json", readable_json(resolved.to_json()))
     write_atomic(destination / "verdict.json", readable_json(verdict.to_json()))
     return resolved, verdict
@@ -182,6 +210,17 @@ def eod_warning(tokenizer: ResolvedTokenizer) -> str | None:
     return (
         f"documents end with {tokenizer.eod_token} ({tokenizer.eod_id}), the eos token of {tokenizer.reference}, which "
         f"ends a turn of a conversation; for base training give {remedy}"
+    )
+
+
+def added_eod_warning(tokenizer: ResolvedTokenizer) -> str | None:
+    """Word the warning that documents end with two EOD, None where they end with one."""
+    if not tokenizer.adds_eod:
+        return None
+    return (
+        f"the tokenizer {tokenizer.reference} itself ends each text with {tokenizer.eod_token} ({tokenizer.eod_id}), "
+        "and the EOD follows it: documents end with two, as with Megatron-LM. For one, give --no-append-eod (in a "
+        "chart: --set tokenizer.appendEod=false)"
     )
 
 
@@ -212,7 +251,7 @@ def _first(texts: Sequence[str]) -> list[str]:
     return taken
 
 
-def _settle(work: Path, request: dict[str, Any]) -> tuple[dict[str, Any], Verdict]:
+def _settle(work: Path, request: dict[str, Any], say: Callable[[str], None]) -> tuple[dict[str, Any], Verdict]:
     """Have a child load the tokenizer in `work`, and another judge encoders on it.
 
     Returns the fields of ResolvedTokenizer that the first finds, and the verdict.
@@ -227,29 +266,25 @@ def _settle(work: Path, request: dict[str, Any]) -> tuple[dict[str, Any], Verdic
             with answering(work, source=child.stdout) as begun:
                 assert child.stdout  # noqa: S101  (a pipe, as asked for)
                 child.stdout.close()
-                return _settled(child, work, request["reference"]), judge(work, request["encoder"], begun=begun)
+                settled = _settled(child, work, request["reference"], say)
+                return settled, judge(work, request["encoder"], begun=begun, say=say)
         finally:
             child.kill()
 
 
-def _settled(child: "subprocess.Popen[bytes]", work: Path, name: str) -> dict[str, Any]:
-    try:
-        _, said = child.communicate(timeout=TIMEOUT_SECONDS)
-    except subprocess.TimeoutExpired as error:
+def _settled(child: "subprocess.Popen[bytes]", work: Path, name: str, say: Callable[[str], None]) -> dict[str, Any]:
+    output = wait_for(
+        child, TIMEOUT_SECONDS, lambda seconds: say(f"still loading the tokenizer {name} after {seconds:.0f} s")
+    )
+    if output is None:
         raise RequestError(
             f"the tokenizer {name} did not load within {TIMEOUT_SECONDS:g} s; check that its files are a tokenizer's"
-        ) from error
-    if child.returncode == -signal.SIGKILL:
-        raise MachineError(
-            f"the process loading the tokenizer {name} was killed, most likely for want of memory ({memory_words()}); "
-            "it takes about 1 GB: raise the limit (in a chart: --set resources.limits.memory=2Gi)"
         )
+    ended = how_it_ended(child.returncode, output)
+    if was_killed(child.returncode, output):
+        raise TransientError(killed_words(f"loading the tokenizer {name}", ended))
     if child.returncode:
-        last = said.decode(errors="replace").strip().splitlines()[-1:] or ["nothing said"]
-        raise RequestError(
-            f"the process loading the tokenizer {name} ended with exit code {child.returncode}: {last[0][:300]}; check "
-            "the tokenizer's files"
-        )
+        raise RequestError(f"the process loading the tokenizer {name} {ended}; check the tokenizer's files")
     outcome: dict[str, Any] = json.loads((work / "outcome.json").read_bytes())
     if "error" in outcome:
         raise RequestError(outcome["error"])

@@ -17,6 +17,8 @@ What the command is given. Input: $. Output: JSON of source and flags, see token
         "tokenizer" (include "dataset-preprocess.tokenizer" .)
         "tokenizer-revision" $tokenizer.revision
         "special-tokens" $tokenizer.specialTokens
+        "tokenizer-source" $tokenizer.source
+        "special-in-text" $tokenizer.specialInText
         "append-eod" $tokenizer.appendEod
         "eod-token" $tokenizer.eodToken
         "encoder" .Values.encoder
