@@ -35,6 +35,8 @@ def preprocess(source: Path, output: Path, **options: Any) -> Summary:
         "special_tokens": True,
         "target_files": None,
         "name": "part",
+        "tokenizer_source": None,
+        "special_in_text": "keep",
     }
     how = {"encoder": "auto", "on_bad_record": "fail", "max_bad_records": 1000}
     recipe |= {k: v for k, v in options.items() if k in recipe}

@@ -33,6 +33,7 @@ def adopt(
         ),
     ] = None,
     eod_token: o.EodToken = None,
+    tokenizer_source: o.TokenizerSource = None,
     endpoint: o.Endpoint = None,
     worker_index: o.WorkerIndex = 0,
     workers: o.Workers = 1,
@@ -54,5 +55,6 @@ def adopt(
         append_eod=True if append_eod is None and eod_token else append_eod,
         eod_token=eod_token,
         endpoint=endpoint,
+        tokenizer_source=tokenizer_source and o.one_of("--tokenizer-source", tokenizer_source, "file", "class"),
     )
     report(summary, target, json)

@@ -181,6 +181,7 @@ def prepare(
         "append_eod": append_eod,
         "eod_token": recipe.eod_token,
         "adopted": pairs.how,
+        **recipe.choices(),
     }
     encoders = Encoders(StageRecord(pairs.output, "preprocess"))
     plan = encoders.record.read_plan()
@@ -210,6 +211,7 @@ def prepare(
             "eod": eod,
             "special_tokens": recipe.special_tokens,
             "dtype": tokenizer.dtype,
+            **recipe.choices(),
         }
         return Plan(
             "preprocess",

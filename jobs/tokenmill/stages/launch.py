@@ -201,6 +201,7 @@ def adopt(
     append_eod: bool | None,
     eod_token: str | None,
     endpoint: str | None,
+    tokenizer_source: str | None = None,
 ) -> tuple[Summary, Path]:
     """Record pairs that another tool made as an output of preprocess; return where, too."""
     from tokenmill.stages.adopt import KEY, find_pairs, prepare
@@ -209,7 +210,7 @@ def adopt(
         pairs = find_pairs(prefixes, output)
     for note in pairs.notes:
         how.reporter.say(note)
-    recipe = Recipe(tokenizer, tokenizer_revision, [KEY], bool(append_eod), eod_token, True, None, "")
+    recipe = Recipe(tokenizer, tokenizer_revision, [KEY], bool(append_eod), eod_token, True, None, "", tokenizer_source)
     prepared = prepare(pairs, recipe, append_eod=append_eod, endpoint=endpoint, reporter=how.reporter)
     job = Job("tokenmill.stages.adopt", pairs.output, pairs.root, stage="preprocess")
     request = Request(*prepared, replace=how.replace, run=how.id, inputs=pairs.identities)

@@ -354,8 +354,8 @@ class _Process:
                     f"the encoder {self._pool.task.encoder} {why} on a record of {text / 1e6:,.0f} MB, and Hugging "
                     "Face did no better: most likely the memory is too little, of which an encoder takes about "
                     f"{PER_BYTE} times a record's size ({memory_words()}); raise the limit (in a chart: --set "
-                    f"resources.limits.memory={-(-text * PER_BYTE // 10**9) + 1}Gi), give fewer --processes, or cut the "
-                    "record"
+                    f"resources.limits.memory={-(-text * PER_BYTE // 10**9) + 1}Gi), give fewer --processes, or cut "
+                    "the record"
                 )
             raise TransientError(
                 f"the encoder {self._pool.task.encoder} {why}, and Hugging Face did no better on the same records "
