@@ -1,0 +1,159 @@
+"""A tokenizer that is a SentencePiece model alone: ids are SentencePiece's own, whatever the style."""
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sentencepiece
+
+from tokenmill.errors import RequestError
+from tokenmill.tokens.encoders import load_encoder
+from tokenmill.tokens.resolve import settle
+from tokenmill.tokens.spm import NAME, only_model
+from tokenmill.tokens.tokenizer import decode, eod_warning, resolve_tokenizer
+
+CORPUS = Path(__file__).parents[2] / "docs/training.md"
+TEXTS = [
+    "Hello, world",
+    "  lead  and trail  \n\n",
+    "",
+    " ",
+    "na\u00efve \u4e16\u754c \U0001f44d \ufb01 e\u0301",
+    "a\ttab, 123,456 and <sep> x<sep>y",
+    "</s> spelled <s>",
+    "x" * 3000,
+]
+STYLES: dict[str, dict[str, Any]] = {
+    "llama": {
+        "model_type": "bpe",
+        "byte_fallback": True,
+        "normalization_rule_name": "identity",
+        "remove_extra_whitespaces": False,
+        "split_digits": True,
+    },
+    "t5": {"model_type": "unigram", "pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1},
+    "gemma": {
+        "model_type": "bpe",
+        "byte_fallback": True,
+        "normalization_rule_name": "identity",
+        "remove_extra_whitespaces": False,
+        "add_dummy_prefix": False,
+        "user_defined_symbols": ["<sep>", "\n\n", "\u2581\u2581"],
+    },
+    "plain": {"model_type": "bpe"},
+    "unigram with bytes and symbols": {
+        "model_type": "unigram",
+        "byte_fallback": True,
+        "normalization_rule_name": "identity",
+        "user_defined_symbols": ["<sep>", "def"],
+    },
+    "lower case": {"model_type": "bpe", "normalization_rule_name": "nfkc_cf", "byte_fallback": True},
+    "suffixes": {"model_type": "bpe", "treat_whitespace_as_suffix": True},
+}
+CONFIG = {
+    "llama": {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True},
+    "t5": {"tokenizer_class": "T5Tokenizer"},
+}
+
+
+def train(directory: Path, style: str, **more: Any) -> Path:
+    """Train a model of a style, as the only file of a tokenizer beside its configuration."""
+    directory.mkdir(parents=True)
+    options = {"vocab_size": 700, "hard_vocab_limit": False, "minloglevel": 2} | STYLES[style] | more
+    sentencepiece.SentencePieceTrainer.train(input=str(CORPUS), model_prefix=str(directory / "m"), **options)
+    (directory / "m.vocab").unlink()
+    (directory / "m.model").rename(directory / ("spiece.model" if style == "t5" else "tokenizer.model"))
+    if style in CONFIG:
+        (directory / "tokenizer_config.json").write_text(json.dumps(CONFIG[style]))
+    return directory
+
+
+def settled(directory: Path, work: Path, **asked: Any) -> dict[str, Any]:
+    work.mkdir()
+    (work / "tokenizer").symlink_to(directory)
+    request = {"reference": "mine", "need_eod": True, "eod_token": None, "add_special_tokens": True, "texts": TEXTS}
+    request |= {"encoder": "hf", "source": None, "special_in_text": "keep"}
+    (work / "request.json").write_text(json.dumps(request | asked))
+    return settle(work)
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_ids_are_sentencepieces_own(tmp_path: Path, style: str) -> None:
+    from transformers import AutoTokenizer
+
+    directory = train(tmp_path / "tok", style)
+    model = only_model(directory)
+    assert model
+    own = sentencepiece.SentencePieceProcessor(model_file=str(model))
+    about = settled(directory, tmp_path / "work")
+    around = {"llama": ([own.bos_id()], []), "t5": ([], [own.eos_id()])}
+    before, after = around.get(style, ([], []))
+    flat, offsets = load_encoder("hf", tmp_path / "work/backend.json", True, end=own.eos_id()).encode(TEXTS)
+    assert [flat[low:high].tolist() for low, high in itertools.pairwise(offsets)] == [
+        [*before, *ids, *after, own.eos_id()] for ids in own.encode(TEXTS)
+    ]
+    assert (about["eod_id"], about["eod_token"]) == (own.eos_id(), "</s>")
+    assert about.get("adds_eod", False) is (style == "t5")
+    copied = AutoTokenizer.from_pretrained(str(tmp_path / "work/written"))  # as training loads it
+    assert (len(copied), copied.eos_token_id) == (own.get_piece_size(), own.eos_id())
+    assert copied("Hello, world", add_special_tokens=False)["input_ids"] == own.encode("Hello, world")
+
+
+@pytest.mark.parametrize("style", ["llama", "t5"])
+def test_the_encoder_that_is_taken_gives_them_too(tmp_path: Path, style: str) -> None:
+    directory, out = train(tmp_path / "tok", style), tmp_path / "out"
+    texts = CORPUS.read_text().split("\n")
+    resolved, verdict = resolve_tokenizer(
+        str(directory), None, eod_token=None, add_special_tokens=False, texts=texts, destination=out, scratch=tmp_path
+    )
+    model = only_model(directory)
+    own = sentencepiece.SentencePieceProcessor(model_file=str(model))
+    encoder = load_encoder(verdict.encoder, out / "backend.json", False, verdict.guard)
+    flat, offsets = encoder.encode([*texts, *TEXTS])
+    found = [flat[low:high].tolist() for low, high in itertools.pairwise(offsets)]
+    assert found == own.encode([*texts, *TEXTS])
+    assert (out / NAME).read_bytes() == model.read_bytes()  # type: ignore[union-attr]
+    assert set(resolved.files) >= {"tokenizer.json", "tokenizer_config.json", model.name}  # type: ignore[union-attr]
+    assert decode(out / "backend.json", own.encode("Hello, world")) == "Hello, world"
+    assert eod_warning(resolved) is None
+
+
+def test_what_transformers_reads_otherwise_is_said_and_can_be_chosen(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    directory = train(tmp_path / "tok", "llama")
+    (note,) = settled(directory, tmp_path / "work")["notes"]
+    assert "tokenizer.model of the tokenizer mine is taken as SentencePiece reads it" in note
+    assert "--tokenizer-source class" in note
+    about = settled(directory, tmp_path / "class", source="class")
+    assert "notes" not in about
+    flat, _ = load_encoder("hf", tmp_path / "class/backend.json", True).encode(TEXTS[1:2])
+    assert flat.tolist() == AutoTokenizer.from_pretrained(str(directory))(TEXTS[1])["input_ids"]
+
+
+def test_models_that_cannot_be_taken(tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "tokenizer.model").write_bytes(b"\x0a\x0b\xff" * 9)
+    with pytest.raises(RequestError, match=r"tokenizer\.model of the tokenizer mine is no SentencePiece model"):
+        settled(broken, tmp_path / "a")
+    words = train(tmp_path / "words", "plain", model_type="word")
+    with pytest.raises(RequestError, match="is of words or characters"):
+        settled(words, tmp_path / "b")
+    ended = train(tmp_path / "ended", "plain")
+    (ended / "tokenizer_config.json").write_text('{"eos_token": "<|im_end|>"}')
+    with pytest.raises(RequestError, match=r"'<\|im_end\|>', which is to end documents, is no entry") as caught:
+        settled(ended, tmp_path / "c")
+    assert "--eod-token (in its vocabulary: </s>)" in str(caught.value)
+
+
+def test_only_a_model_without_other_files_is_one(tmp_path: Path) -> None:
+    ranks = tmp_path / "ranks"
+    ranks.mkdir()
+    (ranks / "tokenizer.model").write_text("IQ== 0\nIg== 1\n")  # tiktoken's form, under the same name
+    assert only_model(ranks) is None
+    both = train(tmp_path / "both", "plain")
+    (both / "tokenizer.json").write_text("{}")
+    assert only_model(both) is None
