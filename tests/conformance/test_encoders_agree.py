@@ -109,6 +109,7 @@ def test_a_guard_is_needed(name: str, tmp_path: Path) -> None:
         destination=tmp_path / "made",
         scratch=tmp_path,
         encoder="gigatoken",
+        source="class",
     )
     backend = tmp_path / "made/backend.json"
     spans = [[int(end, 16) for end in span.split("-")] for span in verdict.guard.split(",")]

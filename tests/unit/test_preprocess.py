@@ -385,3 +385,55 @@ def test_a_name_that_is_no_part_of_a_file_name_is_refused(tmp_path: Path, output
     with pytest.raises(RequestError, match=r"--name|--keys"):
         preprocess(tmp_path / "a.jsonl", output, target_files=1, **wrong)
     assert not (output / ".tokenmill/preprocess/plan.json").exists()
+
+
+SPELLED = [
+    b'{"text": "none"}\n',
+    b"\n",
+    b'{"text": 5}\n',
+    b'{"text": "a \\u003c|endoftext|> b<|endoftext|>"}\n',
+    b'{"text": ["fine", "<|endoftext|>"]}\n',
+    b'{"text": "<|endoftext", "title": "<|endoftext|>"}\n',
+]
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_special_tokens_spelled_in_the_text_are_counted_and_said(
+    tmp_path: Path, output: Path, form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if form == "jsonl":
+        (tmp_path / "a.jsonl").write_bytes(b"".join(SPELLED))
+    else:
+        texts = ["none", None, "a <|endoftext|> b<|endoftext|>", "fine<|endoftext|>", "<|endoftext"]
+        pq.write_table(pa.table({"text": texts}), tmp_path / "a.parquet")
+    source = tmp_path / f"a.{form}"
+    where = "line 4" if form == "jsonl" else "row 3"
+    with pytest.raises(InputError) as failure:
+        preprocess(source, output, special_in_text="fail", on_bad_record="quarantine")
+    assert f"{source}, {where}: the text spells the special token '<|endoftext|>'" in str(failure.value)
+
+    capsys.readouterr()
+    summary = preprocess(source, output, on_bad_record="quarantine")
+    assert summary.completion.manifest is not None
+    assert summary.completion.manifest.counts["special_in_text"] == 3
+    ids = IndexedReader(output / "a_text_document").document(1).tolist()
+    assert ids.count(EOD) == 3
+
+
+def test_special_tokens_spelled_in_the_text_can_be_text(tmp_path: Path, output: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "<|endoftext|> x"}\n')
+    summary = preprocess(tmp_path / "a.jsonl", output, special_in_text="split")
+    assert summary.completion.manifest is not None
+    assert "special_in_text" not in summary.completion.manifest.counts
+    assert IndexedReader(output / "a_text_document").document(0).tolist().count(EOD) == 1
+    assert documents(output, "a_text_document") == ["<|endoftext|> x"]
+
+
+def test_a_corpus_that_spells_none_has_no_such_count(tmp_path: Path, output: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "<|endoftext| <tag> |endoftext|>"}\n')
+    summary = preprocess(tmp_path / "a.jsonl", output, special_in_text="fail")
+    assert summary.completion.manifest is not None
+    assert "special_in_text" not in summary.completion.manifest.counts

@@ -215,18 +215,25 @@ def wait_for(process: "subprocess.Popen[bytes]", timeout: float, still: Callable
 
 def was_killed(returncode: int, output: str) -> bool:
     """Tell whether a child was killed from outside or ended for lack of memory: another attempt may succeed."""
-    return -returncode in FROM_OUTSIDE or (returncode != 0 and OUT_OF_MEMORY.search(output) is not None)
+    return -returncode in FROM_OUTSIDE or _interrupted(output) or (returncode != 0 and OUT_OF_MEMORY.search(output) is not None)
 
 
 def how_it_ended(returncode: int, output: str) -> str:
     """Word how a child ended that did not succeed."""
     if returncode and (lack := OUT_OF_MEMORY.search(output)):
         return f"ran out of memory ({lack.group()})"
+    if _interrupted(output):
+        return "was killed (SIGINT)"
     if returncode < 0:
         name = signal.Signals(-returncode).name if -returncode in signal.valid_signals() else f"signal {-returncode}"
         return f"was killed ({name})" if -returncode in FROM_OUTSIDE else f"crashed ({name})"
     last = output.strip().splitlines()[-1:] or [f"exit code {returncode}"]
     return f"failed: {last[0][:300]}"
+
+
+def _interrupted(output: str) -> bool:
+    """Tell whether SIGINT came before the child ignored it."""
+    return output.rstrip().endswith("KeyboardInterrupt")
 
 
 def killed_words(doing: str, ended: str) -> str:

@@ -1,0 +1,21 @@
+"""Special tokens in texts are counted wherever they stand, and cost nothing where none can."""
+
+import pytest
+
+from tokenmill.tokens.spelled import NOTHING, Finder
+
+
+@pytest.mark.parametrize(
+    ("tokens", "texts", "expected"),
+    [
+        ([], ["<s>"], NOTHING),
+        (["<s>", "</s>"], ["plain", "a < b", "<span>"], NOTHING),
+        (["<s>", "</s>"], ["plain", "x</s><s>", "<s>"], (3, 1, "</s>")),
+        (["<s>", "[INST]"], ["[INST] a", "<s>"], (2, 0, "[INST]")),
+        (["<|a|>", "<|a|>b"], ["<|a|>b<|a|>"], (2, 0, "<|a|>b")),
+        (["<s>"], [["a", "b"], ["a", "<s>"]], (1, 1, "<s>")),
+        (["\u2581x"], ["\u4e00\u2581x\U0001f600"], (1, 0, "\u2581x")),
+    ],
+)
+def test_look(tokens: list[str], texts: list[str | list[str]], expected: tuple[int, int, str]) -> None:
+    assert Finder(tokens).look(texts) == expected
