@@ -45,7 +45,7 @@ class Dataset:
         """The tokenizer's backend JSON, which turns ids back into text."""
         from tokenmill.stages.encoder import Encoders
 
-        path = Encoders(self.record).backend(self.plan.basis["tokenizer"])
+        path = Encoders(self.record).backend(self.plan.basis)
         self.record.tree.size(path)  # refuses a link
         return path
 

@@ -215,7 +215,11 @@ def wait_for(process: "subprocess.Popen[bytes]", timeout: float, still: Callable
 
 def was_killed(returncode: int, output: str) -> bool:
     """Tell whether a child was killed from outside or ended for lack of memory: another attempt may succeed."""
-    return -returncode in FROM_OUTSIDE or _interrupted(output) or (returncode != 0 and OUT_OF_MEMORY.search(output) is not None)
+    return (
+        -returncode in FROM_OUTSIDE
+        or _interrupted(output)
+        or (returncode != 0 and OUT_OF_MEMORY.search(output) is not None)
+    )
 
 
 def how_it_ended(returncode: int, output: str) -> str:

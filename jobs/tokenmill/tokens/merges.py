@@ -20,6 +20,9 @@ from tokenmill.tokens import spm
 NAME = "encoder.json"
 """The file's name, beside backend.json. It is not there where every merge happens."""
 
+NAMES = (NAME, spm.NAME, "backend.json")
+"""What encoders load: the last is always there."""
+
 LONGEST = 256
 """Characters of a token that is looked into: the work grows with their square. Longer ones keep all their merges."""
 
@@ -32,7 +35,7 @@ def for_encoders(backend: Path) -> Path:
 
 def files(directory: Path) -> list[Path]:
     """Return what encoders load of a directory, backend.json last: the others go with it, or are not there."""
-    return [path for name in (NAME, spm.NAME, "backend.json") if (path := directory / name).exists()]
+    return [path for name in NAMES if (path := directory / name).exists()]
 
 
 def write_fewer(backend: Path) -> None:

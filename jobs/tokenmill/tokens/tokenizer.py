@@ -6,7 +6,7 @@
     backend.json    the backend of the AutoTokenizer made from them, as encoders load it fastest
     encoder.json    the same without the merges that never happen, where there are such (`tokens.merges`)
     special.json    the special tokens that text can spell
-    split/          with `special_in_text` split, what encoders load: the backend without its special tokens
+    full.json       with `special_in_text` split, the backend with its special tokens: backend.json lacks them then
     resolved.json   ResolvedTokenizer
     verdict.json    tokens.gate.Verdict: the encoder, and why not another
 
@@ -178,8 +178,7 @@ def resolve_tokenizer(
         special = settled.pop("special", [])
         backends = {path.name: path.read_bytes() for path in merges.files(work)}
         if (work / "full.json").exists():
-            backends = {f"split/{name}": data for name, data in backends.items()}
-            backends["backend.json"] = (work / "full.json").read_bytes()
+            backends["full.json"] = (work / "full.json").read_bytes()
         if (work / "written").is_dir():
             files = {path.name: path.read_bytes() for path in sorted((work / "written").iterdir())}
         resolved = ResolvedTokenizer.from_json(
