@@ -35,6 +35,7 @@ def main() -> None:
     lock("scan", [], "", "--group", "scan")
     lock("bench", [], "", "--group", "bench")
     lock("megatron", [], "", "--group", "megatron")
+    lock("trainer", [], "nvidia-resiliency-ext==0.6.0", "--no-deps")  # what Megatron-LM's own pyproject.toml pins
 
 
 if __name__ == "__main__":

@@ -790,6 +790,20 @@ def test_a_new_run_waits_for_the_old_one_to_save(job: Callable[..., Job]) -> Non
     new.assert_exact()
 
 
+def test_asynchronous_checkpoints_need_their_package_where_the_trainer_runs(
+    job: Callable[..., Job], tmp_path: Path
+) -> None:
+    run = job(checkpoint__asynchronous=True)
+    program = shutil.copytree(TRAINER, tmp_path / "program")
+    run.settings["trainer"] |= {"script": str(program / "trainer.py"), "python": [sys.executable]}
+    code, said = run.once()
+    assert code == 2 and "checkpoint.asynchronous needs the package nvidia-resiliency-ext" in said
+    (program / "nvidia_resiliency_ext").mkdir()
+    (program / "nvidia_resiliency_ext" / "__init__.py").write_text("raise SystemExit('it is not imported')")
+    assert run.once()[0] == 0
+    run.assert_exact()
+
+
 # -- hostile directories
 
 RECORDS = ["attempts.json", "owner.json", "identity.json", "failure-1.json"]

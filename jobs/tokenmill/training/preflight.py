@@ -22,6 +22,9 @@ from tokenmill.training.memory import (
 )
 from tokenmill.training.settings import Settings
 
+ASYNCHRONOUS = "nvidia_resiliency_ext"
+"""What Megatron-LM's default asynchronous strategy imports."""
+
 PATIENCE = 60.0
 """Seconds for nvidia-smi, which takes some where the driver is not kept loaded."""
 
@@ -67,7 +70,26 @@ def _program(settings: Settings) -> list[str]:
         wrong.append(f"there is no program {' '.join(launcher)} here (trainer.launcher); {pods}")
     if not Path(script).is_file():
         wrong.append(f"there is no file {script} here (trainer.script); {pods}")
+    elif settings.checkpoint.asynchronous and not _saves_asynchronously(settings):
+        wrong.append(
+            f"checkpoint.asynchronous needs the package nvidia-resiliency-ext, and {' '.join(settings.trainer.python)} "
+            f"finds none for {script}: take an image that has it, as images/training does; or set "
+            "checkpoint.asynchronous to false"
+        )
     return wrong
+
+
+def _saves_asynchronously(settings: Settings) -> bool:
+    """Tell whether the trainer's interpreter finds what Megatron-LM saves with asynchronously."""
+    words = " ".join(settings.extra_args).replace("=", " ")
+    if "--async-strategy mcore" in words:
+        return True
+    program = "import sys, importlib.util as u; sys.path.insert(0, sys.argv[1]); sys.exit(not u.find_spec(sys.argv[2]))"
+    command = [*settings.trainer.python, "-c", program, str(Path(settings.trainer.script).parent), ASYNCHRONOUS]
+    try:
+        return subprocess.run(command, capture_output=True, timeout=PATIENCE, check=False).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
 
 
 def _describe(settings: Settings, layout: Layout) -> list[str]:
