@@ -168,6 +168,11 @@ def _interruptible(make: Callable[[], Plan], *, plan_of: str, reporter: Reporter
         _PLANNING.set()
         try:
             return make()
+        except MemoryError as error:
+            raise TransientError(
+                f"{plan_of}: memory ran out while planning ({memory_words()}); raise the limit (in a chart: --set "
+                "resources.limits.memory=16Gi), or cut records of hundreds of megabytes"
+            ) from error
         finally:
             _PLANNING.clear()
 
