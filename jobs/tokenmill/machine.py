@@ -50,15 +50,26 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def memory_limit(cgroup: Path = CGROUP) -> int | None:
-    """Return how many bytes of memory this container may use, None when there is no limit.
+    """Return how many bytes of memory this container or process (`ulimit -v`) may use, None when there is no limit.
 
     "No limit" is `max` in v2; in v1 it is the largest multiple of a page in 63 bits.
     """
+    import resource
+
+    address_space = resource.getrlimit(resource.RLIMIT_AS)[0]
+    limits = [] if address_space == resource.RLIM_INFINITY else [address_space]
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
         (limit,) = _numbers(cgroup / name, 1)
         if limit is not None:
-            return limit if limit < 1 << 60 else None
-    return None
+            limits += [limit] if limit < 1 << 60 else []
+            break
+    return min(limits, default=None)
+
+
+def memory() -> int:
+    """Return how many bytes of memory there are for this process: its limit, or what the machine has."""
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(physical, memory_limit() or physical)
 
 
 def cpu_quota(cgroup: Path = CGROUP) -> float | None:

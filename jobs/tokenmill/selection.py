@@ -91,8 +91,9 @@ def select(
     if selection.include:
         wanted = [c for c in wanted if c.all_match(selection.include, "--include", offer)]
     if not offer.by_name and (offer.strict or not selection.include):
-        others = [c.path for c in wanted if not offer.is_data(c.path)]
-        wanted = [c for c in wanted if offer.is_data(c.path)]
+        described = _descriptions(c.path for c in wanted)
+        others = [c.path for c in wanted if not offer.is_data(c.path) or c.path in described]
+        wanted = [c for c in wanted if offer.is_data(c.path) and c.path not in described]
         if others:
             remedy = "" if offer.strict else " (--include takes what it names)"
             notes.append(f"left out {len(others)} files that are no data, such as {others[0]!r}{remedy}")
@@ -162,6 +163,15 @@ def split_of(path: str) -> str | None:
         if match := _WORD.search(part):
             return _SPLITS[match.group(1)]
     return None
+
+
+def _descriptions(paths: Iterable[str]) -> set[str]:
+    """Return the JSON files in which save_to_disk of datasets describes the Arrow files beside them."""
+    paths = list(paths)
+    folders = {path.rpartition("/")[0] for path in paths if path.endswith(".arrow")}
+    folders |= {folder.rpartition("/")[0] for folder in folders}
+    names = ("dataset_info.json", "state.json", "dataset_dict.json")
+    return {path for path in paths if path.rpartition("/")[0] in folders and path.rpartition("/")[2] in names}
 
 
 def _refuse_obstacles(selection: Selection, offer: Offer) -> None:

@@ -314,8 +314,25 @@ def test_nothing_to_read_says_what_was_seen_and_wanted(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("x")
     with pytest.raises(RequestError, match=r"1 other files, such as 'notes\.txt'"):
         upstream(tmp_path)
-    with pytest.raises(RequestError, match="no data files"):
-        upstream(tmp_path / "notes.txt")
+    assert [file.path for file in upstream(tmp_path / "notes.txt").files] == ["notes.txt"], (
+        "it is judged by its content"
+    )
+
+
+def test_what_describes_arrow_files_is_no_data(tmp_path: Path) -> None:
+    """What save_to_disk of datasets leaves; elsewhere such names are data."""
+    for name in (
+        "train/data-0.arrow",
+        "train/state.json",
+        "train/dataset_info.json",
+        "dataset_dict.json",
+        "x/state.json",
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("{}")
+    dataset = upstream(tmp_path)
+    assert sorted(file.path for file in dataset.files) == ["train/data-0.arrow", "x/state.json"]
+    assert "left out 3 files that are no data" in " ".join(dataset.notes)
 
 
 READ_ONLY = 'mount --bind "$1" "$1" && mount -o remount,bind,ro "$1" && shift && exec "$@"'

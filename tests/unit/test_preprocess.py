@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import zstandard
 
+from tokenmill.corpus.blocks import Reading
 from tokenmill.corpus.source import Selection
 from tokenmill.errors import InputError, RequestError
 from tokenmill.flow.progress import Reporter
@@ -37,8 +38,9 @@ def preprocess(source: Path, output: Path, **options: Any) -> Summary:
         "name": "part",
         "tokenizer_source": None,
         "special_in_text": "keep",
+        "reading": Reading(),
     }
-    how = {"encoder": "auto", "on_bad_record": "fail", "max_bad_records": 1000}
+    how = {"encoder": "auto", "on_bad_record": "fail", "max_bad_records": 1000, "max_record_size": None}
     recipe |= {k: v for k, v in options.items() if k in recipe}
     how |= {k: v for k, v in options.items() if k in how}
     run = launch.Run(Reporter(quiet=True), processes=1, replace=options.get("replace", False))
@@ -437,3 +439,133 @@ def test_a_corpus_that_spells_none_has_no_such_count(tmp_path: Path, output: Pat
     summary = preprocess(tmp_path / "a.jsonl", output, special_in_text="fail")
     assert summary.completion.manifest is not None
     assert "special_in_text" not in summary.completion.manifest.counts
+
+
+FORMATS: dict[str, tuple[Reading, str, bytes, list[str]]] = {
+    "jsonl": (Reading("jsonl"), "AA/wiki_00", b'{"text": "0"}\n\n{"text": "1"}\n', ["0", "1"]),
+    "json": (Reading("json"), "a.json.gz", gzip.compress(b'[{"text": "0"},\n{"text": "1"}]'), ["0", "1"]),
+    "txt": (Reading("txt"), "b.txt", b"a book\n\nof two lines\n", ["a book\n\nof two lines\n"]),
+    "txt lines": (Reading("txt", lines=True), "b.txt.zst", zstandard.compress(b"0\r\n\n1"), ["0", "1"]),
+}
+
+
+@pytest.mark.parametrize("what", FORMATS)
+def test_a_format_is_read_under_any_name_and_its_documents_are_traced(tmp_path: Path, output: Path, what: str) -> None:
+    reading, name, data, texts = FORMATS[what]
+    for folder in ("in", "in/more"):
+        (tmp_path / folder / name).parent.mkdir(parents=True)
+        (tmp_path / folder / name).write_bytes(data)
+    (tmp_path / "in/README.md").write_text("no data")
+    summary = preprocess(tmp_path / "in", output, reading=reading, target_files=1)
+    assert documents(output, "part-00000-of-00001_text_document") == texts * 2
+    for number in range(2 * len(texts)):
+        found = find_document(find_dataset(output), number, key=None, prefix="part-00000-of-00001_text_document")
+        folder, record = ("", "more/")[number // len(texts)], number % len(texts)
+        assert found.source == (f"{folder}{name}", record)
+    assert summary.plan.request["format"] == summary.plan.basis["format"] == reading.format
+    assert ("txt_document" in summary.plan.request) == (reading.format == "txt")
+    with pytest.raises(RequestError, match=r"made with other parameters(.|\n)*format: "):
+        preprocess(
+            tmp_path / "in", output, reading=Reading("txt" if reading.format != "txt" else "json"), target_files=1
+        )
+
+
+def test_a_plan_without_a_format_is_what_it_was(tmp_path: Path, output: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    plan = preprocess(tmp_path / "a.jsonl", output).plan
+    assert not {"format", "txt_document"} & {*plan.request, *plan.basis}
+
+
+def test_what_datasets_saved_to_disk_is_read(tmp_path: Path, output: Path) -> None:
+    import pyarrow as pa
+
+    source = tmp_path / "in"
+    source.mkdir()
+    table = pa.table({"text": [f"row {number}" for number in range(6)], "n": range(6)})
+    for number in range(2):
+        name = f"{source}/data-{number:05d}-of-00002.arrow"
+        with pa.ipc.new_stream(name, table.schema) as stream:
+            stream.write_table(table.slice(3 * number, 3), max_chunksize=2)
+    for name in ("state.json", "dataset_info.json"):
+        (source / name).write_text('{"features": {}}')
+    preprocess(source, output, target_files=1)
+    assert documents(output, "part-00000-of-00001_text_document") == table["text"].to_pylist()
+    found = find_document(find_dataset(output), 4, key=None, prefix="part-00000-of-00001_text_document")
+    assert found.source == ("data-00001-of-00002.arrow", 1)
+
+
+def test_an_arrow_file_that_was_changed_after_its_download_is_refused(tmp_path: Path, output: Path) -> None:
+    import pyarrow as pa
+
+    table = pa.table({"text": ["first", "second"]})
+    (tmp_path / "in").mkdir()
+    with pa.ipc.new_file(f"{tmp_path}/in/a.arrow", table.schema) as writer:
+        writer.write_table(table)
+    fetched(str(tmp_path / "in"), tmp_path / "corpus")
+    path = tmp_path / "corpus/a.arrow"
+    path.write_bytes(path.read_bytes().replace(b"second", b"sEcond"))
+    with pytest.raises(InputError, match="its bytes are not those that the manifest"):
+        preprocess(tmp_path / "corpus", output)
+
+
+@pytest.mark.parametrize("on_bad_record", ["fail", "quarantine"])
+def test_content_that_is_something_else_fails_its_unit_alone(tmp_path: Path, output: Path, on_bad_record: str) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+    (source / "a.jsonl").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 5\n")
+    (source / "b.jsonl").write_text('{"text": "b"}\n')
+    (source / "c.json").write_text('[\n{"text": "c"},\n{"text": "d"}\n]\n')
+    with pytest.raises(
+        RequestError, match=r"2 of 3 units(.|\n)*a.jsonl: a Git LFS pointer .*(.|\n)*c.json: it is one JSON"
+    ):
+        preprocess(source, output, on_bad_record=on_bad_record)
+    assert [path.name for path in output.glob("*.bin")] == ["b_text_document.bin"]
+    with pytest.raises(InputError, match=r"a\.jsonl: a Git LFS pointer .* `git lfs pull`"):
+        preprocess(source / "a.jsonl", tmp_path / "other", on_bad_record=on_bad_record)
+
+
+def test_a_named_file_is_judged_by_its_content(tmp_path: Path, output: Path) -> None:
+    (tmp_path / "RC_2020-01.zst").write_bytes(zstandard.compress(b'{"text": "a"}\n'))
+    preprocess(tmp_path / "RC_2020-01.zst", output)
+    assert documents(output, "RC_2020-01_text_document") == ["a"]
+    (tmp_path / "book.txt").write_text("Once upon a time\n")
+    with pytest.raises(InputError, match=r"book\.txt: none of .* line 1: .*--format txt .*--txt-document=line"):
+        preprocess(tmp_path / "book.txt", tmp_path / "other")
+    (tmp_path / "chat.jsonl").write_text('{"messages": [{"role": "user", "content": "hi"}]}\n')
+    with pytest.raises(InputError, match=r"chat\.jsonl: .*'messages' holds chat data, which preprocess does not take"):
+        preprocess(tmp_path / "chat.jsonl", tmp_path / "other")
+
+
+def test_a_record_that_is_too_long_is_kept_aside(tmp_path: Path, output: Path) -> None:
+    long = json.dumps({"text": "x" * 4_000_000})
+    (tmp_path / "a.jsonl").write_text(f'{{"text": "0"}}\n\n{long}\n{{"text": "1"}}\n')
+    with pytest.raises(InputError, match=r"a\.jsonl, line 3: a record of 4,000,012 bytes, .*--max-record-size"):
+        preprocess(tmp_path / "a.jsonl", output, max_record_size=2_000_000)
+    preprocess(tmp_path / "a.jsonl", output, max_record_size=2_000_000, on_bad_record="quarantine")
+    assert documents(output, "a_text_document") == ["0", "1"]
+    (kept,) = [json.loads(entry) for entry in (output / "rejected/a.jsonl").read_text().splitlines()]
+    assert kept["line"] == 3 and long.startswith(kept["record"])
+    found = find_document(find_dataset(output), 1, key=None, prefix="a_text_document")
+    assert found.source == ("a.jsonl", 2)
+
+
+def test_stages_that_copy_lines_refuse_what_is_none(tmp_path: Path, output: Path) -> None:
+    source, quiet = tmp_path / "in", launch.Run(Reporter(quiet=True), processes=1)
+    source.mkdir()
+    (source / "wiki_00").write_text('{"text": "a"}\n')
+    (source / "wiki_01").write_bytes(gzip.compress(b'{"text": "b"}'))
+    launch.extract(source, tmp_path / "extracted", quiet, wanted="jsonl")
+    assert [path.name for path in sorted((tmp_path / "extracted").glob("*.*"))] == ["wiki_00.jsonl", "wiki_01.jsonl"]
+    preprocess(tmp_path / "extracted", output, target_files=1)
+    assert documents(output, "part-00000-of-00001_text_document") == ["a", "b"]
+    with pytest.raises(RequestError, match=r"--format json: extract took each line .*--from download"):
+        preprocess(tmp_path / "extracted", output, reading=Reading("json"))
+    with pytest.raises(InputError, match=r"wiki_01: its content is gz data, .*tokenmill extract"):
+        launch.concatenate(source, tmp_path / "joined", quiet, target_files=1, name="part", wanted="jsonl")
+    (source / "wiki_01").write_text("<html>login</html>")
+    for stage in (launch.extract, launch.concatenate):
+        options = {} if stage is launch.extract else {"target_files": 1, "name": "part"}
+        with pytest.raises(InputError, match=r"wiki_01: an HTML page"):
+            stage(source, tmp_path / stage.__name__, quiet, wanted="jsonl", **options)
+    with pytest.raises(RequestError, match=r"--keys text,title: a text has no keys"):
+        preprocess(source, tmp_path / "other", reading=Reading("txt"), keys=["text", "title"])

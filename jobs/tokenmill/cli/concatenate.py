@@ -12,6 +12,7 @@ def concatenate(
     output: o.Output = None,
     target_files: Annotated[int, typer.Option("--target-files", min=1, help="How many files to make.")] = 256,
     name: o.Name = "part",
+    format: o.FormatOfLines = None,
     from_stage: o.From = None,
     include: o.Include = [],  # noqa: B006 - typer copies it
     exclude: o.Exclude = [],  # noqa: B006
@@ -30,8 +31,14 @@ def concatenate(
 
     target = output or launch.default_output(input, "concatenate")
     how = how_to_run(worker_index, workers, processes, replace, verify_hashes, json)
-    selection = o.selection(include, exclude, split, None, prefer)
     summary = launch.concatenate(
-        input, target, how, target_files=target_files, name=name, from_stage=from_stage, selection=selection
+        input,
+        target,
+        how,
+        target_files=target_files,
+        name=name,
+        from_stage=from_stage,
+        selection=o.selection(include, exclude, split, None, prefer),
+        wanted=o.format_of_lines(format),
     )
     report(summary, target, json)

@@ -6,6 +6,8 @@ from tokenmill.cli import options as o
 def extract(
     input: o.Input,
     output: o.Output = None,
+    format: o.FormatOfLines = None,
+    zstd_window: o.ZstdWindow = None,
     from_stage: o.From = None,
     include: o.Include = [],  # noqa: B006 - typer copies it
     exclude: o.Exclude = [],  # noqa: B006
@@ -24,5 +26,13 @@ def extract(
 
     target = output or launch.default_output(input, "extract")
     how = how_to_run(worker_index, workers, processes, replace, verify_hashes, json)
-    selection = o.selection(include, exclude, split, None, prefer)
-    report(launch.extract(input, target, how, from_stage=from_stage, selection=selection), target, json)
+    summary = launch.extract(
+        input,
+        target,
+        how,
+        from_stage=from_stage,
+        selection=o.selection(include, exclude, split, None, prefer),
+        wanted=o.format_of_lines(format),
+        zstd_window=o.window_of(zstd_window),
+    )
+    report(summary, target, json)

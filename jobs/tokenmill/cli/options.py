@@ -1,11 +1,13 @@
 """Options that several commands share, each declared once."""
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
+    from tokenmill.corpus.blocks import Reading
     from tokenmill.selection import Selection
 
 Input = Annotated[
@@ -123,6 +125,36 @@ MaxBadRecords = Annotated[
 ]
 Name = Annotated[str, typer.Option("--name", help="First part of the names of joined outputs.")]
 
+Format = Annotated[
+    str | None,
+    typer.Option(
+        "--format",
+        help="jsonl, txt, json (arrays, or objects over several lines), parquet or arrow: read files under any name as "
+        "this. Left out, the names say it.",
+    ),
+]
+FormatOfLines = Annotated[
+    str | None,
+    typer.Option("--format", help="jsonl: take files under any name as this. Left out, the names say it."),
+]
+TxtDocument = Annotated[
+    str | None,
+    typer.Option("--txt-document", help="With --format txt: a document is a file (default) or a line."),
+]
+ZstdWindow = Annotated[
+    str | None,
+    typer.Option(
+        "--zstd-window",
+        help="Largest zstd window that is taken, up to 2GiB; it is memory for each file being read.",
+    ),
+]
+MaxRecordSize = Annotated[
+    str | None,
+    typer.Option(
+        "--max-record-size", help="Longest record that is taken, such as 64MiB; as the memory allows when left out."
+    ),
+]
+
 DAY = 86400.0
 
 
@@ -142,3 +174,48 @@ def one_of(option: str, value: str, *allowed: str) -> str:
     if value not in allowed:
         raise typer.BadParameter(f"{value!r} is not one of {', '.join(allowed)}", param_hint=option)
     return value
+
+
+def format_of_lines(value: str | None) -> str | None:
+    """Return the format of a stage that copies lines, else end with a usage message."""
+    if value not in (None, "jsonl"):
+        raise typer.BadParameter(
+            f"{value!r} is not jsonl: only lines are joined and counted; preprocess reads other formats directly",
+            param_hint="--format",
+        )
+    return value
+
+
+def reading(format: str | None, txt_document: str | None, zstd_window: str | None) -> "Reading":
+    """Return how files are read, else end with a usage message."""
+    from tokenmill.corpus.blocks import FORMATS, Reading
+    from tokenmill.corpus.compression import ZSTD_WINDOW
+
+    if format is not None:
+        one_of("--format", format, *FORMATS)
+    if txt_document is not None and format != "txt":
+        raise typer.BadParameter("it says what a document of --format txt is", param_hint="--txt-document")
+    document = one_of("--txt-document", txt_document or "file", "file", "line")
+    return Reading(format, document == "line", window_of(zstd_window) or ZSTD_WINDOW)
+
+
+def window_of(value: str | None) -> int | None:
+    """Return the largest window of a zstd frame, else end with a usage message."""
+    from tokenmill.corpus.compression import ZSTD_WINDOW_MOST
+
+    size = size_of("--zstd-window", value)
+    if size is not None and size > ZSTD_WINDOW_MOST:
+        raise typer.BadParameter(f"{value} is more than 2GiB, the largest window of zstd", param_hint="--zstd-window")
+    return size
+
+
+def size_of(option: str, value: str | None) -> int | None:
+    """Return a number of bytes such as 64MiB, 2Gi or 10MB, else end with a usage message."""
+    if value is None:
+        return None
+    match = re.fullmatch(r"([0-9]+)([KMGT]?)(i?)B?", value.strip(), re.IGNORECASE)
+    if match is None or not int(match.group(1)):
+        raise typer.BadParameter(f"{value!r} is no size; write it as 64MiB, 2GiB or 500MB", param_hint=option)
+    power = " KMGT".index(match.group(2).upper() or " ")
+    unit: int = (1024 if match.group(3) else 1000) ** power
+    return int(match.group(1)) * unit

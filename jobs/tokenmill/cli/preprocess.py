@@ -27,6 +27,10 @@ def preprocess(
     encoder_patience: o.EncoderPatience = 120.0,
     on_bad_record: o.OnBadRecord = "fail",
     max_bad_records: o.MaxBadRecords = 1000,
+    format: o.Format = None,
+    txt_document: o.TxtDocument = None,
+    zstd_window: o.ZstdWindow = None,
+    max_record_size: o.MaxRecordSize = None,
     from_stage: o.From = None,
     revision: o.Revision = None,
     include: o.Include = [],  # noqa: B006 - typer copies it
@@ -46,7 +50,7 @@ def preprocess(
     verify_hashes: o.VerifyHashes = False,
     json: o.Json = False,
 ) -> None:
-    """Tokenise JSONL, compressed or not, or Parquet into .bin/.idx, byte for byte as Megatron-LM does."""
+    """Tokenise JSONL, compressed or not, Parquet, Arrow, JSON or text into .bin/.idx, as Megatron-LM does."""
     from tokenmill.cli.report import how_to_run, report
     from tokenmill.stages import launch
     from tokenmill.stages.encoder import Recipe
@@ -80,6 +84,7 @@ def preprocess(
         name,
         tokenizer_source and o.one_of("--tokenizer-source", tokenizer_source, "file", "class"),
         o.one_of("--special-in-text", special_in_text, "keep", "split", "fail"),
+        o.reading(format, txt_document, zstd_window),
     )
     summary = launch.preprocess(
         source,
@@ -91,6 +96,7 @@ def preprocess(
         encoder_patience=encoder_patience,
         on_bad_record=o.one_of("--on-bad-record", on_bad_record, "fail", "quarantine"),
         max_bad_records=max_bad_records,
+        max_record_size=o.size_of("--max-record-size", max_record_size),
         endpoint=endpoint,
         from_stage=from_stage,
         selection=selection,

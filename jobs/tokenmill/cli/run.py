@@ -42,6 +42,10 @@ def run(
     encoder_patience: o.EncoderPatience = 120.0,
     on_bad_record: o.OnBadRecord = "fail",
     max_bad_records: o.MaxBadRecords = 1000,
+    format: o.Format = None,
+    txt_document: o.TxtDocument = None,
+    zstd_window: o.ZstdWindow = None,
+    max_record_size: o.MaxRecordSize = None,
     processes: o.Processes = None,
     replace: o.Replace = False,
     verify_hashes: o.VerifyHashes = False,
@@ -67,6 +71,7 @@ def run(
             name,
             tokenizer_source and o.one_of("--tokenizer-source", tokenizer_source, "file", "class"),
             o.one_of("--special-in-text", special_in_text, "keep", "split", "fail"),
+            o.reading(format, txt_document, zstd_window),
         ),
         revision=revision,
         selection=o.selection(include, exclude, split, sample, prefer),
@@ -81,5 +86,6 @@ def run(
         encoder_patience=encoder_patience,
         on_bad_record=o.one_of("--on-bad-record", on_bad_record, "fail", "quarantine"),
         max_bad_records=max_bad_records,
+        max_record_size=o.size_of("--max-record-size", max_record_size),
     )
     report_pipeline(pipeline, pipeline.run(how), how)

@@ -13,35 +13,97 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Protocol, Self, cast
 
+from tokenmill.corpus import foreign
 from tokenmill.errors import InputError
 
-COMPRESSIONS = ("zst", "gz", "bz2", "xz")
+COMPRESSIONS = {
+    "zst": "zst",
+    "zstd": "zst",
+    "gz": "gz",
+    "gzip": "gz",
+    "bz2": "bz2",
+    "bzip2": "bz2",
+    "xz": "xz",
+}
+"""The codec of each suffix."""
+
+LINE_SUFFIXES = (".jsonl", ".json", ".ndjson", ".jsonlines")
 DATA_SUFFIXES = (
-    *(f"{base}{end}" for base in (".jsonl", ".json", ".ndjson") for end in ("", ".zst", ".gz", ".bz2", ".xz")),
+    *(f"{base}{end}" for base in LINE_SUFFIXES for end in ("", *(f".{suffix}" for suffix in COMPRESSIONS))),
     ".parquet",
+    ".arrow",
 )
 
 _FEED = 128 << 10  # compressed bytes given to a decoder at a time: each time may wait for another thread of Python
 _XZ_MEMORY = 512 << 20
 _MAGIC = {"gz": b"\x1f\x8b", "bz2": b"BZh", "xz": b"\xfd7zXZ\0"}
+_BZ2_BLOCK = b"1AY&SY"
+"""What follows the magic and the block size of a bzip2 file that is not empty; the magic itself is text."""
 
 _ZSTD_MAGIC = 0xFD2FB528
 _ZSTD_SKIPPABLE = 0x184D2A50  # the low four bits are free
 _ZSTD_BLOCK = 128 << 10  # no block regenerates more
-_ZSTD_WINDOW = 128 << 20  # the decoder allocates this much; `zstd -d` has the same limit
+ZSTD_WINDOW = 128 << 20
+"""The decoder allocates as much as a frame's window; `zstd -d` has the same limit."""
+ZSTD_WINDOW_MOST = 2 << 30
+"""What the decoder can take at most: `zstd --long=31`."""
 _ZSTD_RLE = 1  # block type: one byte, repeated
 
 
 def strip_compression(name: str) -> tuple[str, str | None]:
     """Split `a.jsonl.zst` into `a.jsonl` and `zst`; without a known suffix the codec is None."""
     stem, _, suffix = name.rpartition(".")
-    codec = suffix.lower()
-    return (stem, codec) if stem and codec in COMPRESSIONS else (name, None)
+    codec = COMPRESSIONS.get(suffix.lower())
+    return (stem, codec) if stem and codec else (name, None)
 
 
-def is_data_file(name: str) -> bool:
-    """Tell by its name whether a file holds records that `corpus.readers` can read."""
-    return name.lower().endswith(DATA_SUFFIXES)
+def codec_of_content(head: bytes) -> str | None:
+    """Name the codec that a file's first bytes show; None where they are of none."""
+    magic = _uint(head[:4])
+    if magic == _ZSTD_MAGIC or magic & ~0xF == _ZSTD_SKIPPABLE:
+        return "zst"
+    if head.startswith(_MAGIC["bz2"]):
+        return "bz2" if head[4:10] == _BZ2_BLOCK else None
+    return next((codec for codec, magic in _MAGIC.items() if head.startswith(magic)), None)
+
+
+_NO_TEXT = (
+    *(
+        ".png",
+        ".jpg",
+        ".jpeg",
+        ".gif",
+        ".svg",
+        ".pdf",
+        ".zip",
+        ".tar",
+        ".tgz",
+        ".7z",
+        ".rar",
+        ".crc",
+        ".md5",
+        ".sha256",
+    ),
+    *(".bin", ".idx", ".pt", ".safetensors", ".npy", ".npz", ".pkl", ".crc", ".md5", ".sha256", "/_success"),
+    *("/readme", "/readme.md", "/readme.txt", "/license", "/license.md", "/license.txt"),
+)
+_NO_RECORDS = (*_NO_TEXT, ".md", ".rst", ".html", ".css", ".py", ".ipynb", ".sh", ".yaml", ".yml", ".toml", ".cfg")
+_LINES = tuple(name for name in DATA_SUFFIXES if name not in (".parquet", ".arrow"))
+_OTHER = {
+    "jsonl": (*_NO_RECORDS, ".parquet", ".arrow"),
+    "json": (*_NO_RECORDS, ".parquet", ".arrow"),
+    "txt": (*_NO_TEXT, *_LINES, ".parquet", ".arrow"),
+    "parquet": (*_NO_RECORDS, *_LINES, ".txt", ".arrow"),
+    "arrow": (*_NO_RECORDS, *_LINES, ".txt", ".parquet"),
+}
+"""Endings of names that are of something else than a format that was asked for."""
+
+
+def is_data_file(name: str, wanted: str | None = None) -> bool:
+    """Tell by its name whether a file holds records: with a format that is wanted, any name that is of no other."""
+    if wanted is None:
+        return name.lower().endswith(DATA_SUFFIXES)
+    return not f"/{name.lower()}".endswith(_OTHER[wanted])
 
 
 _RWF_DONTCACHE = 0x80
@@ -67,6 +129,9 @@ class _PassingFile:
 
     def size(self) -> int:
         return os.fstat(self._file.fileno()).st_size
+
+    def head(self, size: int) -> bytes:
+        return os.pread(self._file.fileno(), size, 0)
 
     def read(self, size: int) -> bytes:
         if not self._passing:
@@ -98,24 +163,32 @@ class DecompressedReader:
     """Hand out one file's decompressed bytes, as blocks of at most `chunk` bytes or into the caller's buffers.
 
     Blocks and buffers are full until the data end, however small the frames are that they come from. The
-    codec follows the file's suffix. `compressed_read` counts the file's bytes behind what is handed out so
-    far. A file of 0 bytes has no blocks, whatever its suffix.
+    codec follows the file's suffix or, where that is of none, its first bytes. `compressed_read` counts the
+    file's bytes behind what is handed out so far. A file of 0 bytes has no blocks, whatever its suffix.
 
     Raises InputError, naming the file and the offset in it, where the data are damaged, cut short or
     followed by something else.
 
-    `digest`, a hash object, is fed the file's own bytes: all of them, once the end was reached.
+    `digest`, a hash object, is fed the file's own bytes: all of them, once the end was reached. `window` is the largest
+    window of a zstd frame that is taken.
     """
 
     def __init__(
-        self, path: Path, *, display: str | None = None, chunk: int = 1 << 20, digest: "Digest | None" = None
+        self,
+        path: Path,
+        *,
+        display: str | None = None,
+        chunk: int = 1 << 20,
+        digest: "Digest | None" = None,
+        window: int = ZSTD_WINDOW,
     ) -> None:
         self.display = display or str(path)
-        self.codec = strip_compression(path.name)[1]
         self.compressed_read = 0
         self._chunk = chunk
         self._digest = digest
+        self._window = window
         self._file = _PassingFile(path)
+        self.codec = strip_compression(path.name)[1] or codec_of_content(self._file.head(10))
         self._stream = self._decode()
 
     def __iter__(self) -> Iterator[bytes]:
@@ -188,9 +261,24 @@ class DecompressedReader:
 
     def _foreign(self, offset: int) -> InputError:
         if offset == 0:
+            foreign.refuse(self._file.head(foreign.HEAD), self.display)
             return InputError(f"{self.display}: not {self.codec} data, although its name says so. {REMEDY}")
         return InputError(
             f"{self.display}: something other than {self.codec} data follows at byte {offset:,}. {REMEDY}"
+        )
+
+    def _wide(self, offset: int, window: int) -> InputError:
+        size = f"{-(-window >> 20):,} MiB"
+        if window > ZSTD_WINDOW_MOST:
+            how = "Compress the file again without --long (zstd -d --long=31 -c OLD | zstd -o NEW)"
+        else:
+            how = (
+                f"Allow it with --zstd-window {-(-window >> 20)}MiB (in a chart: --set dataset.zstdWindow="
+                f"{-(-window >> 20)}MiB); each file that is being read then takes up to so much memory"
+            )
+        return InputError(
+            f"{self.display}: the zstd frame at byte {offset:,} needs a window of {size}, more than the "
+            f"{self._window >> 20:,} MiB that are taken. {how}."
         )
 
 
@@ -198,10 +286,15 @@ REMEDY = "Put a whole copy in its place; if it was downloaded, delete it and run
 
 
 def open_decompressed(
-    path: Path, *, display: str | None = None, chunk: int = 1 << 20, digest: "Digest | None" = None
+    path: Path,
+    *,
+    display: str | None = None,
+    chunk: int = 1 << 20,
+    digest: "Digest | None" = None,
+    window: int = ZSTD_WINDOW,
 ) -> DecompressedReader:
     """Open a plain or compressed file for reading in blocks; see DecompressedReader."""
-    return DecompressedReader(path, display=display, chunk=chunk, digest=digest)
+    return DecompressedReader(path, display=display, chunk=chunk, digest=digest, window=window)
 
 
 class Digest(Protocol):
@@ -305,7 +398,7 @@ class _Zstd:
         self._reader = reader
         self._source = _ZstdFrames(reader)
         self._error = zstandard.ZstdError
-        self._stream = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW).stream_reader(
+        self._stream = zstandard.ZstdDecompressor(max_window_size=reader._window).stream_reader(
             cast(IO[bytes], self._source), read_size=_FEED, read_across_frames=True
         )
 
@@ -453,12 +546,8 @@ class _ZstdFrames:
             window = _uint((yield content)) if content else 0
             if not single:
                 window = (8 + (scale & 7)) << (7 + (scale >> 3))
-            if window > _ZSTD_WINDOW:
-                raise InputError(
-                    f"{self._reader.display}: the zstd frame at byte {begin:,} needs a window of "
-                    f"{window >> 20:,} MB, more than the 128 MB that are taken. Compress the file again "
-                    "without --long (zstd -d --long=31 -c OLD | zstd -o NEW)."
-                )
+            if window > self._reader._window:
+                raise self._reader._wide(begin, window)
             last = 0
             while not last:
                 # Block header: last block (1 bit), type (2 bits), size (21 bits).

@@ -6,16 +6,21 @@ out of each with this, and so does `corpus.readers` for who wants the texts in t
 
 import json
 import mmap
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
+from tokenmill.corpus import foreign
+from tokenmill.corpus.kinds import LINES, ROWS, TEXT, TEXT_LINES
 from tokenmill.corpus.records import BOM, CONTENT
 from tokenmill.errors import RequestError
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+_BLANK_LINES = re.compile(rb"(?:[ \t\r\v\f]*+\n)++")
 
 Text = str | list[str]
 _Line = bytes | memoryview
@@ -63,6 +68,50 @@ class _BadRecord(Exception):
     """Why a record cannot be taken."""
 
 
+def parse_block(
+    kind: str,
+    data: "bytearray | mmap.mmap",
+    start: int,
+    end: int,
+    keys: Sequence[str],
+    *,
+    begins_file: bool,
+    display: str = "",
+) -> Parsed:
+    """Take the texts out of `data[start:end]`, a block of a kind that `corpus.kinds` names."""
+    if kind == LINES:
+        return parse_lines(data, start, end, keys, begins_file=begins_file)
+    if kind == ROWS:
+        return parse_rows(data, start, end, keys, display)
+    block = bytes(data[start:end])
+    if kind in (TEXT, TEXT_LINES):
+        return _parse_text(block.removeprefix(BOM) if begins_file else block, lines=kind == TEXT_LINES)
+    parsed = Parsed([[] for _ in keys])
+    if block:  # TOO_LONG
+        reason, _, head = block.partition(b"\n")
+        parsed.rejected.append(Rejected(0, 1, reason.decode(), head))
+    return parsed
+
+
+def _parse_text(block: bytes, *, lines: bool) -> Parsed:
+    """Take a block as one document, or each of its lines without what ends it; what is blank is none."""
+    parsed = Parsed([[]])
+    documents = block.split(b"\n") if lines else [block]
+    if not documents[-1]:  # behind the last newline
+        documents.pop()
+    for document in documents:
+        if CONTENT.search(document) is None:
+            parsed.blank += 1
+            continue
+        try:
+            parsed.texts[0].append((document.removesuffix(b"\r") if lines else document).decode())
+        except UnicodeDecodeError as error:
+            done = parsed.records
+            reason = f"invalid UTF-8 at byte {error.start + 1:,} of the {'line' if lines else 'text'}"
+            parsed.rejected.append(Rejected(done, done + parsed.blank + 1, reason, document))
+    return parsed
+
+
 def parse_lines(
     data: "bytearray | mmap.mmap", start: int, end: int, keys: Sequence[str], *, begins_file: bool
 ) -> Parsed:
@@ -78,17 +127,23 @@ def parse_lines(
         if len(keys) == 1 and "." not in keys[0]:
             taking = _take_one(data, view, start, end, keys, parsed)
         else:
-            taking = _take_many(_lines(data, view, start, end), keys, parsed)
+            taking = _take_many(_lines(data, view, start, end, parsed), keys, parsed)
         for line, reason in taking:
             done = parsed.records
             parsed.rejected.append(Rejected(done, done + parsed.blank + 1, reason, bytes(line)))
     return parsed
 
 
-def _lines(data: "bytearray | mmap.mmap", view: memoryview, start: int, end: int) -> Iterator[memoryview]:
-    """Yield the lines one by one: while one is in the cache, its text is taken."""
-    find = data.find
+def _lines(
+    data: "bytearray | mmap.mmap", view: memoryview, start: int, end: int, parsed: Parsed
+) -> Iterator[memoryview]:
+    """Yield the lines one by one: while one is in the cache, its text is taken. Count those that are blank."""
+    find, blank = data.find, _BLANK_LINES.match
     while (stop := find(b"\n", start, end)) >= 0:
+        if view[start] <= 32 and (run := blank(data, start, end)):
+            parsed.blank += run.group().count(b"\n")
+            start = run.end()
+            continue
         yield view[start:stop]
         start = stop + 1
     if start < end:
@@ -101,6 +156,7 @@ def _take_one(
     """Put the lines' texts into `parsed`; yield (line, reason) for each bad record in its turn."""
     (key,) = keys
     loads, find, append = orjson.loads, data.find, parsed.texts[0].append
+    blank = _BLANK_LINES.match
     while start < end:  # as _lines does it: a tenth of a microsecond less for each
         stop = find(b"\n", start, end)
         line = view[start : stop if stop >= 0 else end]
@@ -111,6 +167,9 @@ def _take_one(
             text = None
         if type(text) is str:
             append(text)
+        elif run := blank(data, start - len(line) - 1, end):  # a gigabyte of newlines is two million in each block
+            parsed.blank += run.group().count(b"\n")
+            start = run.end()
         else:
             yield from _take_many((line,), keys, parsed)
 
@@ -173,6 +232,10 @@ def _fields(record: object, keys: Sequence[str]) -> Iterator[tuple[str, object]]
         value: object = record
         for part in key.split("."):
             if not isinstance(value, dict) or part not in value:
+                if chat := foreign.chat_key(record):
+                    raise _BadRecord(f"{chat!r} holds {foreign.CHAT}")
+                if wrapper := foreign.wrapped(record):
+                    raise _BadRecord(f"no key {key!r}, but an array of records, {wrapper!r}: {foreign.AS_JSON}")
                 raise _BadRecord(f"no key {key!r} (there is {_listing(record)})")
             value = value[part]
         yield key, value
@@ -181,12 +244,23 @@ def _fields(record: object, keys: Sequence[str]) -> Iterator[tuple[str, object]]
 def _text(value: object, key: str) -> Text:
     if isinstance(value, str):
         return value
+    if isinstance(value, bytes):
+        return _decoded(value, key)
+    if foreign.is_chat(value):
+        raise _BadRecord(f"{key!r} holds {foreign.CHAT}")
     if not isinstance(value, list):
         raise _BadRecord(f"{key!r} is {_kind(value)}, not text")
     for item in value:
-        if not isinstance(item, str):
+        if not isinstance(item, str | bytes):
             raise _BadRecord(f"{key!r} is a list that holds {_kind(item)}, not only text")
-    return value
+    return [_decoded(item, key) if isinstance(item, bytes) else item for item in value]
+
+
+def _decoded(value: bytes, key: str) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError as error:
+        raise _BadRecord(f"{key!r} is invalid UTF-8 at byte {error.start + 1:,}") from error
 
 
 def _kind(value: object) -> str:
@@ -196,7 +270,6 @@ def _kind(value: object) -> str:
         dict: "an object",
         list: "a list",
         str: "text",
-        bytes: "invalid UTF-8",
     }
     return names.get(type(value), "a number")
 
@@ -244,18 +317,47 @@ def column_path(schema: "pa.Schema", key: str, display: str) -> list[str]:
     for part in path:
         names = node.names if node is schema or pa.types.is_struct(node) else []
         if part not in names:
+            if chat := _chat_column(schema):
+                raise RequestError(f"{display}: no column {key!r}; {chat!r} holds {foreign.CHAT}.")
             raise RequestError(f"{display}: no column {key!r}; there is {_listing(schema.names)}. Choose with --keys.")
         node = node.field(part).type
-    text = node
-    if pa.types.is_list(node) or pa.types.is_large_list(node) or pa.types.is_fixed_size_list(node):
-        text = node.value_type
+    text = node.value_type if _is_list(node) else node
     if pa.types.is_dictionary(text):
         text = text.value_type
-    if not (pa.types.is_string(text) or pa.types.is_large_string(text) or pa.types.is_string_view(text)):
+    if not any(holds(text) for holds in _texts()):
+        if _chat_column(schema) == key:
+            raise RequestError(f"{display}: column {key!r} holds {foreign.CHAT}.")
         raise RequestError(
             f"{display}: column {key!r} is {node}, neither text nor a list of texts. Choose with --keys."
         )
     return path
+
+
+def _is_list(kind: "pa.DataType") -> bool:
+    import pyarrow.types as t
+
+    kinds = (t.is_list, t.is_large_list, t.is_fixed_size_list, t.is_list_view, t.is_large_list_view)
+    return any(is_kind(kind) for is_kind in kinds)
+
+
+def _texts() -> tuple[Any, ...]:
+    """Return what tells of a type that it holds text; binary columns are taken as UTF-8."""
+    import pyarrow.types as t
+
+    strings = (t.is_string, t.is_large_string, t.is_string_view)
+    return (*strings, t.is_binary, t.is_large_binary, t.is_binary_view)
+
+
+def _chat_column(schema: "pa.Schema") -> str:
+    """Name the column that holds the turns of conversations; empty where there is none."""
+    import pyarrow.types as t
+
+    for name in foreign.CHATS:
+        kind = schema.field(name).type if name in schema.names else None
+        turns = kind.value_type if kind is not None and _is_list(kind) else None
+        if turns is not None and t.is_struct(turns) and {"role", "from"} & set(turns.names):
+            return name
+    return ""
 
 
 def _values(part: "pa.RecordBatch", path: list[str]) -> list[object]:

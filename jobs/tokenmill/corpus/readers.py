@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from tokenmill.corpus.blocks import open_blocks
-from tokenmill.corpus.parse import Rejected, Text, parse_lines, parse_rows
+from tokenmill.corpus.blocks import Reading, format_of, open_blocks
+from tokenmill.corpus.foreign import ForeignContent, misread
+from tokenmill.corpus.kinds import LINES, ROWS
+from tokenmill.corpus.parse import Rejected, Text, parse_block
 from tokenmill.errors import InputError
 
 OnBad = Literal["fail", "quarantine"]
@@ -34,6 +36,7 @@ class Batch:
     rejected: list[Rejected] = field(default_factory=list)
     bytes: int = 0
     compressed: int = 0
+    kind: str = LINES
 
 
 class _Memory:
@@ -47,7 +50,13 @@ class _Memory:
 
 
 def read_documents(
-    path: Path, keys: Sequence[str], *, display: str, batch_bytes: int = 4 << 20, on_bad: OnBad
+    path: Path,
+    keys: Sequence[str],
+    *,
+    display: str,
+    batch_bytes: int = 4 << 20,
+    on_bad: OnBad,
+    reading: Reading = Reading(),  # noqa: B008 - it is immutable
 ) -> Iterator[Batch]:
     """Read the documents of one file in batches of about `batch_bytes`, in order.
 
@@ -60,17 +69,16 @@ def read_documents(
     room = _Memory()
     compressed = records = lines = 0  # of the file, before this batch
     begins = True
-    with closing(open_blocks(path, keys, display=display)) as blocks:
+    with closing(open_blocks(path, keys, display=display, reading=reading)) as blocks:
         while not blocks.finished:
             end = blocks.fill(room, 0, batch_bytes)
-            if blocks.rows:
-                parsed = parse_rows(room.data, 0, end, keys, display)
-            else:
-                parsed = parse_lines(room.data, 0, end, keys, begins_file=begins)
+            parsed = parse_block(blocks.kind, room.data, 0, end, keys, begins_file=begins, display=display)
+            if records == 0:
+                refuse_misread(path, reading, display, blocks.kind, parsed.documents, parsed.rejected)
             begins = False
             rejected = [bad._replace(record=records + bad.record, line=lines + bad.line) for bad in parsed.rejected]
             if rejected and on_bad == "fail":
-                raise bad_record(display, blocks.rows, rejected[0])
+                raise bad_record(display, unit_of(path, reading, blocks.kind), rejected[0])
             yield Batch(
                 parsed.texts,
                 parsed.documents,
@@ -79,34 +87,70 @@ def read_documents(
                 rejected,
                 bytes=end,
                 compressed=blocks.compressed - compressed,
+                kind=blocks.kind,
             )
             compressed = blocks.compressed
             records += parsed.records
             lines += parsed.records + parsed.blank
 
 
-def first_documents(path: Path, key: str, count: int, max_bytes: int, *, display: str | None = None) -> list[str]:
+def refuse_misread(
+    path: Path, reading: Reading, display: str, kind: str, documents: int, rejected: Sequence[Rejected]
+) -> None:
+    """Refuse a file whose first records show that it is not one record a line. Raises ForeignContent."""
+    if kind != LINES or not rejected or rejected[0].record or format_of(path, reading.format) != "jsonl":
+        return
+    if hint := misread(rejected[0].raw, alone=not documents):
+        raise ForeignContent(f"{display}: {hint}")
+
+
+def unit_of(path: Path, reading: Reading, kind: str) -> str:
+    """Return how messages count in a file: by row, line or record."""
+    if kind == ROWS:
+        return "row"
+    wanted = format_of(path, reading.format)
+    by_line = wanted == "jsonl" or (wanted == "txt" and reading.lines)
+    return "line" if by_line else "row" if wanted in ("parquet", "arrow") else "record"
+
+
+LOOK_BYTES = 64 << 20
+"""Bytes that are read of a file for its first documents: one of blank lines alone is not read to its end for them."""
+
+
+def first_documents(
+    path: Path,
+    key: str,
+    count: int,
+    max_bytes: int,
+    *,
+    display: str | None = None,
+    reading: Reading = Reading(),  # noqa: B008 - it is immutable
+) -> list[str]:
     """Give a file's first texts for the parity gate: at most `count`, cut at `max_bytes` characters in all.
 
     Bad records and damage are passed over; the run itself reports them.
     """
     texts: list[str] = []
-    batches = read_documents(path, [key], display=display or str(path), batch_bytes=256 << 10, on_bad="quarantine")
+    name, look = display or str(path), LOOK_BYTES
+    batches = read_documents(path, [key], display=name, batch_bytes=256 << 10, on_bad="quarantine", reading=reading)
     with suppress(InputError):
         for batch in batches:
+            look -= batch.bytes
             for value in batch.texts[0]:
                 for text in (value,) if isinstance(value, str) else value:
                     if len(texts) >= count or max_bytes <= 0:
                         return texts
                     texts.append(text[:max_bytes])
                     max_bytes -= len(text)
+            if look <= 0:
+                break
     return texts
 
 
-def bad_record(display: str, rows: bool, bad: Rejected, correct: str = "") -> InputError:
+def bad_record(display: str, unit: str, bad: Rejected, correct: str = "") -> InputError:
     """Word the end of a run at a bad record; `correct` says how, of a file that is not the user's own to edit."""
     how = "--on-bad-record=quarantine (in a chart: --set onBadRecord=quarantine)"
     remedy = f"Correct the record and run the same command again, or keep such records aside with {how}"
     if correct:
         remedy = f"Keep such records aside with {how}, or {correct}"
-    return InputError(f"{display}, {'row' if rows else 'line'} {bad.line:,}: {bad.reason}. {remedy}.")
+    return InputError(f"{display}, {unit} {bad.line:,}: {bad.reason}. {remedy}.")

@@ -5,7 +5,7 @@ started and is not finished is refused. Files that no record of ours names are l
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,9 @@ from tokenmill.inputs import (
 )
 from tokenmill.selection import Offer, Selection, matches, select
 from tokenmill.tree import Tree
+
+Usable = Sequence[str] | Callable[[str], bool] | None
+"""Which plain files a stage reads: endings of their names, or a test of the path; None is all."""
 
 SEARCH_DEPTH = 2
 """How far below a dataset's root the outputs of its stages are looked for."""
@@ -148,29 +151,30 @@ def upstream_of(
     stage: str,
     *,
     only: str | None = None,
-    usable: Sequence[str] | None = None,
+    usable: Usable = None,
     selection: Selection | None = None,
     output: Path | None = None,
 ) -> Dataset:
     """Return what `stage` reads when it is given `path`.
 
-    `only` is the stage the user chose with --from. `usable` restricts by file suffix, `selection` by patterns, split
-    and sample. Raises RequestError when there is nothing, when the stage to read is unfinished, or when
+    `only` is the stage the user chose with --from. `usable` restricts the files of a directory, and one that is named
+    is judged by its content; `selection` restricts by patterns, split and sample.
+    Raises RequestError when there is nothing, when the stage to read is unfinished, or when
     two finished stages are equally far.
     """
     with reading_directory(path):
-        return _upstream_of(path, stage, only, _Choice(tuple(usable or ("",)), selection or Selection()), output)
+        return _upstream_of(path, stage, only, _Choice(usable, selection or Selection()), output)
 
 
 @dataclass(frozen=True)
 class _Choice:
-    """Which of a directory's files a stage reads: those with a usable ending, of them what the user selected."""
+    """Which of a directory's files a stage reads: the usable ones, of them what the user selected."""
 
-    endings: tuple[str, ...]
+    takes: Usable
     selection: Selection
 
     def usable(self, path: str) -> bool:
-        return path.lower().endswith(self.endings)
+        return self.takes(path) if callable(self.takes) else path.lower().endswith(tuple(self.takes or ("",)))
 
     def of(
         self, root: Path, files: list[DataFile], walk: Walk | None = None, *, by_name: bool = False
@@ -178,10 +182,10 @@ class _Choice:
         """Return the files to read, and notes on the others; refuse when nothing is left."""
         hidden = [name for name in walk.hidden if self.usable(name)] if walk else []
         obstacles = walk.obstacles if walk else ()
-        if not self.selection.include and not any(self.usable(file.path) for file in files) and not obstacles:
+        if not (self.selection.include or by_name or obstacles or any(self.usable(file.path) for file in files)):
             counted = (([file.path for file in files], "other files"), (hidden, "hidden files"))
             seen = "".join(f"; it has {len(names)} {what}, such as {names[0]!r}" for names, what in counted if names)
-            raise RequestError(f"no data files in {root}{seen}; wanted names ending in {' '.join(self.endings)}")
+            raise RequestError(f"no data files in {root}{seen}; {self._wanted()}")
         offer = Offer(
             str(root),
             self.usable,
@@ -195,6 +199,16 @@ class _Choice:
         )
         notes += walk.notes if walk else []
         return wanted, notes + ([f"left out {len(hidden)} hidden files, such as {hidden[0]!r}"] if hidden else [])
+
+    def _wanted(self) -> str:
+        """Say which names a directory's files need."""
+        if callable(self.takes):
+            return "each name is of another format than --format"
+        plain = " ".join(name for name in self.takes or () if name.count(".") == 1)
+        return (
+            f"wanted names ending in {plain}, compressed or not; --format jsonl (or another) takes files under other "
+            "names"
+        )
 
     def check_unread(self, root: Path, place: Path) -> None:
         """Refuse a directory below the root that this user may not read, unless --exclude leaves it out."""

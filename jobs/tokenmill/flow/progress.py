@@ -7,7 +7,8 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -67,6 +68,23 @@ class Reporter:
         with self._lock:
             sys.stderr.write(line + "\n")
             sys.stderr.flush()
+
+    @contextmanager
+    def waiting(self, text: str) -> Iterator[None]:
+        """Say at intervals that something goes on whose progress nobody can measure, and for how long it has."""
+        started, done = time.monotonic(), threading.Event()
+
+        def repeat() -> None:
+            while not done.wait(LOG_SECONDS):
+                self.say(f"{text} after {duration(time.monotonic() - started)}; {memory_words()}")
+
+        thread = threading.Thread(target=repeat, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
 
     def progress(self, stage: str, total: int, units: int, read: Callable[[], tuple[int, int]]) -> "Progress":
         """Show `read()` -> (bytes, units) done of `total` and `units` until the context ends."""

@@ -167,7 +167,8 @@ def _interruptible(make: Callable[[], Plan], *, plan_of: str, reporter: Reporter
         reporter.say(f"{plan_of}: planning; {memory_words()}")  # the last line of a planner killed for memory
         _PLANNING.set()
         try:
-            return make()
+            with reporter.waiting(f"{plan_of}: still planning"):
+                return make()
         except MemoryError as error:
             raise TransientError(
                 f"{plan_of}: memory ran out while planning ({memory_words()}); raise the limit (in a chart: --set "

@@ -13,8 +13,10 @@ from typing import Any
 
 import xxhash
 
+from tokenmill.corpus import foreign
+from tokenmill.corpus.compression import codec_of_content
 from tokenmill.corpus.records import BOM, RecordCounter
-from tokenmill.errors import RequestError, TransientError
+from tokenmill.errors import InputError, RequestError, TransientError
 from tokenmill.flow.lineage import DataFile, Dataset
 from tokenmill.flow.overlap import Follower
 from tokenmill.flow.partition import groups
@@ -33,19 +35,26 @@ AHEAD = 2
 BUFFER = 512 << 10
 
 
-def prepare(dataset: Dataset, *, target_files: int, name: str) -> tuple[dict[str, Any], Callable[[], Plan]]:
+def prepare(
+    dataset: Dataset, *, target_files: int, name: str, wanted: str | None = None
+) -> tuple[dict[str, Any], Callable[[], Plan]]:
     """Plan one unit per output: a run of neighbouring files, in the order of their names."""
     from tokenmill.stages.naming import check_label
 
     check_label(name)
-    request = {"input": dataset.upstream, "target_files": target_files, "name": name}
+    request = {
+        "input": dataset.upstream,
+        "target_files": target_files,
+        "name": name,
+        **({"format": wanted} if wanted else {}),
+    }
 
     def make() -> Plan:
         from tokenmill.corpus.compression import strip_compression
 
         files = dataset.files
         for file in files:
-            if strip_compression(file.path)[1] or file.path.lower().endswith(".parquet"):
+            if strip_compression(file.path)[1] or file.path.lower().endswith((".parquet", ".arrow")):
                 raise RequestError(
                     f"{file.path} is compressed, and joining it could join two lines; run tokenmill extract first, or "
                     f"leave both out: tokenmill preprocess --target-files {target_files} reads it directly"
@@ -177,6 +186,13 @@ def _append(output: OutputFile, workspace: Workspace, item: dict[str, Any]) -> I
         workspace.reading(item["path"], size, item["identity"]) as path,
         path.open("rb", buffering=0) as source,
     ):
+        head = os.pread(source.fileno(), foreign.HEAD, 0)
+        foreign.refuse(head, str(path))
+        if codec := codec_of_content(head):
+            raise InputError(
+                f"{path}: its content is {codec} data, whatever its name says, and joining it could join two lines; "
+                "run tokenmill extract first"
+            )
         skipped = os.pread(source.fileno(), len(BOM), 0) == BOM
         offset = len(BOM) if skipped else 0
         newline = size > offset and os.pread(source.fileno(), 1, size - 1) != b"\n"

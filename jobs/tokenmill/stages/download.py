@@ -6,6 +6,7 @@ have that hash. What a server refuses is asked again until the deadline, never s
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from tokenmill.corpus.fetch import Lines, fetch, worth_keeping
@@ -38,6 +39,7 @@ def prepare(
     endpoint: str | None,
     say: Callable[[str], None],
     patience: Patience,
+    wanted: str | None = None,
 ) -> tuple[dict[str, Any], Callable[[], Plan]]:
     """Plan one unit per selected file; only the worker that makes the plan asks the source."""
     request = {
@@ -45,11 +47,12 @@ def prepare(
         "revision": revision,
         **selection.request(),
         "layout": selection.layout,
+        **({"format": wanted} if wanted else {}),
     }
 
     def make() -> Plan:
         listing = open_source(uri, stall_seconds=60.0, endpoint=endpoint).list(revision, patience)
-        files, notes = select(listing, selection)
+        files, notes = select(listing, selection, wanted)
         for note in notes:
             say(note)
         units = [_unit(file, name) for file, name in zip(files, names(files, selection.layout), strict=True)]
@@ -63,15 +66,18 @@ def _unit(file: RemoteFile, name: str) -> Unit:
     return Unit(safe_name(name), file.size or 0, file.spec(), [name])
 
 
-def select(listing: Listing, selection: Selection) -> tuple[list[RemoteFile], list[str]]:
-    """Return the wanted files by path, and notes on what was left out; see `tokenmill.selection`."""
+def select(listing: Listing, selection: Selection, wanted: str | None = None) -> tuple[list[RemoteFile], list[str]]:
+    """Return the wanted files by path, and notes on what was left out; see `tokenmill.selection`.
+
+    Data files are those that may be of the `wanted` format.
+    """
     from tokenmill.corpus.compression import is_data_file
 
     for file in listing.files:
         _check_name(file.path, listing.uri)
     offer = Offer(
         listing.uri,
-        is_data_file,
+        partial(is_data_file, wanted=wanted),
         by_name=listing.by_name,
         obstacles=listing.obstacles,
         second_names=listing.second_names,

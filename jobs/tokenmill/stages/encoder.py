@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from tokenmill.corpus.blocks import Reading
 from tokenmill.errors import RequestError, TransientError
 from tokenmill.files import content_id, has_sha256, read_json, readable_json, sha256_of
 from tokenmill.flow.progress import Reporter
@@ -50,6 +51,7 @@ class Recipe(NamedTuple):
     name: str
     tokenizer_source: str | None = None
     special_in_text: str = "keep"
+    reading: Reading = Reading()
 
     def choices(self) -> dict[str, str]:
         """Return what of the later options changes bytes, for the plan: none where they are as they always were."""
@@ -227,7 +229,7 @@ class Encoders:
                 eod_token=recipe.eod_token,
                 need_eod=recipe.append_eod,
                 add_special_tokens=recipe.special_tokens,
-                texts=_first_texts(beginnings, recipe.keys),
+                texts=_first_texts(beginnings, recipe),
                 destination=made,
                 scratch=Path(scratch),
                 encoder=encoder,
@@ -269,13 +271,13 @@ def _verdict_name(way: Way, encoder: str) -> str:
     return f"verdict-{encoder}{'' if way.special_tokens else '-no-special'}.json"
 
 
-def _first_texts(paths: Sequence[Path], keys: Sequence[str]) -> list[str]:
+def _first_texts(paths: Sequence[Path], recipe: Recipe) -> list[str]:
     from tokenmill.corpus.readers import first_documents
 
     texts: list[str] = []
     for path in paths[:GATE_FILES]:
-        for key in keys:
-            texts += first_documents(path, key, GATE_DOCUMENTS, GATE_BYTES)
+        for key in recipe.keys:
+            texts += first_documents(path, key, GATE_DOCUMENTS, GATE_BYTES, reading=recipe.reading)
     return texts
 
 

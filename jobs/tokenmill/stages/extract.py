@@ -23,24 +23,25 @@ BUFFERS = 4
 """How many of them: one is filled, one is counted, hashed and written, and the others level out."""
 
 
-def prepare(dataset: Dataset) -> tuple[dict[str, Any], Callable[[], Plan]]:
+def prepare(dataset: Dataset, wanted: str | None = None) -> tuple[dict[str, Any], Callable[[], Plan]]:
     """Plan one unit per file of the dataset; Parquet is refused, since preprocess reads it as it is."""
-    request = {"input": dataset.upstream}
+    request = {"input": dataset.upstream, **({"format": wanted} if wanted else {})}
 
     def make() -> Plan:
-        from tokenmill.corpus.compression import strip_compression
+        from tokenmill.corpus.compression import LINE_SUFFIXES, strip_compression
         from tokenmill.stages.naming import distinct
 
         sources, names = [], []
         for file in dataset.files:
-            if file.path.lower().endswith(".parquet"):
+            if file.path.lower().endswith((".parquet", ".arrow")):
+                kind = "Parquet" if file.path.lower().endswith(".parquet") else "Arrow"
                 raise RequestError(
-                    f"{file.path} is Parquet, which extract does not turn into JSONL; tokenmill preprocess reads it "
+                    f"{file.path} is {kind}, which extract does not turn into JSONL; tokenmill preprocess reads it "
                     "directly, without extract and concatenate"
                 )
             stem = strip_compression(file.path)[0]
             sources.append(file.path)
-            names.append(stem if stem.lower().endswith((".jsonl", ".json", ".ndjson")) else f"{stem}.jsonl")
+            names.append(stem if stem.lower().endswith(LINE_SUFFIXES) else f"{stem}.jsonl")
         units = [
             Unit(
                 id=safe_name(name),
@@ -59,7 +60,8 @@ def do(unit: Unit, workspace: Workspace) -> Counts:
     """Decompress one file here, while a thread counts its records, hashes and writes."""
     import xxhash
 
-    from tokenmill.corpus.compression import open_decompressed
+    from tokenmill.corpus import foreign
+    from tokenmill.corpus.compression import ZSTD_WINDOW, open_decompressed
     from tokenmill.corpus.records import RecordCounter
     from tokenmill.flow.overlap import Follower
 
@@ -69,6 +71,8 @@ def do(unit: Unit, workspace: Workspace) -> Counts:
     output = workspace.open(unit.outputs[0])
 
     def take(buffer: bytearray, size: int) -> None:
+        if not output.bytes:
+            foreign.refuse(bytes(buffer[: min(size, foreign.HEAD)]), item["path"])
         counter.update(buffer, size)
         output.write(memoryview(buffer)[:size])
 
@@ -76,7 +80,9 @@ def do(unit: Unit, workspace: Workspace) -> Counts:
     read = turn = 0
     with (
         workspace.reading(item["path"], unit.weight, item["identity"]) as path,
-        open_decompressed(path, display=str(path), digest=digest) as reader,
+        open_decompressed(
+            path, display=str(path), digest=digest, window=workspace.settings["zstd_window"] or ZSTD_WINDOW
+        ) as reader,
         Follower(BUFFERS - 1) as follower,
     ):
         while (got := reader.readinto(memoryview(ring[turn]))) == BUFFER:

@@ -5,16 +5,18 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tokenmill.errors import RequestError
 from tokenmill.files import explained
-from tokenmill.flow.lineage import Dataset, check_apart, upstream_of
+from tokenmill.flow.lineage import Dataset, Usable, check_apart, upstream_of
 from tokenmill.flow.planning import Request
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.record import STAGES, Plan
 from tokenmill.flow.worker import Distribution, Job, Summary, run, stop_requested
-from tokenmill.machine import cpu_quota
+from tokenmill.machine import cpu_quota, memory_words
 from tokenmill.selection import Selection
 from tokenmill.stages.encoder import Recipe
 
@@ -71,8 +73,9 @@ def download(
     deadline_seconds: float,
     stall_seconds: float,
     endpoint: str | None,
+    wanted: str | None = None,
 ) -> Summary:
-    """Fetch a source's files into `output`, several at a time."""
+    """Fetch a source's files into `output`, several at a time; `wanted` is the format they are to be read as."""
     from tokenmill.corpus.source import Patience, local_path
     from tokenmill.stages.download import prepare
 
@@ -81,7 +84,9 @@ def download(
         check_apart(directory, output)
     give_up_at = time.monotonic() + deadline_seconds
     patience = Patience(give_up_at, stop_requested, how.reporter.say)
-    prepared = prepare(uri, revision, selection, endpoint=endpoint, say=how.reporter.say, patience=patience)
+    prepared = prepare(
+        uri, revision, selection, endpoint=endpoint, say=how.reporter.say, patience=patience, wanted=wanted
+    )
 
     def outdated(plan: Plan) -> bool:
         """Tell whether a directory has other files than were planned; one that is gone says nothing."""
@@ -99,16 +104,24 @@ def download(
 
 
 def extract(
-    source: Path, output: Path, how: Run, *, from_stage: str | None = None, selection: Selection | None = None
+    source: Path,
+    output: Path,
+    how: Run,
+    *,
+    from_stage: str | None = None,
+    selection: Selection | None = None,
+    wanted: str | None = None,
+    zstd_window: int | None = None,
 ) -> Summary:
     """Decompress the files of `source` into `output`."""
-    from tokenmill.corpus.compression import DATA_SUFFIXES
+    from tokenmill.corpus.compression import COMPRESSIONS, DATA_SUFFIXES
     from tokenmill.stages.extract import prepare
 
-    usable = (*DATA_SUFFIXES, ".zst", ".gz", ".bz2", ".xz")
+    usable = _usable((*DATA_SUFFIXES, *(f".{suffix}" for suffix in COMPRESSIONS)), wanted)
     dataset = upstream_of(source, "extract", only=from_stage, usable=usable, selection=selection, output=output)
     _say(how, dataset)
-    return _run(_job("extract", output, dataset), prepare(dataset), how, dataset)
+    job = Job("tokenmill.stages.extract", output, dataset.root, {"zstd_window": zstd_window})
+    return _run(job, prepare(dataset, wanted), how, dataset)
 
 
 def concatenate(
@@ -120,17 +133,24 @@ def concatenate(
     name: str,
     from_stage: str | None = None,
     selection: Selection | None = None,
+    wanted: str | None = None,
 ) -> Summary:
     """Join the files of `source` into `target_files` in `output`."""
     from tokenmill.corpus.compression import DATA_SUFFIXES
     from tokenmill.stages.concatenate import prepare
 
-    dataset = upstream_of(
-        source, "concatenate", only=from_stage, usable=DATA_SUFFIXES, selection=selection, output=output
-    )
+    usable = _usable(DATA_SUFFIXES, wanted)
+    dataset = upstream_of(source, "concatenate", only=from_stage, usable=usable, selection=selection, output=output)
     _say(how, dataset)
-    prepared = prepare(dataset, target_files=target_files, name=name)
-    return _run(_job("concatenate", output, dataset), prepared, how, dataset)
+    prepared = prepare(dataset, target_files=target_files, name=name, wanted=wanted)
+    return _run(Job("tokenmill.stages.concatenate", output, dataset.root), prepared, how, dataset)
+
+
+def _usable(endings: tuple[str, ...], wanted: str | None) -> Usable:
+    """Return which files of a directory are read: with a format that is wanted, those that may be of it."""
+    from tokenmill.corpus.compression import is_data_file
+
+    return partial(is_data_file, wanted=wanted) if wanted else endings
 
 
 def preprocess(
@@ -147,20 +167,34 @@ def preprocess(
     encoder_patience: float = 120.0,
     from_stage: str | None = None,
     selection: Selection | None = None,
+    max_record_size: int | None = None,
 ) -> Summary:
     """Tokenise the files of `source` into indexed datasets in `output`; a stream has a selection of its own."""
-    from tokenmill.corpus.compression import DATA_SUFFIXES
+    from tokenmill.corpus.compression import DATA_SUFFIXES, ZSTD_WINDOW
+    from tokenmill.corpus.kinds import longest_record
     from tokenmill.stages.preprocess import local, prepare, streamed
     from tokenmill.stages.tokenise import spelled_warning
     from tokenmill.tokens.pool import EncoderProcesses
 
+    reading = recipe.reading._replace(most=max_record_size or longest_record(encoder))
+    recipe, wanted = recipe._replace(reading=reading), reading.format
+    if reading.window > ZSTD_WINDOW:
+        how.reporter.say(
+            f"zstd windows of up to {reading.window >> 20:,} MiB are taken: each file that is being read may take "
+            f"so much memory ({memory_words()})"
+        )
     processes = how.spread().processes
     dataset, stream, more = None, None, COMMITTING_PAIRS
     if isinstance(source, Path):
-        dataset = upstream_of(
-            source, "preprocess", only=from_stage, usable=DATA_SUFFIXES, selection=selection, output=output
-        )
+        usable = _usable(DATA_SUFFIXES, wanted)
+        dataset = upstream_of(source, "preprocess", only=from_stage, usable=usable, selection=selection, output=output)
         _say(how, dataset)
+        stage = dataset.upstream.get("stage")
+        if wanted not in (None, "jsonl") and stage in ("extract", "concatenate"):
+            raise RequestError(
+                f"--format {wanted}: {stage} took each line of its input for a record; let preprocess read what "
+                f"{stage} read (--from download, or the directory of your files)"
+            )
         corpus = local(dataset)
     else:
         from tokenmill.corpus.source import Patience, local_path
@@ -170,7 +204,7 @@ def preprocess(
             check_apart(directory, output)
         stream, more = source, AHEAD
         patience = Patience(stream.give_up_at, stop_requested, how.reporter.say)
-        corpus = streamed(stream, how.reporter.say, patience)
+        corpus = streamed(stream, wanted, how.reporter.say, patience)
     with closing(EncoderProcesses(processes, patience=encoder_patience, warn=how.reporter.warn)) as encoders:
         prepared = prepare(corpus, output, recipe, encoder=encoder, endpoint=endpoint, reporter=how.reporter)
         settings: dict[str, Any] = {
@@ -182,6 +216,8 @@ def preprocess(
             "stream": stream,
             "special_in_text": recipe.special_in_text,
             "spelled": [],
+            "reading": reading,
+            "max_record_size": max_record_size,
         }
         job = Job("tokenmill.stages.preprocess", output, dataset.root if dataset else output, settings)
         try:
@@ -215,10 +251,6 @@ def adopt(
     job = Job("tokenmill.stages.adopt", pairs.output, pairs.root, stage="preprocess")
     request = Request(*prepared, replace=how.replace, run=how.id, inputs=pairs.identities)
     return run(job, request, how.spread(), how.reporter), pairs.output
-
-
-def _job(stage: str, output: Path, dataset: Dataset) -> Job:
-    return Job(f"tokenmill.stages.{stage}", output, dataset.root)
 
 
 def _say(how: Run, dataset: Dataset) -> None:
@@ -261,6 +293,7 @@ class Pipeline:
     encoder_patience: float = 120.0
     on_bad_record: str = "fail"
     max_bad_records: int = 1000
+    max_record_size: int | None = None
 
     def run(self, how: Run) -> list[Summary]:
         """Run the stages in order, each into its place below the output; finished work is not done again.
@@ -269,6 +302,12 @@ class Pipeline:
         beside them is not taken. The download selects; what it took is read whole.
         """
         everything = Selection(split="any")
+        reading = self.recipe.reading
+        if reading.format not in (None, "jsonl") and (self.extract or self.concatenate):
+            raise RequestError(
+                f"--format {reading.format}: extract and concatenate take each line for a record; leave out --extract "
+                "and --concatenate, preprocess reads it directly"
+            )
         done = [
             download(
                 self.uri,
@@ -280,12 +319,22 @@ class Pipeline:
                 deadline_seconds=self.deadline_seconds,
                 stall_seconds=self.stall_seconds,
                 endpoint=self.endpoint,
+                wanted=reading.format,
             )
         ]
         # Joining needs plain text; asking for it asks for that.
         if self.extract or self.concatenate:
-            target = default_output(self.output, "extract")
-            done.append(extract(self.output, target, how, from_stage="download", selection=everything))
+            done.append(
+                extract(
+                    self.output,
+                    default_output(self.output, "extract"),
+                    how,
+                    from_stage="download",
+                    selection=everything,
+                    wanted=reading.format,
+                    zstd_window=reading.window,
+                )
+            )
         if self.concatenate:
             target = default_output(self.output, "concatenate")
             done.append(
@@ -297,6 +346,7 @@ class Pipeline:
                     name=self.recipe.name,
                     from_stage="extract",
                     selection=everything,
+                    wanted=reading.format,
                 )
             )
         done.append(
@@ -310,6 +360,7 @@ class Pipeline:
                 encoder_patience=self.encoder_patience,
                 on_bad_record=self.on_bad_record,
                 max_bad_records=self.max_bad_records,
+                max_record_size=self.max_record_size,
                 endpoint=self.endpoint,
                 from_stage=done[-1].plan.stage,
                 selection=everything,

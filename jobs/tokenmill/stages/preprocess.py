@@ -5,10 +5,11 @@ The last data stage. A unit is one output pair per key, made from one input file
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tokenmill.corpus.kinds import LINES
 from tokenmill.errors import InputError, RequestError
 from tokenmill.files import safe_name
 from tokenmill.flow.lineage import DataFile, Dataset
@@ -35,7 +36,7 @@ FEW_OUTPUTS = 256
 """Outputs made of more inputs than MANY_INPUTS."""
 WORTH_A_PROCESS = 8 << 20
 """Bytes of input for which another encoder process is worth what it takes until its table of words is warm."""
-LOOK_BYTES = 1 << 20
+FIRST_BYTES = 1 << 20
 """How much of the first records is looked at for the keys."""
 
 
@@ -65,12 +66,12 @@ def local(dataset: Dataset) -> Corpus:
     return Corpus({"input": dataset.upstream}, lambda: found)
 
 
-def streamed(stream: "Stream", say: Callable[[str], None], patience: "Patience") -> Corpus:
-    """Tokenise the shards of a source, which come one by one."""
+def streamed(stream: "Stream", wanted: str | None, say: Callable[[str], None], patience: "Patience") -> Corpus:
+    """Tokenise the shards of a source, which come one by one; `wanted` is their format."""
 
     def find() -> Found:
-        shards, source = stream.find(say, patience)
-        return Found(shards, {}, source, lambda: stream.heads(shards, source["revision"], say, patience))
+        shards, source = stream.find(wanted, say, patience)
+        return Found(shards, {}, source, lambda: stream.heads(shards, wanted, source["revision"], say, patience))
 
     return Corpus({"source": stream.request()}, find)
 
@@ -88,6 +89,10 @@ def prepare(
         if "/" in key:
             raise RequestError(f"--keys {key}: the key is part of the outputs' names and may hold no /")
     check_label(recipe.name)
+    if recipe.reading.format == "txt" and len(recipe.keys) > 1:
+        raise RequestError(
+            f"--keys {','.join(recipe.keys)}: a text has no keys; with --format txt give one, to name it"
+        )
     request: dict[str, Any] = {
         **corpus.request,
         "tokenizer": tokenizer_request(recipe.tokenizer, recipe.tokenizer_revision),
@@ -98,6 +103,7 @@ def prepare(
         "target_files": recipe.target_files,
         "name": recipe.name,
         **recipe.choices(),
+        **_format(recipe),
     }
 
     encoders = Encoders(StageRecord(output, "preprocess"))
@@ -119,7 +125,7 @@ def prepare(
         units = _units(found.files, recipe)
         refuse_foreign(encoders.record, encoders.record.read_plan(), units)
         with found.beginnings() as paths:
-            _check_keys(paths, recipe.keys)
+            _check_keys(paths, recipe)
             tokenizer = encoders.resolve(paths, recipe, request["tokenizer"], encoder, endpoint, reporter)
         basis = {
             "tokenizer": tokenizer.fingerprint,
@@ -128,6 +134,7 @@ def prepare(
             "special_tokens": recipe.special_tokens,
             "dtype": tokenizer.dtype,
             **recipe.choices(),
+            **_format(recipe),
         }
         return Plan(
             "preprocess",
@@ -141,6 +148,13 @@ def prepare(
         )
 
     return request, make
+
+
+def _format(recipe: Recipe) -> dict[str, str]:
+    """Return what the plan has of the format; nothing where none was asked for."""
+    wanted = recipe.reading.format
+    document = {"txt_document": "line" if recipe.reading.lines else "file"} if wanted == "txt" else {}
+    return {"format": wanted, **document} if wanted else {}
 
 
 def _units(files: list[DataFile], recipe: Recipe) -> list[Unit]:
@@ -196,37 +210,58 @@ def _units(files: list[DataFile], recipe: Recipe) -> list[Unit]:
 
 
 def _stem(path: str) -> str:
-    from tokenmill.corpus.compression import strip_compression
+    from tokenmill.corpus.compression import LINE_SUFFIXES, strip_compression
 
     stem = strip_compression(path)[0]
-    for suffix in (".jsonl", ".json", ".ndjson", ".parquet"):
+    for suffix in (*LINE_SUFFIXES, ".parquet", ".arrow", ".txt"):
         if stem.lower().endswith(suffix) and len(stem) > len(suffix):
             return stem[: -len(suffix)]
     return stem
 
 
-def _check_keys(paths: Sequence[Path], keys: Sequence[str]) -> None:
+def _check_keys(paths: Sequence[Path], recipe: Recipe) -> None:
     """Refuse keys that none of the first records has: a wrong key, not bad records."""
+    from tokenmill.corpus.foreign import CHAT, ForeignContent, unlike_json
+    from tokenmill.corpus.readers import unit_of
+
+    foreign: ForeignContent | None = None
     for path in paths:
-        batch = _first_records(path, keys)
+        try:
+            batch = _first_records(path, recipe)
+        except ForeignContent as error:  # of one file among others its unit will say so
+            foreign = foreign or error
+            continue
         if batch and batch.documents:
             return
         if batch:
             first = batch.rejected[0]
-            raise InputError(
-                f"{path}: none of the first {batch.records} records can be taken; line {first.line}: {first.reason}"
-                "; choose the key with --keys"
-            )
+            unit = unit_of(path, recipe.reading, batch.kind)
+            where = f"{path}: none of the first {batch.records} records can be taken; {unit} {first.line}"
+            if CHAT in first.reason:
+                raise InputError(f"{where}: {first.reason}")
+            hint = unlike_json(first.raw) if batch.kind == LINES and recipe.reading.format is None else ""
+            raise InputError(f"{where}: {first.reason}; {hint or 'choose the key with --keys'}")
+    if foreign:
+        raise foreign
 
 
-def _first_records(path: Path, keys: Sequence[str]) -> "Batch | None":
+def _first_records(path: Path, recipe: Recipe) -> "Batch | None":
     """Return a file's first batch with a record; None of one that is empty, or damaged before: its unit will say so."""
-    from tokenmill.corpus.readers import read_documents
+    from tokenmill.corpus.foreign import ForeignContent
+    from tokenmill.corpus.readers import LOOK_BYTES, read_documents
 
-    with suppress(InputError):
-        for batch in read_documents(path, keys, display=str(path), batch_bytes=LOOK_BYTES, on_bad="quarantine"):
-            if batch.records:
-                return batch
+    look = LOOK_BYTES
+    try:
+        for batch in read_documents(
+            path, recipe.keys, display=str(path), batch_bytes=FIRST_BYTES, on_bad="quarantine", reading=recipe.reading
+        ):
+            look -= batch.bytes
+            if batch.records or look <= 0:
+                return batch if batch.records else None
+    except ForeignContent:
+        raise
+    except InputError:
+        pass
     return None
 
 

@@ -50,10 +50,12 @@ class Stream:
             **self.selection.request(),
         }
 
-    def find(self, say: Callable[[str], None], patience: Patience) -> tuple[list[DataFile], dict[str, Any]]:
+    def find(
+        self, wanted: str | None, say: Callable[[str], None], patience: Patience
+    ) -> tuple[list[DataFile], dict[str, Any]]:
         """List the shards, named as a download would name them, and say at which revision of the source they are."""
         listing = self._open(say).list(self.revision, patience)
-        files, notes = select(listing, self.selection)
+        files, notes = select(listing, self.selection, wanted)
         for note in notes:
             say(note)
         if unknown := next((file.path for file in files if file.size is None), None):
@@ -74,16 +76,23 @@ class Stream:
 
     @contextmanager
     def heads(
-        self, shards: list[DataFile], revision: str | None, say: Callable[[str], None], patience: Patience
+        self,
+        shards: list[DataFile],
+        wanted: str | None,
+        revision: str | None,
+        say: Callable[[str], None],
+        patience: Patience,
     ) -> Iterator[list[Path]]:
         """Have the beginnings of some shards here for a while: what planning looks at.
 
         Parquet has its schema at the end, so that nothing of it is looked at before its unit reads it.
         """
+        from tokenmill.corpus.blocks import is_columnar
+
         source = self._open(say)
         with self._scratch() as scratch:
             paths = []
-            for shard in [shard for shard in shards if not shard.path.lower().endswith(".parquet")][:HEADS]:
+            for shard in [shard for shard in shards if not is_columnar(shard.path, wanted)][:HEADS]:
                 paths.append(scratch / shard.path)
                 file = RemoteFile.of_spec(shard.remote or {})
                 with explained(scratch):

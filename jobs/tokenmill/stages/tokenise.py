@@ -20,6 +20,7 @@ from tokenmill.flow.schema import check_journal
 from tokenmill.flow.workspace import OutputFile, Workspace
 
 if TYPE_CHECKING:
+    from tokenmill.corpus.blocks import Reading
     from tokenmill.corpus.parse import Rejected
     from tokenmill.stages.preprocess import Common
     from tokenmill.stages.stream import Shards
@@ -126,14 +127,18 @@ class Tokenising:
         """Cut one file into blocks and submit them."""
         import xxhash
 
-        from tokenmill.corpus.blocks import is_parquet, open_blocks
+        from tokenmill.corpus.blocks import open_blocks
+        from tokenmill.corpus.kinds import ROWS
         from tokenmill.tokens.pool import BLOCK
         from tokenmill.tokens.serve import Segment
 
-        digest = xxhash.xxh3_128()  # zstd frames may come without a checksum
+        # zstd frames may come without a checksum; what nobody made before has no hash to compare with
+        digest = xxhash.xxh3_128() if self.workspace.plan.upstream.get("stage") else None
         with (
             self._here(item) as path,
-            closing(open_blocks(path, self.basis["keys"], display=str(path), digest=digest)) as blocks,
+            closing(
+                open_blocks(path, self.basis["keys"], display=str(path), digest=digest, reading=self._reading())
+            ) as blocks,
         ):
             file, begins, compressed = _File(item, path), True, 0
             while True:
@@ -143,15 +148,25 @@ class Tokenising:
                 if begin and not blocks.finished:
                     self._submit()  # it does not fit in beside the files before it
                     continue
-                segment = Segment(begin, end, blocks.rows, begins)
+                segment = Segment(begin, end, blocks.kind, begins)
                 self._pieces.append(_Piece(file, segment, blocks.compressed - compressed, blocks.finished))
                 begins, compressed = False, blocks.compressed
-                if blocks.rows or not blocks.finished or end > BLOCK // 2:
+                if blocks.kind == ROWS or not blocks.finished or end > BLOCK // 2:
                     self._submit()
                 if blocks.finished:
                     break
-            if not is_parquet(path):
+            if digest is not None and blocks.digested:
                 self.workspace.check_hash(item["path"], item["identity"], digest.hexdigest())
+
+    def _reading(self) -> "Reading":
+        """Return how files are read: a record may be as long as there is memory to encode it."""
+        settings, common = self.workspace.settings, self.workspace.common
+        reading: Reading = settings["reading"]
+        if settings["max_record_size"] is None:
+            from tokenmill.corpus.kinds import longest_record
+
+            return reading._replace(most=longest_record(common.processes.task.encoder))
+        return reading
 
     def _here(self, item: dict[str, Any]) -> AbstractContextManager[Path]:
         """Give where an input lies, fetched where it is a shard of a source."""
@@ -217,16 +232,20 @@ class Tokenising:
     def _account(self, piece: _Piece, found: "Found") -> None:
         """Count a piece's records; at the end of its file, say where they stand in the output."""
         from tokenmill.corpus.parse import Rejected
-        from tokenmill.corpus.readers import bad_record
+        from tokenmill.corpus.readers import bad_record, refuse_misread, unit_of
 
-        file = piece.file
+        file, reading, kind = piece.file, self.workspace.settings["reading"], piece.segment.kind
+        refused = [Rejected(*values) for values in found.rejected]
+        if file.records == 0:
+            refuse_misread(file.path, reading, str(file.path), kind, found.documents, refused)
         if piece.segment.begins_file:
             file.first = self.counts["out"]
-        for values in found.rejected:
-            bad = Rejected(*values)
-            bad = bad._replace(record=file.records + bad.record, line=file.lines + bad.line)
+        for inside in refused:
+            bad = inside._replace(record=file.records + inside.record, line=file.lines + inside.line)
             if self.workspace.settings["on_bad_record"] == "fail":
-                raise bad_record(str(file.path), piece.segment.rows, bad, self._how_to_correct(file, bad.record))
+                raise bad_record(
+                    str(file.path), unit_of(file.path, reading, kind), bad, self._how_to_correct(file, bad.record)
+                )
             file.refused.append(bad.record)
             self._reject(file.item["path"], bad)
         if found.spelled:
@@ -244,10 +263,12 @@ class Tokenising:
 
     def _spelled(self, file: _File, segment: "Segment", found: "Found") -> None:
         """Count special tokens that the text spells, or refuse them."""
+        from tokenmill.corpus.readers import unit_of
+
         place = None
         if found.line:
-            word, number = "row" if segment.rows else "line", file.lines + found.line
-            place = Spelling(str(file.path), word, number, found.token)
+            word = unit_of(file.path, self.workspace.settings["reading"], segment.kind)
+            place = Spelling(str(file.path), word, file.lines + found.line, found.token)
         if self.workspace.settings["special_in_text"] == "fail":
             where = f"{place.path}, {place.word} {place.number:,}" if place else str(file.path)
             raise InputError(

@@ -53,11 +53,11 @@ class Task(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """Whole records of one file in a block: from byte `start` to `end`, Arrow rows or lines."""
+    """Whole records of one file in a block: from byte `start` to `end`, of a kind that `corpus.kinds` names."""
 
     start: int
     end: int
-    rows: bool
+    kind: str
     begins_file: bool
 
 
@@ -139,12 +139,11 @@ class _Server:
         return Answer(len(ids.data), columns, found, self._memory.held(), refused)
 
     def _parse(self, text: Slab, segment: Segment) -> "Parsed":
-        from tokenmill.corpus.parse import parse_lines, parse_rows
+        from tokenmill.corpus.parse import parse_block
 
-        keys = self._task.keys
-        if segment.rows:
-            return parse_rows(text.data, segment.start, segment.end, keys, "")
-        return parse_lines(text.data, segment.start, segment.end, keys, begins_file=segment.begins_file)
+        return parse_block(
+            segment.kind, text.data, segment.start, segment.end, self._task.keys, begins_file=segment.begins_file
+        )
 
     def _found(self, text: Slab, segment: Segment, parsed: "Parsed") -> Found:
         """Count what a segment held; the line of the first special token is looked for once in this process."""
@@ -190,9 +189,12 @@ class _Server:
 
 
 def _line(text: Slab, segment: Segment, parsed: "Parsed", document: int) -> int:
-    """Return the line or row of a document, counted from 1 at the segment's start."""
+    """Return the line, row or record of a document, counted from 1 at the segment's start."""
+    from tokenmill.corpus.kinds import LINES, TEXT_LINES
+
     refused = {bad.line for bad in parsed.rejected}
-    lines = [] if segment.rows else bytes(text.data[segment.start : segment.end]).split(b"\n")
+    by_line = segment.kind in (LINES, TEXT_LINES)
+    lines = bytes(text.data[segment.start : segment.end]).split(b"\n") if by_line else []
     number = left = 0
     while left <= document:
         number += 1

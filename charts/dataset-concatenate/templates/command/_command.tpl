@@ -7,6 +7,7 @@ What the command is given. Input: $. Output: JSON of flags, see tokenmill.stage.
 {{- dict
       "flags" (merge (include "tokenmill.selection" . | fromYaml) (dict
         "from" $dataset.fromStage
+        "format" $dataset.format
         "target-files" $dataset.targetFiles
         "name" $dataset.name
         "processes" .Values.processes)) | toJson -}}

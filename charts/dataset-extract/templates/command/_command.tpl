@@ -6,5 +6,7 @@ What the command is given. Input: $. Output: JSON of flags, see tokenmill.stage.
 {{- dict
       "flags" (merge (include "tokenmill.selection" . | fromYaml) (dict
         "from" .Values.dataset.fromStage
-        "processes" .Values.processes)) | toJson -}}
+       "format" .Values.dataset.format
+       "zstd-window" .Values.dataset.zstdWindow
+       "processes" .Values.processes)) | toJson -}}
 {{- end }}

@@ -11,6 +11,10 @@ What the command is given. Input: $. Output: JSON of source and flags, see token
       "flags" (merge (include "tokenmill.selection" . | fromYaml) (dict
         "revision" (ternary $dataset.revision nil (eq true $dataset.stream))
         "from" $dataset.fromStage
+        "format" $dataset.format
+        "txt-document" $dataset.txtDocument
+        "zstd-window" $dataset.zstdWindow
+        "max-record-size" $dataset.maxRecordSize
         "target-files" $dataset.targetFiles
         "name" $dataset.name
         "keys" (join "," $dataset.keys)

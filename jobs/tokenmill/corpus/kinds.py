@@ -1,0 +1,38 @@
+"""What a block holds, from `corpus.blocks`, which cuts it, to `corpus.parse`, which takes the texts out of it."""
+
+from tokenmill.machine import memory, memory_words
+
+LINES = "lines"
+"""A JSON record a line."""
+ROWS = "rows"
+"""Rows of the wanted columns, in Arrow's stream format."""
+TEXT = "text"
+"""A text that is one document."""
+TEXT_LINES = "text lines"
+"""A document a line."""
+TOO_LONG = "too long"
+"""In place of a record that is too long: a line that says why it is not taken, and the beginning of the record."""
+
+MEMORY = 40
+"""Bytes of memory for each byte of a record: measured are 10 with a fast encoder, 33 for a text without spaces."""
+EXACT_MEMORY = 200
+"""The same where Hugging Face's own tokenizer encodes: measured are 170, with little more than a byte to a token."""
+
+
+MOST = 1 << 30
+"""Bytes of a record that are taken at most where the memory does not say less."""
+
+
+def longest_record(encoder: str) -> int:
+    """Return how many bytes a record may have, so that what encodes it has the memory for that."""
+    return min(MOST, memory() // (EXACT_MEMORY if encoder == "hf" else MEMORY))
+
+
+def too_long(size: int, most: int, head: bytes) -> bytes:
+    """Word why a record is not taken, in front of its beginning."""
+    reason = (
+        f"a record of {size:,} bytes, and at most {most:,} are taken ({memory_words()}): cut it into several, or raise "
+        "--max-record-size (in a chart: --set dataset.maxRecordSize=...), for which memory is to be "
+        f"{MEMORY} times as much, with --encoder hf {EXACT_MEMORY} times"
+    )
+    return reason.encode() + b"\n" + head
