@@ -314,3 +314,54 @@ def test_text_that_the_locale_cannot_show_is_made_and_shown_all_the_same(tmp_pat
     assert made.code == 0, made.err
     shown = tokenmill("inspect", tmp_path / "out", "--document", "0", **plain)
     assert (shown.code, shown.out.splitlines()[-1]) == (0, "\\u672c"), shown.err
+
+
+# -- formats
+
+
+def test_wide_zstd_windows_are_taken_on_request(tmp_path: Path) -> None:
+    import zstandard
+
+    source = tmp_path / "in"
+    source.mkdir()
+    for log in (28, 31):
+        parameters = zstandard.ZstdCompressionParameters(window_log=log, enable_ldm=True)
+        stream = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+        (source / f"{log}.jsonl.zst").write_bytes(stream.compress(b'{"text": "a"}\n') + stream.flush())
+    refused = tokenmill("extract", source, tmp_path / "out")
+    assert refused.code == 2
+    assert "--zstd-window 256MiB" in refused.err and "dataset.zstdWindow=2048MiB" in refused.err
+    some = tokenmill("extract", source, tmp_path / "out", "--zstd-window", "256MiB")
+    assert some.code == 2 and "--zstd-window 256MiB" not in some.err and "--zstd-window 2048MiB" in some.err
+    assert tokenmill("extract", source, tmp_path / "out", "--zstd-window", "2GiB").code == 0
+    assert set(data_of(tmp_path / "out").values()) == {b'{"text": "a"}\n'}
+
+
+def test_formats_and_sizes_that_are_none_end_with_a_usage_message(tmp_path: Path) -> None:
+    asked = {
+        "--format": [["preprocess", "--format", "csv"], ["run", "--format", "JSONL"], ["extract", "--format", "json"]],
+        "--txt-document": [
+            ["preprocess", "--txt-document", "line"],
+            ["preprocess", "--format", "txt", "--txt-document", "page"],
+        ],
+        "--zstd-window": [["preprocess", "--zstd-window", "4GiB"], ["extract", "--zstd-window", "large"]],
+        "--max-record-size": [["preprocess", "--max-record-size", "0"], ["preprocess", "--max-record-size", "-1MB"]],
+    }
+    for option, commands in asked.items():
+        given = [[*command[:1], str(tmp_path), str(tmp_path / "out"), *command[1:]] for command in commands]
+        given = [[*c, "--tokenizer", "x"] if c[0] in ("preprocess", "run") else c for c in given]
+        for ended in many(given)[0]:
+            assert (ended.code, f"Invalid value for {option}" in ended.err) == (2, True), ended.err
+
+
+def test_run_reads_what_the_format_says(tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+    (source / "book.txt").write_text("once\n\nupon\n")
+    (source / "notes.json").write_text("{}")
+    asked = ["run", source, tmp_path / "out", "--tokenizer", TOKENIZER, "--format", "txt"]
+    joined = tokenmill(*asked, "--extract")
+    assert joined.code == 2 and "leave out --extract and --concatenate" in joined.err
+    ended = tokenmill(*asked, "--txt-document", "line", "--max-record-size", "1MB")
+    assert ended.code == 0, ended.err
+    assert tokenmill("inspect", tmp_path / "out", "--document", "1").out.endswith("\nupon\n")

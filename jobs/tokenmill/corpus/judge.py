@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tokenmill.corpus.compression import COMPRESSIONS, is_data_file, strip_compression
+from tokenmill.corpus.compression import COMPRESSIONS, LINE_SUFFIXES, is_data_file, strip_compression
 
 HEAD = 4096
 """Bytes from the beginning of a file that are looked at."""
@@ -60,7 +60,7 @@ def unfinished(path: Path, name: str) -> str | None:
     if name.lower().endswith(".parquet"):
         footer = int.from_bytes(tail[-8:-4], "little")
         return None if tail.endswith(b"PAR1") and 0 < footer <= size - 12 else "its Parquet footer is missing"
-    if not name.lower().endswith((".jsonl", ".ndjson", ".json")) or tail.endswith(b"\n"):
+    if not name.lower().endswith(LINE_SUFFIXES) or tail.endswith(b"\n"):
         return None
     last = tail.rpartition(b"\n")[2]
     return None if len(last) == _TAIL or _is_json(last) or tail.rstrip()[-1:] in (b"]", b"}") else _CUT
