@@ -61,6 +61,21 @@ def test_without_patterns_data_files_of_train_are_taken_and_it_is_said() -> None
     assert any("taking train" in note for note in notes)
 
 
+def test_a_format_takes_the_names_of_a_listing_that_may_be_of_it() -> None:
+    paths = ["README.md", "train/wiki_00", "train/b.jsonl.gz", "train/c.txt", "train/d.parquet", "test/wiki_01"]
+
+    def taken(wanted: str, **selected: Any) -> list[str]:
+        return [file.path for file in select(listing(*paths), Selection(**selected), wanted)[0]]
+
+    assert taken("jsonl") == ["train/b.jsonl.gz", "train/c.txt", "train/wiki_00"]
+    assert taken("txt") == ["train/c.txt", "train/wiki_00"]
+    assert taken("parquet") == ["train/d.parquet", "train/wiki_00"]
+    assert taken("txt", split="test") == ["test/wiki_01"]
+    assert taken("txt", include=["train/*"], exclude=["*.gz", "*.parquet", "*wiki*"]) == ["train/c.txt"]
+    saved = ["train/data-00000-of-00001.arrow", "train/state.json", "train/dataset_info.json", "dataset_dict.json"]
+    assert chosen(saved) == saved[:1]
+
+
 def test_splits_never_mix_unless_asked() -> None:
     for split in ("validation", "test"):
         assert all(path.startswith(split) for path in chosen(SLIMPAJAMA, split=split))

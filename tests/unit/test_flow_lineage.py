@@ -322,16 +322,16 @@ def test_nothing_to_read_says_what_was_seen_and_wanted(tmp_path: Path) -> None:
 def test_what_describes_arrow_files_is_no_data(tmp_path: Path) -> None:
     """What save_to_disk of datasets leaves; elsewhere such names are data."""
     for name in (
-        "train/data-0.arrow",
-        "train/state.json",
-        "train/dataset_info.json",
+        "saved/data-0.arrow",
+        "saved/state.json",
+        "saved/dataset_info.json",
         "dataset_dict.json",
         "x/state.json",
     ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("{}")
     dataset = upstream(tmp_path)
-    assert sorted(file.path for file in dataset.files) == ["train/data-0.arrow", "x/state.json"]
+    assert sorted(file.path for file in dataset.files) == ["saved/data-0.arrow", "x/state.json"]
     assert "left out 3 files that are no data" in " ".join(dataset.notes)
 
 

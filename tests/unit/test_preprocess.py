@@ -41,6 +41,7 @@ def preprocess(source: Path, output: Path, **options: Any) -> Summary:
         "reading": Reading(),
     }
     how = {"encoder": "auto", "on_bad_record": "fail", "max_bad_records": 1000, "max_record_size": None}
+    how["selection"] = None
     recipe |= {k: v for k, v in options.items() if k in recipe}
     how |= {k: v for k, v in options.items() if k in how}
     run = launch.Run(Reporter(quiet=True), processes=1, replace=options.get("replace", False))
@@ -466,6 +467,38 @@ def test_a_format_is_read_under_any_name_and_its_documents_are_traced(tmp_path: 
     assert ("txt_document" in summary.plan.request) == (reading.format == "txt")
     with pytest.raises(RequestError, match=r"made with other parameters(.|\n)*format: "):
         preprocess(tmp_path / "in", output, reading=Reading("jsonl" if reading.format == "json" else "json"))
+
+
+def test_a_format_goes_together_with_a_selection(tmp_path: Path, output: Path) -> None:
+    source = tmp_path / "in"
+    for name in ("train/wiki_00", "train/more/wiki_01", "test/wiki_00"):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text(f'{{"text": "{name}"}}\n')
+    (source / "train/wiki_00.zst").write_bytes(zstandard.compress((source / "train/wiki_00").read_bytes()))
+    (source / "train/cover.png").write_bytes(b"\x89PNG")
+    lines = Reading("jsonl")
+    with pytest.raises(RequestError, match=r"wiki_00 and train/wiki_00\.zst in .* are one text in two forms"):
+        preprocess(source, output, reading=lines)
+    for selection, texts in {
+        Selection(prefer="compressed"): ["train/more/wiki_01", "train/wiki_00"],
+        Selection(split="test"): ["test/wiki_00"],
+        Selection(include=("train/*",), exclude=("*.png", "*_00*")): ["train/more/wiki_01"],
+    }.items():
+        preprocess(source, output, reading=lines, selection=selection, target_files=1, replace=True)
+        assert documents(output, "part-00000-of-00001_text_document") == texts
+    preprocess(source / "test/wiki_00", output, reading=lines, replace=True)
+    assert documents(output, "wiki_00_text_document") == ["test/wiki_00"]
+
+
+def test_special_tokens_are_found_in_every_format(tmp_path: Path, output: Path) -> None:
+    for reading, data, where in (
+        (Reading("txt"), "a\n<|endoftext|>", "record 1"),
+        (Reading("txt", lines=True), "a\n\n<|endoftext|>", "line 3"),
+        (Reading("json"), '[{"text": "a"}, {"text": "<|endoftext|>"}]', "record 2"),
+    ):
+        (tmp_path / "a").write_text(data)
+        with pytest.raises(InputError, match=f"{where}: the text spells the special token"):
+            preprocess(tmp_path / "a", output, reading=reading, special_in_text="fail", replace=True)
 
 
 def test_a_plan_without_a_format_is_what_it_was(tmp_path: Path, output: Path) -> None:

@@ -68,22 +68,7 @@ def codec_of_content(head: bytes) -> str | None:
 
 
 _NO_TEXT = (
-    *(
-        ".png",
-        ".jpg",
-        ".jpeg",
-        ".gif",
-        ".svg",
-        ".pdf",
-        ".zip",
-        ".tar",
-        ".tgz",
-        ".7z",
-        ".rar",
-        ".crc",
-        ".md5",
-        ".sha256",
-    ),
+    *(".png", ".jpg", ".jpeg", ".gif", ".svg", ".pdf", ".zip", ".tar", ".tgz", ".7z", ".rar"),
     *(".bin", ".idx", ".pt", ".safetensors", ".npy", ".npz", ".pkl", ".crc", ".md5", ".sha256", "/_success"),
     *("/readme", "/readme.md", "/readme.txt", "/license", "/license.md", "/license.txt"),
 )

@@ -30,6 +30,7 @@ _POINTERS = (
     (b"/annex/objects/", "a git-annex pointer", "git annex get"),
 )
 AS_JSON = "give --format json (in a chart: --set dataset.format=json)"
+_SPREAD = "JSON over several lines"
 _UNPACK = "unpack it, and give what is in it"
 _BINARIES = (
     (b"PK\x03\x04", "a ZIP archive", _UNPACK),
@@ -131,10 +132,11 @@ def misread(line: bytes, *, alone: bool) -> str:
     if text == b"[" or (alone and text[:1] == b"[" and text[1:].lstrip()[:1] in (b"{", b"")):
         kind = "one JSON array"
     elif text == b"{":
-        kind = "JSON over several lines"
+        kind = _SPREAD
     elif alone and text[:1] == b"{":
         kind = _object(text)
-    return f"it is {kind}, not one record a line: {AS_JSON}" if kind else ""
+    unless = "; if it is no data, leave it out with --exclude" if kind == _SPREAD else ""
+    return f"it is {kind}, not one record a line: {AS_JSON}{unless}" if kind else ""
 
 
 def _object(text: bytes) -> str:
@@ -144,7 +146,7 @@ def _object(text: bytes) -> str:
         value, end = json.JSONDecoder().raw_decode(characters)
     except (ValueError, RecursionError):
         if text[-1:] in (b"{", b"[", b","):
-            return "JSON over several lines"
+            return _SPREAD
         wrapper = _open_wrapper(text)
     else:
         rest = characters[end:]

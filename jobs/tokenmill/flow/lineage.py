@@ -185,7 +185,13 @@ class _Choice:
         if not (self.selection.include or by_name or obstacles or any(self.usable(file.path) for file in files)):
             counted = (([file.path for file in files], "other files"), (hidden, "hidden files"))
             seen = "".join(f"; it has {len(names)} {what}, such as {names[0]!r}" for names, what in counted if names)
-            raise RequestError(f"no data files in {root}{seen}; {self._wanted()}")
+            if callable(self.takes):
+                raise RequestError(f"no data files in {root}{seen}; each name is of another format than --format")
+            plain = " ".join(name for name in self.takes or () if name.count(".") == 1)
+            raise RequestError(
+                f"no data files in {root}{seen}; wanted names ending in {plain}, compressed or not; --format jsonl (or "
+                "another) takes files under other names"
+            )
         offer = Offer(
             str(root),
             self.usable,
@@ -199,16 +205,6 @@ class _Choice:
         )
         notes += walk.notes if walk else []
         return wanted, notes + ([f"left out {len(hidden)} hidden files, such as {hidden[0]!r}"] if hidden else [])
-
-    def _wanted(self) -> str:
-        """Say which names a directory's files need."""
-        if callable(self.takes):
-            return "each name is of another format than --format"
-        plain = " ".join(name for name in self.takes or () if name.count(".") == 1)
-        return (
-            f"wanted names ending in {plain}, compressed or not; --format jsonl (or another) takes files under other "
-            "names"
-        )
 
     def check_unread(self, root: Path, place: Path) -> None:
         """Refuse a directory below the root that this user may not read, unless --exclude leaves it out."""

@@ -239,7 +239,7 @@ def _check_keys(paths: Sequence[Path], recipe: Recipe) -> None:
             where = f"{path}: none of the first {batch.records} records can be taken; {unit} {first.line}"
             if CHAT in first.reason:
                 raise InputError(f"{where}: {first.reason}")
-            hint = unlike_json(first.raw) if batch.kind == LINES and recipe.reading.format is None else ""
+            hint = unlike_json(first.raw) if batch.kind == LINES and recipe.reading.format in (None, "jsonl") else ""
             raise InputError(f"{where}: {first.reason}; {hint or 'choose the key with --keys'}")
     if foreign:
         raise foreign
