@@ -469,6 +469,17 @@ def test_a_format_is_read_under_any_name_and_its_documents_are_traced(tmp_path: 
         preprocess(tmp_path / "in", output, reading=Reading("jsonl" if reading.format == "json" else "json"))
 
 
+def test_a_stray_file_before_the_data_can_be_left_out(tmp_path: Path, output: Path) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+    (source / "a.json").write_text('{"n": 1}')
+    (source / "b.jsonl").write_text('{"text": "b"}\n')
+    with pytest.raises(InputError, match=r"a\.json: .*no key 'text'.* leave it out with --exclude"):
+        preprocess(source, output)
+    preprocess(source, output, selection=Selection(exclude=("a.json",)))
+    assert documents(output, "b_text_document") == ["b"]
+
+
 def test_a_format_goes_together_with_a_selection(tmp_path: Path, output: Path) -> None:
     source = tmp_path / "in"
     for name in ("train/wiki_00", "train/more/wiki_01", "test/wiki_00"):
@@ -598,5 +609,13 @@ def test_stages_that_copy_lines_refuse_what_is_none(tmp_path: Path, output: Path
         options = {} if stage is launch.extract else {"target_files": 1, "name": "part"}
         with pytest.raises(InputError, match=r"wiki_01: an HTML page"):
             stage(source, tmp_path / stage.__name__, quiet, wanted="jsonl", **options)
+        for spread in ('[\n{"text": "a"}\n]', '[{"text": "a"},\n{"text": "b"}]', '\n{\n "text": "a"\n}'):
+            (tmp_path / "a.json").write_text(spread)
+            with pytest.raises(
+                InputError, match=r"a\.json: it is .*, not one record a line, .* preprocess --format json"
+            ):
+                stage(
+                    tmp_path / "a.json", tmp_path / f"{stage.__name__} alone", quiet._replace(replace=True), **options
+                )
     with pytest.raises(RequestError, match=r"--keys text,title: a text has no keys"):
         preprocess(source, tmp_path / "other", reading=Reading("txt"), keys=["text", "title"])

@@ -127,7 +127,22 @@ def misread(line: bytes, *, alone: bool) -> str:
 
     `alone` says that no record at all could be taken from the beginning of the file: then less is proof enough.
     """
-    text = line.strip()
+    kind = _misread(line.strip(), alone=alone)
+    unless = "; if it is no data, leave it out with --exclude" if kind == _SPREAD else ""
+    return f"it is {kind}, not one record a line: {AS_JSON}{unless}" if kind else ""
+
+
+def refuse_spread(head: bytes, display: str) -> None:
+    """Refuse to copy as lines what begins as an array or as JSON over several lines. Raises ForeignContent."""
+    line = head.removeprefix(b"\xef\xbb\xbf").lstrip().partition(b"\n")[0].strip()
+    if kind := _misread(line, alone=line.startswith(b"[")):
+        raise ForeignContent(
+            f"{display}: it is {kind}, not one record a line, and lines are what extract and concatenate copy: leave "
+            "both out, tokenmill preprocess --format json reads it; if it is no data, leave it out with --exclude"
+        )
+
+
+def _misread(text: bytes, *, alone: bool) -> str:
     kind = ""
     if text == b"[" or (alone and text[:1] == b"[" and text[1:].lstrip()[:1] in (b"{", b"")):
         kind = "one JSON array"
@@ -135,8 +150,7 @@ def misread(line: bytes, *, alone: bool) -> str:
         kind = _SPREAD
     elif alone and text[:1] == b"{":
         kind = _object(text)
-    unless = "; if it is no data, leave it out with --exclude" if kind == _SPREAD else ""
-    return f"it is {kind}, not one record a line: {AS_JSON}{unless}" if kind else ""
+    return kind
 
 
 def _object(text: bytes) -> str:

@@ -188,6 +188,7 @@ def _append(output: OutputFile, workspace: Workspace, item: dict[str, Any]) -> I
     ):
         head = os.pread(source.fileno(), foreign.HEAD, 0)
         foreign.refuse(head, str(path))
+        foreign.refuse_spread(head, str(path))
         if codec := codec_of_content(head):
             raise InputError(
                 f"{path}: its content is {codec} data, whatever its name says, and joining it could join two lines; "

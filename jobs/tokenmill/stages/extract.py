@@ -72,7 +72,9 @@ def do(unit: Unit, workspace: Workspace) -> Counts:
 
     def take(buffer: bytearray, size: int) -> None:
         if not output.bytes:
-            foreign.refuse(bytes(buffer[: min(size, foreign.HEAD)]), item["path"])
+            head = bytes(buffer[: min(size, foreign.HEAD)])
+            foreign.refuse(head, item["path"])
+            foreign.refuse_spread(head, item["path"])
         counter.update(buffer, size)
         output.write(memoryview(buffer)[:size])
 

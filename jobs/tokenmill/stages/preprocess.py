@@ -240,7 +240,8 @@ def _check_keys(paths: Sequence[Path], recipe: Recipe) -> None:
             if CHAT in first.reason:
                 raise InputError(f"{where}: {first.reason}")
             hint = unlike_json(first.raw) if batch.kind == LINES and recipe.reading.format in (None, "jsonl") else ""
-            raise InputError(f"{where}: {first.reason}; {hint or 'choose the key with --keys'}")
+            unless = ", or, if the file is no data, leave it out with --exclude" if len(paths) > 1 else ""
+            raise InputError(f"{where}: {first.reason}; {hint or 'choose the key with --keys'}{unless}")
     if foreign:
         raise foreign
 
