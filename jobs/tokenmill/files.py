@@ -31,6 +31,9 @@ NAME_BYTES = 200
 RECORDS = ".tokenmill"
 """Directory below every output where the records of its stages lie."""
 
+TMPDIR = "the directory for temporary files, which TMPDIR names"
+"""How messages name the directory that `tempfile` chose."""
+
 BATCH = 64 << 10
 """Bytes of packed values that are looked at together: few enough to take no memory, enough to amortise a call."""
 
@@ -326,11 +329,12 @@ def patiently(look: Any, path: Path) -> Any:
 
 
 @contextlib.contextmanager
-def explained(output: Path) -> Iterator[None]:
+def explained(output: Path, called: str = "") -> Iterator[None]:
     """Turn the operating system's refusals into messages that say what to do.
 
     A full or read-only file system and a forbidden directory are the machine's state, which a retry
-    does not change (exit 2); an input/output error or a stale handle may pass (exit 1).
+    does not change (exit 2); an input/output error or a stale handle may pass (exit 1). `called`: what the
+    directory is, where that is not plain from its path.
     """
     try:
         yield
@@ -338,8 +342,8 @@ def explained(output: Path) -> Iterator[None]:
         where = error.filename or output
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise MachineError(
-                f"no space left writing {where}; free space on {output} (or raise the quota) and run the "
-                "same command again: finished units are kept"
+                f"no space left writing {where}; free space on {output}{called and f', {called}'} (or raise the quota) "
+                "and run the same command again: finished units are kept"
             ) from error
         if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
             kind = MachineError if error.errno == errno.EROFS else RequestError
@@ -356,13 +360,56 @@ def explained(output: Path) -> Iterator[None]:
             ) from error
         if error.errno in (errno.EEXIST, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP):
             raise RequestError(f"cannot use {where}: {error.strerror}; choose another path") from error
+        if error.errno == errno.EFBIG:
+            raise RequestError(
+                f"{where} would be larger than its file system or the limit of this process (ulimit -f) allows; raise "
+                f"the limit, make smaller files (--target-files), or let {output} be on another file system"
+            ) from error
+        if error.errno == errno.EINVAL:
+            raise TransientError(
+                f"{where}: {error.strerror}; its file system refused this kind of access: run the same command again, "
+                f"and where that does not help let {output} be on another file system, or mount it with other options"
+            ) from error
+        if error.errno == errno.ENOTCONN:
+            raise TransientError(
+                f"{where}: the process that serves the mount {_mount_of(where)} has died (blobfuse or another FUSE "
+                "file system); unmount it (fusermount -u, or umount -l) and mount it again, which a new pod does on "
+                "Kubernetes, and run the same command again"
+            ) from error
+        if error.errno in (errno.ENOMEM, errno.ENFILE, errno.EMFILE):
+            what = "memory" if error.errno == errno.ENOMEM else "open files (ulimit -n, or fs.file-max)"
+            raise TransientError(
+                f"{where}: {error.strerror}; the machine or this process is out of {what}: give more, or let less run "
+                "at a time (--processes, --connections), and run the same command again"
+            ) from error
         if error.errno in (
             errno.EIO,
             errno.ESTALE,
             errno.ENODEV,
             errno.ETIMEDOUT,
             errno.EREMOTEIO,
-            errno.EMFILE,
+            errno.EBUSY,
+            errno.EAGAIN,
+            errno.ENOLCK,
+            errno.EHOSTDOWN,
+            errno.EHOSTUNREACH,
+            errno.ECONNRESET,
+            errno.ECONNABORTED,
+            errno.ENETDOWN,
+            errno.ENETUNREACH,
+            errno.ETXTBSY,
+            errno.ENXIO,
         ):
             raise TransientError(f"{where}: {error.strerror}; run the same command again") from error
         raise
+
+
+def _mount_of(path: str | Path) -> str:
+    """Return the directory where the file system of a path is mounted."""
+    place = os.path.abspath(os.fsdecode(path))  # noqa: PTH100 - nothing of a dead mount is to be looked at
+    try:
+        lines = Path("/proc/self/mounts").read_text().splitlines()
+    except OSError:
+        return place
+    points = [line.split(" ")[1].replace("\\040", " ") for line in lines]
+    return max((point for point in points if f"{place}/".startswith(f"{point.rstrip('/')}/")), key=len, default=place)

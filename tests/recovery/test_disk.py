@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from recovery.conftest import REPOSITORY, TOKENIZER, text
-from recovery.support import Forge, assert_kept, assert_same_tree, kill_at, receipts, tree
+from recovery.support import Forge, assert_kept, assert_same_tree, ends, kill_at, receipts, tokenmill, tree
 from tokenmill.testhub import Hub
 
 
@@ -172,3 +172,20 @@ def test_a_full_scratch_is_named(forge: Forge, settled: Path, disk: Disk, tmp_pa
     assert run.exit == 2, run.said
     assert f"no space left writing {disk.path}" in run.said
     assert not any(disk.path.iterdir())
+
+
+def test_a_full_directory_for_temporary_files_is_named(
+    corpus: Path, disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the tokenizer is read there, and where shards come to it; neither output nor tokenizer is blamed."""
+    monkeypatch.setenv("TMPDIR", str(disk.path))
+    for size, source in (("12k", corpus), ("500k", corpus), ("1m", f"hf://datasets/{REPOSITORY}")):
+        disk.remount(f"size={size}")
+        with Hub() as hub:
+            hub.add_dataset(REPOSITORY, {"train/a.jsonl": text(0, 6000)})
+            command = ["preprocess", source, tmp_path / size, "--endpoint", hub.endpoint, "--tokenizer", TOKENIZER]
+            process = tokenmill(*command)
+            _, said = ends(process)
+        assert process.returncode == 2, said
+        assert "no space left" in said and "the directory for temporary files, which TMPDIR names" in said
+        assert str(disk.path) in said and "check the tokenizer" not in said and "Traceback" not in said

@@ -20,10 +20,15 @@ from tokenmill.redaction import quotes_credential, remember, remember_address
 
 UNREACHABLE = 4
 """Tries without any answer before the network is taken to be down: half a minute."""
+INVALID = 6
+"""Invalid answers in a row before asking again is left to another run: a minute."""
 BELIEVED = 3
 """Times that the address of a file is refused before that is believed: a signed link may have expired."""
 
-_XET = re.compile("[0-9a-f]{64}")
+_SHA256 = re.compile("[0-9a-f]{64}")
+_GIT_HASH = re.compile("[0-9a-f]{40}")
+LARGEST = 1 << 53
+"""Bytes of the largest file that is believed in; a JSON number is exact up to there."""
 
 T = TypeVar("T")
 
@@ -79,17 +84,24 @@ class Hub:
         return str(answer["sha"])
 
     def files(self, commit: str, folder: str | None = None, *, recursive: bool) -> list[RemoteFile]:
-        """List the files with their sizes and hashes."""
+        """List the files with their sizes and hashes; a listing with anything invalid in it is none (ValueError)."""
         path = f"/{quote(folder, safe='', errors='surrogatepass')}" if folder else ""
         url: str | None = f"{self._api}/tree/{commit}{path}?recursive={json.dumps(recursive)}&expand=false"
-        found = []
+        files: dict[str, RemoteFile] = {}
+        asked = set()
         while url:
+            asked.add(url)
             page, url = self._get(url)
             try:
-                found += [_file(item) for item in page if item["type"] == "file"]
-            except (TypeError, KeyError, AttributeError) as error:
-                raise ValueError(f"its listing is none ({type(error).__name__}: {error})") from error
-        return found
+                for file in [_file(item) for item in page if item["type"] == "file"]:
+                    if file.path in files:
+                        raise ValueError(f"it has {file.path!r} twice")
+                    files[file.path] = file
+            except (TypeError, KeyError, AttributeError, ValueError) as error:
+                raise ValueError(f"its listing is invalid ({type(error).__name__}: {error})") from error
+            if url in asked:
+                raise ValueError("its listing is invalid (a page leads back to an earlier one)")
+        return list(files.values())
 
     def xet(self, commit: str) -> dict[str, Any]:
         """Return where the repository's Xet storage is and a token for it, as hf_xet names them."""
@@ -122,13 +134,14 @@ class Hub:
 
 def _file(item: dict[str, Any]) -> RemoteFile:
     path, size, lfs = item["path"], item["size"], item.get("lfs")
-    known = lfs["oid"] if lfs else item["oid"]
-    if not isinstance(path, str) or not isinstance(size, int) or size < 0 or not isinstance(known, str):
+    known, form = (lfs["oid"], _SHA256) if lfs else (item["oid"], _GIT_HASH)
+    sized = type(size) is int and 0 <= size <= LARGEST and (not lfs or lfs.get("size", size) == size)
+    if not isinstance(path, str) or not sized or not isinstance(known, str) or not form.fullmatch(known):
         raise TypeError(f"{path!r} has size {size!r} and hash {known!r}")
     if not lfs:
         return RemoteFile(path, size, git_sha1=known)
     xet = item.get("xetHash")
-    return RemoteFile(path, size, sha256=known, xet=xet if isinstance(xet, str) and _XET.fullmatch(xet) else None)
+    return RemoteFile(path, size, sha256=known, xet=xet if isinstance(xet, str) and _SHA256.fullmatch(xet) else None)
 
 
 def ask(
@@ -148,7 +161,7 @@ def ask(
     """
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         raise RequestError(f"{what} is on the Hub, and HF_HUB_OFFLINE is set; unset it{otherwise}")
-    attempt = silent = refused = 0
+    attempt = silent = refused = invalid = 0
     while True:
         attempt += 1
         try:
@@ -159,6 +172,11 @@ def ask(
             refused += retry.refused
             if retry.refused and (not links or refused == BELIEVED):
                 raise RequestError(_refusal(retry.code, what, said, revision, otherwise)) from error
+            invalid += not isinstance(error, Retry)
+            if invalid == INVALID:
+                raise TransientError(
+                    f"the Hub's answer for {what} stays invalid: {said}; run the same command again{otherwise}"
+                ) from error
             silent += retry.silent
             if silent == UNREACHABLE:
                 raise TransientError(

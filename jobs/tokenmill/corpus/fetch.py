@@ -276,6 +276,7 @@ class _Fetch:
         body = self.source.open(self.file, self.revision, start, stop, plain=self.wrong > 0)
         total = getattr(body, "total", None)
         if None not in (size, total) and total != size:
+            body.close()  # type: ignore[attr-defined]
             return f"the server has {total} bytes of it, and {size} were listed"
         problem = self._append(body)
         if problem is None and size is not None and body.stop is not None:

@@ -29,8 +29,10 @@ class HubSource:
         stall_seconds: float,
         endpoint: str | None = None,
         warn: Callable[[str], None] = lambda _: None,
+        pinned: str | None = None,
     ) -> None:
-        """Parse the URI; nothing is asked yet."""
+        """Parse the URI; nothing is asked yet. `pinned`: the commit to list, whatever a revision stands for now."""
+        self._pinned = pinned
         match = _URI.fullmatch(uri.rstrip("/"))
         if not match:
             raise RequestError(
@@ -49,16 +51,16 @@ class HubSource:
             raise RequestError(f"--revision {revision} contradicts the revision {self._revision} in the source")
         authorization()  # a token that is none is said so before it is sent
         hub = self._hub
-        wanted = revision or self._revision or "main"
+        wanted = self._pinned or revision or self._revision or "main"
         what = f"the dataset {self.repository}"
-        commit = ask(lambda: hub.commit(wanted), what, patience, revision=wanted)
+        sha = ask(lambda: hub.commit(wanted), what, patience, revision=wanted)
         files = ask(
-            lambda: hub.files(commit, self._folder, recursive=True),
+            lambda: hub.files(sha, self._folder, recursive=True),
             what,
             patience,
             revision=wanted,
         )
-        return Listing(f"hf://datasets/{self.repository}", commit, files)
+        return Listing(f"hf://datasets/{self.repository}", sha, files)
 
     def open(
         self, file: RemoteFile, revision: str | None, offset: int, stop: int | None = None, *, plain: bool = False

@@ -191,9 +191,17 @@ def local_path(uri: str) -> Path | None:
 
 
 def open_source(
-    uri: str, *, stall_seconds: float, endpoint: str | None = None, warn: Callable[[str], None] = lambda _: None
+    uri: str,
+    *,
+    stall_seconds: float,
+    endpoint: str | None = None,
+    warn: Callable[[str], None] = lambda _: None,
+    pinned: str | None = None,
 ) -> Source:
-    """Return the source that a URI names: hf:// https:// http:// s3:// gs:// az:// file:// or a path."""
+    """Return the source that a URI names: hf:// https:// http:// s3:// gs:// az:// file:// or a path.
+
+    `pinned`: the commit at which it is listed, where a revision of it may stand for another one by now.
+    """
     if not uri:
         raise RequestError("the source is empty; give hf://datasets/ORG/NAME, https://, s3://, gs://, az:// or a path")
     scheme = uri.partition("://")[0].lower() if "://" in uri else "file"
@@ -201,7 +209,7 @@ def open_source(
     if scheme == "hf":
         from tokenmill.corpus.hub import HubSource
 
-        return HubSource(uri, stall_seconds=stall_seconds, endpoint=endpoint, warn=warn)
+        return HubSource(uri, stall_seconds=stall_seconds, endpoint=endpoint, warn=warn, pinned=pinned)
     if scheme in _HOSTED:
         from tokenmill.corpus.web import WebSource
 

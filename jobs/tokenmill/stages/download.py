@@ -40,8 +40,12 @@ def prepare(
     say: Callable[[str], None],
     patience: Patience,
     wanted: str | None = None,
+    pinned: str | None = None,
 ) -> tuple[dict[str, Any], Callable[[], Plan]]:
-    """Plan one unit per selected file; only the worker that makes the plan asks the source."""
+    """Plan one unit per selected file; only the worker that makes the plan asks the source.
+
+    `pinned`: the commit at which to list, whatever the revision stands for now.
+    """
     request = {
         "source": without_secrets(uri),
         "revision": revision,
@@ -51,7 +55,8 @@ def prepare(
     }
 
     def make() -> Plan:
-        listing = open_source(uri, stall_seconds=60.0, endpoint=endpoint).list(revision, patience)
+        opened = open_source(uri, stall_seconds=60.0, endpoint=endpoint, pinned=pinned)
+        listing = opened.list(revision, patience)
         files, notes = select(listing, selection, wanted)
         for note in notes:
             say(note)

@@ -2,14 +2,14 @@
 
 import os
 import time
-from collections.abc import Callable, Sequence
-from contextlib import closing
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tokenmill.errors import RequestError
+from tokenmill.errors import MachineError, RequestError, Stopped, Superseded, TokenmillError
 from tokenmill.files import explained
 from tokenmill.flow.lineage import Dataset, Usable, check_apart, upstream_of
 from tokenmill.flow.planning import Request
@@ -21,6 +21,7 @@ from tokenmill.selection import Selection
 from tokenmill.stages.encoder import Recipe
 
 if TYPE_CHECKING:
+    from tokenmill.corpus.source import RemoteFile
     from tokenmill.stages.stream import Stream
 
 COMMITTING_FILES = 4
@@ -76,17 +77,26 @@ def download(
     wanted: str | None = None,
 ) -> Summary:
     """Fetch a source's files into `output`, several at a time; `wanted` is the format they are to be read as."""
-    from tokenmill.corpus.source import Patience, local_path
-    from tokenmill.stages.download import prepare
+    from tokenmill.corpus.source import Patience, local_path, open_source
+    from tokenmill.stages.download import prepare, select
 
     directory = local_path(uri)
     if directory:
         check_apart(directory, output)
     give_up_at = time.monotonic() + deadline_seconds
     patience = Patience(give_up_at, stop_requested, how.reporter.say)
-    prepared = prepare(
-        uri, revision, selection, endpoint=endpoint, say=how.reporter.say, patience=patience, wanted=wanted
-    )
+
+    def planned(pinned: str | None) -> Prepared:
+        say = how.reporter.say
+        return prepare(
+            uri, revision, selection, endpoint=endpoint, say=say, patience=patience, wanted=wanted, pinned=pinned
+        )
+
+    def listed(pinned: str | None) -> "list[RemoteFile]":
+        source = open_source(uri, stall_seconds=60.0, endpoint=endpoint, pinned=pinned)
+        return select(source.list(revision, patience), selection, wanted)[0]
+
+    prepared = planned(None)
 
     def outdated(plan: Plan) -> bool:
         """Tell whether a directory has other files than were planned; one that is gone says nothing."""
@@ -100,7 +110,7 @@ def download(
         "connections": connections,
     }
     job = Job("tokenmill.stages.download", output, output, settings)
-    return _run(job, prepared, how, processes=connections + COMMITTING_FILES, outdated=outdated)
+    return _run_listed(job, prepared, how, listed, planned, processes=connections + COMMITTING_FILES, outdated=outdated)
 
 
 def extract(
@@ -205,8 +215,19 @@ def preprocess(
         stream, more = source, AHEAD
         patience = Patience(stream.give_up_at, stop_requested, how.reporter.say)
         corpus = streamed(stream, wanted, how.reporter.say, patience)
-    with closing(EncoderProcesses(processes, patience=encoder_patience, warn=how.reporter.warn)) as encoders:
-        prepared = prepare(corpus, output, recipe, encoder=encoder, endpoint=endpoint, reporter=how.reporter)
+
+    def started() -> closing[EncoderProcesses]:
+        return closing(EncoderProcesses(processes, patience=encoder_patience, warn=how.reporter.warn))
+
+    with started() as encoders:
+
+        def planned(pinned: str | None) -> Prepared:
+            again = corpus
+            if stream is not None and pinned:
+                again = streamed(replace(stream, pinned=pinned), wanted, how.reporter.say, patience)
+            return prepare(again, output, recipe, encoder=encoder, endpoint=endpoint, reporter=how.reporter)
+
+        prepared = planned(None)
         settings: dict[str, Any] = {
             "encoder": encoder,
             "verify_encoder": verify_encoder,
@@ -221,7 +242,16 @@ def preprocess(
         }
         job = Job("tokenmill.stages.preprocess", output, dataset.root if dataset else output, settings)
         try:
-            return _run(job, prepared, how, dataset, processes=processes + more)
+            if stream is None:
+                return _run(job, prepared, how, dataset, processes=processes + more)
+
+            @contextmanager
+            def renewed() -> Iterator[Job]:
+                with started() as others:
+                    yield replace(job, settings=job.settings | {"encoders": others})
+
+            listed = partial(stream.listed, wanted, patience)
+            return _run_listed(job, prepared, how, listed, planned, processes=processes + more, renewed=renewed)
         finally:
             if warning := spelled_warning(settings["spelled"]):
                 how.reporter.warn(warning)
@@ -271,6 +301,63 @@ def _run(
     inputs = {file.path: file.identity for file in dataset.files} if dataset else None
     request = Request(*prepared, replace=how.replace, run=how.id, inputs=inputs, outdated=outdated)
     return run(job, request, how.spread(processes), how.reporter, verify_hashes=how.verify_hashes)
+
+
+def _run_listed(
+    job: Job,
+    prepared: Prepared,
+    how: Run,
+    listed: Callable[[str | None], "list[RemoteFile]"],
+    planned: Callable[[str | None], Prepared],
+    processes: int,
+    outdated: Callable[[Plan], bool] = lambda _: False,
+    renewed: Callable[[], AbstractContextManager[Job]] | None = None,
+) -> Summary:
+    """Run a stage that reads a listing; where it fails and the listing was wrong, plan anew and run it once more.
+
+    Else a size or a hash that the listing had wrong would stand in the plan, and the same command would fail for ever.
+    """
+    try:
+        return _run(job, prepared, how, processes=processes, outdated=outdated)
+    except (Stopped, Superseded, MachineError):
+        raise
+    except TokenmillError:
+        plan = job.record.read_plan()
+        if plan is None or plan.request != prepared[0] or stop_requested():
+            raise
+        again = _planned_anew(job, plan, listed, planned)
+        if again is None:
+            raise
+    how.reporter.warn(f"the source is listed otherwise than when {plan.stage} was planned; planned anew")
+    prepared = (prepared[0], lambda: again)
+    how = how._replace(replace=True)
+    with renewed() if renewed else nullcontext(job) as job:  # noqa: PLR1704
+        return _run(job, prepared, how, processes=processes, outdated=lambda old: old.id != again.id)
+
+
+def _planned_anew(
+    job: Job,
+    plan: Plan,
+    listed: Callable[[str | None], "list[RemoteFile]"],
+    planned: Callable[[str | None], Prepared],
+) -> Plan | None:
+    """Return the plan of what is listed now; None where that is the same, or what is finished would not be kept."""
+    commit = plan.source.get("revision")
+    old = [unit.spec.get("inputs", [{"remote": unit.spec}]) for unit in plan.units]
+    specs = {item["remote"]["source"]: item["remote"] for items in old for item in items}
+    try:
+        if {file.path: file.spec() for file in listed(commit)} == specs:
+            return None
+        again = replace(planned(commit)[1](), request=plan.request)
+    except TokenmillError:
+        return None
+    keys = {again.unit_key(unit) for unit in again.units}
+    finished = {
+        unit.id: plan.unit_key(unit) in keys for unit in plan.units if job.record.receipt_path(unit.id).exists()
+    }
+    # Of a commit the files are what they are; elsewhere they may have changed, and two states are not to be mixed.
+    kept = all(finished.values()) if commit else not finished
+    return again if kept and again.id != plan.id else None
 
 
 @dataclass(frozen=True)

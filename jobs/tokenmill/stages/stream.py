@@ -16,7 +16,7 @@ from typing import Any
 from tokenmill.corpus.fetch import Lines, fetch_head, fetch_to
 from tokenmill.corpus.source import Patience, RemoteFile, open_source, without_secrets
 from tokenmill.errors import RequestError
-from tokenmill.files import explained
+from tokenmill.files import TMPDIR, explained
 from tokenmill.flow.lineage import DataFile
 from tokenmill.machine import is_alive, machine_tag
 from tokenmill.selection import Selection
@@ -41,6 +41,8 @@ class Stream:
     give_up_at: float
     connections: int
     scratch: Path | None
+    pinned: str | None = None
+    """The commit at which it is listed, whatever the revision stands for now."""
 
     def request(self) -> dict[str, Any]:
         """Return what is asked for, for the plan."""
@@ -54,7 +56,7 @@ class Stream:
         self, wanted: str | None, say: Callable[[str], None], patience: Patience
     ) -> tuple[list[DataFile], dict[str, Any]]:
         """List the shards, named as a download would name them, and say at which revision of the source they are."""
-        listing = self._open(say).list(self.revision, patience)
+        listing = self._open(say, self.pinned).list(self.revision, patience)
         files, notes = select(listing, self.selection, wanted)
         for note in notes:
             say(note)
@@ -73,6 +75,10 @@ class Stream:
             for file, name in zip(files, names(files, "flat"), strict=True)
         ]
         return shards, {"uri": listing.uri, "revision": listing.revision}
+
+    def listed(self, wanted: str | None, patience: Patience, pinned: str | None) -> list[RemoteFile]:
+        """List the shards as they are now, at a commit where there is one."""
+        return select(self._open(lambda _: None, pinned).list(self.revision, patience), self.selection, wanted)[0]
 
     @contextmanager
     def heads(
@@ -95,7 +101,7 @@ class Stream:
             for shard in [shard for shard in shards if not is_columnar(shard.path, wanted)][:HEADS]:
                 paths.append(scratch / shard.path)
                 file = RemoteFile.of_spec(shard.remote or {})
-                with explained(scratch):
+                with explained(scratch, self._place()[1]):
                     fetch_head(source, file, revision, paths[-1], HEAD_BYTES, patience)
             yield paths
 
@@ -103,20 +109,28 @@ class Stream:
     def shards(self, revision: str | None, warn: Callable[[str], None]) -> Iterator["Shards"]:
         """Open what the units of this process fetch their shards with."""
         with self._scratch() as scratch:
-            yield Shards(self._open(warn), revision, scratch, self.give_up_at, Lines(self.connections))
+            called = self._place()[1]
+            yield Shards(self._open(warn), revision, scratch, called, self.give_up_at, Lines(self.connections))
 
-    def _open(self, warn: Callable[[str], None]) -> Any:
-        return open_source(self.uri, stall_seconds=self.stall_seconds, endpoint=self.endpoint, warn=warn)
+    def _open(self, warn: Callable[[str], None], pinned: str | None = None) -> Any:
+        how = {"stall_seconds": self.stall_seconds, "endpoint": self.endpoint, "warn": warn, "pinned": pinned}
+        return open_source(self.uri, **how)  # type: ignore[arg-type]
+
+    def _place(self) -> tuple[Path, str]:
+        """Return where shards are kept meanwhile, and how that directory is chosen."""
+        if self.scratch:
+            return self.scratch, "which --scratch names"
+        try:
+            return Path(tempfile.gettempdir()), f"{TMPDIR}, or give --scratch another"
+        except FileNotFoundError as error:
+            raise RequestError(f"{error.strerror}; give --scratch a directory that this user may write") from error
 
     @contextmanager
     def _scratch(self) -> Iterator[Path]:
         """Give a directory of this process's own; those that killed ones left are removed."""
-        try:
-            place = self.scratch or Path(tempfile.gettempdir())
-        except FileNotFoundError as error:
-            raise RequestError(f"{error.strerror}; give --scratch a directory that this user may write") from error
+        place, called = self._place()
         mine = f"tokenmill-scratch-{machine_tag()}-"
-        with explained(place):
+        with explained(place, called):
             place.mkdir(parents=True, exist_ok=True)
             for left in place.glob(f"{mine}*"):
                 pid = left.name.removeprefix(mine).partition("-")[0]
@@ -136,6 +150,7 @@ class Shards:
     source: Any
     revision: str | None
     scratch: Path
+    called: str
     give_up_at: float
     lines: Lines
 
@@ -144,7 +159,7 @@ class Shards:
         """Have one shard here, its hash checked, until it is read."""
         path, file = self.scratch / item["path"], RemoteFile.of_spec(item["remote"])
         try:
-            with explained(self.scratch):
+            with explained(self.scratch, self.called):
                 fetch_to(
                     self.source,
                     file,

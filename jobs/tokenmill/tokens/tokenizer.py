@@ -16,6 +16,7 @@ child process (`tokens.resolve`).
 
 import hashlib
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -24,8 +25,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from tokenmill.errors import RequestError, TransientError
-from tokenmill.files import readable_json, write_atomic
+from tokenmill.errors import MachineError, RequestError, TokenmillError, TransientError
+from tokenmill.files import TMPDIR, explained, readable_json, write_atomic
 from tokenmill.tokens import merges
 from tokenmill.tokens.gate import (
     CANDIDATES,
@@ -42,6 +43,9 @@ from tokenmill.tokens.origin import fetch, hash_directory, local_directory, or_a
 
 TIMEOUT_SECONDS = 600.0
 """How long loading a tokenizer may take; the largest in use take seconds."""
+
+LEAST_ROOM = 1 << 20
+"""Bytes that a disk has left which did not fail for being full."""
 
 TEXT_CHARACTERS = 1_000_000
 """Characters of the corpus's first documents that the gate compares, at 3 MB/s of the reference."""
@@ -159,7 +163,7 @@ def resolve_tokenizer(
         commit, files = None, read_directory(directory)
 
     scratch.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=scratch, prefix="tokenizer-") as temporary:
+    with explained(scratch, TMPDIR), tempfile.TemporaryDirectory(dir=scratch, prefix="tokenizer-") as temporary:
         work = Path(temporary)
         (work / "tokenizer").mkdir()
         for name, data in files.items():
@@ -174,7 +178,7 @@ def resolve_tokenizer(
             "source": source,
             "special_in_text": special_in_text,
         }
-        settled, verdict = _settle(work, request, say)
+        settled, verdict = _with_room(work, lambda: _settle(work, request, say))
         special = settled.pop("special", [])
         backends = {path.name: path.read_bytes() for path in merges.files(work)}
         if (work / "full.json").exists():
@@ -269,6 +273,24 @@ def _settle(work: Path, request: dict[str, Any], say: Callable[[str], None]) -> 
                 return settled, judge(work, request["encoder"], begun=begun, say=say)
         finally:
             child.kill()
+
+
+def _with_room(work: Path, settle: Callable[[], tuple[dict[str, Any], Verdict]]) -> tuple[dict[str, Any], Verdict]:
+    """Settle; where that fails or an encoder is rejected on a full disk, the disk is to blame."""
+    problem: TokenmillError | None = None
+    try:
+        settled, verdict = settle()
+        if not verdict.rejected:
+            return settled, verdict
+    except TokenmillError as error:
+        problem = error
+    if shutil.disk_usage(work).free < LEAST_ROOM:
+        raise MachineError(
+            f"no space left in {work.parent}, {TMPDIR}; free space there and run the same command again"
+        ) from problem
+    if problem:
+        raise problem
+    return settled, verdict
 
 
 def _settled(child: "subprocess.Popen[bytes]", work: Path, name: str, say: Callable[[str], None]) -> dict[str, Any]:
