@@ -110,7 +110,9 @@ def test_whatever_megatron_trains_on_is_a_dataset_that_every_command_takes(begin
             }
         )
     )
-    made, again, verified, one, nested, inspected, shown, status, blended, trained = run(
+    changed = {**json.loads(settings.read_text()), "extraArgs": ["--per-dataset-sequences-path=x.json"]}
+    (directory.parent / "changed.json").write_text(json.dumps(changed))
+    made, again, verified, one, nested, inspected, shown, status, blended, trained, wrong = run(
         ["adopt", directory, "--tokenizer", TINY],
         ["adopt", directory, "--tokenizer", TINY, "--json"],
         ["verify", directory],
@@ -121,6 +123,7 @@ def test_whatever_megatron_trains_on_is_a_dataset_that_every_command_takes(begin
         ["status", directory],
         ["blend", directory.parent / "blend.txt", f"{pair}=1", f"{directory / 'ok'}=2", "--split", "1,0,0"],
         ["train", settings, "--dry-run"],
+        ["train", directory.parent / "changed.json", "--dry-run"],
     )
     assert made.code == 0, made.err
     assert "adopt: complete" in made.out and "modes: a multimodal pair" in made.err
@@ -146,6 +149,7 @@ def test_whatever_megatron_trains_on_is_a_dataset_that_every_command_takes(begin
     assert blended.code == 0, blended.err
     assert (directory.parent / "blend.txt").read_text().split()[1::2] == [str(pair), str(directory / "ok")]
     assert trained.code == 0, trained.err
+    assert wrong.code == 2 and "takes ids for uint16" in wrong.err and "the pairs have int64, uint16" in wrong.err
     assert "--per-split-data-args-path" in trained.out and str(directory / "tokenizer") in trained.out
 
 

@@ -38,7 +38,12 @@ class Dataset:
     @property
     def dtypes(self) -> list[str]:
         """The dtypes of the pairs' ids: one, unless they were adopted."""
-        return sorted({entry.get("dtype", self.plan.basis["dtype"]) for entry in self.pairs})
+        return sorted({self.dtype(entry) for entry in self.pairs})
+
+    def dtype(self, pair: dict[str, Any]) -> str:
+        """Return the dtype of a pair's ids."""
+        dtype: str = pair.get("dtype", self.plan.basis["dtype"])
+        return dtype
 
     @property
     def backend(self) -> Path:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 MOST_PAIRS = 32_766
 """Pairs in one list: Megatron-LM numbers them in int16 and asserts fewer than 32,767 (blended_dataset.py)."""
 
+PER_DATASET = "--per-dataset-sequences-path"
+
 MANY_EPOCHS = 4
 """Reading text again up to so often is nearly as good as new text (Muennighoff et al. 2023, arXiv:2305.16264)."""
 
@@ -63,6 +65,7 @@ class Pair:
     sequences: int
     tokens: int
     bytes: int
+    dtype: str
     hashes: str = ""
 
 
@@ -182,6 +185,13 @@ def resolve(settings: s.Settings, root: Path | None = None) -> Corpus:
             f"in {corpus.tokenizer.parent} end with {corpus.eod_token or 'nothing'}; turn it off, or make the data "
             "again with a tokenizer whose eos is the EOD"
         )
+    # Then Megatron-LM reads no .idx header, and takes this dtype (GPTDatasetConfig.token_dtype_code).
+    assumed = "int32" if corpus.vocab_size > 2**16 else "uint16"
+    if PER_DATASET in (word.partition("=")[0] for word in settings.extra_args) and corpus.dtype != assumed:
+        raise RequestError(
+            f"extraArgs has {PER_DATASET}, with which Megatron-LM takes ids for {assumed}, since the vocabulary has "
+            f"{corpus.vocab_size:,} entries, and the pairs have {corpus.dtype}: it would read other ids; leave it out"
+        )
     from tokenmill.training.draws import check_draws
 
     _check_epochs(corpus, settings)
@@ -235,6 +245,7 @@ def gather(dataset: s.Dataset, root: Path | None, names: Names | None = None) ->
     _, first = opened[0]
     about, basis = first.tokenizer, first.plan.basis
     empty = sum(source.empty for sources in shared.values() for source in sources)
+    dtypes = {pair.dtype for sources in shared.values() for source in sources for pair in source.pairs}
     if empty:
         notes.append(f"left out {empty} pairs without tokens")
     return Corpus(
@@ -243,7 +254,7 @@ def gather(dataset: s.Dataset, root: Path | None, names: Names | None = None) ->
         tokenizer=first.record.output / "tokenizer",
         vocab_size=about["vocab_size"],
         max_token_id=about["max_token_id"],
-        dtype=", ".join(sorted({dtype for _, data in opened for dtype in data.dtypes})),
+        dtype=", ".join(sorted(dtypes)),
         eod=basis["eod"],
         eod_token=about["eod_token"] if basis["eod"] is not None else None,
         eos_token=about["eos_token"],
@@ -455,6 +466,7 @@ def _find(label: str, named: str, root: Path | None, key: str | None, names: Nam
                 entry["sequences"],
                 entry["tokens"],
                 entry["bytes"],
+                data.dtype(entry),
                 hashes[f"{entry['prefix']}.bin"] + hashes[f"{entry['prefix']}.idx"],
             )
             for entry in pairs
