@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from tokenmill.errors import RequestError
 from tokenmill.files import RECORDS, explained
+from tokenmill.tree import Tree
 
 LOST_AND_FOUND = "lost+found"
 """Directory that mkfs makes in the root of an ext4 volume, for root alone: no data of anybody's."""
@@ -192,10 +193,13 @@ def is_output(directory: Path) -> bool:
 
     One that never got a plan leaves why, and the lease it planned under: the directory is still its owner's own.
     """
-    for stage in (directory / RECORDS).glob("*"):
-        if stage.is_dir() and any(not _is_trace(name) for name in os.listdir(stage)):  # noqa: PTH208 - names, no objects
-            return True
-    return False
+    tree = Tree(directory)
+    if not tree.exists(RECORDS):
+        return False
+    return any(
+        tree.is_directory(f"{RECORDS}/{stage}") and not all(map(_is_trace, tree.names(f"{RECORDS}/{stage}")))
+        for stage in tree.names(RECORDS)
+    )
 
 
 def _is_trace(name: str) -> bool:

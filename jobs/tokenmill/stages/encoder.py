@@ -32,7 +32,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 HASHES = "hashes.json"
-"""Name of the record with the SHA-256 of the files that encoders load."""
+"""Name of the record with the SHA-256 of the files that encoders load, and of those beside them."""
+
+BESIDE = ("special.json", "full.json")
+"""What is kept beside the files that encoders load: the special tokens, and the backend with them."""
 
 GATE_FILES, GATE_DOCUMENTS, GATE_BYTES = 8, 25, 128 << 10
 """On how much of the corpus the encoders are judged beside the adversarial list: documents and bytes of each file."""
@@ -140,7 +143,7 @@ class Encoders:
 
         tree = self.record.tree
         hashes = read_json(directory / HASHES, tree=tree)
-        present = {name for name in merges.NAMES if tree.size(directory / name) is not None}
+        present = {name for name in (*merges.NAMES, *BESIDE) if tree.size(directory / name) is not None}
         return (
             isinstance(hashes, dict)
             and hashes.keys() == present != set()
@@ -240,12 +243,10 @@ class Encoders:
             )
             self._place(made / "tokenizer", tokenizer.files)
             directory, tree, hashes = self.directory(tokenizer.fingerprint, way), self.record.tree, dict[str, str]()
-            for path in merges.files(made):
-                tree.write_atomic(directory / path.name, path.read_bytes())
-                hashes[path.name] = sha256_of(path)
-            for path in (made / "special.json", made / "full.json"):
+            for path in (*merges.files(made), *(made / name for name in BESIDE)):
                 if path.exists():
                     tree.write_atomic(directory / path.name, path.read_bytes())
+                    hashes[path.name] = sha256_of(path)
             tree.write_atomic(directory / HASHES, readable_json(hashes))
         tree.write_atomic(directory / _verdict_name(way, encoder), readable_json(verdict.to_json()))
         tree.write_atomic(directory / name, readable_json(tokenizer.to_json()))

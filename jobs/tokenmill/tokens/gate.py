@@ -277,6 +277,8 @@ def is_installed(encoder: str, version: str) -> bool:
     What pip writes beside the package says so at once; importlib.metadata takes as long to import as all that
     a worker does with its plan.
     """
+    if encoder not in _PACKAGES:  # of another version of tokenmill
+        return False
     found = importlib.util.find_spec(_PACKAGES[encoder])
     if found is not None and found.origin is not None:
         package = Path(found.origin).parent
