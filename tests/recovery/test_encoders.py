@@ -17,6 +17,7 @@ import pytest
 
 from recovery.conftest import TOKENIZER, text
 from recovery.support import Forge, assert_same_tree, children, stop_at, tree
+from tokenmill.corpus import kinds
 from tokenmill.errors import TransientError
 from tokenmill.tokens import pool
 from tokenmill.tokens.pool import EncoderProcesses
@@ -167,7 +168,7 @@ def encode_on_each(
             slot.text.data[: len(LINES)] = LINES
         meanwhile()
         for slot in slots:
-            slot.submit([Segment(0, len(LINES), False, True)])
+            slot.submit([Segment(0, len(LINES), kinds.LINES, True)])
         ids = []
         for slot in slots:
             (column,), (found,), refused = slot.result()
@@ -202,7 +203,7 @@ def test_no_slot_is_left_only_when_half_of_them_are_ready(
         assert share.acquire() is None, "nothing is to be waited for yet"
         for slot in slots:
             slot.text.data[: len(LINES)] = LINES
-            slot.submit([Segment(0, len(LINES), False, True)])
+            slot.submit([Segment(0, len(LINES), kinds.LINES, True)])
         if killed:
             os.kill(children(os.getpid(), "tokens.serve")[0], signal.SIGKILL)
         assert share.acquire() is None

@@ -78,12 +78,15 @@ class Scene:
 
 
 def snapshot(root: Path) -> dict[str, tuple[Any, ...]]:
-    """Return what is below a directory, with the times of the last change and of the last read."""
+    """Return what is below a directory, with the times of the last change and of the last read.
+
+    The time of the last change of a status is left out: it changes when another name of a file in the output goes.
+    """
     found = {}
     for path in [root, *sorted(root.rglob("*"))]:
         status = path.lstat()
-        times = (status.st_mtime_ns, status.st_ctime_ns, status.st_atime_ns if path.is_file() else 0)
-        found[str(path)] = (status.st_mode, status.st_size, status.st_nlink, times)
+        times = (status.st_mtime_ns, status.st_atime_ns if path.is_file() else 0)
+        found[str(path)] = (status.st_mode, status.st_uid, status.st_gid, status.st_size, times)
     return found
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import orjson
 
 from tokenmill.corpus import foreign
-from tokenmill.corpus.kinds import LINES, ROWS, TEXT, TEXT_LINES
+from tokenmill.corpus.kinds import LINES, ROWS, TEXT, TEXT_LINES, TOO_LONG
 from tokenmill.corpus.records import BOM, CONTENT
 from tokenmill.errors import RequestError
 
@@ -86,8 +86,10 @@ def parse_block(
     block = bytes(data[start:end])
     if kind in (TEXT, TEXT_LINES):
         return _parse_text(block.removeprefix(BOM) if begins_file else block, lines=kind == TEXT_LINES)
+    if kind != TOO_LONG:
+        raise ValueError(f"no block holds {kind!r}")
     parsed = Parsed([[] for _ in keys])
-    if block:  # TOO_LONG
+    if block:
         reason, _, head = block.partition(b"\n")
         parsed.rejected.append(Rejected(0, 1, reason.decode(), head))
     return parsed

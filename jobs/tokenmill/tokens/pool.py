@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from tokenmill.corpus import kinds
 from tokenmill.errors import TransientError
 from tokenmill.machine import memory_words
 from tokenmill.tokens.channel import Channel
@@ -47,9 +48,6 @@ MAX_GROWTH = 512 << 20
 
 MAX_FAILURES = 8
 """Crashes and hangs after which everything goes to Hugging Face."""
-
-PER_BYTE = 40
-"""Bytes of memory that Hugging Face takes for each of a record's, about: its ids, offsets and words."""
 
 EXACT_PATIENCE = 30
 """How many times slower than the fast encoders Hugging Face may be."""
@@ -353,9 +351,9 @@ class _Process:
                 raise TransientError(
                     f"the encoder {self._pool.task.encoder} {why} on a record of {text / 1e6:,.0f} MB, and Hugging "
                     "Face did no better: most likely the memory is too little, of which an encoder takes about "
-                    f"{PER_BYTE} times a record's size ({memory_words()}); raise the limit (in a chart: --set "
-                    f"resources.limits.memory={-(-text * PER_BYTE // 10**9) + 1}Gi), give fewer --processes, or cut "
-                    "the record"
+                    f"{kinds.MEMORY} times a record's size ({memory_words()}); raise the limit (in a chart: --set "
+                    f"resources.limits.memory={-(-text * kinds.MEMORY // 10**9) + 1}Gi), give fewer --processes, or "
+                    "cut the record"
                 )
             raise TransientError(
                 f"the encoder {self._pool.task.encoder} {why}, and Hugging Face did no better on the same records "
