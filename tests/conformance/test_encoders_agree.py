@@ -68,7 +68,7 @@ def digests(output: Path) -> dict[str, str]:
 def test_same_bytes_by_every_encoder(name: str, corpus: Path, preprocess: Callable[..., None], tmp_path: Path) -> None:
     tokenizer = made("TOKENMILL_NPM_TOKENIZERS", name)
     for encoder in ("hf", "auto"):
-        preprocess(corpus, tmp_path / encoder, tokenizer, "--encoder", encoder)
+        preprocess(corpus, tmp_path / encoder, tokenizer, "--encoder", encoder, "--tokenizer-source", "class")
     expected = digests(tmp_path / "hf")
     assert len(expected) == 6
     assert digests(tmp_path / "auto") == expected
