@@ -308,6 +308,48 @@ def test_forged_records_end_in_no_traceback(scene: Callable[[], Scene]) -> None:
                 here.runs()
 
 
+def test_a_forged_dataset_ends_in_no_traceback_where_it_is_used(
+    tokenised: Path, forge: Forge, tmp_path: Path, victim: Path
+) -> None:
+    """Every value of the records of a finished dataset becomes something else, then it is blended and trained on."""
+    output, settings = tmp_path / "out", tmp_path / "settings.json"
+    settings.write_text(
+        json.dumps(
+            {
+                "release": "run",
+                "model": {"numLayers": 2, "hiddenSize": 64, "numAttentionHeads": 4, "seqLength": 32},
+                "training": {"nodes": 1, "gpusPerNode": 1, "iterations": 9, "globalBatchSize": 4},
+                "checkpoint": {"path": str(tmp_path / "checkpoints")},
+                "dataset": {"path": str(output), "split": "90,5,5"},
+                "trainer": {"backend": "gloo", "script": __file__},
+            }
+        )
+    )
+    commands: list[list[Any]] = [
+        ["blend", tmp_path / "blend.json", output, "--root", tmp_path, "--split", "90,5,5"],
+        ["train", "--dry-run", settings],
+        ["verify", output],
+        ["inspect", output],
+    ]
+    before, number = snapshot(victim), 0
+    shutil.copytree(tokenised, output)
+    for command in commands:
+        forge.done(command)
+    names = ["plan.json", "manifest.json", "receipts/" + next((output / ".tokenmill").glob("*/receipts/*.json")).name]
+    for path in [output / ".tokenmill/preprocess" / name for name in names]:
+        content = path.read_bytes()
+        old = json.loads(content)
+        for name in [None, *old]:
+            for value in [*VALUES, str(victim / "folder")]:
+                number += 1
+                path.write_text(json.dumps(value if name is None else old | {name: value}))
+                run = forge.run(commands[number % len(commands)])
+                assert run.exit in (0, 2) and "Traceback" not in run.said, f"{path} {name} {value}\n{run.said}"
+        path.write_bytes(content)
+    assert number > 100
+    assert snapshot(victim) == before
+
+
 def test_a_planted_plan_of_nothing_is_no_reason_to_delete(scene: Callable[[], Scene]) -> None:
     """`--replace` removes what the old plan names, and it names what an attacker wants."""
     here = scene()
