@@ -130,6 +130,27 @@ def test_a_difference_stops_the_run(forge: Forge, settled: Path, tmp_path: Path)
     assert (output / "a_text_document.bin").read_bytes() == exact
 
 
+def test_each_encoder_finds_what_it_was_judged_with(forge: Forge, tmp_path: Path) -> None:
+    """Where merges never happen, fast encoders load a file that Hugging Face does not: it stays, for their verdict."""
+    tokenizer, source, output = tmp_path / "tokenizer", tmp_path / "a.jsonl", tmp_path / "out"
+    shutil.copytree(TOKENIZER, tokenizer)
+    known = json.loads((tokenizer / "tokenizer.json").read_bytes())
+    merges, vocabulary = known["model"]["merges"], known["model"]["vocab"]
+    whole = ["".join(merge) for merge in merges]
+    cuts = ([word[:cut], word[cut:]] for word in whole for cut in range(1, len(word)))
+    merges.append(next(pair for pair in cuts if pair not in merges and vocabulary.keys() >= {*pair}))
+    (tokenizer / "tokenizer.json").write_text(json.dumps(known))
+    source.write_bytes(LINES)
+    command = ["preprocess", source, output, "--tokenizer", tokenizer, "--processes", 1, "--encoder"]
+    made = set()
+    for encoder in ("fastokens", "hf", "fastokens", "hf"):
+        forge.done([*command, encoder])
+        made.add((output / "a_text_document.bin").read_bytes())
+        (output / "a_text_document.bin").unlink()
+    assert len(made) == 1
+    assert len(list(output.glob(".tokenmill/preprocess/encoders/*/encoder.json"))) == 1
+
+
 @pytest.fixture
 def processes(settled: Path, request: pytest.FixtureRequest) -> Callable[..., EncoderProcesses]:
     """Return a way to start encoder processes."""

@@ -242,11 +242,15 @@ class Encoders:
                 say=say,
             )
             self._place(made / "tokenizer", tokenizer.files)
-            directory, tree, hashes = self.directory(tokenizer.fingerprint, way), self.record.tree, dict[str, str]()
-            for path in (*merges.files(made), *(made / name for name in BESIDE)):
-                if path.exists():
-                    tree.write_atomic(directory / path.name, path.read_bytes())
-                    hashes[path.name] = sha256_of(path)
+            directory, tree = self.directory(tokenizer.fingerprint, way), self.record.tree
+            # Hugging Face judged alone makes no encoder.json: that of an earlier --encoder stays, for its verdict.
+            hashes = dict(read_json(directory / HASHES, tree=tree) or {}) if self._is_as_judged(directory) else {}
+            for part in (*merges.NAMES, *BESIDE):
+                if (made / part).exists():
+                    tree.write_atomic(directory / part, (made / part).read_bytes())
+                    hashes[part] = sha256_of(made / part)
+                elif part not in hashes:
+                    tree.unlink(directory / part)
             tree.write_atomic(directory / HASHES, readable_json(hashes))
         tree.write_atomic(directory / _verdict_name(way, encoder), readable_json(verdict.to_json()))
         tree.write_atomic(directory / name, readable_json(tokenizer.to_json()))
