@@ -378,12 +378,18 @@ def test_one_of_two_nodes_is_lost(job: Callable[..., Job], rank: int, number: si
     run.assert_exact()
 
 
-def test_a_lost_master_that_left_no_verdict_keeps_no_worker_waiting(job: Callable[..., Job]) -> None:
+@pytest.mark.parametrize("late", [False, True], ids=["master comes after", "master comes before the worker looks"])
+def test_a_lost_master_that_left_no_verdict_keeps_no_worker_waiting(job: Callable[..., Job], late: bool) -> None:
     """The ranks of both nodes save and end with 0; node 0 is gone before it says how its attempt ended."""
     run = job(training__nodes=2, training__gpusPerNode=1, step=0.03)
     master, worker = run.start(0), run.start(1)
     wait_for(run, "before the start of training step")
+    wait_for(run, "iteration        1/", rank=1)
+    arrival = Path(run.settings["checkpoint"]["path"]) / ".tokenmill/train/arrival-0.json"
+    met = arrival.read_bytes()
     master.send_signal(signal.SIGSTOP)
+    if late:
+        worker.send_signal(signal.SIGSTOP)
     run.fault("leave")
     deadline = time.monotonic() + 60
     while any(b"trainer.py" in readable(p) for p in children(master.pid) + children(worker.pid)):
@@ -393,6 +399,10 @@ def test_a_lost_master_that_left_no_verdict_keeps_no_worker_waiting(job: Callabl
     master.kill()
     master.wait()
     run.nodes = [run.start(0), None]
+    while late and arrival.read_bytes() == met:
+        assert time.monotonic() < deadline, run.logs()
+        time.sleep(0.05)
+    worker.send_signal(signal.SIGCONT)
     assert worker.wait(60) == 143, run.logs()
     assert "node 0 was lost and has started anew; this node joins it" in last_line(run.log(1))
     run.nodes[1] = run.start(1)
@@ -1059,9 +1069,9 @@ def wait_for_silence(run: Job) -> None:
         time.sleep(0.5)
 
 
-def wait_for(run: Job, words: str, seconds: float = 30, times: int = 1) -> None:
-    """Wait until node 0 has said something."""
+def wait_for(run: Job, words: str, seconds: float = 30, times: int = 1, rank: int = 0) -> None:
+    """Wait until a node has said something."""
     deadline = time.monotonic() + seconds
-    while run.log().count(words) < times:
-        assert time.monotonic() < deadline, run.log()
+    while run.log(rank).count(words) < times:
+        assert time.monotonic() < deadline, run.log(rank)
         time.sleep(0.01)

@@ -56,11 +56,6 @@ class Records:
         found = [_attempt(each) for each in value] if isinstance(value, list) else []
         return [each for each in found if each]
 
-    def latest(self) -> str | None:
-        """Return the id of the start that node 0 began last, None before there is one."""
-        attempts = self.attempts()
-        return attempts[-1].id if attempts else None
-
     def begin(self, attempt: Attempt, limit: int) -> bool:
         """Record a start; return whether an earlier one with these settings came to its training loop.
 
@@ -124,6 +119,16 @@ class Records:
         """Read what a node wrote when it came, empty before that."""
         value = self._read(f"arrival-{rank}.json")
         return value if isinstance(value, dict) else {}
+
+    def arrived_after(self, rank: int, since: float) -> bool:
+        """Tell whether a node came, or came again, after a time of this machine's clock.
+
+        Every node writes its arrival before its launcher starts, and no more once its ranks run. Clocks of machines
+        differ, so both times are taken from the file server.
+        """
+        status = self._tree.stat(self.directory / f"arrival-{rank}.json")
+        server = self._tree.server_time(self.directory)
+        return status is not None and status.st_mtime > since + (server - time.time() if server else 0)
 
     def write_arrival(self, rank: int, run: str, began: float, beat: int) -> None:
         """Say that this node is here since then, and waits for the others."""

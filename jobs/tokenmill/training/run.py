@@ -248,15 +248,9 @@ def _follow(run: Run, signals: Signals) -> None:
             records.write_failure(run.node.rank, gethostname(), "; ".join(run.sick))
             records.write_arrival(run.node.rank, run_name(), time.time(), 1)
         _end(143, cannot_start(run.sick))
-    before, ours = records.verdict(), list[str | None]()
+    before = records.verdict()
     watch, others = _watch(run.settings, 0), Others(records, run.node)
-
-    def note() -> None:
-        """Remember which attempt of node 0 the ranks here train in, once they train."""
-        if not ours and (watch.started or others.signs()):
-            ours.append(records.latest())
-
-    end = _supervised(run, watch, others, (lambda: others.tell(watch.signs), note), signals)
+    end = _supervised(run, watch, others, (lambda: others.tell(watch.signs),), signals)
     if end.code == 0 and run.reached() >= run.target:
         return _end(0, f"done: iteration {run.target:,} is saved")
     if end.code != 0 and not end.stopped and _done(run):  # torchrun may fail where node 0's was the first to leave
@@ -268,7 +262,6 @@ def _follow(run: Run, signals: Signals) -> None:
         with contextlib.suppress(OSError):
             records.write_failure(run.node.rank, gethostname(), cause)
         _end(143, f"the trainer ended with {_ending(end)} on this node: {cause}; node 0 judges")
-    attempt = ours[0] if ours else records.latest()
     deadline = time.monotonic() + VERDICT_PATIENCE
     while time.monotonic() < deadline and not signals.asked:
         verdict = records.verdict()
@@ -276,7 +269,7 @@ def _follow(run: Run, signals: Signals) -> None:
             return _end(0, f"done: iteration {run.target:,} is saved")
         if verdict and verdict != before:
             _end(143, f"node 0 says that the run goes on from iteration {verdict['iteration']:,}")
-        if records.latest() != attempt:  # a verdict on the attempt here will never come
+        if records.arrived_after(0, end.met):  # so that a verdict on the start here will never come
             _end(143, "node 0 was lost and has started anew; this node joins it")
         time.sleep(0.5)
     _end(143, f"the trainer ended with 0, and iteration {run.target:,} is not saved as far as this node can see")

@@ -76,6 +76,8 @@ class End:
     """Why it was ended from here; empty when it ended by itself."""
     iterated: bool
     """An iteration was reported, here or by another node."""
+    met: float
+    """When ranks were first seen to run, as `time.time` says it; when it ended, where none were."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,8 @@ class Supervisor:
     signals: Signals
     gathered: Callable[[bool], bool] = lambda met: True
     """Looks for other nodes, told whether ranks are started; those that are here wait until it says that all are."""
-    _met: bool = False
+    _met: float = 0.0
+    """When ranks were first seen to run."""
     _here: bool = False
     _blind: bool = False
     """Records cannot be written or read, perhaps not by others either."""
@@ -132,7 +135,7 @@ class Supervisor:
         """
         self.signals.ending = False
         if self.signals.asked:
-            return End(-self.signals.asked[0], stopped=True, ended="", iterated=False)
+            return End(-self.signals.asked[0], stopped=True, ended="", iterated=False, met=time.time())
         _adopt_orphans()
         try:
             process = subprocess.Popen(
@@ -159,7 +162,8 @@ class Supervisor:
         code = process.poll()
         code = 0 if self._finished else code
         iterated = any(each.iteration is not None for each in self._signs())
-        return End(-signal.SIGKILL if code is None else code, self._stopping, self._ended, iterated)
+        met = self._met or time.time()
+        return End(-signal.SIGKILL if code is None else code, self._stopping, self._ended, iterated, met)
 
     def _look_on(self, launcher: int) -> None:
         working, before = 0.0, set[int]()
@@ -170,7 +174,7 @@ class Supervisor:
             if found & before:  # what torchrun's own imports start (ldconfig) is gone by the next look
                 working = time.monotonic()
                 if not self._met:
-                    self._met, self._moved = True, working
+                    self._met, self._moved = time.time(), working
                     self._look()  # at once: these ranks meet those of the nodes that are here now
             elif not found and working and time.monotonic() - working > BARRIER and not self._finished:
                 self._finished = True
@@ -197,7 +201,7 @@ class Supervisor:
         self._elsewhere = self.others()
 
     def _gather(self) -> None:
-        self._here = self.gathered(self._met)
+        self._here = self.gathered(self._met > 0)
 
     def _follow(self, process: "subprocess.Popen[bytes]") -> None:
         batches: queue.Queue[list[bytes] | None] = queue.Queue(maxsize=64)
@@ -227,7 +231,7 @@ class Supervisor:
             alive, said = self.watch.read(text)
             _pass_on("".join([text, *(f"tokenmill: {words}\n" for words in said)]))
             if alive:
-                self._moved, self._met = time.monotonic(), True
+                self._moved, self._met = time.monotonic(), self._met or time.time()
         _flush()
 
     def _stop(self, process: "subprocess.Popen[bytes]") -> None:
