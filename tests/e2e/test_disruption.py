@@ -139,6 +139,7 @@ def test_a_worker_killed_for_memory_says_its_limit_and_its_unit(slow_hub: Namesp
     line = (
         f"heavy charts/dataset-preprocess {STORAGE} --set dataset.inputPath=heavy --set workers=2 --set processes=1"
         " --set resources.requests.cpu=50m,resources.requests.memory=256Mi --set job.backoffLimitPerIndex=0"
+        " --set dataset.maxRecordSize=64MiB"  # else the record is refused for its size
     )
     slow_hub.install(f"{line} --set resources.limits.memory=600Mi")
     slow_hub.wait_for_job("heavy-preprocess", "Failed")
