@@ -4,8 +4,8 @@ Values and schema of a stage's chart: its own part, then what charts/common hold
 training chart: its own part, what charts/common holds for all pods, and the sections of the settings file, whose types
 have their home in tokenmill.training.settings. Those of the pipeline: a section for each stage, made of its own chart's
 part, and what is the same for all. What the storage chart says of checkpoints: the figures of
-tokenmill.training.storage. What `tokenmill fit` knows of values/models. READMEs: from the comments in values.yaml, by
-helm-docs.
+tokenmill.training.planner.storage. What `tokenmill fit` knows of values/models. READMEs: from the comments in
+values.yaml, by helm-docs.
 
     python tools/charts.py            write it
     python tools/charts.py --check    exit 1, naming the files, when something is not what would be written
@@ -22,8 +22,9 @@ import msgspec
 import yaml
 from fresh import write_or_check
 
-from tokenmill.training import model, settings, storage
-from tokenmill.training.memory import checkpoint_bytes
+from tokenmill.training import model, settings
+from tokenmill.training.planner import storage
+from tokenmill.training.planner.memory import checkpoint_bytes
 
 ROOT = Path(__file__).parents[1]
 CHARTS = ROOT / "charts"

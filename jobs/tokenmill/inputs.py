@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tokenmill.errors import RequestError
-from tokenmill.files import RECORDS, explained
-from tokenmill.tree import Tree
+from tokenmill.files.explain import explained
+from tokenmill.files.paths import RECORDS
+from tokenmill.files.tree import Tree
 
 LOST_AND_FOUND = "lost+found"
 """Directory that mkfs makes in the root of an ext4 volume, for root alone: no data of anybody's."""

@@ -6,7 +6,8 @@ python tests/bench/holes.py DIRECTORY COUNT
 import sys
 from pathlib import Path
 
-from tokenmill.files import readable_pieces, write_atomic
+from tokenmill.files.codec import readable_pieces
+from tokenmill.files.publish import write_atomic
 from tokenmill.flow.provenance import whole
 from tokenmill.flow.record import Plan, StageRecord, Unit, make_manifest
 

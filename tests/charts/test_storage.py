@@ -11,7 +11,7 @@ import yaml
 
 from charts.rendering import HELMS, ROOT, conform, helm, overlays
 from tokenmill.flow.progress import duration
-from tokenmill.training.storage import CORPUS, NODE_HOURS, Saving, back_end
+from tokenmill.training.planner.storage import CORPUS, NODE_HOURS, Saving, back_end
 
 CHART = ROOT / "charts/shared-storage"
 GOLDEN = Path(__file__).parent / "golden/shared-storage"

@@ -21,9 +21,10 @@ import yaml
 
 from charts.rendering import HELMS, ROOT, TOOLS, applying, conform, documents_of, helm, overlays, training, training_run
 from contract.commandline import tokenmill
-from tokenmill.training import layout, model, settings
+from tokenmill.training import model, settings
 from tokenmill.training.arguments import Data, megatron_arguments
-from tokenmill.training.memory import GIB, RESERVE, total_bytes
+from tokenmill.training.planner import layout
+from tokenmill.training.planner.memory import GIB, RESERVE, total_bytes
 from unit.test_training_data import Mill
 
 ENGINES = ("pytorchjob", "jobset", "trainjob")

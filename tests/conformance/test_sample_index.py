@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from tokenmill.errors import RequestError
-from tokenmill.training import data
 from tokenmill.training.arguments import megatron_arguments
-from tokenmill.training.index import build_index, sweep
+from tokenmill.training.data import blend as data
+from tokenmill.training.data.index import build_index, sweep
 from tokenmill.training.model import Model
 from tokenmill.training.settings import Blend, Checkpoint, Dataset, Part, Settings, Trainer, Training, derived
 

@@ -12,7 +12,7 @@ from contract.commandline import data_of, tokenmill
 from e2e.cluster import CLAIM, Namespace, exit_code, node_name, wait_for
 from e2e.corpus import DATASET, assert_same, content, done, receipts, serve, shard
 from e2e.training import Training, make_dataset
-from tokenmill.files import read_json
+from tokenmill.files.codec import read_json
 
 pytestmark = pytest.mark.e2e
 

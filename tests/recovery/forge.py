@@ -42,7 +42,7 @@ HANDLES = {
 def seen(event: str, arguments: tuple[Any, ...]) -> tuple[str, list[str]]:
     """Return an operation and the whole paths that it is about; none where it is not one of those that are seen.
 
-    What is opened relative to a handle is told by an event of its own (tokenmill.tree).
+    What is opened relative to a handle is told by an event of its own (tokenmill.files.tree).
     """
     if event in ("open", "tokenmill.open", "os.truncate"):
         whole = isinstance(arguments[0], str | os.PathLike) and os.path.isabs(arguments[0])
@@ -166,11 +166,11 @@ def warm() -> None:
     import tokenmill.corpus.compression
     import tokenmill.corpus.hub
     import tokenmill.corpus.readers
+    import tokenmill.flow.output_names
     import tokenmill.stages.concatenate
     import tokenmill.stages.download
     import tokenmill.stages.extract
     import tokenmill.stages.launch
-    import tokenmill.stages.naming
     import tokenmill.stages.preprocess
     import tokenmill.tokens.encoders
     import tokenmill.tokens.indexed

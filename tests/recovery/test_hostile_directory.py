@@ -16,7 +16,7 @@ import pytest
 
 from recovery.conftest import TOKENIZER
 from recovery.support import Forge, kill_at
-from tokenmill.files import content_id
+from tokenmill.files.codec import content_id
 from tokenmill.flow.record import Plan
 
 OLD = 1_600_000_000

@@ -23,9 +23,9 @@ import pytest
 from contract.commandline import tokenmill
 from recovery.conftest import TOKENIZER, text
 from recovery.support import Forge, environment, tree
-from tokenmill.training.attempts import Records
-from tokenmill.training.gathering import Gathering
-from tokenmill.training.node import Node
+from tokenmill.training.runtime.attempts import Records
+from tokenmill.training.runtime.node import Node
+from tokenmill.training.runtime.rendezvous import Gathering
 
 TRAINER = Path(__file__).parent.parent / "trainer"
 ITERATIONS = 40

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenmill.tokens.channel import Channel
+from tokenmill.tokens.workers.channel import Channel
 
 
 def pair() -> tuple[Channel, Channel]:

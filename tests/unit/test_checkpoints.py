@@ -26,7 +26,8 @@ from hypothesis import strategies as st
 from contract.commandline import many, tokenmill
 from tokenmill.errors import RequestError
 from tokenmill.flow.progress import size
-from tokenmill.training.checkpoints import (
+from tokenmill.training.checkpoints.metadata import Damage, extents
+from tokenmill.training.checkpoints.repair import (
     ASIDE_FINISHED,
     ASIDE_UNFINISHED,
     TornTracker,
@@ -36,8 +37,7 @@ from tokenmill.training.checkpoints import (
     read_tracker,
     scan,
 )
-from tokenmill.training.distcp import CLOCK_TOLERANCE, Checkpoint
-from tokenmill.training.extents import Damage, extents
+from tokenmill.training.checkpoints.torch_dist import CLOCK_TOLERANCE, Checkpoint
 from unit.torchdist import (
     CUT_OFF,
     NOW,
@@ -547,9 +547,9 @@ def test_a_large_honest_metadata_is_whole(tmp_path: Path) -> None:
     ],
 )
 def test_work_is_bounded(bound: str, content: bytes, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(f"tokenmill.training.extents.{bound}", 60)
+    monkeypatch.setattr(f"tokenmill.training.checkpoints.metadata.{bound}", 60)
     if bound != "OPERATIONS":
-        monkeypatch.setattr("tokenmill.training.extents.OPERATIONS", 1000)
+        monkeypatch.setattr("tokenmill.training.checkpoints.metadata.OPERATIONS", 1000)
     with pytest.raises(Damage, match=said):
         extents(content)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tokenmill.errors import MachineError, RequestError, TokenmillError, TransientError
-from tokenmill.files import explained
+from tokenmill.files.explain import explained
 
 WORDS = {
     errno.ENOTCONN: (1, "the process that serves the mount /proc has died"),

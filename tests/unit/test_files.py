@@ -14,22 +14,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tokenmill.errors import MachineError, RequestError, TransientError
-from tokenmill.files import (
-    BATCH,
-    NAME_BYTES,
-    Packed,
-    canonical_json,
-    content_id,
-    explained,
-    hash_file,
-    inside,
-    publish_once,
-    read_json,
-    readable_json,
-    readable_pieces,
-    safe_name,
-    write_atomic,
-)
+from tokenmill.files.codec import BATCH, Packed, canonical_json, content_id, read_json, readable_json, readable_pieces
+from tokenmill.files.explain import explained
+from tokenmill.files.hashing import hash_file
+from tokenmill.files.paths import NAME_BYTES, inside, safe_name
+from tokenmill.files.publish import publish_once, write_atomic
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=400)
 JSON = st.recursive(

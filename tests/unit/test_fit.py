@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from contract.commandline import Ended, many, tokenmill
 from tokenmill.errors import RequestError
-from tokenmill.training.fit import Machines, Wanted, cost, search
-from tokenmill.training.layout import late_refusals, refusals
-from tokenmill.training.memory import GIB, total_bytes
 from tokenmill.training.model import from_fields, names, preset
-from tokenmill.training.plan import GRACE_SECONDS
+from tokenmill.training.planner.fit import Machines, Wanted, cost, search
+from tokenmill.training.planner.layout import late_refusals, refusals
+from tokenmill.training.planner.memory import GIB, total_bytes
+from tokenmill.training.planner.plan import GRACE_SECONDS
+from tokenmill.training.planner.storage import Saving, back_end
 from tokenmill.training.settings import Settings, derived
-from tokenmill.training.storage import Saving, back_end
 
 ROOT = Path(__file__).parents[2]
 H100 = ["--gpu-memory", "80"]

@@ -20,7 +20,7 @@ from tokenmill.flow.record import StageRecord
 from tokenmill.flow.status import statuses
 from tokenmill.flow.worker import Summary
 from tokenmill.stages import launch
-from tokenmill.stages.dataset import check
+from tokenmill.tokens.dataset import check
 
 FILES = 4
 

@@ -11,13 +11,13 @@ import pytest
 
 from contract.commandline import tokenmill
 from tokenmill.errors import InputError, RequestError, Stopped, Superseded
+from tokenmill.files.tree import Tree
 from tokenmill.flow.planning import Request, agree
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.record import Plan, StageRecord, Unit
 from tokenmill.flow.runs import Runs
 from tokenmill.flow.worker import Distribution, Job, run
 from tokenmill.stages import launch
-from tokenmill.tree import Tree
 
 
 def how(

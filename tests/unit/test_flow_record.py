@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenmill.errors import RequestError
-from tokenmill.files import hash_file, safe_name
+from tokenmill.files.hashing import hash_file
+from tokenmill.files.paths import safe_name
 from tokenmill.flow.provenance import whole
 from tokenmill.flow.record import Plan, StageRecord, Unit, complete, make_manifest
 

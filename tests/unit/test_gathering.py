@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from tokenmill.errors import Superseded
-from tokenmill.training import gathering
-from tokenmill.training.attempts import Records
-from tokenmill.training.gathering import Gathering
-from tokenmill.training.node import Node
+from tokenmill.training.runtime import rendezvous as gathering
+from tokenmill.training.runtime.attempts import Records
+from tokenmill.training.runtime.node import Node
+from tokenmill.training.runtime.rendezvous import Gathering
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from contract.commandline import Ended, tokenmill
-from tokenmill.training.layout import Layout, late_refusals, refusals
-from tokenmill.training.memory import (
+from tokenmill.training.planner.layout import Layout, late_refusals, refusals
+from tokenmill.training.planner.memory import (
     GIB,
     activation_bytes,
     checkpoint_bytes,

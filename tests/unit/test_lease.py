@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tokenmill.errors import RequestError, Superseded
-from tokenmill.files import write_atomic
-from tokenmill.training import lease as module
-from tokenmill.training.lease import CurrentRun, Lease
+from tokenmill.files.publish import write_atomic
+from tokenmill.training.runtime import lease as module
+from tokenmill.training.runtime.lease import CurrentRun, Lease
 
 ELSEWHERE = {"host": "node-7", "boot": "another", "namespace": "pid:[1]", "pid": 1, "started": 5}
 

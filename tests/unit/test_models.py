@@ -3,9 +3,9 @@
 import pytest
 
 from tokenmill.errors import RequestError
-from tokenmill.training.layout import Layout
-from tokenmill.training.memory import Parameters, parameters
 from tokenmill.training.model import from_fields, names, preset
+from tokenmill.training.planner.layout import Layout
+from tokenmill.training.planner.memory import Parameters, parameters
 
 KNOWN = {  # billions of parameters
     "125m": 0.124,

@@ -6,7 +6,7 @@ import unicodedata
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tokenmill.stages.naming import distinct, flat, tree
+from tokenmill.flow.output_names import distinct, flat, tree
 
 PART = st.text(st.characters(exclude_categories=(), exclude_characters="/"), min_size=1, max_size=60)
 # Few characters, so that paths clash in case and composition and by what flattening puts for a slash.

@@ -3,7 +3,7 @@
 import pytest
 
 from tokenmill.errors import RequestError
-from tokenmill.training.node import inherited, launcher, node_of
+from tokenmill.training.runtime.node import inherited, launcher, node_of
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ from tokenmill.errors import InputError, RequestError
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.worker import Summary
 from tokenmill.stages import launch
-from tokenmill.stages.dataset import check, find_dataset, find_document
-from tokenmill.stages.encoder import Recipe
 from tokenmill.testhub import Hub
+from tokenmill.tokens.dataset import check, find_dataset, find_document
+from tokenmill.tokens.encoder_store import Recipe
 from tokenmill.tokens.indexed import IndexedReader
 from tokenmill.tokens.tokenizer import decode
 

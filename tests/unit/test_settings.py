@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmill.errors import RequestError
-from tokenmill.training.layout import late_refusals, refusals
 from tokenmill.training.model import names, preset
+from tokenmill.training.planner.layout import late_refusals, refusals
 from tokenmill.training.settings import Settings, derived, read
 
 

@@ -13,7 +13,7 @@ SETUP = """
 import json, sys, time
 from tokenmill.errors import RequestError, Superseded
 from tokenmill.training import supervise
-from tokenmill.training.watch import Signs, Watch
+from tokenmill.training.runtime.watch import Signs, Watch
 supervise.LOOK = supervise.FIRST_LOOK = 0.1
 counts = []
 def run(

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from tokenmill.errors import MachineError, RequestError, TokenmillError
 from tokenmill.tokens.indexed import IndexedReader
-from tokenmill.training import data
-from tokenmill.training.index import build_index, sweep
+from tokenmill.training.data import blend as data
+from tokenmill.training.data.index import build_index, sweep
 from tokenmill.training.model import Model
 from tokenmill.training.settings import Blend, Checkpoint, Dataset, Part, Settings, Training, derived
 

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from tokenmill.training.watch import Signs, Watch
+from tokenmill.training.runtime.watch import Signs, Watch
 
 LINE = (
     " [2026-11-22 04:05:06.123456] iteration      {:3d}/    1000 | consumed samples:         4096 | elapsed time per "

@@ -10,7 +10,7 @@ import typer
 from tokenmill.cli import options as o
 
 if TYPE_CHECKING:
-    from tokenmill.training.data import Names
+    from tokenmill.training.data.blend import Names
     from tokenmill.training.settings import Part
 
 PART = "PART[=WEIGHT]"
@@ -44,9 +44,10 @@ def blend(
 ) -> None:
     """Weight datasets against each other and write what Megatron-LM reads (or, with --values, the chart)."""
     from tokenmill.errors import RequestError
-    from tokenmill.files import explained, write_atomic
-    from tokenmill.training import data
+    from tokenmill.files.explain import explained
+    from tokenmill.files.publish import write_atomic
     from tokenmill.training import settings as s
+    from tokenmill.training.data import blend as data
 
     o.one_of("--by", by, "tokens", "documents", "bytes", "given")
     if out.suffix in (".bin", ".idx") or (out.exists() and not out.is_file()):
@@ -71,7 +72,7 @@ def blend(
 
 def _options() -> "Names":
     """Return what this command calls what names the datasets."""
-    from tokenmill.training.data import Names
+    from tokenmill.training.data.blend import Names
 
     class Options(Names):
         key = "--key"
@@ -131,7 +132,7 @@ def _below(part: str, root: Path) -> Path:
 
 
 def _table(corpus: Any, tokens: float | None) -> list[str]:
-    from tokenmill.training.data import trained_on
+    from tokenmill.training.data.blend import trained_on
 
     rows = [("split", "dataset", "pairs", "documents", "tokens", "share", "epochs")]
     for name, sources in corpus.lists.items():

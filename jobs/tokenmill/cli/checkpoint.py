@@ -32,8 +32,8 @@ def _check(path: Path) -> None:
 def list_(path: Checkpoints, json: o.Json = False) -> None:
     """List the checkpoints, oldest first: iteration, size, age, whether they are whole; * marks the tracker's."""
     from tokenmill.flow.progress import duration, size
-    from tokenmill.training.checkpoints import TRACKER, ForeignTracker, TornTracker, scan, tracked
-    from tokenmill.training.distcp import RELEASE
+    from tokenmill.training.checkpoints.repair import TRACKER, ForeignTracker, TornTracker, scan, tracked
+    from tokenmill.training.checkpoints.torch_dist import RELEASE
 
     _check(path)
     named, torn = None, None
@@ -86,7 +86,7 @@ def verify(
 ) -> None:
     """Check the checkpoint that a run would resume from, with the hashes that --verify-integrity left; 2 if damaged."""
     from tokenmill.errors import InputError
-    from tokenmill.training.checkpoints import TRACKER, look
+    from tokenmill.training.checkpoints.repair import TRACKER, look
 
     _check(path)
     found = look(path, full=not quick)
@@ -128,7 +128,7 @@ def repair(
     No run may be using the directory.
     """
     from tokenmill.flow.progress import Reporter
-    from tokenmill.training.checkpoints import prepare
+    from tokenmill.training.checkpoints.repair import prepare
 
     _check(path)
     start = prepare(path, dry_run=dry_run, start_over=start_over, say=Reporter(json_lines=json).say)

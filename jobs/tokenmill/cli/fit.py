@@ -94,8 +94,8 @@ def fit(
     json: o.Json = False,
 ) -> None:
     """List the layouts of a model that fit the GPUs, best first, with memory, bubble, batch and checkpoint."""
-    from tokenmill.training import plan
-    from tokenmill.training.fit import Wanted
+    from tokenmill.training.planner import plan
+    from tokenmill.training.planner.fit import Wanted
 
     if check is not None:
         _check(check)
@@ -136,7 +136,7 @@ def fit(
 
 
 def _check(file: Path) -> None:
-    from tokenmill.training import cases
+    from tokenmill.training.planner import cases
 
     wrong: list[dict[str, Any]] = []
     total = 0

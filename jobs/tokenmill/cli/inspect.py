@@ -10,7 +10,7 @@ import typer
 from tokenmill.cli import options as o
 
 if TYPE_CHECKING:
-    from tokenmill.stages.dataset import Dataset
+    from tokenmill.tokens.dataset import Dataset
 
 
 def inspect(
@@ -27,7 +27,7 @@ def inspect(
 ) -> None:
     """Show a dataset's pairs and tokenizer; with --document, a document's text and its source file and revision."""
     from tokenmill.flow.record import kept_aside
-    from tokenmill.stages.dataset import find_dataset, find_document
+    from tokenmill.tokens.dataset import find_dataset, find_document
     from tokenmill.tokens.tokenizer import decode
 
     if document is None and (file or key):

@@ -53,7 +53,7 @@ def preprocess(
     """Tokenise JSONL, compressed or not, Parquet, Arrow, JSON or text into .bin/.idx, as Megatron-LM does."""
     from tokenmill.cli.report import how_to_run, report
     from tokenmill.stages import launch
-    from tokenmill.stages.encoder import Recipe
+    from tokenmill.tokens.encoder_store import Recipe
 
     source: Any = Path(input)
     target = output

@@ -95,7 +95,7 @@ def report(summary: Summary, output: Path, json_lines: bool) -> None:
 def report_pipeline(pipeline: Pipeline, summaries: list[Summary], how: Run) -> None:
     """Verify what a pipeline made, then say what each stage did, where the files lie and what to type next."""
     from tokenmill.errors import InputError
-    from tokenmill.stages.dataset import check
+    from tokenmill.tokens.dataset import check
 
     started = time.monotonic()
     data = default_output(pipeline.output, "preprocess")

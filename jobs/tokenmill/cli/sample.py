@@ -18,9 +18,9 @@ def sample(
 
     from tokenmill.cli.report import how_to_run, report_pipeline
     from tokenmill.sample.harvest import harvest
-    from tokenmill.stages.encoder import Recipe
     from tokenmill.stages.launch import Pipeline
     from tokenmill.testhub import Hub
+    from tokenmill.tokens.encoder_store import Recipe
 
     how = how_to_run(0, 1, processes, False, False, json)
     with tempfile.TemporaryDirectory(prefix="tokenmill-sample-") as scratch:

@@ -19,7 +19,7 @@ def train(
     ] = False,
 ) -> None:
     """Start, supervise and judge a Megatron-LM run: exit 0 at its target alone, 143 to be tried again, 2 for good."""
-    from tokenmill.training import run
+    from tokenmill.training.runtime import run
 
     if build_index:
         run.index(settings)

@@ -18,7 +18,7 @@ def verify(
     json: o.Json = False,
 ) -> None:
     """Check outputs as Megatron-LM will read them, and against the hashes recorded when they were made."""
-    from tokenmill.stages.dataset import check
+    from tokenmill.tokens.dataset import check
 
     checked, wrong = check(path, full=not quick, stage=stage)
     if json:

@@ -17,7 +17,8 @@ from tokenmill.corpus.judge import HEAD, impostor, unfinished
 from tokenmill.corpus.source import Body, Changed, Patience, RemoteFile, Retry, Source
 from tokenmill.corpus.transfer import pause
 from tokenmill.errors import WITH_REPLACE, RequestError, TransientError
-from tokenmill.files import size_of, update_hash
+from tokenmill.files.hashing import update_hash
+from tokenmill.files.publish import size_of
 
 WRONG_HASHES = 3
 """Whole downloads of a file with a wrong hash before it is given up."""

@@ -1,7 +1,7 @@
 """From a block of whole records to texts: what json.loads reads, and a named place for all that it does not.
 
-Second step of reading: `corpus.blocks` cuts a file into blocks, an encoder process (`tokens.serve`) takes the texts
-out of each with this, and so does `corpus.readers` for who wants the texts in this process.
+Second step of reading: `corpus.blocks` cuts a file into blocks, an encoder process (`tokens.workers.serve`) takes the
+texts out of each with this, and so does `corpus.readers` for who wants the texts in this process.
 """
 
 import json

@@ -19,10 +19,11 @@ from typing import Any
 
 from msgspec import Struct, ValidationError, convert
 
-from tokenmill.files import abandoned, read_json, readable_json
+from tokenmill.files.codec import read_json, readable_json
+from tokenmill.files.publish import abandoned
+from tokenmill.files.tree import CLOCK, ForeignEntry, Tree, kind_of
 from tokenmill.flow.record import StageRecord
 from tokenmill.machine import is_alive, machine, machine_tag, start_ticks
-from tokenmill.tree import CLOCK, ForeignEntry, Tree, kind_of
 
 OWNER = "owner.json"
 LEASE = "planning.json"

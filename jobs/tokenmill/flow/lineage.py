@@ -11,15 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import RequestError
-from tokenmill.files import (
-    RECORDS,
-    JsonText,
-    content_id,
-    pack,
-    patiently,
-    settle_seconds,
-    unpack,
-)
+from tokenmill.files.codec import JsonText, content_id, pack, unpack
+from tokenmill.files.mounts import patiently, settle_seconds
+from tokenmill.files.paths import RECORDS
+from tokenmill.files.tree import Tree
 from tokenmill.flow.attempt import LEASE, Liveness, read_owner
 from tokenmill.flow.progress import size
 from tokenmill.flow.provenance import Part, whole
@@ -35,7 +30,6 @@ from tokenmill.inputs import (
     walk_files,
 )
 from tokenmill.selection import Offer, Selection, matches, select
-from tokenmill.tree import Tree
 
 Usable = Sequence[str] | Callable[[str], bool] | None
 """Which plain files a stage reads: endings of their names, or a test of the path; None is all."""

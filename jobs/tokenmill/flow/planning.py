@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 from tokenmill.errors import WITH_REPLACE, RequestError, Stopped, Superseded, TokenmillError
-from tokenmill.files import readable_json
+from tokenmill.files.codec import readable_json
 from tokenmill.flow.attempt import LEASE, Liveness, break_lease, leftovers, owner_record, read_owner
 from tokenmill.flow.record import PLANNING, Plan, StageRecord, Unit, record_failure
 from tokenmill.flow.runs import Runs

@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokenmill.errors import RequestError, TokenmillError
-from tokenmill.files import (
+from tokenmill.files.codec import (
     JsonText,
     Packed,
     content_id,
-    hash_file,
     is_content,
     pack,
     read_json,
@@ -27,6 +26,8 @@ from tokenmill.files import (
     readable_pieces,
     unpack,
 )
+from tokenmill.files.hashing import hash_file
+from tokenmill.files.tree import ForeignEntry, Tree
 from tokenmill.flow.schema import (
     DamagedRecord,
     Recorded,
@@ -38,7 +39,6 @@ from tokenmill.flow.schema import (
     is_failure,
 )
 from tokenmill.redaction import redact
-from tokenmill.tree import ForeignEntry, Tree
 
 FORMAT = 1
 """Version of the three records' layout."""

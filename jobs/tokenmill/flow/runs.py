@@ -9,7 +9,8 @@ all that tells an old one from a new one. On a laptop there is no id, and nothin
 from dataclasses import dataclass
 
 from tokenmill.errors import RequestError
-from tokenmill.files import read_json, readable_json, safe_name
+from tokenmill.files.codec import read_json, readable_json
+from tokenmill.files.paths import safe_name
 from tokenmill.flow.record import Plan, StageRecord
 
 

@@ -257,7 +257,7 @@ class ColumnRecord(Struct):
 
 
 class JournalRecord(Struct):
-    """How far an attempt at a unit of preprocess is (`stages.tokenise`)."""
+    """How far an attempt at a unit of preprocess is (`tokens.unit_tokenizer`)."""
 
     done: Count
     columns: list[ColumnRecord]

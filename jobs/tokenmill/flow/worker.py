@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, Protocol
 
 from tokenmill import redaction
 from tokenmill.errors import MachineError, RequestError, Stopped, Superseded, TokenmillError, TransientError
-from tokenmill.files import explained
+from tokenmill.files.explain import explained
 from tokenmill.flow.attempt import Leftover, leftovers, sweep
 from tokenmill.flow.partition import share
 from tokenmill.flow.planning import Request, agree

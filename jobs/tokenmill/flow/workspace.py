@@ -22,13 +22,11 @@ from typing import IO, Any
 import xxhash
 
 from tokenmill.errors import WITH_HASHES, InputError, Stopped, Superseded, TokenmillError, TransientError
-from tokenmill.files import (
-    COPY_CHUNK,
-    inside,
-    patiently,
-    readable_json,
-    update_hash,
-)
+from tokenmill.files.codec import readable_json
+from tokenmill.files.hashing import COPY_CHUNK, update_hash
+from tokenmill.files.mounts import patiently
+from tokenmill.files.paths import inside
+from tokenmill.files.tree import Tree
 from tokenmill.flow.attempt import (
     HEARTBEAT_SECONDS,
     OWNER,
@@ -38,7 +36,6 @@ from tokenmill.flow.attempt import (
 )
 from tokenmill.flow.record import Counts, Plan, StageRecord, Unit
 from tokenmill.inputs import OpenInput
-from tokenmill.tree import Tree
 
 WRITE_BACK = 8 << 20
 """Bytes written before the disk is set to work on them, so that little is left for the fsync at the end."""

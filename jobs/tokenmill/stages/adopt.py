@@ -14,15 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokenmill.errors import InputError, RequestError, TransientError
-from tokenmill.files import content_id, safe_name
+from tokenmill.files.codec import content_id
+from tokenmill.files.paths import safe_name
+from tokenmill.files.tree import Tree
 from tokenmill.flow.planning import refuse_foreign
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.provenance import narrow, whole
 from tokenmill.flow.record import COPIED, IN_PLACE, Counts, Plan, StageRecord, Unit
 from tokenmill.flow.workspace import OutputFile, Workspace, nothing_common
 from tokenmill.inputs import walk_files
-from tokenmill.stages.encoder import Encoders, Recipe
-from tokenmill.tree import Tree
+from tokenmill.tokens.encoder_store import Encoders, Recipe
 
 if TYPE_CHECKING:
     from tokenmill.tokens.tokenizer import ResolvedTokenizer
@@ -238,7 +239,7 @@ def _refuse_ours(pairs: Pairs, plan: Plan | None) -> None:
 
 
 def _units(pairs: Pairs) -> list[Unit]:
-    from tokenmill.stages.naming import distinct
+    from tokenmill.flow.output_names import distinct
 
     names = list(pairs.files)
     sources = [str(pairs.root / name) for name in names]

@@ -39,7 +39,7 @@ def prepare(
     dataset: Dataset, *, target_files: int, name: str, wanted: str | None = None
 ) -> tuple[dict[str, Any], Callable[[], Plan]]:
     """Plan one unit per output: a run of neighbouring files, in the order of their names."""
-    from tokenmill.stages.naming import check_label
+    from tokenmill.flow.output_names import check_label
 
     check_label(name)
     request = {

@@ -19,7 +19,7 @@ from tokenmill.corpus.source import (
     without_secrets,
 )
 from tokenmill.errors import InputError
-from tokenmill.files import safe_name
+from tokenmill.files.paths import safe_name
 from tokenmill.flow.provenance import whole
 from tokenmill.flow.record import Counts, Plan, Unit
 from tokenmill.flow.worker import Job
@@ -102,7 +102,7 @@ def _check_name(path: str, uri: str) -> None:
 
 def names(files: list[RemoteFile], layout: str) -> list[str]:
     """Name the files of a listing below the output, `flat` or as a `tree`."""
-    from tokenmill.stages.naming import distinct, flat, tree
+    from tokenmill.flow.output_names import distinct, flat, tree
 
     paths = [file.path for file in files]
     if layout == "tree":

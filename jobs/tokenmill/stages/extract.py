@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tokenmill.errors import RequestError
-from tokenmill.files import safe_name
+from tokenmill.files.paths import safe_name
 from tokenmill.flow.lineage import Dataset
 from tokenmill.flow.provenance import narrow
 from tokenmill.flow.record import Counts, Plan, Unit
@@ -29,7 +29,7 @@ def prepare(dataset: Dataset, wanted: str | None = None) -> tuple[dict[str, Any]
 
     def make() -> Plan:
         from tokenmill.corpus.compression import LINE_SUFFIXES, strip_compression
-        from tokenmill.stages.naming import distinct
+        from tokenmill.flow.output_names import distinct
 
         sources, names = [], []
         for file in dataset.files:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokenmill.errors import MachineError, RequestError, Stopped, Superseded, TokenmillError
-from tokenmill.files import explained
+from tokenmill.files.explain import explained
 from tokenmill.flow.lineage import Dataset, Usable, check_apart, upstream_of
 from tokenmill.flow.planning import Request
 from tokenmill.flow.progress import Reporter
@@ -18,7 +18,7 @@ from tokenmill.flow.record import STAGES, Plan
 from tokenmill.flow.worker import Distribution, Job, Summary, run, stop_requested
 from tokenmill.machine import cpu_quota, memory_words
 from tokenmill.selection import Selection
-from tokenmill.stages.encoder import Recipe
+from tokenmill.tokens.encoder_store import Recipe
 
 if TYPE_CHECKING:
     from tokenmill.corpus.source import RemoteFile
@@ -183,8 +183,8 @@ def preprocess(
     from tokenmill.corpus.compression import DATA_SUFFIXES, ZSTD_WINDOW
     from tokenmill.corpus.kinds import longest_record
     from tokenmill.stages.preprocess import local, prepare, streamed
-    from tokenmill.stages.tokenise import spelled_warning
-    from tokenmill.tokens.pool import EncoderProcesses
+    from tokenmill.tokens.unit_tokenizer import spelled_warning
+    from tokenmill.tokens.workers.pool import EncoderProcesses
 
     reading = recipe.reading._replace(most=max_record_size or longest_record(encoder))
     recipe, wanted = recipe._replace(reading=reading), reading.format

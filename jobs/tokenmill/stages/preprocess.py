@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokenmill.corpus.kinds import LINES
 from tokenmill.errors import InputError, RequestError
-from tokenmill.files import safe_name
+from tokenmill.files.paths import safe_name
 from tokenmill.flow.lineage import DataFile, Dataset
 from tokenmill.flow.partition import groups
 from tokenmill.flow.planning import refuse_foreign
@@ -19,13 +19,13 @@ from tokenmill.flow.progress import Reporter
 from tokenmill.flow.record import REJECTED, Counts, Plan, StageRecord, Unit
 from tokenmill.flow.worker import Job
 from tokenmill.flow.workspace import Workspace
-from tokenmill.stages.encoder import Encoders, Recipe
+from tokenmill.tokens.encoder_store import Encoders, Recipe
 
 if TYPE_CHECKING:
     from tokenmill.corpus.readers import Batch
     from tokenmill.corpus.source import Patience
     from tokenmill.stages.stream import Shards, Stream
-    from tokenmill.tokens.pool import EncoderProcesses
+    from tokenmill.tokens.workers.pool import EncoderProcesses
 
 RESUMABLE = True
 THREADS = True
@@ -80,7 +80,7 @@ def prepare(
     corpus: Corpus, output: Path, recipe: Recipe, *, encoder: str, endpoint: str | None, reporter: Reporter
 ) -> tuple[dict[str, Any], Callable[[], Plan]]:
     """Plan one unit per output; whoever makes the plan resolves the tokenizer and judges the encoders."""
-    from tokenmill.stages.naming import check_label
+    from tokenmill.flow.output_names import check_label
     from tokenmill.tokens.tokenizer import tokenizer_request
 
     if len(set(recipe.keys)) != len(recipe.keys) or not all(recipe.keys):
@@ -158,7 +158,7 @@ def _format(recipe: Recipe) -> dict[str, str]:
 
 
 def _units(files: list[DataFile], recipe: Recipe) -> list[Unit]:
-    from tokenmill.stages.naming import distinct, flat
+    from tokenmill.flow.output_names import distinct, flat
 
     count = recipe.target_files or (len(files) if len(files) <= MANY_INPUTS else FEW_OUTPUTS)
     if count > len(files):
@@ -290,6 +290,6 @@ def common(job: Job, plan: Plan, todo: Sequence[Unit], warn: Callable[[str], Non
 
 def do(unit: Unit, workspace: Workspace) -> Counts:
     """Tokenise one output's files in order."""
-    from tokenmill.stages.tokenise import Tokenising
+    from tokenmill.tokens.unit_tokenizer import Tokenising
 
     return Tokenising(unit, workspace).run()

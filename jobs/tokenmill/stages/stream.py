@@ -16,7 +16,7 @@ from typing import Any
 from tokenmill.corpus.fetch import Lines, fetch_head, fetch_to
 from tokenmill.corpus.source import Patience, RemoteFile, open_source, without_secrets
 from tokenmill.errors import RequestError
-from tokenmill.files import TMPDIR, explained
+from tokenmill.files.explain import TMPDIR, explained
 from tokenmill.flow.lineage import DataFile
 from tokenmill.machine import is_alive, machine_tag
 from tokenmill.selection import Selection

@@ -42,7 +42,7 @@ def write_fewer(backend: Path) -> None:
     """Write the file beside a backend JSON, which `encoders.quick_to_load` made, unless it is there or not needed."""
     import orjson
 
-    from tokenmill.files import write_atomic
+    from tokenmill.files.publish import write_atomic
 
     path = backend.with_name(NAME)
     if path.exists():

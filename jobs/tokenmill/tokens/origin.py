@@ -15,7 +15,7 @@ from typing import TypeVar
 from urllib.parse import quote
 
 from tokenmill.errors import RequestError, TransientError
-from tokenmill.files import sha256_of
+from tokenmill.files.hashing import sha256_of
 
 VOCABULARY_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model")
 FILES = frozenset(

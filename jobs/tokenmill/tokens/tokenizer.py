@@ -26,7 +26,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tokenmill.errors import MachineError, RequestError, TokenmillError, TransientError
-from tokenmill.files import TMPDIR, explained, readable_json, write_atomic
+from tokenmill.files.codec import readable_json
+from tokenmill.files.explain import TMPDIR, explained
+from tokenmill.files.publish import write_atomic
 from tokenmill.tokens import merges
 from tokenmill.tokens.gate import (
     CANDIDATES,

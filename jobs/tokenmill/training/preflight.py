@@ -10,9 +10,9 @@ from pathlib import Path
 from socket import gethostname
 
 from tokenmill.errors import RequestError
-from tokenmill.training.data import Corpus
-from tokenmill.training.layout import Layout, late_refusals, refusals
-from tokenmill.training.memory import (
+from tokenmill.training.data.blend import Corpus
+from tokenmill.training.planner.layout import Layout, late_refusals, refusals
+from tokenmill.training.planner.memory import (
     GIB,
     RESERVE,
     activation_bytes,

@@ -13,9 +13,9 @@ from typing import Any, Literal
 import msgspec
 
 from tokenmill.errors import RequestError
-from tokenmill.training.layout import Layout
+from tokenmill.files.tree import kind_of
 from tokenmill.training.model import Model, worded
-from tokenmill.tree import kind_of
+from tokenmill.training.planner.layout import Layout
 
 MAY_BE_ZERO = {"seed", "weight_decay", "warmup_iterations", "eval_iterations", "data_workers", "min_learning_rate"}
 MAY_BE_ZERO |= {"hidden_dropout", "attention_dropout", "clip_grad"}

@@ -22,11 +22,14 @@ from functools import cache
 from pathlib import Path
 
 from tokenmill.errors import InputError, RequestError
-from tokenmill.files import RECORDS, abandoned, explained, patiently, settle_seconds, write_atomic
-from tokenmill.training import distcp
-from tokenmill.training.distcp import RELEASE, Checkpoint
-from tokenmill.training.extents import Damage
-from tokenmill.tree import ForeignEntry, Tree
+from tokenmill.files.explain import explained
+from tokenmill.files.mounts import patiently, settle_seconds
+from tokenmill.files.paths import RECORDS
+from tokenmill.files.publish import abandoned, write_atomic
+from tokenmill.files.tree import ForeignEntry, Tree
+from tokenmill.training.checkpoints import torch_dist as distcp
+from tokenmill.training.checkpoints.metadata import Damage
+from tokenmill.training.checkpoints.torch_dist import RELEASE, Checkpoint
 
 TRACKER = "latest_checkpointed_iteration.txt"
 

@@ -15,11 +15,11 @@ from tokenmill import __version__
 from tokenmill.errors import RequestError
 from tokenmill.flow.progress import duration
 from tokenmill.training import model as models
-from tokenmill.training import storage
-from tokenmill.training.fit import Cost, Fit, Machines, Wanted, described, nothing, search, step_seconds
-from tokenmill.training.layout import Layout
-from tokenmill.training.memory import GIB, RESERVE, checkpoint_bytes, parameters
 from tokenmill.training.model import Model
+from tokenmill.training.planner import storage
+from tokenmill.training.planner.fit import Cost, Fit, Machines, Wanted, described, nothing, search, step_seconds
+from tokenmill.training.planner.layout import Layout
+from tokenmill.training.planner.memory import GIB, RESERVE, checkpoint_bytes, parameters
 from tokenmill.training.settings import Training
 
 GRACE_SECONDS = 900

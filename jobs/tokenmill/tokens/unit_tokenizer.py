@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokenmill.errors import WITH_REPLACE, InputError, RequestError, TransientError
-from tokenmill.files import read_json, readable_json
+from tokenmill.files.codec import read_json, readable_json
 from tokenmill.flow.provenance import locate, narrow
 from tokenmill.flow.record import REJECTED, Counts, Unit
 from tokenmill.flow.schema import check_journal
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from tokenmill.corpus.parse import Rejected
     from tokenmill.stages.preprocess import Common
     from tokenmill.stages.stream import Shards
-    from tokenmill.tokens.pool import Slot
-    from tokenmill.tokens.serve import Column, Found, Segment
+    from tokenmill.tokens.workers.pool import Slot
+    from tokenmill.tokens.workers.serve import Column, Found, Segment
     from tokenmill.tokens.writer import IndexedWriter
 
 SPECIAL = "special_in_text"
@@ -129,8 +129,8 @@ class Tokenising:
 
         from tokenmill.corpus.blocks import open_blocks
         from tokenmill.corpus.kinds import ROWS
-        from tokenmill.tokens.pool import BLOCK
-        from tokenmill.tokens.serve import Segment
+        from tokenmill.tokens.workers.pool import BLOCK
+        from tokenmill.tokens.workers.serve import Segment
 
         # zstd frames may come without a checksum; what nobody made before has no hash to compare with
         digest = xxhash.xxh3_128() if self.workspace.plan.upstream.get("stage") else None

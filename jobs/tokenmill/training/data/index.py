@@ -1,7 +1,7 @@
 """Megatron-LM's sample index, built on a CPU before GPUs wait for it.
 
 `build_index` gives the run's own command line to a process that has Megatron-LM (`python -m
-tokenmill.training.index ORDER`; this file needs nothing but the standard library there, so that it may be
+tokenmill.training.data.index ORDER`; this file needs nothing but the standard library there, so that it may be
 another Python's). GPTDataset itself then makes the files that rank 0 would make while every GPU waits, under
 the names that it will look for: an MD5 over path, split, seed, sequence length, tokenizer and number of
 samples (megatron/core/datasets/megatron_dataset.py). Megatron-LM's own saves are not atomic, and it takes any
@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tokenmill.training.data import Corpus
+    from tokenmill.files.tree import Tree
+    from tokenmill.training.data.blend import Corpus
     from tokenmill.training.settings import Settings
-    from tokenmill.tree import Tree
 
 UNKNOWN = (
     "--train-samples",
@@ -98,9 +98,11 @@ def build_index(
     import shutil
 
     from tokenmill.errors import RequestError
-    from tokenmill.files import abandoned, content_id, explained, fsync_directory, readable_json, write_atomic
+    from tokenmill.files.codec import content_id, readable_json
+    from tokenmill.files.explain import explained
+    from tokenmill.files.publish import abandoned, fsync_directory, write_atomic
     from tokenmill.training.arguments import megatron_arguments
-    from tokenmill.training.data import cache_path, data_flags
+    from tokenmill.training.data.blend import cache_path, data_flags
 
     cache = cache_path(corpus, settings)
     with explained(cache):
@@ -166,7 +168,7 @@ def sweep(cache: Path, *, shared: bool) -> list[Path]:
 
 def _tree(cache: Path, *, shared: bool) -> "Tree":
     """Return the directory that was named, below which no link is followed: the checkpoints', or dataset.cachePath."""
-    from tokenmill.tree import Tree
+    from tokenmill.files.tree import Tree
 
     return Tree(cache.parent if shared else cache.parents[2])
 
@@ -205,7 +207,8 @@ def _words(args: argparse.Namespace) -> Any:
 
 def _holds(done: Path) -> bool:
     """Tell whether an index was built, and its files are there as they were made."""
-    from tokenmill.files import read_json, size_of
+    from tokenmill.files.codec import read_json
+    from tokenmill.files.publish import size_of
 
     said = read_json(done)
     files = said.get("files") if isinstance(said, dict) else None
@@ -228,7 +231,7 @@ def _run(command: Sequence[str], staging: Path) -> Any:
     import subprocess
 
     from tokenmill.errors import MachineError, RequestError, TokenmillError
-    from tokenmill.files import read_json
+    from tokenmill.files.codec import read_json
     from tokenmill.machine import memory_words
 
     environ = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}

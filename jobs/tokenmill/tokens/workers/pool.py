@@ -1,8 +1,8 @@
 """Encoder processes, as the stage that feeds them sees them: blocks of text in, token ids out, whatever happens inside.
 
-A third-party encoder may crash, hang or grow. Each is in a process of its own (`tokens.serve`), with slots of shared
-memory: one is encoded while others are filled and written. A process that dies or is silent for too long is replaced,
-and the block it had goes to Hugging Face; one that grew is replaced between two blocks.
+A third-party encoder may crash, hang or grow. Each is in a process of its own (`tokens.workers.serve`), with slots of
+shared memory: one is encoded while others are filled and written. A process that dies or is silent for too long is
+replaced, and the block it had goes to Hugging Face; one that grew is replaced between two blocks.
 """
 
 import os
@@ -23,10 +23,10 @@ from typing import Any
 from tokenmill.corpus import kinds
 from tokenmill.errors import TransientError
 from tokenmill.machine import memory_words
-from tokenmill.tokens.channel import Channel
 from tokenmill.tokens.gate import environment
-from tokenmill.tokens.serve import Answer, Column, Found, Segment, Task
-from tokenmill.tokens.slab import Slab
+from tokenmill.tokens.workers.channel import Channel
+from tokenmill.tokens.workers.serve import Answer, Column, Found, Segment, Task
+from tokenmill.tokens.workers.slab import Slab
 
 BLOCK = 3 << 19
 """Bytes of text in a block: 15 ms of an encoder's work; with 1 MB all takes 2 to 3 % longer, with half of that 8 %."""
@@ -59,7 +59,7 @@ What is larger, as the tables that grow while an encoder loads, is given back: 2
 and cost time. No huge pages: a forked process would copy 2 MB for each write; fastokens asks for its own tables'."""
 
 
-SERVE = "import gc; gc.disable(); from tokenmill.tokens.serve import main; main()"
+SERVE = "import gc; gc.disable(); from tokenmill.tokens.workers.serve import main; main()"
 """Sooner there than with `-m`, which imports more. Without garbage collection: a block makes 10,000 objects, none of
 them in a cycle."""
 
@@ -134,7 +134,7 @@ class _Forked:
 
 
 class _Child:
-    """A process of `tokens.serve`, and the way to it."""
+    """A process of `tokens.workers.serve`, and the way to it."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", control: socket.socket, *, forked: bool) -> None:
         # One that is to be forked is the process that forks it until it is there.

@@ -1,4 +1,4 @@
-"""Encoder processes, started by `tokens.pool` and by nobody else.
+"""Encoder processes, started by `tokens.workers.pool` and by nobody else.
 
 Each takes the texts out of blocks of records in shared memory, encodes them, and puts the ids into shared memory as the
 encoder gave them. It loads an encoder and what reads JSON, and nothing else; what a third-party encoder does ends with
@@ -8,8 +8,8 @@ Their arguments are ends. An end is one process's `CONTROL,TEXT:IDS,...`: file d
 slabs. The process that was started has the first. It loads the encoder, which takes as long as 100 MB of text, and
 forks one for each other end: they share its tables.
 
-Messages on the control socket (`tokens.channel`): to the first a Task and how many processes are wanted, from the
-others their process id; then for each block (slab, its sizes, segments), answered by an Answer.
+Messages on the control socket (`tokens.workers.channel`): to the first a Task and how many processes are wanted, from
+the others their process id; then for each block (slab, its sizes, segments), answered by an Answer.
 """
 
 import contextlib
@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from tokenmill.errors import RequestError, TokenmillError
-from tokenmill.tokens.channel import Channel
-from tokenmill.tokens.slab import Slab
+from tokenmill.tokens.workers.channel import Channel
+from tokenmill.tokens.workers.slab import Slab
 
 if TYPE_CHECKING:
     from tokenmill.corpus.parse import Parsed

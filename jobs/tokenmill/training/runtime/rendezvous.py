@@ -14,9 +14,9 @@ from collections.abc import Callable
 from typing import Any
 
 from tokenmill.errors import Superseded
-from tokenmill.files import settle_seconds
-from tokenmill.training.attempts import Records
-from tokenmill.training.node import Node
+from tokenmill.files.mounts import settle_seconds
+from tokenmill.training.runtime.attempts import Records
+from tokenmill.training.runtime.node import Node
 
 LOOK = 5.0
 """Seconds between two looks at all files."""

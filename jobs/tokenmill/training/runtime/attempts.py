@@ -14,10 +14,11 @@ from uuid import uuid4
 import msgspec
 
 from tokenmill.errors import RequestError
-from tokenmill.files import explained, read_json
+from tokenmill.files.codec import read_json
+from tokenmill.files.explain import explained
+from tokenmill.files.tree import Tree
 from tokenmill.redaction import redact
-from tokenmill.training.watch import Signs
-from tokenmill.tree import Tree
+from tokenmill.training.runtime.watch import Signs
 
 KEPT = 200
 

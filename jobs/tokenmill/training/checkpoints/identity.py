@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tokenmill.errors import RequestError
-from tokenmill.files import read_json, readable_json
-from tokenmill.training.index import parse
-from tokenmill.tree import Tree
+from tokenmill.files.codec import read_json, readable_json
+from tokenmill.files.tree import Tree
+from tokenmill.training.data.index import parse
 
 if TYPE_CHECKING:
-    from tokenmill.training.data import Corpus, Source
+    from tokenmill.training.data.blend import Corpus, Source
 
 IDENTITY = "identity.json"
 

@@ -14,9 +14,10 @@ from typing import Any
 from uuid import uuid4
 
 from tokenmill.errors import RequestError, Superseded
-from tokenmill.files import read_json, readable_json, settle_seconds
+from tokenmill.files.codec import read_json, readable_json
+from tokenmill.files.mounts import settle_seconds
+from tokenmill.files.tree import Tree
 from tokenmill.flow.attempt import Liveness, Owner, read_owner
-from tokenmill.tree import Tree
 
 OWNER = "owner.json"
 BEAT = 10.0

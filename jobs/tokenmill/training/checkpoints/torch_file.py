@@ -13,7 +13,7 @@ import zipfile
 from collections.abc import Iterator
 from typing import IO, Any
 
-from tokenmill.training.extents import OPERATIONS, Damage, shown
+from tokenmill.training.checkpoints.metadata import OPERATIONS, Damage, shown
 
 DIRECTORY = 64 << 20
 """Bytes of a zip archive's directory at most: more than half a million storages."""

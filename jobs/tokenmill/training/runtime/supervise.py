@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import IO, Self
 
 from tokenmill.errors import RequestError, Stopped, Superseded
-from tokenmill.training.watch import Signs, Watch
+from tokenmill.training.runtime.watch import Signs, Watch
 
 POLL = 0.2
 LOOK = 5.0

@@ -10,8 +10,8 @@ import math
 from pathlib import Path
 
 from tokenmill.errors import RequestError
-from tokenmill.training.data import SPLITS, Corpus, Pair, cuts, fractions
-from tokenmill.training.index import parse, samples
+from tokenmill.training.data.blend import SPLITS, Corpus, Pair, cuts, fractions
+from tokenmill.training.data.index import parse, samples
 from tokenmill.training.settings import Settings
 
 MOST_DRAWS = 200_000

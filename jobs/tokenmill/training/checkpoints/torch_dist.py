@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import IO
 
 from tokenmill.errors import RequestError
-from tokenmill.training.extents import Damage, extents, shown
-from tokenmill.training.torchfile import check_whole
-from tokenmill.tree import check_inside
+from tokenmill.files.tree import check_inside
+from tokenmill.training.checkpoints.metadata import Damage, extents, shown
+from tokenmill.training.checkpoints.torch_file import check_whole
 
 COMMON = "common.pt"
 

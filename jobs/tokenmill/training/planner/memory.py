@@ -8,7 +8,7 @@ the same file for sequence parallelism with selective recomputation, and Korthik
 
 from dataclasses import dataclass
 
-from tokenmill.training.layout import Layout
+from tokenmill.training.planner.layout import Layout
 
 GIB = 1 << 30
 CHECKPOINT_BYTES = 14

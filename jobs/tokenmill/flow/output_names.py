@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from tokenmill.errors import RequestError
-from tokenmill.files import safe_name
+from tokenmill.files.paths import safe_name
 
 
 def check_label(name: str) -> None:

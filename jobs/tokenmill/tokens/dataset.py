@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import WITH_HASHES, RequestError
-from tokenmill.files import has_sha256, hash_file, inside, patiently, settle_seconds
+from tokenmill.files.hashing import has_sha256, hash_file
+from tokenmill.files.mounts import patiently, settle_seconds
+from tokenmill.files.paths import inside
+from tokenmill.files.tree import ForeignEntry
 from tokenmill.flow.lineage import find_records, records_of, unfinished
 from tokenmill.flow.progress import size as words
 from tokenmill.flow.provenance import locate
 from tokenmill.flow.record import COPIED, IN_PLACE, Manifest, Plan, StageRecord, complete, kept_aside, make_manifest
-from tokenmill.tree import ForeignEntry
 
 _DAMAGED = {
     IN_PLACE: "put back what was adopted; or make the pair again with the tool that made it, and run the same "
@@ -48,7 +50,7 @@ class Dataset:
     @property
     def backend(self) -> Path:
         """The tokenizer's backend JSON, which turns ids back into text."""
-        from tokenmill.stages.encoder import Encoders
+        from tokenmill.tokens.encoder_store import Encoders
 
         path = Encoders(self.record).backend(self.plan.basis)
         self.record.tree.size(path)  # refuses a link

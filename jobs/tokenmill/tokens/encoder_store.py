@@ -20,14 +20,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from tokenmill.corpus.blocks import Reading
 from tokenmill.errors import RequestError, TransientError
-from tokenmill.files import content_id, has_sha256, read_json, readable_json, sha256_of
+from tokenmill.files.codec import content_id, read_json, readable_json
+from tokenmill.files.hashing import has_sha256, sha256_of
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.record import Plan, StageRecord
 
 if TYPE_CHECKING:
     from tokenmill.tokens.gate import Verdict
-    from tokenmill.tokens.serve import Task
     from tokenmill.tokens.tokenizer import ResolvedTokenizer
+    from tokenmill.tokens.workers.serve import Task
 
 T = TypeVar("T")
 
@@ -96,7 +97,7 @@ class Encoders:
 
     def task(self, plan: Plan, encoder: str, verify: str) -> "Task":
         """Return what the encoder processes are to do: with the encoder that the gate chose."""
-        from tokenmill.tokens.serve import Task
+        from tokenmill.tokens.workers.serve import Task
 
         basis = plan.basis
         way = way_of(basis)

@@ -1,6 +1,6 @@
 """Which layouts of a model fit a number of GPUs, and which of them to take: the planner behind `tokenmill fit`.
 
-Every cut that Megatron-LM accepts is weighed for memory (training/memory.py) and ranked by what a step costs
+Every cut that Megatron-LM accepts is weighed for memory (training/planner/memory.py) and ranked by what a step costs
 beside a step that only multiplies matrices. The estimate is a sum, so that it explains itself; docs/fit.md has it.
 """
 
@@ -11,9 +11,9 @@ from math import isqrt
 from typing import Any
 
 from tokenmill.errors import RequestError
-from tokenmill.training.layout import Layout, late_refusals, refusals
-from tokenmill.training.memory import GIB, RESERVE, Held, activation_bytes, held, parameters, parameters_held
 from tokenmill.training.model import Model
+from tokenmill.training.planner.layout import Layout, late_refusals, refusals
+from tokenmill.training.planner.memory import GIB, RESERVE, Held, activation_bytes, held, parameters, parameters_held
 
 NODE = 1_200
 """Operations that a GPU does while one byte comes from another in its node: 450 TFLOP/s sustained, 375 GB/s."""

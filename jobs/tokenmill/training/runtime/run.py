@@ -17,19 +17,22 @@ from signal import SIGTERM
 from socket import gethostname
 
 from tokenmill.errors import RequestError, Stopped, TokenmillError
-from tokenmill.files import content_id, explained, settle_seconds
-from tokenmill.training import checkpoints, data
+from tokenmill.files.codec import content_id
+from tokenmill.files.explain import explained
+from tokenmill.files.mounts import settle_seconds
 from tokenmill.training.arguments import megatron_arguments
-from tokenmill.training.attempts import Attempt, Records
-from tokenmill.training.gathering import Gathering
-from tokenmill.training.identity import Identity, identity_of, settle
-from tokenmill.training.index import build_index, sweep
-from tokenmill.training.lease import CurrentRun, Lease, run_name
-from tokenmill.training.node import Node, inherited, launcher, node_of
+from tokenmill.training.checkpoints import repair as checkpoints
+from tokenmill.training.checkpoints.identity import Identity, identity_of, settle
+from tokenmill.training.data import blend as data
+from tokenmill.training.data.index import build_index, sweep
 from tokenmill.training.preflight import cannot_start, check
+from tokenmill.training.runtime.attempts import Attempt, Records
+from tokenmill.training.runtime.lease import CurrentRun, Lease, run_name
+from tokenmill.training.runtime.node import Node, inherited, launcher, node_of
+from tokenmill.training.runtime.rendezvous import Gathering
+from tokenmill.training.runtime.supervise import End, Patience, Signals, Supervisor, say
+from tokenmill.training.runtime.watch import Signs, Watch
 from tokenmill.training.settings import Settings, read
-from tokenmill.training.supervise import End, Patience, Signals, Supervisor, say
-from tokenmill.training.watch import Signs, Watch
 
 VERDICT_PATIENCE = 150.0
 """Seconds that node 0's word may take to be seen: blobfuse caches a directory for up to 120."""

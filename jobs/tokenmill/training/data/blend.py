@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tokenmill.errors import RequestError
-from tokenmill.files import content_id, readable_json, write_atomic
+from tokenmill.files.codec import content_id, readable_json
+from tokenmill.files.publish import write_atomic
 from tokenmill.training import settings as s
 from tokenmill.training.arguments import Data
 
 if TYPE_CHECKING:
-    from tokenmill.stages.dataset import Dataset
+    from tokenmill.tokens.dataset import Dataset
 
 MOST_PAIRS = 32_766
 """Pairs in one list: Megatron-LM numbers them in int16 and asserts fewer than 32,767 (blended_dataset.py)."""
@@ -192,7 +193,7 @@ def resolve(settings: s.Settings, root: Path | None = None) -> Corpus:
             f"extraArgs has {PER_DATASET}, with which Megatron-LM takes ids for {assumed}, since the vocabulary has "
             f"{corpus.vocab_size:,} entries, and the pairs have {corpus.dtype}: it would read other ids; leave it out"
         )
-    from tokenmill.training.draws import check_draws
+    from tokenmill.training.data.blend_samples import check_draws
 
     _check_epochs(corpus, settings)
     check_draws(corpus, settings)
@@ -422,7 +423,7 @@ def cuts(split: str, sequences: int) -> list[tuple[int, int] | None]:
 
 def _find(label: str, named: str, root: Path | None, key: str | None, names: Names) -> "tuple[Dataset, Source]":
     """Open what a setting names: a dataset's directory, or the path of one of its pairs, with or without suffix."""
-    from tokenmill.stages.dataset import check_tokenizer, find_dataset, open_dataset, record_of_pair
+    from tokenmill.tokens.dataset import check_tokenizer, find_dataset, open_dataset, record_of_pair
 
     path = ((root or Path()) / named).absolute()
     prefix = path.with_name(path.name.removesuffix(".bin").removesuffix(".idx"))

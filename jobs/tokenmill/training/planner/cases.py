@@ -10,8 +10,8 @@ from typing import Any
 
 from tokenmill.errors import RequestError
 from tokenmill.training import MOST
-from tokenmill.training.layout import Layout, late_refusals, refusals
-from tokenmill.training.memory import activation_bytes, weight_optimizer_bytes
+from tokenmill.training.planner.layout import Layout, late_refusals, refusals
+from tokenmill.training.planner.memory import activation_bytes, weight_optimizer_bytes
 
 FIELDS = {field.name: field for field in fields(Layout)}
 RECOMPUTE = ("none", "selective", "full")

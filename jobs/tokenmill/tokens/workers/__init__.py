@@ -1,0 +1,1 @@
+"""Encoder processes: started, fed with text through shared memory, replaced when they crash or hang."""

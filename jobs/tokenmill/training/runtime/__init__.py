@@ -1,0 +1,1 @@
+"""One start of a run: rendezvous, lease, the trainer supervised, and the end judged."""
