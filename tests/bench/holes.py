@@ -4,10 +4,12 @@ python tests/bench/holes.py DIRECTORY COUNT
 """
 
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
 from tokenmill.files.codec import readable_pieces
 from tokenmill.files.publish import write_atomic
+from tokenmill.flow.contract import FileEntry, Receipt, RemoteFile
 from tokenmill.flow.provenance import whole
 from tokenmill.flow.record import Plan, StageRecord, Unit, make_manifest
 
@@ -27,16 +29,16 @@ def make(output: Path, count: int) -> None:
     output.mkdir()
     names = [name(number).replace("/", "__") for number in range(count)]
     units = [
-        Unit(names[i], size(i), {"source": name(i), "bytes": size(i), "sha256": f"{i:064x}"}, [names[i]])
-        for i in range(count)
+        Unit(names[i], size(i), RemoteFile(name(i), size(i), sha256=f"{i:064x}"), [names[i]]) for i in range(count)
     ]
     plan = Plan("download", {}, units, source={"uri": "hf://datasets/org/corpus", "revision": "0" * 40})
     receipts = []
     for number, unit in enumerate(units):
         with (output / unit.id).open("wb") as file:
             file.truncate(unit.weight)
-        entry = {"path": unit.id, "bytes": unit.weight, "xxh3_128": f"{number:032x}", "parts": whole(name(number))}
-        receipts.append({"outputs": [entry], "empty": [], "counts": {"in": 1, "out": 1, "bytes": unit.weight}})
+        entry = FileEntry(unit.id, unit.weight, f"{number:032x}", parts=whole(name(number)))
+        counts, now = {"in": 1, "out": 1, "bytes": unit.weight}, datetime.now(UTC)
+        receipts.append(Receipt(plan.id, unit.id, counts, [entry], [], [], unit.weight, now, now))
     record = StageRecord(output, "download")
     manifest = make_manifest(plan, receipts)
     write_atomic(record.plan_path, plan.to_bytes())

@@ -301,7 +301,7 @@ def test_one_encoder_process_loads_for_all(processes: Callable[..., EncoderProce
     running = processes(warnings, count=3, encoder=encoder)
     expected = encode(processes([]))
     assert encode_on_each(running, 3) == [expected] * 3
-    loaders = [pid for pid in children(os.getpid(), "tokens.workers.serve") if children(pid, "tokens.serve")]
+    loaders = [pid for pid in children(os.getpid(), "tokens.workers.serve") if children(pid, "tokens.workers.serve")]
     assert [len(children(pid, "tokens.workers.serve")) for pid in loaders] == [2]
     assert not warnings
 

@@ -142,6 +142,7 @@ def test_a_killed_child(forge: Forge, tmp_path: Path) -> None:
 KILLS = """
 import os, signal, time
 from pathlib import Path
+from tokenmill.flow.contract import Record
 from tokenmill.flow.planning import Request
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.record import Plan, Unit
@@ -167,7 +168,7 @@ def do(unit, workspace):
 
 if __name__ == "__main__":
     here = Path(__file__).parent
-    units = [Unit("long", 1, {}, []), Unit("short", 1, {}, [])]
+    units = [Unit("long", 1, Record(), []), Unit("short", 1, Record(), [])]
     request = Request({}, lambda: Plan("kills", {}, units))
     run(Job("kills", here / "out", here), request, Distribution(processes=2), Reporter())
 """

@@ -124,8 +124,8 @@ def test_who_is_told_of_progress_can_stop_it_and_what_came_is_kept(hub: Hub, tmp
     ],
 )
 def test_a_plan_says_of_a_file_all_that_is_known(file: RemoteFile) -> None:
-    assert RemoteFile.of_spec(file.spec()) == file
-    assert None not in [value for key, value in file.spec().items() if key != "bytes"]
+    assert RemoteFile.of_json(file.to_json()) == file
+    assert None not in [value for key, value in file.to_json().items() if key != "bytes"]
 
 
 # -- large files, in parts

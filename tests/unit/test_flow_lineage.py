@@ -14,6 +14,7 @@ from tokenmill.corpus.compression import DATA_SUFFIXES
 from tokenmill.corpus.source import Selection
 from tokenmill.errors import RequestError, TransientError
 from tokenmill.flow.attempt import LEASE, owner_record
+from tokenmill.flow.contract import Part
 from tokenmill.flow.lineage import Dataset, upstream_of
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.record import StageRecord
@@ -106,7 +107,7 @@ def test_the_source_stays_known_through_all_stages(root: Path, tmp_path: Path) -
     dataset = upstream(root)
     assert dataset.source == {"uri": "file:source", "revision": None}
     parts = [part for file in dataset.files for part in file.parts]
-    assert parts == [{"source": f"{index}.jsonl.gz", "first": 0, "count": index + 1} for index in range(FILES)]
+    assert parts == [Part(f"{index}.jsonl.gz", 0, index + 1) for index in range(FILES)]
 
 
 def test_what_a_stage_counted_is_not_counted_again(root: Path) -> None:
@@ -114,8 +115,8 @@ def test_what_a_stage_counted_is_not_counted_again(root: Path) -> None:
     concatenate(root)
     plan = StageRecord(root / "concatenated", "concatenate").read_plan()
     assert plan is not None
-    inputs = [item for unit in plan.units for item in unit.spec["inputs"]]
-    assert [(item["records"], item["blank"]) for item in inputs] == [(index + 1, 0) for index in range(FILES)]
+    inputs = [file for unit in plan.units for file in unit.inputs]
+    assert [(file.records, file.blank) for file in inputs] == [(index + 1, 0) for index in range(FILES)]
     assert [file.remote for file in upstream(root).files] == [None] * 2
 
 
@@ -392,7 +393,7 @@ def test_a_refused_plan_does_not_stand_in_the_way(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="Parquet"):
         extract(brought)
     (status,) = statuses(brought)
-    assert status.state == "failed while planning" and "Parquet" in status.failures[0]["message"]
+    assert status.state == "failed while planning" and "Parquet" in status.failures[0].message
     assert len(upstream(brought).files) == 2
 
 

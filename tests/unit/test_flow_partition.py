@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tokenmill.flow.contract import Record
 from tokenmill.flow.partition import groups, share
 from tokenmill.flow.record import Unit
 
@@ -11,7 +12,7 @@ WEIGHTS = st.lists(st.integers(0, 10**12) | st.integers(0, 5), max_size=60)
 
 
 def units(weights: list[int]) -> list[Unit]:
-    return [Unit(f"unit-{index:03d}", weight, {}, []) for index, weight in enumerate(weights)]
+    return [Unit(f"unit-{index:03d}", weight, Record(), []) for index, weight in enumerate(weights)]
 
 
 @given(WEIGHTS, st.integers(1, 80))

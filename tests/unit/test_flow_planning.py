@@ -12,6 +12,7 @@ import pytest
 from contract.commandline import tokenmill
 from tokenmill.errors import InputError, RequestError, Stopped, Superseded
 from tokenmill.files.tree import Tree
+from tokenmill.flow.contract import Record
 from tokenmill.flow.planning import Request, agree
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.record import Plan, StageRecord, Unit
@@ -51,7 +52,7 @@ def test_of_many_planners_one_plans(tmp_path: Path) -> None:
 
     def make() -> Plan:
         made.append(1)
-        return Plan("download", {"a": 1}, [Unit(f"{len(made)}", 1, {}, [])])
+        return Plan("download", {"a": 1}, [Unit(f"{len(made)}", 1, Record(), [])])
 
     def worker() -> None:
         plans.append(agree(record, Request({"a": 1}, make), should_stop=lambda: False, say=print))
@@ -273,7 +274,7 @@ def test_one_bad_input_does_not_stop_the_others(source: Path, tmp_path: Path) ->
         launch.extract(source, tmp_path / "out", how())
     assert len(tree(tmp_path / "out")) == 5
     failures = StageRecord(tmp_path / "out", "extract").failures()
-    assert [failure["unit"] for failure in failures] == ["3.jsonl"]
+    assert [failure.unit for failure in failures] == ["3.jsonl"]
 
 
 def test_finished_files_are_read_again_on_request(source: Path, tmp_path: Path) -> None:
@@ -306,7 +307,7 @@ def test_a_bug_in_one_unit_ends_the_run_though_another_would_go_on(
 ) -> None:
     (tmp_path / "endless.py").write_text(ENDLESS)
     monkeypatch.syspath_prepend(tmp_path)
-    units = [Unit("broken", 1, {}, []), Unit("whole", 1, {}, [])]
+    units = [Unit("broken", 1, Record(), []), Unit("whole", 1, Record(), [])]
     with pytest.raises(ZeroDivisionError):
         run(
             Job("endless", tmp_path / "out", tmp_path),
@@ -345,7 +346,7 @@ def test_a_full_disk_is_said_once_however_many_units_are_at_work(
 ) -> None:
     (tmp_path / "full.py").write_text(FULL)
     monkeypatch.syspath_prepend(tmp_path)
-    units = [Unit(name, 1, {}, []) for name in ("bad", *map(str, range(7)))]
+    units = [Unit(name, 1, Record(), []) for name in ("bad", *map(str, range(7)))]
     with pytest.raises(RequestError, match="8 of 8 units of full failed") as failed:
         run(
             Job("full", tmp_path / "out", tmp_path),

@@ -4,17 +4,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.flow.provenance import Part, locate, narrow, whole
+from tokenmill.flow.contract import Part
+from tokenmill.flow.provenance import locate, narrow, whole
 
 Model = list[tuple[str, int]]
 PARTS = st.lists(
-    st.fixed_dictionaries({"source": st.sampled_from("ab/c"), "first": st.integers(0, 50), "count": st.integers(0, 6)}),
+    st.builds(Part, st.sampled_from("ab/c"), st.integers(0, 50), st.integers(0, 6)),
     max_size=6,
 )
 
 
 def model(parts: list[Part]) -> Model:
-    return [(part["source"], part["first"] + index) for part in parts for index in range(part["count"])]
+    return [(part.source, part.first + index) for part in parts for index in range(part.count or 0)]
 
 
 @given(PARTS)
@@ -32,7 +33,7 @@ def test_what_is_rejected_is_taken_out_and_nothing_else_moves(parts: list[Part],
         parts = narrow(parts, len(records), data.draw(st.permutations(sorted(rejected))))
         records = [record for ordinal, record in enumerate(records) if ordinal not in rejected]
         assert model(parts) == records
-        assert all(part["count"] > 0 for part in parts)
+        assert all(part.count for part in parts)
 
 
 @given(st.integers(0, 20), st.data())

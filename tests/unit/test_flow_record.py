@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,25 @@ from hypothesis import strategies as st
 from tokenmill.errors import RequestError
 from tokenmill.files.hashing import hash_file
 from tokenmill.files.paths import safe_name
+from tokenmill.flow.contract import EmptyPair, Files, InputFile, Receipt, Record
 from tokenmill.flow.provenance import whole
 from tokenmill.flow.record import Plan, StageRecord, Unit, complete, make_manifest
 
 TEXT = st.text(st.characters(exclude_categories=()), max_size=12)
 SPECS = st.dictionaries(st.text(max_size=12), st.none() | st.integers(-(2**53), 2**53) | TEXT, max_size=4)
 NAMES = st.builds(safe_name, TEXT)
+
+
+class Made(Record, frozen=True):
+    """From what a unit of these tests is made."""
+
+    number: int | None = None
+    text: str = ""
+
+
+MADE = st.builds(Made, st.none() | st.integers(-(2**53), 2**53), TEXT)
 UNITS = st.lists(
-    st.builds(Unit, id=NAMES, weight=st.integers(0, 2**50), spec=SPECS, outputs=st.lists(NAMES, max_size=3)), max_size=5
+    st.builds(Unit, id=NAMES, weight=st.integers(0, 2**50), spec=MADE, outputs=st.lists(NAMES, max_size=3)), max_size=5
 )
 PLANS = st.builds(
     Plan,
@@ -34,9 +46,7 @@ PLANS = st.builds(
     upstream=SPECS,
     require=st.none() | st.just("out"),
 )
-PLAN = Plan(
-    "extract", {"input": "x"}, [Unit("a", 3, {"input": "x"}, ["a"]), Unit("b", 5, {"input": "y"}, ["b"])], require="out"
-)
+PLAN = Plan("extract", {"input": "x"}, [Unit("a", 3, Made(1), ["a"]), Unit("b", 5, Made(2), ["b"])], require="out")
 
 
 def finish(record: StageRecord, plan: Plan, unit: Unit, content: bytes = b"{}\n", **changed: Any) -> Path:
@@ -108,13 +118,15 @@ def test_a_units_key_holds_what_decides_its_bytes_and_nothing_else() -> None:
     unit = PLAN.units[0]
     key = PLAN.unit_key(unit)
     assert (
-        replace(PLAN, request={}, details={"x": 1}, units=[]).unit_key(Unit("renamed", 99, unit.spec, unit.outputs))
+        replace(PLAN, request={}, details={"x": 1}, units=[]).unit_key(
+            Unit("renamed", 99, unit.spec(Made), unit.outputs)
+        )
         == key
     )
     assert replace(PLAN, basis={"eod": 1}).unit_key(unit) != key
     assert replace(PLAN, stage="concatenate").unit_key(unit) != key
-    assert PLAN.unit_key(Unit(unit.id, unit.weight, unit.spec, ["other"])) != key
-    assert PLAN.unit_key(Unit(unit.id, unit.weight, {"input": "z"}, unit.outputs)) != key
+    assert PLAN.unit_key(Unit(unit.id, unit.weight, unit.spec(Made), ["other"])) != key
+    assert PLAN.unit_key(Unit(unit.id, unit.weight, Made(3), unit.outputs)) != key
 
 
 def test_a_plan_of_another_format_is_refused_and_one_cut_short_is_none(record: StageRecord) -> None:
@@ -186,7 +198,7 @@ def test_a_receipt_that_lacks_something_is_none(record: StageRecord, wrong: dict
 
 def test_a_unit_whose_id_leads_elsewhere_is_refused(record: StageRecord) -> None:
     with pytest.raises(RequestError, match="damaged"):
-        record.read_receipt(PLAN, Unit("../../../x", 1, {}, ["a"]))
+        record.read_receipt(PLAN, Unit("../../../x", 1, Record(), ["a"]))
 
 
 def test_a_manifest_comes_with_the_last_receipt_and_from_any_reader(record: StageRecord) -> None:
@@ -200,7 +212,7 @@ def test_a_manifest_comes_with_the_last_receipt_and_from_any_reader(record: Stag
     whole = complete(record, PLAN)
     assert whole.manifest is not None
     assert json.loads(record.manifest_path.read_bytes())["hash"] == whole.manifest.hash == read_only.manifest.hash
-    assert [entry["path"] for entry in whole.manifest.files] == ["a", "b"]
+    assert [entry.path for entry in whole.manifest.files] == ["a", "b"]
 
 
 def test_while_a_unit_has_no_receipt_only_names_are_read(record: StageRecord) -> None:
@@ -220,7 +232,7 @@ def test_a_manifests_hash_knows_no_times_hosts_and_directories(record: StageReco
     elsewhere.output.mkdir()
     for unit in PLAN.units:
         finish(record, PLAN, unit)
-        finish(elsewhere, PLAN, unit, host="there", started="2027-01-01T00:00:00+00:00", finished="2027-01-02")
+        finish(elsewhere, PLAN, unit, host="there", started="2027-01-01T00:00:00Z", finished="2027-01-02T00:00:00Z")
     first, second = complete(record, PLAN).manifest, complete(elsewhere, PLAN).manifest
     assert first is not None and second is not None and first.hash == second.hash
     finish(elsewhere, PLAN, PLAN.units[0], content=b"[]\n")
@@ -232,7 +244,7 @@ def test_a_plan_of_many_units_and_its_manifest_take_little_memory(record: StageR
     """59,166 shards are one plan, which every process of a run holds."""
     count = 2000
     units = [
-        Unit(name, 1, {"inputs": [{"path": name, "identity": "1@2", "parts": whole(name)}]}, [name])
+        Unit(name, 1, Files([InputFile(name, "1@2", parts=whole(name))]), [name])
         for name in (f"{n:05d}" for n in range(count))
     ]
     plan = replace(PLAN, units=units)
@@ -259,10 +271,11 @@ print(plan.id, again.hash, stored.hash, peak)
 
 
 def test_counts_are_summed_over_units() -> None:
-    receipts = [{"outputs": [], "empty": [{"path": "x"}], "counts": {"in": n, "out": n, "blank": 1}} for n in (2, 5)]
+    empty, now = EmptyPair("text", "x", 3), datetime.now(UTC)
+    receipts = [Receipt(PLAN.id, str(n), {"in": n, "out": n, "blank": 1}, [], [], [empty], n, now, now) for n in (2, 5)]
     manifest = make_manifest(PLAN, receipts)
     assert manifest.counts == {"in": 7, "out": 7, "blank": 2}
-    assert manifest.content["empty"] == [{"path": "x"}] * 2
+    assert manifest.empty == [empty] * 2
 
 
 def test_a_dataset_without_records_gets_no_manifest(record: StageRecord) -> None:

@@ -13,6 +13,7 @@ import zstandard
 from tokenmill.corpus.blocks import Reading
 from tokenmill.corpus.source import Selection
 from tokenmill.errors import InputError, RequestError
+from tokenmill.flow.contract import EmptyPair
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.worker import Summary
 from tokenmill.stages import launch
@@ -272,8 +273,8 @@ def test_an_output_without_tokens_is_recorded_and_left_out(tmp_path: Path, outpu
     (source / "b.jsonl").write_text('{"text": "b"}\n')
     preprocess(source, output)
     dataset = find_dataset(output)
-    assert [pair["prefix"] for pair in dataset.pairs] == ["b_text_document"]
-    assert dataset.manifest.content["empty"] == [{"key": "text", "prefix": "a_text_document", "documents": 2}]
+    assert [pair.prefix for pair in dataset.pairs] == ["b_text_document"]
+    assert dataset.manifest.empty == [EmptyPair("text", "a_text_document", 2)]
     assert sorted(path.name for path in output.glob("[!.]*.*")) == ["b_text_document.bin", "b_text_document.idx"]
 
 
@@ -334,7 +335,7 @@ def test_many_inputs_into_few_outputs_keep_their_order_and_origin(tmp_path: Path
     preprocess(source, output, target_files=3)
     dataset = find_dataset(output)
     assert len(dataset.pairs) == 3
-    texts = [text for pair in dataset.pairs for text in documents(output, pair["prefix"])]
+    texts = [text for pair in dataset.pairs for text in documents(output, pair.prefix)]
     assert texts == sorted(texts, key=lambda t: (int(t.split()[1]), int(t.split()[3])))
     for number, text in enumerate(texts):
         _, file, _, line = text.split()

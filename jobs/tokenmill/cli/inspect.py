@@ -33,23 +33,29 @@ def inspect(
     if document is None and (file or key):
         raise typer.BadParameter("--file and --key choose among documents: give --document as well")
     dataset = find_dataset(path)
-    source, tokenizer = dataset.manifest.content["source"], dataset.tokenizer
+    source, tokenizer = dataset.manifest.source, dataset.tokenizer
     if document is None:
         facts: dict[str, Any] = {
             "output": str(dataset.record.output),
             "source": source,
             "tokenizer": tokenizer,
             "counts": dataset.manifest.counts,
-            "pairs": [{k: p[k] for k in ("prefix", "documents", "sequences", "tokens")} for p in dataset.pairs],
-            "empty": dataset.manifest.content["empty"],
+            "pairs": [
+                {name: getattr(pair, name) for name in ("prefix", "documents", "sequences", "tokens")}
+                for pair in dataset.pairs
+            ],
+            "empty": [pair.to_json() for pair in dataset.manifest.empty],
         }
         lines = [
             f"dataset {dataset.record.output}",
             f"source: {_origin(source)}",
             f"tokenizer: {tokenizer['reference']}, {tokenizer['vocab_size']:,} entries, ids as "
             f"{', '.join(dataset.dtypes)}, {_eod(dataset)}",
-            *(f"{p['prefix']}: {p['documents']:,} documents, {p['tokens']:,} tokens" for p in dataset.pairs),
-            *(f"{p['prefix']}: {p['documents']:,} documents without tokens: left out" for p in facts["empty"]),
+            *(f"{pair.prefix}: {pair.documents:,} documents, {pair.tokens:,} tokens" for pair in dataset.pairs),
+            *(
+                f"{pair.prefix}: {pair.documents:,} documents without tokens: left out"
+                for pair in dataset.manifest.empty
+            ),
             *filter(None, [kept_aside(dataset.manifest.counts, dataset.record.output)]),
         ]
     else:
@@ -60,13 +66,13 @@ def inspect(
         name, record = found.source or (None, None)
         facts = {
             "document": found.number,
-            "pair": found.pair["prefix"],
+            "pair": found.pair.prefix,
             "tokens": found.ids,
             "text": text,
             "source": {**source, "file": name, "record": record},
         }
         lines = [
-            f"document {found.number} of {dataset.record.output / found.pair['prefix']}: {len(found.ids):,} tokens",
+            f"document {found.number} of {dataset.record.output / found.pair.prefix}: {len(found.ids):,} tokens",
             f"from record {record} (counted from 0, blank lines not counted) of {name}",
             f"in {_origin(source)}",
             "",

@@ -59,7 +59,7 @@ def facts(summary: Summary, output: Path) -> dict[str, Any]:
         "planning_seconds": round(summary.planning_seconds, 3),
         "manifest": completion.manifest.hash if completion.manifest else None,
         "counts": completion.manifest.counts if completion.manifest else None,
-        "bytes": sum(entry["bytes"] for entry in completion.manifest.files) if completion.manifest else None,
+        "bytes": sum(entry.bytes for entry in completion.manifest.files) if completion.manifest else None,
     }
 
 
@@ -77,7 +77,7 @@ def report(summary: Summary, output: Path, json_lines: bool) -> None:
         )
         return
     counts = manifest.counts
-    made = f"{len(manifest.files)} files, {size(done['bytes'])}"
+    made = f"{manifest.file_count} files, {size(done['bytes'])}"
     words = {
         "out": "records" if stage != "download" else None,
         "tokens": "tokens",
@@ -115,7 +115,7 @@ def report_pipeline(pipeline: Pipeline, summaries: list[Summary], how: Run) -> N
         tokens = f"{counts['tokens']:,}" if "tokens" in counts else ""
         planning, work = summary.planning_seconds, summary.seconds - summary.planning_seconds
         rate = f"{size(weight / work)}/s" if summary.done_now else "done before"
-        files = f"{len(summary.completion.manifest.files) if summary.completion.manifest else 0:,}"
+        files = f"{summary.completion.manifest.file_count if summary.completion.manifest else 0:,}"
         made = size(done["bytes"] or 0)
         rows.append((summary.plan.stage, files, documents, tokens, made, duration(planning), duration(work), rate))
     rows.append(("verify", "", "", "", "", "", duration(seconds), "all right"))

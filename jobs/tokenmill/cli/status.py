@@ -36,5 +36,5 @@ def status(
         if found.at_work:
             line += f"\n  at work: {', '.join(found.at_work[:8])}{', ...' if len(found.at_work) > 8 else ''}"
         for failure in found.failures:
-            line += f"\n  failed: {failure['unit']} on {failure['host']} at {failure['time']}: {failure['message']}"
+            line += f"\n  failed: {failure.unit} on {failure.host} at {failure.time}: {failure.message}"
         sys.stdout.write(line + "\n")

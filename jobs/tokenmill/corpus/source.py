@@ -8,13 +8,13 @@ import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from tokenmill.errors import RequestError, Stopped, TransientError
+from tokenmill.flow.contract import RemoteFile as RemoteFile  # noqa: PLC0414 - part of this module's interface
 from tokenmill.inputs import Obstacle
 from tokenmill.selection import Selection as Selection  # noqa: PLC0414 - part of this module's interface
 
-_KNOWN = ("sha256", "git_sha1", "version", "xet")
 _PLACE = re.compile(r"([^/?#]*@)?(\[[^]/?#]*\]|[^:/?#]*)(:[0-9]*)?([/?#]|$)")
 """What may follow "://": a user, a host and a port."""
 _HOSTED = ("http", "https")
@@ -22,31 +22,6 @@ _BUCKETS = ("s3", "gs", "az", "abfs")
 _PASSWORD = re.compile("[^/?#]*:[^@]*@")
 """What begins with a user and a password, where there are no ports."""
 _ADDRESS = re.compile(r"[A-Za-z][\w+.-]*://[^\s)]*|(?<=url: )\S+")
-
-
-class RemoteFile(NamedTuple):
-    """A file of a listing. `size` None: the server does not say; of the hashes at most one is known.
-
-    `git_sha1` is git's blob hash, SHA-1 over "blob <size>\\0" and the content; `version` is whatever
-    else changes with the content (ETag, modification time), `xet` its name in the Hub's Xet storage.
-    """
-
-    path: str
-    size: int | None
-    sha256: str | None = None
-    git_sha1: str | None = None
-    version: str | None = None
-    xet: str | None = None
-
-    def spec(self) -> dict[str, Any]:
-        """Return what a plan says of this file: source, bytes, and what it has of the others."""
-        known = {key: getattr(self, key) for key in _KNOWN}
-        return {"source": self.path, "bytes": self.size} | {k: v for k, v in known.items() if v is not None}
-
-    @classmethod
-    def of_spec(cls, spec: dict[str, Any]) -> "RemoteFile":
-        """Read what `spec` gave."""
-        return cls(spec["source"], spec["bytes"], **{key: spec.get(key) for key in _KNOWN})
 
 
 class Listing(NamedTuple):

@@ -10,14 +10,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from tokenmill.errors import RequestError
 from tokenmill.files.codec import JsonText, content_id, pack, unpack
 from tokenmill.files.mounts import patiently, settle_seconds
 from tokenmill.files.paths import RECORDS
 from tokenmill.files.tree import Tree
 from tokenmill.flow.attempt import LEASE, Liveness, read_owner
+from tokenmill.flow.contract import InputFile, Part, RemoteFile
 from tokenmill.flow.progress import size
-from tokenmill.flow.provenance import Part, whole
+from tokenmill.flow.provenance import whole
 from tokenmill.flow.record import PLANNING, STAGES, Manifest, StageRecord, complete
 from tokenmill.inputs import (
     LOST_AND_FOUND,
@@ -43,7 +46,7 @@ class DataFile:
     """A file a stage may read: `identity` changes when its content does.
 
     `origin` is the JSON of its parts, or the name of the source file that it is. `remote` says how to fetch one that
-    is not here yet (corpus.source.RemoteFile.spec).
+    is not here yet.
     `records` and `blank` are its lines, where the stage that made it counted them.
     """
 
@@ -51,20 +54,27 @@ class DataFile:
     bytes: int
     identity: str
     origin: str | JsonText = field(repr=False)
-    remote: dict[str, Any] | None = None
+    remote: RemoteFile | None = None
     records: int | None = None
     blank: int | None = None
 
     @property
     def parts(self) -> list[Part]:
         """Where its records came from."""
-        parts: list[Part] = whole(self.origin) if isinstance(self.origin, str) else unpack(self.origin)
-        return parts
+        if isinstance(self.origin, str):
+            return whole(self.origin)
+        return msgspec.convert(unpack(self.origin), list[Part])
+
+    @property
+    def input(self) -> InputFile:
+        """What a unit that reads this file says of it."""
+        counted = (self.records, self.blank) if None not in (self.records, self.blank) else (None, None)
+        return InputFile(self.path, self.identity, self.bytes, self.parts, *counted, self.remote)
 
     @property
     def sources(self) -> list[str]:
         """The names of the source files that it was made from; its own where it holds nothing of any."""
-        return list(dict.fromkeys(part["source"] for part in self.parts)) or [self.path]
+        return list(dict.fromkeys(part.source for part in self.parts)) or [self.path]
 
 
 @dataclass(frozen=True)
@@ -290,9 +300,9 @@ def unfinished(record: StageRecord) -> str:
         f"{where} is not finished: {found.done} of {len(found.plan.units)} units, "
         f"{size(done)} of {size(found.plan.weight)}; first missing: {found.missing[0].id}"
     )
-    failures = [failure for failure in record.failures() if failure["unit"] in {u.id for u in found.missing}]
+    failures = [failure for failure in record.failures() if failure.unit in {u.id for u in found.missing}]
     if failures:
-        text += f". Its last failure: {failures[0]['unit']}: {failures[0]['message']}"
+        text += f". Its last failure: {failures[0].unit}: {failures[0].message}"
     return text
 
 
@@ -308,15 +318,15 @@ def _finish_first(record: StageRecord, stage: str) -> str:
 def _dataset(record: StageRecord, manifest: Manifest, choice: _Choice, notes: list[str]) -> Dataset:
     files = [
         DataFile(
-            entry["path"],
-            entry["bytes"],
-            entry["xxh3_128"],
-            pack(entry["parts"]),
-            records=entry.get("records"),
-            blank=entry.get("blank"),
+            entry.path,
+            entry.bytes,
+            entry.xxh3_128,
+            pack([part.to_json() for part in entry.parts or []]),
+            records=entry.records,
+            blank=entry.blank,
         )
         for entry in manifest.files
-        if entry.get("role") is None
+        if entry.role is None
     ]
     usable = sum(choice.usable(file.path) for file in files)
     files, left_out = choice.of(record.output, files)
@@ -332,7 +342,7 @@ def _dataset(record: StageRecord, manifest: Manifest, choice: _Choice, notes: li
             raise RequestError(problem)
         warnings = [f"{problem}. What is made from them will fail, the rest is done"]
     said = f"reading {len(files)} files of {record.stage} in {record.output}"
-    upstream, source = {"stage": record.stage, "manifest": manifest.hash}, manifest.content["source"]
+    upstream, source = {"stage": record.stage, "manifest": manifest.hash}, manifest.source
     if len(files) != usable:  # not always: so a plan of all files is the one that earlier versions made
         upstream["files"] = content_id(sorted(file.path for file in files))
     return Dataset(record.output, files, upstream, source, [*notes, said, *left_out], warnings, frozenset(damaged))
@@ -350,8 +360,8 @@ def _brought(root: Path, choice: _Choice, output: Path | None) -> Dataset:
     walk = walk_files(root, output)
     for record in [] if walk.files else find_records(root, depth=0):
         for failure in record.failures():
-            if failure["unit"] == PLANNING:
-                said = f"{record.stage} in {root} has nothing to read, since it failed: {failure['message']}"
+            if failure.unit == PLANNING:
+                said = f"{record.stage} in {root} has nothing to read, since it failed: {failure.message}"
                 raise RequestError(said)
     dataset = _plain(root, walk, choice)
     if walk.ours:

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
+import msgspec
+
 from tokenmill.errors import WITH_REPLACE, RequestError, Stopped, Superseded, TokenmillError
 from tokenmill.files.codec import readable_json
 from tokenmill.flow.attempt import LEASE, Liveness, break_lease, leftovers, owner_record, read_owner
@@ -94,7 +96,7 @@ def _loses_input(record: StageRecord, old: Plan, request: Request) -> bool:
     """
     now = request.inputs or {}
     for unit in old.units:
-        found = [(now.get(item["path"]), item["identity"]) for item in unit.spec["inputs"]]
+        found = [(now.get(file.path), file.identity) for file in unit.inputs]
         if any(identity is None for identity, _ in found):
             return True
         if any(identity != planned for identity, planned in found) and record.read_receipt(old, unit) is not None:
@@ -172,8 +174,8 @@ def _clear(record: StageRecord) -> None:
                 continue  # kept already, by one that was killed here
             same = wanted.get(old.unit_key(unit))
             if receipt is not None and same is not None:
-                kept = {**receipt, "plan": new.id, "unit": same.id}
-                tree.write_atomic(record.receipt_path(same.id), readable_json(kept))
+                kept = msgspec.structs.replace(receipt, plan=new.id, unit=same.id)
+                tree.write_atomic(record.receipt_path(same.id), readable_json(kept.to_json()))
                 if same.id != unit.id:
                     tree.unlink(path)
                 continue
@@ -198,7 +200,7 @@ def _differing(old: Plan, request: Request) -> list[str]:
 def _changes(old: Plan, request: Request) -> str:
     """Name the files that differ from what a plan was made for."""
     inputs = request.inputs or {}
-    planned = {item["path"]: item["identity"] for unit in old.units for item in unit.spec["inputs"]}
+    planned = {file.path: file.identity for unit in old.units for file in unit.inputs}
     groups = {
         "changed": [path for path in planned if path in inputs and inputs[path] != planned[path]],
         "added": [path for path in inputs if path not in planned],

@@ -1,20 +1,18 @@
 """Which records of which source file each file holds, carried from stage to stage.
 
-A file's parts are a list of {source, first, count}: `count` records of the source file beginning with
-its record `first` (0-based, blank lines not counted), in the order they stand in this file. The count
-of a download is null: all of it. Every manifest carries its files' parts back to the first source, so
-that a document can be traced after the files in between are deleted.
+A file's parts say: `count` records of the source file beginning with its record `first` (0-based, blank lines not
+counted), in the order they stand in this file. The count of a download is null: all of it. Every manifest carries its
+files' parts back to the first source, so that a document can be traced after the files in between are deleted.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
-Part = dict[str, Any]
+from tokenmill.flow.contract import Part
 
 
 def whole(source: str) -> list[Part]:
     """Return the parts of a file that is a source itself."""
-    return [{"source": source, "first": 0, "count": None}]
+    return [Part(source, 0, None)]
 
 
 def narrow(parts: Sequence[Part], records: int, rejected: Sequence[int] = ()) -> list[Part]:
@@ -23,13 +21,12 @@ def narrow(parts: Sequence[Part], records: int, rejected: Sequence[int] = ()) ->
     begin = 0
     refused = sorted(rejected)
     for part in parts:
-        count = records - begin if part["count"] is None else part["count"]
+        count = records - begin if part.count is None else part.count
         end = begin + count
         start = begin
         for cut in [*(r for r in refused if begin <= r < end), end]:
             if cut > start:
-                first = part["first"] + start - begin
-                result.append({"source": part["source"], "first": first, "count": cut - start})
+                result.append(Part(part.source, part.first + start - begin, cut - start))
             start = cut + 1
         begin = end
     if begin != records:
@@ -41,7 +38,7 @@ def locate(parts: Sequence[Part], ordinal: int) -> tuple[str, int] | None:
     """Return (source, record in it) of a file's record or document `ordinal`; None when past the end."""
     begin = 0
     for part in parts:
-        if part["count"] is None or ordinal < begin + part["count"]:
-            return part["source"], part["first"] + ordinal - begin
-        begin += part["count"]
+        if part.count is None or ordinal < begin + part.count:
+            return part.source, part.first + ordinal - begin
+        begin += part.count
     return None

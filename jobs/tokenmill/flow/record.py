@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
 
 from tokenmill.errors import RequestError, TokenmillError
 from tokenmill.files.codec import (
@@ -28,15 +30,19 @@ from tokenmill.files.codec import (
 )
 from tokenmill.files.hashing import hash_file
 from tokenmill.files.tree import ForeignEntry, Tree
-from tokenmill.flow.schema import (
+from tokenmill.flow.contract import (
+    REMAKE,
     DamagedRecord,
+    EmptyPair,
+    Failure,
+    FileEntry,
+    InputFile,
+    Receipt,
+    Record,
     Recorded,
-    check_files,
     check_manifest,
     check_plan,
-    check_receipt,
     check_units,
-    is_failure,
 )
 from tokenmill.redaction import redact
 
@@ -59,6 +65,7 @@ IN_PLACE, COPIED = "in place", "copied"
 """How files of another tool were adopted. What lies in its place is somebody else's, and is never removed."""
 
 Counts = dict[str, int]
+S = TypeVar("S", bound=Record)
 
 
 @dataclass(frozen=True, slots=True, init=False)
@@ -74,9 +81,9 @@ class Unit:
     weight: int
     text: JsonText = field(repr=False)
 
-    def __init__(self, id: str, weight: int, spec: dict[str, Any], outputs: list[str]) -> None:
+    def __init__(self, id: str, weight: int, spec: Record, outputs: list[str]) -> None:
         """Make a unit from its parts."""
-        self._set(id, weight, pack({"id": id, "weight": weight, "spec": spec, "outputs": outputs}))
+        self._set(id, weight, pack({"id": id, "weight": weight, "spec": spec.to_json(), "outputs": outputs}))
 
     @classmethod
     def of_text(cls, text: JsonText, value: dict[str, Any]) -> "Unit":
@@ -91,12 +98,17 @@ class Unit:
         object.__setattr__(self, "text", text)
 
     @property
-    def spec(self) -> dict[str, Any]:
-        """From what it is made and how; read from the text each time."""
-        spec = Recorded(unpack(self.text)["spec"])
-        if "inputs" in spec:
-            spec["inputs"] = list(map(Recorded, spec["inputs"]))
-        return spec
+    def inputs(self) -> list[InputFile]:
+        """The files it is made from; read from the text each time."""
+        return msgspec.convert(unpack(self.text)["spec"].get("inputs", []), list[InputFile])
+
+    def spec(self, kind: type[S]) -> S:
+        """Return from what it is made and how, as its stage says it; read from the text each time."""
+        try:
+            return kind.of_json(unpack(self.text)["spec"])
+        except msgspec.ValidationError as error:
+            words = f"the plan is damaged, or somebody changed it: unit {self.id}: {error}; {REMAKE}"
+            raise DamagedRecord(words) from error
 
     @property
     def outputs(self) -> list[str]:
@@ -168,7 +180,9 @@ class Plan:
 
     def unit_key(self, unit: Unit) -> str:
         """Hash what decides a unit's bytes, so that a replaced plan can keep what did not change."""
-        return content_id({"stage": self.stage, "basis": self.basis, "spec": unit.spec, "outputs": unit.outputs})
+        value = unpack(unit.text)
+        made_from = {"stage": self.stage, "basis": self.basis, "spec": value["spec"], "outputs": value["outputs"]}
+        return content_id(made_from)
 
     def pieces(self) -> list[bytes]:
         """Encode for plan.json: one unit a line, so that a person can read a plan of any size."""
@@ -291,7 +305,7 @@ class StageRecord:
         _, _, rest = head.partition(b'"id": "')
         return rest.partition(b'"')[0].decode(errors="replace") or None
 
-    def read_receipt(self, plan: Plan, unit: Unit, *, verify_hashes: bool = False) -> dict[str, Any] | None:
+    def read_receipt(self, plan: Plan, unit: Unit, *, verify_hashes: bool = False) -> Receipt | None:
         """Return a unit's receipt when it counts: this plan's, and its files there with the sizes it names."""
         receipt = self.stored_receipt(plan, unit)
         return receipt if receipt is not None and self._holds(receipt, verify_hashes) else None
@@ -304,29 +318,27 @@ class StageRecord:
         except DamagedRecord as error:
             raise RequestError(f"{self.plan_path}: {error}") from error
 
-    def stored_receipt(self, plan: Plan, unit: Unit) -> dict[str, Any] | None:
+    def stored_receipt(self, plan: Plan, unit: Unit) -> Receipt | None:
         """Return a unit's receipt of this plan, whatever became of the files it names."""
-        receipt = read_json(self.receipt_path(unit.id), tree=self.tree)
-        if not isinstance(receipt, dict) or receipt.get("plan") != plan.id or receipt.get("unit") != unit.id:
+        value = read_json(self.receipt_path(unit.id), tree=self.tree)
+        if not isinstance(value, dict) or value.get("plan") != plan.id or value.get("unit") != unit.id:
             return None
-        if not _is_whole(receipt, unit):
+        if not _is_whole(value, unit):
             return None
         try:
-            check_receipt(receipt)
+            return Receipt.of_json(value)
         except ValueError as error:
             path = self.receipt_path(unit.id)
             raise RequestError(
                 f"{path} is damaged, or somebody changed it ({error}); look at who did, delete it, and run the same "
                 f"tokenmill {self.stage} again, which makes that unit anew"
             ) from error
-        return receipt
 
-    def _holds(self, receipt: dict[str, Any], verify_hashes: bool) -> bool:
-        for output in receipt["outputs"]:
-            path = output["path"]
-            if self.tree.size(path) != output["bytes"]:
+    def _holds(self, receipt: Receipt, verify_hashes: bool) -> bool:
+        for output in receipt.outputs:
+            if self.tree.size(output.path) != output.bytes:
                 return False
-            if verify_hashes and hash_file(self.output / path, tree=self.tree) != output["xxh3_128"]:
+            if verify_hashes and hash_file(self.output / output.path, tree=self.tree) != output.xxh3_128:
                 return False
         return True
 
@@ -338,7 +350,7 @@ class StageRecord:
         except FileNotFoundError:
             return False
 
-    def receipts(self, plan: Plan) -> Iterator[tuple[Unit, dict[str, Any] | None]]:
+    def receipts(self, plan: Plan) -> Iterator[tuple[Unit, Receipt | None]]:
         """Yield every unit of the plan with its receipt, or None where it has none that counts."""
         with self.tree.held():
             for unit in plan.units:
@@ -358,8 +370,8 @@ class StageRecord:
             return None
         try:
             check_manifest(value)
-            for files in manifest.files.batches():
-                check_files(files)
+            for _ in manifest.files:
+                pass
         except (ValueError, AttributeError) as error:
             raise RequestError(
                 f"{self.manifest_path} is damaged, or somebody changed it ({error}); look at who did, delete it, and "
@@ -371,11 +383,11 @@ class StageRecord:
         """Return the names of the records of failures."""
         return [name for name in self.tree.names(self.directory / "failures") if _is_record(name)]
 
-    def failures(self) -> list[dict[str, Any]]:
+    def failures(self) -> list[Failure]:
         """Return why units failed last, for those that have not succeeded since."""
         directory = self.directory / "failures"
         values = (read_json(directory / name, tree=self.tree) for name in self.failure_names())
-        return [value for value in values if value is not None and is_failure(value)]
+        return [failure for value in values if (failure := _failure(value))]
 
 
 def kept_aside(counts: Counts, output: Path) -> str | None:
@@ -386,16 +398,10 @@ def kept_aside(counts: Counts, output: Path) -> str | None:
 
 def record_failure(record: StageRecord, plan_id: str | None, unit_id: str, problem: TokenmillError) -> None:
     """Keep why a unit failed, for whoever asks for the status; its receipt removes it."""
-    failure = {
-        "plan": plan_id,
-        "unit": unit_id,
-        "message": redact(str(problem)),
-        "exit_code": problem.exit_code,
-        "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "host": socket.gethostname(),
-    }
+    time, host = datetime.now(UTC).isoformat(timespec="seconds"), socket.gethostname()
+    failure = Failure(plan_id, unit_id, redact(str(problem)), time, host, problem.exit_code)
     with contextlib.suppress(OSError):  # on a full disk the message in the log must do
-        record.tree.write_atomic(record.failure_path(unit_id), readable_json(failure))
+        record.tree.write_atomic(record.failure_path(unit_id), readable_json(failure.to_json()))
 
 
 def _file_name(unit_id: str) -> str:
@@ -407,6 +413,14 @@ def _file_name(unit_id: str) -> str:
 
 def _is_record(name: str) -> bool:
     return name.endswith(".json") and not name.startswith(".")
+
+
+def _failure(value: Any) -> Failure | None:
+    """Take a record of a failure; None where it is none."""
+    try:
+        return Failure.of_json(value)
+    except msgspec.ValidationError:
+        return None
 
 
 def _is_whole(receipt: dict[str, Any], unit: Unit) -> bool:
@@ -441,10 +455,26 @@ class Manifest:
         return content_id(self.content)
 
     @property
-    def files(self) -> Packed:
-        """The files: path relative to the output, bytes, xxh3_128, and what the stage says of each."""
-        files: Packed = self.content["files"]
-        return files
+    def files(self) -> Iterator[FileEntry]:
+        """The files; read from their texts each time."""
+        for batch in self.content["files"].batches():
+            yield from msgspec.convert(batch, list[FileEntry])
+
+    @property
+    def file_count(self) -> int:
+        """How many files there are."""
+        return len(self.content["files"])
+
+    @property
+    def empty(self) -> list[EmptyPair]:
+        """The pairs that were left out, since they have no tokens."""
+        return msgspec.convert(self.content["empty"], list[EmptyPair])
+
+    @property
+    def source(self) -> dict[str, Any]:
+        """Where the text comes from in the end."""
+        source: dict[str, Any] = self.content["source"]
+        return source
 
     @property
     def counts(self) -> Counts:
@@ -452,15 +482,15 @@ class Manifest:
         return dict(self.content["counts"])
 
 
-def make_manifest(plan: Plan, receipts: Iterable[dict[str, Any]]) -> Manifest:
+def make_manifest(plan: Plan, receipts: Iterable[Receipt]) -> Manifest:
     """Combine a plan with the receipts of all its units, in the plan's order."""
     counts: Counts = {}
     files = Packed()
     empty: list[dict[str, Any]] = []
     for receipt in receipts:
-        files.texts.extend(map(pack, receipt["outputs"]))
-        empty.extend(receipt["empty"])
-        for name, count in receipt["counts"].items():
+        files.texts.extend(pack(entry.to_json()) for entry in receipt.outputs)
+        empty.extend(pair.to_json() for pair in receipt.empty)
+        for name, count in receipt.counts.items():
             counts[name] = counts.get(name, 0) + count
     return Manifest(
         {
@@ -499,7 +529,7 @@ def complete(record: StageRecord, plan: Plan, *, write: bool = True) -> Completi
         return Completion(plan, None, absent, len(plan.units) - len(absent))
     missing: list[Unit] = []
 
-    def found() -> Iterator[dict[str, Any]]:
+    def found() -> Iterator[Receipt]:
         for unit, receipt in record.receipts(plan):
             if receipt is None:
                 missing.append(unit)

@@ -3,12 +3,12 @@
 import os
 import time
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import RequestError
 from tokenmill.flow.attempt import HEARTBEAT_SECONDS, LEASE, OWNER, Leftover, Liveness, leftovers, read_owner
+from tokenmill.flow.contract import Failure, Receipt
 from tokenmill.flow.lineage import records_of
 from tokenmill.flow.record import StageRecord, complete
 
@@ -30,12 +30,13 @@ class StageStatus:
     bytes_per_second: float | None
     seconds_left: float | None
     at_work: list[str]
-    failures: list[dict[str, Any]]
+    failures: list[Failure]
     counts: dict[str, int]
 
     def to_json(self) -> dict[str, Any]:
         """Return the status as JSON."""
-        return {**self.__dict__, "output": str(self.output)}
+        failures = [failure.to_json() for failure in self.failures]
+        return {**self.__dict__, "output": str(self.output), "failures": failures}
 
 
 def statuses(path: Path, stage: str | None = None) -> list[StageStatus]:
@@ -54,17 +55,17 @@ def _status(record: StageRecord) -> StageStatus:
         alive = planner is not None and planner.liveness() is not Liveness.DEAD
         state = "planning" if alive else "failed while planning" if failures else "stopped while planning"
         return StageStatus(record.stage, record.output, state, 0, 0, 0, 0, None, None, [], failures, {})
-    receipts, counts = [], dict[str, int]()
+    receipts, counts = list[Receipt](), dict[str, int]()
     bytes_done = 0
     for unit, receipt in record.receipts(plan):
         if receipt is None:
             continue
         receipts.append(receipt)
         bytes_done += unit.weight
-        for name, count in receipt["counts"].items():
+        for name, count in receipt.counts.items():
             counts[name] = counts.get(name, 0) + count
-    done = {receipt["unit"] for receipt in receipts}
-    failures = [f for f in record.failures() if f["unit"] not in done and f["plan"] == plan.id]
+    done = {receipt.unit for receipt in receipts}
+    failures = [f for f in record.failures() if f.unit not in done and f.plan == plan.id]
     at_work = [
         unit
         for unit, found in leftovers(record).items()
@@ -102,13 +103,11 @@ def _recent(attempt: Leftover) -> bool:
     return time.time() - status.st_mtime < 6 * HEARTBEAT_SECONDS
 
 
-def _rate(receipts: list[dict[str, Any]]) -> float | None:
+def _rate(receipts: list[Receipt]) -> float | None:
     """Return bytes a second over the last units to finish."""
     if not receipts:
         return None
-    times = [
-        (datetime.fromisoformat(r["started"]), datetime.fromisoformat(r["finished"]), r["weight"]) for r in receipts
-    ]
+    times = [(receipt.started, receipt.finished, receipt.weight) for receipt in receipts]
     last = max(finished for _, finished, _ in times)
     lately = [(s, f, w) for s, f, w in times if (last - f).total_seconds() <= RATE_SECONDS]
     begun = min(started for started, _, _ in lately)

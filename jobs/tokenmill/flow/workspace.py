@@ -34,6 +34,7 @@ from tokenmill.flow.attempt import (
     Liveness,
     new_attempt_directory,
 )
+from tokenmill.flow.contract import EmptyPair, FileEntry, InputFile, InputRange, Receipt
 from tokenmill.flow.record import Counts, Plan, StageRecord, Unit
 from tokenmill.inputs import OpenInput
 
@@ -59,7 +60,7 @@ class OutputFile:
         self.path = path
         self.final = final
         self.bytes = keep
-        self.about: dict[str, Any] = {}
+        self._about: dict[str, Any] = {}
         self._digest = xxhash.xxh3_128()
         self._hashed = keep
         self._begun = keep  # up to where write-back was begun
@@ -140,7 +141,7 @@ class OutputFile:
 
     def describe(self, **about: Any) -> None:
         """Say more of this file in the receipt and the manifest."""
-        self.about.update(about)
+        self._about.update(about)
 
     def close(self) -> None:
         """Make the file durable."""
@@ -152,13 +153,13 @@ class OutputFile:
         """Close without making durable."""
         self._file.close()
 
-    def entry(self) -> dict[str, Any]:
+    def entry(self) -> FileEntry:
         """Return what the receipt says of this file."""
         if self._hashed != self.bytes:
             raise TokenmillError(
                 f"{self.final}: {self._hashed} of {self.bytes} bytes hashed. This is a bug in tokenmill"
             )
-        return {"path": self.final, "bytes": self.bytes, "xxh3_128": self._digest.hexdigest(), **self.about}
+        return FileEntry(self.final, self.bytes, self._digest.hexdigest(), **self._about)
 
 
 class Workspace:
@@ -187,11 +188,11 @@ class Workspace:
         self.settings = settings
         self.common = common
         """What the stage's units share in this process (see worker.Stage)."""
-        self.inputs: list[dict[str, Any]] = []
+        self.inputs: list[InputRange] = []
         """Where each input's records begin in the output, for the receipt."""
-        self.adopted: list[dict[str, Any]] = []
+        self.adopted: list[FileEntry] = []
         """Outputs that lie in their place already, for the receipt: `record.IN_PLACE`."""
-        self.empty: list[dict[str, Any]] = []
+        self.empty: list[EmptyPair] = []
         """Outputs that were left out because they hold nothing, for the receipt and the manifest."""
         self._should_stop = should_stop
         self._advance = advance
@@ -235,14 +236,14 @@ class Workspace:
             return
 
     @contextmanager
-    def reading(self, name: str, size: int, identity: str) -> Iterator[Path]:
+    def reading(self, file: InputFile, size: int) -> Iterator[Path]:
         """Give where an input lies; refuse one that is not what was planned, before it is read or afterwards.
 
         What an earlier stage made has its size in the manifest, and its bytes are hashed as they are read
         (`check_hash`). A file that somebody brought has its size and modification time in its identity, and must be
         one file from beginning to end.
         """
-        path = self.input_root / name
+        path = self.input_root / file.path
         maker = self.plan.upstream.get("stage")
         if maker:
             self._check_size(path, size, maker)
@@ -251,7 +252,7 @@ class Workspace:
         except FileNotFoundError as error:
             raise TransientError(f"{path} vanished after it was planned; run the same command again") from error
         with source:
-            if not maker and source.stamp.identity != identity:
+            if not maker and source.stamp.identity != file.identity:
                 raise self._written_to(path, "it is not the file that was planned")
             yield path
             if not maker and source.changed():
@@ -279,14 +280,14 @@ class Workspace:
                 "then this command"
             )
 
-    def check_hash(self, name: str, identity: str, found: str) -> None:
-        """Refuse an input whose bytes are not those that an earlier stage made; `found` is their xxh3-128."""
+    def check_hash(self, file: InputFile, digest: str) -> None:
+        """Refuse an input whose bytes are not those that an earlier stage made; `digest` is their xxh3-128."""
         maker = self.plan.upstream.get("stage")
-        if maker and found != identity:
+        if maker and digest != file.identity:
             raise InputError(
-                f"{self.input_root / name} is damaged: its bytes are not those that the manifest of the {maker} that "
-                f"made it names; run tokenmill {maker} again with {WITH_HASHES}, which makes "
-                "only what is damaged there, and then this command"
+                f"{self.input_root / file.path} is damaged: its bytes are not those that the manifest of the {maker} "
+                f"that made it names; run tokenmill {maker} again with {WITH_HASHES}, which makes only what is damaged "
+                "there, and then this command"
             )
 
     def path(self, name: str) -> Path:
@@ -376,19 +377,19 @@ class Workspace:
                 if status is not None and status.st_ino == inode:
                     self.tree.unlink(final)
             raise
-        receipt = {
-            "plan": self.plan.id,
-            "unit": self.unit.id,
-            "counts": counts,
-            "outputs": [*self.adopted, *(output.entry() for output in self._outputs)],
-            "inputs": self.inputs,
-            "empty": self.empty,
-            "weight": self.unit.weight,
-            "started": self._started.isoformat(timespec="milliseconds"),
-            "finished": datetime.now(UTC).isoformat(timespec="milliseconds"),
-            "host": socket.gethostname(),
-        }
-        self.tree.write_atomic(self.record.receipt_path(self.unit.id), readable_json(receipt))
+        receipt = Receipt(
+            self.plan.id,
+            self.unit.id,
+            counts,
+            [*self.adopted, *(output.entry() for output in self._outputs)],
+            self.inputs,
+            self.empty,
+            self.unit.weight,
+            started=self._started,
+            finished=datetime.now(UTC),
+            host=socket.gethostname(),
+        )
+        self.tree.write_atomic(self.record.receipt_path(self.unit.id), readable_json(receipt.to_json()))
 
     def __enter__(self) -> "Workspace":
         """Enter the attempt."""

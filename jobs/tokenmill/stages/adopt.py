@@ -17,12 +17,14 @@ from tokenmill.errors import InputError, RequestError, TransientError
 from tokenmill.files.codec import content_id
 from tokenmill.files.paths import safe_name
 from tokenmill.files.tree import Tree
+from tokenmill.flow.contract import EmptyPair, FileEntry, InputFile, InputRange
 from tokenmill.flow.planning import refuse_foreign
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.provenance import narrow, whole
 from tokenmill.flow.record import COPIED, IN_PLACE, Counts, Plan, StageRecord, Unit
 from tokenmill.flow.workspace import OutputFile, Workspace, nothing_common
 from tokenmill.inputs import walk_files
+from tokenmill.tokens.contract import PairSpec
 from tokenmill.tokens.encoder_store import Encoders, Recipe
 
 if TYPE_CHECKING:
@@ -49,21 +51,13 @@ DAMAGED = (
 )
 
 
-class PairFile(NamedTuple):
-    """A `.bin` or `.idx`: its path below the root, its size, and what changes when its content does."""
-
-    path: str
-    bytes: int
-    identity: str
-
-
 class Pairs(NamedTuple):
     """Pairs to adopt, by their prefixes below `root`; `how` is IN_PLACE or COPIED, `notes` are to be said."""
 
     root: Path
     output: Path
     how: str
-    files: dict[str, tuple[PairFile, PairFile]]
+    files: dict[str, tuple[InputFile, InputFile]]
     notes: list[str]
 
     @property
@@ -135,7 +129,7 @@ def _prefixes_below(directory: Path, output: Path | None, notes: list[str]) -> l
     return [directory / name for name in names]
 
 
-def _file(root: Path, name: str, how: str) -> PairFile:
+def _file(root: Path, name: str, how: str) -> InputFile:
     """Look at half a pair; refuse what is missing, is no regular file, or cannot be recorded."""
     path = root / name
     if not str(path).isprintable():
@@ -157,7 +151,7 @@ def _file(root: Path, name: str, how: str) -> PairFile:
             f"{path}: a symbolic link, or below one, to {os.path.realpath(path)}; records beside it would vouch for a "
             "file that lies elsewhere: adopt the directory that it leads to, or give --output a directory to copy to"
         )
-    return PairFile(name, status.st_size, _identity(status))
+    return InputFile(name, _identity(status), status.st_size)
 
 
 def _identity(status: os.stat_result) -> str:
@@ -247,8 +241,8 @@ def _units(pairs: Pairs) -> list[Unit]:
     return [
         Unit(
             id=unit_id,
-            weight=sum(file.bytes for file in pairs.files[name]),
-            spec={"name": output, "adopted": pairs.how, "inputs": [file._asdict() for file in pairs.files[name]]},
+            weight=sum(file.bytes or 0 for file in pairs.files[name]),
+            spec=PairSpec(output, list(pairs.files[name]), pairs.how),
             outputs=[f"{output}.{suffix}" for suffix in SUFFIXES],
         )
         for name, output, unit_id in zip(names, outputs, distinct(names, map(safe_name, outputs)), strict=True)
@@ -307,8 +301,8 @@ def do(unit: Unit, workspace: Workspace) -> Counts:
     """Check one pair as `verify` does, and hash it; copied first where it is to lie elsewhere."""
     from tokenmill.tokens.check import examine
 
-    plan, spec, root = workspace.plan, unit.spec, workspace.input_root
-    files = [PairFile(item["path"], item["bytes"], item["identity"]) for item in spec["inputs"]]
+    plan, spec, root = workspace.plan, unit.spec(PairSpec), workspace.input_root
+    files = spec.inputs
     source = root / files[0].path.removesuffix(".bin")
     for file in files:
         _check_unchanged(root, file, plan.adopted)
@@ -330,15 +324,15 @@ def do(unit: Unit, workspace: Workspace) -> Counts:
     assert index is not None  # noqa: S101  (else there were problems)
     documents, sequences = len(index.document_indices) - 1, len(index.lengths)
     tokens = index.bin_bytes // index.dtype.itemsize
-    workspace.inputs = [{"path": files[0].path, "first": 0, "count": documents}]
-    about = {"key": KEY, "prefix": spec["name"]}
+    workspace.inputs = [InputRange(files[0].path, 0, documents)]
+    about = {"key": KEY, "prefix": spec.name}
     counted = {"documents": documents, "sequences": sequences, "tokens": tokens, "dtype": index.dtype.name}
-    described = {
+    described: dict[str, dict[str, Any]] = {
         "bin": {"role": "bin", **about, **counted, "parts": narrow(whole(files[0].path), documents)},
         "idx": {"role": "idx", **about},
     }
     if not tokens:  # Megatron-LM cannot map an empty file
-        workspace.empty.append({**about, "documents": documents})
+        workspace.empty.append(EmptyPair(KEY, spec.name, documents))
     for output in outputs:
         if tokens:
             output.describe(**described[output.final[-3:]])
@@ -347,33 +341,33 @@ def do(unit: Unit, workspace: Workspace) -> Counts:
     if tokens and plan.adopted == IN_PLACE:
         for file in files:
             suffix = file.path[-3:]
-            entry = {"path": file.path, "bytes": file.bytes, "xxh3_128": examination.hashes[suffix]}
-            workspace.adopted.append({**entry, **described[suffix]})
+            entry = FileEntry(file.path, file.bytes or 0, examination.hashes[suffix], **described[suffix])
+            workspace.adopted.append(entry)
     return {"in": documents, "out": documents, "rejected": 0, "blank": 0, "tokens": tokens, "sequences": sequences}
 
 
-def _copy(unit: Unit, files: Sequence[PairFile], workspace: Workspace) -> list[OutputFile]:
+def _copy(unit: Unit, files: Sequence[InputFile], workspace: Workspace) -> list[OutputFile]:
     """Copy a pair into the attempt, blocks shared where the file system can; its hashes are left to `_blocks`."""
     from tokenmill.tokens.check import BLOCK
 
     outputs = []
     for file, final in zip(files, unit.outputs, strict=True):
-        output = workspace.open(final, temporary=final, read_soon=False)
+        output, size = workspace.open(final, temporary=final, read_soon=False), file.bytes or 0
         outputs.append(output)
         with (workspace.input_root / file.path).open("rb", buffering=0) as source:
-            for offset in range(0, file.bytes, BLOCK):
-                output.copy_from(source, offset, min(BLOCK, file.bytes - offset))
+            for offset in range(0, size, BLOCK):
+                output.copy_from(source, offset, min(BLOCK, size - offset))
                 workspace.checkpoint()
     return outputs
 
 
 def _blocks(
-    files: Sequence[PairFile], outputs: Sequence[OutputFile], workspace: Workspace, path: Path
+    files: Sequence[InputFile], outputs: Sequence[OutputFile], workspace: Workspace, path: Path
 ) -> Iterator[bytes]:
     """Read half of the pair, or of its copy, as far as it was planned, and report the progress."""
     from tokenmill.tokens.check import BLOCK
 
-    (left,) = (file.bytes for file in files if file.path.endswith(path.suffix))
+    (left,) = (file.bytes or 0 for file in files if file.path.endswith(path.suffix))
     copies = [output for output in outputs if output.path == path]
     with path.open("rb") as opened:
         while left:
@@ -387,7 +381,7 @@ def _blocks(
             yield data
 
 
-def _check_unchanged(root: Path, file: PairFile, how: str | None) -> None:
+def _check_unchanged(root: Path, file: InputFile, how: str | None) -> None:
     """Refuse a file that is not any more what was planned; a pair that is being written is never whole."""
     status = Tree(root).stat(file.path) if how == IN_PLACE else (root / file.path).stat()
     if status is None or _identity(status) != file.identity:

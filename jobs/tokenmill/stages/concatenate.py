@@ -17,7 +17,8 @@ from tokenmill.corpus import foreign
 from tokenmill.corpus.compression import codec_of_content
 from tokenmill.corpus.records import BOM, RecordCounter
 from tokenmill.errors import InputError, RequestError, TransientError
-from tokenmill.flow.lineage import DataFile, Dataset
+from tokenmill.flow.contract import Files, InputFile, InputRange, Part
+from tokenmill.flow.lineage import Dataset
 from tokenmill.flow.overlap import Follower
 from tokenmill.flow.partition import groups
 from tokenmill.flow.provenance import narrow
@@ -66,19 +67,13 @@ def prepare(
             )
         units = []
         for index, run in enumerate(groups([file.bytes for file in files], target_files)):
-            inputs = [_input(files[i]) for i in run]
+            inputs = [files[i].input for i in run]
             final = f"{name}-{index:05d}-of-{target_files:05d}.jsonl"
             weight = sum(files[i].bytes for i in run)
-            units.append(Unit(final, weight, {"inputs": inputs}, [final]))
+            units.append(Unit(final, weight, Files(inputs), [final]))
         return Plan("concatenate", request, units, source=dataset.source, upstream=dataset.upstream, require="out")
 
     return request, make
-
-
-def _input(file: DataFile) -> dict[str, Any]:
-    said = {"path": file.path, "bytes": file.bytes, "identity": file.identity, "parts": file.parts}
-    counted = file.records is not None and file.blank is not None
-    return {**said, "records": file.records, "blank": file.blank} if counted else said
 
 
 @dataclass(slots=True)
@@ -89,7 +84,7 @@ class _Piece:
     `last` whether they end the input.
     """
 
-    item: dict[str, Any]
+    file: InputFile
     length: int
     skipped: bool = False
     newline: bool = False
@@ -104,7 +99,7 @@ class _Account:
     """
 
     def __init__(self, output: OutputFile, workspace: Workspace) -> None:
-        self.parts: list[dict[str, Any]] = []
+        self.parts: list[Part] = []
         self.records = self.blank = 0
         self._output = output
         self._workspace = workspace
@@ -117,7 +112,7 @@ class _Account:
     def take(self, pieces: list[_Piece]) -> None:
         """Read back pieces, in the order they were appended."""
         for piece in pieces:
-            count = self._counter if "records" not in piece.item else None
+            count = self._counter if piece.file.records is None else None
             if piece.skipped:
                 self._digest.update(BOM)
                 if count:
@@ -130,7 +125,7 @@ class _Account:
             for _ in self._read(int(piece.newline)):
                 pass  # hashed as the output's alone
             if piece.last:
-                self._finish(piece.item)
+                self._finish(piece.file)
 
     def _read(self, length: int) -> Iterator[int]:
         """Read on into the buffer, hashing it as the output's, and yield how much it holds."""
@@ -143,14 +138,15 @@ class _Account:
             yield size
             length -= size
 
-    def _finish(self, item: dict[str, Any]) -> None:
-        self._workspace.check_hash(item["path"], item["identity"], self._digest.hexdigest())
-        counted = item if "records" in item else {"records": self._counter.finish(), "blank": self._counter.blank}
-        records = counted["records"]
-        self.parts.extend(narrow(item["parts"], records))
-        self._workspace.inputs.append({"path": item["path"], "first": self.records, "count": records})
+    def _finish(self, file: InputFile) -> None:
+        self._workspace.check_hash(file, self._digest.hexdigest())
+        records, blank = file.records, file.blank
+        if records is None or blank is None:
+            records, blank = self._counter.finish(), self._counter.blank
+        self.parts.extend(narrow(file.parts or [], records))
+        self._workspace.inputs.append(InputRange(file.path, self.records, records))
         self.records += records
-        self.blank += counted["blank"]
+        self.blank += blank
         self._digest.reset()
         self._counter = RecordCounter()
 
@@ -165,8 +161,8 @@ def do(unit: Unit, workspace: Workspace) -> Counts:
     waiting: list[_Piece] = []
     length = 0
     with closing(_Account(output, workspace)) as account, Follower(AHEAD) as follower:
-        for item in unit.spec["inputs"]:
-            for piece in _append(output, workspace, item):
+        for file in unit.spec(Files).inputs:
+            for piece in _append(output, workspace, file):
                 waiting.append(piece)
                 length += piece.length
                 if length >= PIECE:
@@ -179,11 +175,11 @@ def do(unit: Unit, workspace: Workspace) -> Counts:
     return {"in": account.records, "out": account.records, "rejected": 0, "blank": account.blank}
 
 
-def _append(output: OutputFile, workspace: Workspace, item: dict[str, Any]) -> Iterator[_Piece]:
+def _append(output: OutputFile, workspace: Workspace, file: InputFile) -> Iterator[_Piece]:
     """Append one file, whole lines alone, and say so piece by piece."""
-    size = item["bytes"]
+    size = file.bytes or 0
     with (
-        workspace.reading(item["path"], size, item["identity"]) as path,
+        workspace.reading(file, size) as path,
         path.open("rb", buffering=0) as source,
     ):
         head = os.pread(source.fileno(), foreign.HEAD, 0)
@@ -205,5 +201,5 @@ def _append(output: OutputFile, workspace: Workspace, item: dict[str, Any]) -> I
             last = offset == size
             if last and newline:
                 output.append(b"\n")
-            yield _Piece(item, length, skipped, last and newline, last)
+            yield _Piece(file, length, skipped, last and newline, last)
             skipped = False

@@ -20,6 +20,7 @@ from tokenmill.corpus.source import (
 )
 from tokenmill.errors import InputError
 from tokenmill.files.paths import safe_name
+from tokenmill.flow.contract import InputRange
 from tokenmill.flow.provenance import whole
 from tokenmill.flow.record import Counts, Plan, Unit
 from tokenmill.flow.worker import Job
@@ -68,7 +69,7 @@ def prepare(
 
 
 def _unit(file: RemoteFile, name: str) -> Unit:
-    return Unit(safe_name(name), file.size or 0, file.spec(), [name])
+    return Unit(safe_name(name), file.size or 0, file, [name])
 
 
 def select(listing: Listing, selection: Selection, wanted: str | None = None) -> tuple[list[RemoteFile], list[str]]:
@@ -134,7 +135,7 @@ def common(job: Job, plan: Plan, todo: Sequence[Unit], warn: Callable[[str], Non
 
 def do(unit: Unit, workspace: Workspace) -> Counts:
     """Fetch one file, from where a dead attempt stopped, and check its hash."""
-    file = RemoteFile.of_spec(unit.spec)
+    file = unit.spec(RemoteFile)
     output = workspace.open(unit.outputs[0], temporary="data", keep=worth_keeping(file, workspace.path("data")))
     source, lines = workspace.common
     fetch(
@@ -147,5 +148,5 @@ def do(unit: Unit, workspace: Workspace) -> Counts:
         lines=lines,
     )
     output.describe(parts=whole(file.path))
-    workspace.inputs = [{"path": file.path, "first": 0, "count": None}]
+    workspace.inputs = [InputRange(file.path, 0, None)]
     return {"in": 1, "out": 1, "rejected": 0, "bytes": output.bytes}

@@ -8,6 +8,7 @@ from typing import Any
 
 from tokenmill.errors import RequestError
 from tokenmill.files.paths import safe_name
+from tokenmill.flow.contract import Files, InputRange
 from tokenmill.flow.lineage import Dataset
 from tokenmill.flow.provenance import narrow
 from tokenmill.flow.record import Counts, Plan, Unit
@@ -46,7 +47,7 @@ def prepare(dataset: Dataset, wanted: str | None = None) -> tuple[dict[str, Any]
             Unit(
                 id=safe_name(name),
                 weight=file.bytes,
-                spec={"inputs": [{"path": file.path, "identity": file.identity, "parts": file.parts}]},
+                spec=Files([file.input]),
                 outputs=[name],
             )
             for file, name in zip(dataset.files, distinct(sources, names), strict=True)
@@ -65,7 +66,7 @@ def do(unit: Unit, workspace: Workspace) -> Counts:
     from tokenmill.corpus.records import RecordCounter
     from tokenmill.flow.overlap import Follower
 
-    (item,) = unit.spec["inputs"]
+    (file,) = unit.spec(Files).inputs
     counter = RecordCounter()
     digest = xxhash.xxh3_128()  # of the input: zstd frames may come without a checksum
     output = workspace.open(unit.outputs[0])
@@ -73,15 +74,15 @@ def do(unit: Unit, workspace: Workspace) -> Counts:
     def take(buffer: bytearray, size: int) -> None:
         if not output.bytes:
             head = bytes(buffer[: min(size, foreign.HEAD)])
-            foreign.refuse(head, item["path"])
-            foreign.refuse_spread(head, item["path"])
+            foreign.refuse(head, file.path)
+            foreign.refuse_spread(head, file.path)
         counter.update(buffer, size)
         output.write(memoryview(buffer)[:size])
 
     ring = [bytearray(BUFFER)]
     read = turn = 0
     with (
-        workspace.reading(item["path"], unit.weight, item["identity"]) as path,
+        workspace.reading(file, unit.weight) as path,
         open_decompressed(
             path, display=str(path), digest=digest, window=workspace.settings["zstd_window"] or ZSTD_WINDOW
         ) as reader,
@@ -97,8 +98,8 @@ def do(unit: Unit, workspace: Workspace) -> Counts:
         follower.wait()
         take(ring[turn], got)
         workspace.checkpoint(reader.compressed_read - read)
-    workspace.check_hash(item["path"], item["identity"], digest.hexdigest())
+    workspace.check_hash(file, digest.hexdigest())
     records = counter.finish()
-    output.describe(records=records, blank=counter.blank, parts=narrow(item["parts"], records))
-    workspace.inputs = [{"path": item["path"], "first": 0, "count": records}]
+    output.describe(records=records, blank=counter.blank, parts=narrow(file.parts or [], records))
+    workspace.inputs = [InputRange(file.path, 0, records)]
     return {"in": records, "out": records, "rejected": 0, "blank": counter.blank}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokenmill.errors import MachineError, RequestError, Stopped, Superseded, TokenmillError
 from tokenmill.files.explain import explained
+from tokenmill.flow.contract import RemoteFile
 from tokenmill.flow.lineage import Dataset, Usable, check_apart, upstream_of
 from tokenmill.flow.planning import Request
 from tokenmill.flow.progress import Reporter
@@ -21,7 +22,6 @@ from tokenmill.selection import Selection
 from tokenmill.tokens.encoder_store import Recipe
 
 if TYPE_CHECKING:
-    from tokenmill.corpus.source import RemoteFile
     from tokenmill.stages.stream import Stream
 
 COMMITTING_FILES = 4
@@ -343,10 +343,10 @@ def _planned_anew(
 ) -> Plan | None:
     """Return the plan of what is listed now; None where that is the same, or what is finished would not be kept."""
     commit = plan.source.get("revision")
-    old = [unit.spec.get("inputs", [{"remote": unit.spec}]) for unit in plan.units]
-    specs = {item["remote"]["source"]: item["remote"] for items in old for item in items}
+    old = [[file.remote for file in unit.inputs] or [unit.spec(RemoteFile)] for unit in plan.units]
+    known = {file.path: file for files in old for file in files if file}
     try:
-        if {file.path: file.spec() for file in listed(commit)} == specs:
+        if {file.path: file for file in listed(commit)} == known:
             return None
         again = replace(planned(commit)[1](), request=plan.request)
     except TokenmillError:

@@ -19,6 +19,7 @@ from tokenmill.flow.progress import Reporter
 from tokenmill.flow.record import REJECTED, Counts, Plan, StageRecord, Unit
 from tokenmill.flow.worker import Job
 from tokenmill.flow.workspace import Workspace
+from tokenmill.tokens.contract import PairSpec
 from tokenmill.tokens.encoder_store import Encoders, Recipe
 
 if TYPE_CHECKING:
@@ -176,19 +177,7 @@ def _units(files: list[DataFile], recipe: Recipe) -> list[Unit]:
         Unit(
             id=safe_name(name),
             weight=sum(files[i].bytes for i in run),
-            spec={
-                "name": name,
-                "inputs": [
-                    {
-                        "path": files[i].path,
-                        "bytes": files[i].bytes,
-                        "identity": files[i].identity,
-                        "parts": files[i].parts,
-                        **({"remote": files[i].remote} if files[i].remote else {}),
-                    }
-                    for i in run
-                ],
-            },
+            spec=PairSpec(name, [files[i].input for i in run]),
             outputs=[
                 *(f"{name}_{key}_document.{kind}" for key in recipe.keys for kind in ("bin", "idx")),
                 f"{REJECTED}/{name}.jsonl",
@@ -202,7 +191,7 @@ def _units(files: list[DataFile], recipe: Recipe) -> list[Unit]:
             other = makers.setdefault(name, unit)
             if other is not unit:  # wiki.jsonl with the key en_text, wiki_en.jsonl with the key text
                 raise RequestError(
-                    f"{other.spec['inputs'][0]['path']} and {unit.spec['inputs'][0]['path']} with the keys "
+                    f"{other.inputs[0].path} and {unit.inputs[0].path} with the keys "
                     f"{', '.join(recipe.keys)} would both make {name}; give --target-files {count}, which numbers the "
                     "outputs instead of naming them after the inputs"
                 )

@@ -17,6 +17,7 @@ from tokenmill.corpus.fetch import Lines, fetch_head, fetch_to
 from tokenmill.corpus.source import Patience, RemoteFile, open_source, without_secrets
 from tokenmill.errors import RequestError
 from tokenmill.files.explain import TMPDIR, explained
+from tokenmill.flow.contract import InputFile
 from tokenmill.flow.lineage import DataFile
 from tokenmill.machine import is_alive, machine_tag
 from tokenmill.selection import Selection
@@ -70,7 +71,7 @@ class Stream:
                 file.size or 0,
                 file.sha256 or file.git_sha1 or f"{file.size}@{file.version}",
                 file.path,
-                remote=file.spec(),
+                remote=file,
             )
             for file, name in zip(files, names(files, "flat"), strict=True)
         ]
@@ -100,7 +101,8 @@ class Stream:
             paths = []
             for shard in [shard for shard in shards if not is_columnar(shard.path, wanted)][:HEADS]:
                 paths.append(scratch / shard.path)
-                file = RemoteFile.of_spec(shard.remote or {})
+                file = shard.remote
+                assert file is not None  # noqa: S101 - `find` gave each shard one
                 with explained(scratch, self._place()[1]):
                     fetch_head(source, file, revision, paths[-1], HEAD_BYTES, patience)
             yield paths
@@ -155,9 +157,10 @@ class Shards:
     lines: Lines
 
     @contextmanager
-    def fetched(self, item: dict[str, Any], checkpoint: Callable[[], None]) -> Iterator[Path]:
+    def fetched(self, item: InputFile, checkpoint: Callable[[], None]) -> Iterator[Path]:
         """Have one shard here, its hash checked, until it is read."""
-        path, file = self.scratch / item["path"], RemoteFile.of_spec(item["remote"])
+        path, file = self.scratch / item.path, item.remote
+        assert file is not None  # noqa: S101 - `find` gave each shard one
         try:
             with explained(self.scratch, self.called):
                 fetch_to(

@@ -11,6 +11,7 @@ from tokenmill.files.hashing import has_sha256, hash_file
 from tokenmill.files.mounts import patiently, settle_seconds
 from tokenmill.files.paths import inside
 from tokenmill.files.tree import ForeignEntry
+from tokenmill.flow.contract import FileEntry
 from tokenmill.flow.lineage import find_records, records_of, unfinished
 from tokenmill.flow.progress import size as words
 from tokenmill.flow.provenance import locate
@@ -33,19 +34,18 @@ class Dataset:
     manifest: Manifest
 
     @property
-    def pairs(self) -> list[dict[str, Any]]:
+    def pairs(self) -> list[FileEntry]:
         """The manifest's entries of the .bin files with tokens: what Megatron-LM is given."""
-        return [entry for entry in self.manifest.files if entry.get("role") == "bin"]
+        return [entry for entry in self.manifest.files if entry.role == "bin"]
 
     @property
     def dtypes(self) -> list[str]:
         """The dtypes of the pairs' ids: one, unless they were adopted."""
         return sorted({self.dtype(entry) for entry in self.pairs})
 
-    def dtype(self, pair: dict[str, Any]) -> str:
+    def dtype(self, pair: FileEntry) -> str:
         """Return the dtype of a pair's ids."""
-        dtype: str = pair.get("dtype", self.plan.basis["dtype"])
-        return dtype
+        return pair.dtype or str(self.plan.basis["dtype"])
 
     @property
     def backend(self) -> Path:
@@ -67,7 +67,7 @@ class Dataset:
 class Document:
     """One document: its pair and number in it, its token ids, and where its text came from."""
 
-    pair: dict[str, Any]
+    pair: FileEntry
     number: int
     ids: list[int]
     source: tuple[str, int] | None
@@ -100,8 +100,8 @@ def open_dataset(record: StageRecord) -> Dataset:
         return found
     manifest = record.stored_manifest(record.plan_id())
     plan = record.read_plan()
-    files = manifest.files if manifest else []
-    damaged = [entry["path"] for entry in files if record.tree.size(entry["path"]) != entry["bytes"]]
+    files = list(manifest.files) if manifest else []
+    damaged = [entry.path for entry in files if record.tree.size(entry.path) != entry.bytes]
     if damaged:
         raise RequestError(
             f"preprocess in {record.output} was finished, but {len(damaged)} of its {len(files)} files are missing or "
@@ -131,22 +131,22 @@ def find_document(dataset: Dataset, number: int, *, key: str | None, prefix: str
         raise RequestError(f"--key {key}: the dataset has {', '.join(dataset.plan.basis['keys'])}")
     if prefix:
         wanted = prefix.removesuffix(".bin").removesuffix(".idx")
-        pairs = [p for p in dataset.pairs if p["prefix"] == wanted]
-        pairs = pairs or [p for p in dataset.pairs if Path(p["prefix"]).name == Path(wanted).name]
+        pairs = [p for p in dataset.pairs if p.prefix == wanted]
+        pairs = pairs or [p for p in dataset.pairs if Path(p.prefix).name == Path(wanted).name]
     else:
-        pairs = [p for p in dataset.pairs if p["key"] == keys[0]]
+        pairs = [p for p in dataset.pairs if p.key == keys[0]]
     if not pairs or (prefix and len(pairs) > 1):
-        known = ", ".join(p["prefix"] for p in (pairs or dataset.pairs)[:5])
+        known = ", ".join(p.prefix for p in (pairs or dataset.pairs)[:5])
         more = ", ..." if len(pairs or dataset.pairs) > 5 else ""
         raise RequestError(f"--file {prefix}: the dataset has {known}{more}; name one of them")
-    ends = list(accumulate(pair["documents"] for pair in pairs))
+    ends = list(accumulate(pair.documents for pair in pairs))
     number += ends[-1] if number < 0 else 0
     if not 0 <= number < ends[-1]:
         raise RequestError(f"--document {number}: there are {ends[-1]:,}, counted from 0")
     chosen = bisect_right(ends, number)
     pair, local = pairs[chosen], number - (ends[chosen - 1] if chosen else 0)
-    reader = IndexedReader(inside(dataset.record.output, pair["prefix"]))
-    return Document(pair, local, reader.document(local).tolist(), locate(pair["parts"], local))
+    reader = IndexedReader(inside(dataset.record.output, pair.prefix))
+    return Document(pair, local, reader.document(local).tolist(), locate(pair.parts or [], local))
 
 
 def check(path: Path, *, full: bool, stage: str | None = None) -> tuple[list[str], list[str]]:
@@ -194,20 +194,20 @@ def _check_stage(record: StageRecord, full: bool, only: str | None = None) -> tu
             f"first: {absent[0]}; see tokenmill status {record.output} for why, and run tokenmill {plan.command} again"
         )
     for receipt in filter(None, receipts.values()):
-        rejected += receipt["counts"].get("rejected", 0)
-        entries = {entry["path"]: entry for entry in receipt["outputs"]}
-        for entry in receipt["outputs"]:
-            if only is not None and entry.get("prefix") != only:
+        rejected += receipt.counts.get("rejected", 0)
+        entries = {entry.path: entry for entry in receipt.outputs}
+        for entry in receipt.outputs:
+            if only is not None and entry.prefix != only:
                 continue
-            files, size = files + 1, size + entry["bytes"]
+            files, size = files + 1, size + entry.bytes
             if refused := [problem for path in _with_index(entry) if (problem := _refused(record, path))]:
                 wrong.extend(refused)
-            elif entry.get("role") == "bin":
-                index = entries[f"{entry['prefix']}.idx"]
-                expected = {"bin_bytes": entry["bytes"], "bin_xxh3": entry["xxh3_128"]}
-                expected |= {"idx_bytes": index["bytes"], "idx_xxh3": index["xxh3_128"]}
+            elif entry.role == "bin":
+                index = entries[f"{entry.prefix}.idx"]
+                expected = {"bin_bytes": entry.bytes, "bin_xxh3": entry.xxh3_128}
+                expected |= {"idx_bytes": index.bytes, "idx_xxh3": index.xxh3_128}
                 problems = check_pair(
-                    inside(record.output, entry["prefix"]),
+                    inside(record.output, entry.prefix),
                     vocab_size=plan.details["tokenizer"]["vocab_size"],
                     eod=plan.basis["eod"],
                     expected=expected,
@@ -215,7 +215,7 @@ def _check_stage(record: StageRecord, full: bool, only: str | None = None) -> tu
                     foreign=_DAMAGED.get(plan.adopted or ""),
                 )
                 wrong.extend(map(str, problems))
-            elif entry.get("role") != "idx":
+            elif entry.role != "idx":
                 wrong.extend(_check_file(record, entry, full))
     if plan.stage == "preprocess":
         wrong.extend(check_tokenizer(record, plan))
@@ -232,15 +232,15 @@ def _check_stage(record: StageRecord, full: bool, only: str | None = None) -> tu
     return f"{said}; {bad}" if bad else said, wrong
 
 
-def _with_index(entry: dict[str, Any]) -> list[str]:
+def _with_index(entry: FileEntry) -> list[str]:
     """Return the paths that are looked at together: of a pair both files, and none for its .idx alone."""
-    match entry.get("role"):
+    match entry.role:
         case "bin":
-            return [entry["path"], f"{entry['prefix']}.idx"]
+            return [entry.path, f"{entry.prefix}.idx"]
         case "idx":
             return []
         case _:
-            return [entry["path"]]
+            return [entry.path]
 
 
 def _refused(record: StageRecord, path: str) -> str | None:
@@ -252,14 +252,14 @@ def _refused(record: StageRecord, path: str) -> str | None:
     return None
 
 
-def _check_file(record: StageRecord, entry: dict[str, Any], full: bool) -> list[str]:
-    path, size = inside(record.output, entry["path"]), record.tree.size(entry["path"])
+def _check_file(record: StageRecord, entry: FileEntry, full: bool) -> list[str]:
+    path, size = inside(record.output, entry.path), record.tree.size(entry.path)
     again = f"run the same tokenmill {record.stage} again"
     if size is None:
         return [f"{path}: missing; {again}: it makes only this one"]
-    if size != entry["bytes"]:
-        return [f"{path}: {size} bytes, its receipt says {entry['bytes']}; {again}: it makes only this one"]
-    if full and hash_file(path, tree=record.tree) != entry["xxh3_128"]:
+    if size != entry.bytes:
+        return [f"{path}: {size} bytes, its receipt says {entry.bytes}; {again}: it makes only this one"]
+    if full and hash_file(path, tree=record.tree) != entry.xxh3_128:
         return [
             f"{path}: its bytes are not those its receipt names (xxh3-128 differs); {again} with {WITH_HASHES}, which "
             "makes only what is damaged"

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokenmill.errors import WITH_REPLACE, InputError, RequestError, TransientError
 from tokenmill.files.codec import read_json, readable_json
+from tokenmill.flow.contract import EmptyPair, InputFile, InputRange, Part
 from tokenmill.flow.provenance import locate, narrow
 from tokenmill.flow.record import REJECTED, Counts, Unit
-from tokenmill.flow.schema import check_journal
 from tokenmill.flow.workspace import OutputFile, Workspace
+from tokenmill.tokens.contract import Journal, PairSpec
 
 if TYPE_CHECKING:
     from tokenmill.corpus.blocks import Reading
@@ -75,7 +76,7 @@ class _Column:
 class _File:
     """An input file on its way: what came back of it so far."""
 
-    item: dict[str, Any]
+    input: InputFile
     path: Path
     first: int = 0
     records: int = 0
@@ -98,12 +99,12 @@ class Tokenising:
     def __init__(self, unit: Unit, workspace: Workspace) -> None:
         """See run."""
         self.unit = unit
-        self.spec = unit.spec
+        self.spec = unit.spec(PairSpec)
         self.workspace = workspace
         self.basis = workspace.plan.basis
         self.counts: Counts = {"in": 0, "out": 0, "rejected": 0, "blank": 0}
         self.done = 0
-        self.parts: list[dict[str, Any]] = []
+        self.parts: list[Part] = []
         self.rejects: OutputFile | None = None
         self.columns: list[_Column] = []
         self.marked = time.monotonic()
@@ -116,14 +117,14 @@ class Tokenising:
         self._open()
         common: Common = self.workspace.common
         with common.processes.share() as self._share:
-            for item in self.spec["inputs"][self.done :]:
-                self._read(item)
+            for file in self.spec.inputs[self.done :]:
+                self._read(file)
             self._submit()
             while self._pending:
                 self._take()
         return self._finish()
 
-    def _read(self, item: dict[str, Any]) -> None:
+    def _read(self, input: InputFile) -> None:
         """Cut one file into blocks and submit them."""
         import xxhash
 
@@ -135,12 +136,12 @@ class Tokenising:
         # zstd frames may come without a checksum; what nobody made before has no hash to compare with
         digest = xxhash.xxh3_128() if self.workspace.plan.upstream.get("stage") else None
         with (
-            self._here(item) as path,
+            self._here(input) as path,
             closing(
                 open_blocks(path, self.basis["keys"], display=str(path), digest=digest, reading=self._reading())
             ) as blocks,
         ):
-            file, begins, compressed = _File(item, path), True, 0
+            file, begins, compressed = _File(input, path), True, 0
             while True:
                 slot = self._current()
                 begin = self._pieces[-1].segment.end if self._pieces else 0
@@ -156,7 +157,7 @@ class Tokenising:
                 if blocks.finished:
                     break
             if digest is not None and blocks.digested:
-                self.workspace.check_hash(item["path"], item["identity"], digest.hexdigest())
+                self.workspace.check_hash(input, digest.hexdigest())
 
     def _reading(self) -> "Reading":
         """Return how files are read: a record may be as long as there is memory to encode it."""
@@ -168,12 +169,12 @@ class Tokenising:
             return reading._replace(most=longest_record(common.processes.task.encoder))
         return reading
 
-    def _here(self, item: dict[str, Any]) -> AbstractContextManager[Path]:
+    def _here(self, input: InputFile) -> AbstractContextManager[Path]:
         """Give where an input lies, fetched where it is a shard of a source."""
         shards: Shards | None = self.workspace.common.shards
         if shards is not None:
-            return shards.fetched(item, self.workspace.checkpoint)
-        return self.workspace.reading(item["path"], item["bytes"], item["identity"])
+            return shards.fetched(input, self.workspace.checkpoint)
+        return self.workspace.reading(input, input.bytes or 0)
 
     def _current(self) -> "Slot":
         """Return the slot that is being filled, or a free one; for that, blocks that are ready are taken."""
@@ -210,7 +211,7 @@ class Tokenising:
                 raise RequestError(f"{where}: {error}") from error
         self._share.release(slot)
         self.workspace.checkpoint(sum(piece.compressed for piece in pieces))
-        more = self.done < len(self.spec["inputs"])
+        more = self.done < len(self.spec.inputs)
         if pieces[-1].last and more and time.monotonic() - self.marked > JOURNAL_SECONDS:
             self._mark()
 
@@ -247,7 +248,7 @@ class Tokenising:
                     str(file.path), unit_of(file.path, reading, kind), bad, self._how_to_correct(file, bad.record)
                 )
             file.refused.append(bad.record)
-            self._reject(file.item["path"], bad)
+            self._reject(file.input.path, bad)
         if found.spelled:
             self._spelled(file, piece.segment, found)
         file.records += found.records
@@ -256,9 +257,8 @@ class Tokenising:
         self.counts["out"] += found.documents
         self.counts["blank"] += found.blank
         if piece.last:
-            self.parts.extend(narrow(file.item["parts"], file.records, file.refused))
-            inputs = {"path": file.item["path"], "first": file.first, "count": self.counts["out"] - file.first}
-            self.workspace.inputs.append(inputs)
+            self.parts.extend(narrow(file.input.parts or [], file.records, file.refused))
+            self.workspace.inputs.append(InputRange(file.input.path, file.first, self.counts["out"] - file.first))
             self.done += 1
 
     def _spelled(self, file: _File, segment: "Segment", found: "Found") -> None:
@@ -283,9 +283,9 @@ class Tokenising:
         """Say where to correct a record of a file that came from elsewhere; editing it here would only damage it."""
         plan = self.workspace.plan
         maker, uri, revision = plan.upstream.get("stage"), plan.source["uri"], plan.source.get("revision")
-        if not maker and "remote" not in file.item:
+        if not maker and file.input.remote is None:
             return ""
-        name, place = locate(file.item["parts"], record) or (file.item["path"], record)
+        name, place = locate(file.input.parts or [], record) or (file.input.path, record)
         where = f"correct it in {name} of {uri}, record {place:,} counted from 0 without blank lines"
         if not revision and (not maker or not uri.startswith("file:")):
             return f"{where}, and begin again in another output directory"
@@ -300,9 +300,9 @@ class Tokenising:
 
         journal = self._journal()
         for number, key in enumerate(self.basis["keys"]):
-            prefix = f"{self.spec['name']}_{key}_document"
-            state = journal["columns"][number] if journal else None
-            kept = state["bin_bytes"] if state else 0
+            prefix = f"{self.spec.name}_{key}_document"
+            state = journal.columns[number] if journal else None
+            kept = state.bin_bytes if state else 0
             output = self.workspace.open(f"{prefix}.bin", temporary=f"bin-{number}", keep=kept, read_soon=False)
             index = self.workspace.path(f"idx-{number}")
             writer = (
@@ -312,35 +312,31 @@ class Tokenising:
             )
             self.columns.append(_Column(key, prefix, output, writer, index.name))
         if journal:
-            self.counts, self.done, self.parts = journal["counts"], journal["done"], journal["parts"]
-            self.workspace.inputs = journal["inputs"]
-            if journal["rejected_bytes"]:
-                self.rejects = self._open_rejects(journal["rejected_bytes"])
-            self.workspace.checkpoint(sum(item["bytes"] for item in self.spec["inputs"][: self.done]))
+            self.counts, self.done, self.parts = journal.counts, journal.done, journal.parts
+            self.workspace.inputs = journal.inputs
+            if journal.rejected_bytes:
+                self.rejects = self._open_rejects(journal.rejected_bytes)
+            self.workspace.checkpoint(sum(file.bytes or 0 for file in self.spec.inputs[: self.done]))
 
-    def _journal(self) -> dict[str, Any] | None:
+    def _journal(self) -> Journal | None:
         """Return a taken-over journal whose files are all there, else None and begin anew."""
         from tokenmill.tokens.writer import CODES, HEADER
 
         tree, path = self.workspace.tree, self.workspace.path("journal.json")
-        value = read_json(path, tree=tree)
-        if value is None:
-            return None
         try:
-            check_journal(value)
-        except ValueError:  # of an earlier version, or damaged: what it says of the files cannot be relied on
+            journal = Journal.of_json(read_json(path, tree=tree))
+        except ValueError:  # none, of an earlier version, or damaged: what it says of the files cannot be relied on
             return None
-        journal: dict[str, Any] = value
-        if len(journal["columns"]) != len(self.basis["keys"]) or journal["done"] > len(self.spec["inputs"]):
+        if len(journal.columns) != len(self.basis["keys"]) or journal.done > len(self.spec.inputs):
             return None
-        if any(column["dtype_code"] != CODES[self.basis["dtype"]] for column in journal["columns"]):
+        if any(column.dtype_code != CODES[self.basis["dtype"]] for column in journal.columns):
             return None
-        wanted = [("rejected", journal["rejected_bytes"])] if journal["rejected_bytes"] else []
-        for number, state in enumerate(journal["columns"]):
-            wanted.append((f"bin-{number}", state["bin_bytes"]))
-            wanted.append((f"idx-{number}", HEADER.size + 4 * state["sequences"]))
-            if state["even"] < state["documents"]:
-                wanted.append((f"idx-{number}.documents", 8 * (state["documents"] - state["even"])))
+        wanted = [("rejected", journal.rejected_bytes)] if journal.rejected_bytes else []
+        for number, state in enumerate(journal.columns):
+            wanted.append((f"bin-{number}", state.bin_bytes))
+            wanted.append((f"idx-{number}", HEADER.size + 4 * state.sequences))
+            if state.even < state.documents:
+                wanted.append((f"idx-{number}.documents", 8 * (state.documents - state.even)))
         for name, size in wanted:
             if (tree.size(self.workspace.path(name)) or 0) < size:
                 return None
@@ -352,15 +348,15 @@ class Tokenising:
             column.bin.sync()
         if self.rejects:
             self.rejects.sync()
-        journal = {
-            "done": self.done,
-            "columns": [column.writer.mark() for column in self.columns],
-            "rejected_bytes": self.rejects.bytes if self.rejects else 0,
-            "counts": self.counts,
-            "parts": self.parts,
-            "inputs": self.workspace.inputs,
-        }
-        self.workspace.tree.write_atomic(self.workspace.path("journal.json"), readable_json(journal))
+        journal = Journal(
+            self.done,
+            [column.writer.mark() for column in self.columns],
+            self.rejects.bytes if self.rejects else 0,
+            self.counts,
+            self.parts,
+            self.workspace.inputs,
+        )
+        self.workspace.tree.write_atomic(self.workspace.path("journal.json"), readable_json(journal.to_json()))
         self.marked = time.monotonic()
 
     def _reject(self, name: str, rejected: "Rejected") -> None:
@@ -369,7 +365,7 @@ class Tokenising:
         self.counts["rejected"] += 1
         if self.counts["rejected"] > limit:
             raise InputError(
-                f"more than {limit} bad records for {self.spec['name']}, the latest in "
+                f"more than {limit} bad records for {self.spec.name}, the latest in "
                 f"{self.workspace.input_root / name}, line {rejected.line}: {rejected.reason}; mend the input, or "
                 "raise --max-bad-records"
             )
@@ -386,7 +382,7 @@ class Tokenising:
         self.rejects.write(json.dumps(line).encode() + b"\n")
 
     def _open_rejects(self, keep: int) -> OutputFile:
-        output = self.workspace.open(f"{REJECTED}/{self.spec['name']}.jsonl", temporary="rejected", keep=keep)
+        output = self.workspace.open(f"{REJECTED}/{self.spec.name}.jsonl", temporary="rejected", keep=keep)
         output.describe(role="rejected")
         return output
 
@@ -395,12 +391,12 @@ class Tokenising:
         tokens = sequences = 0
         for column in self.columns:
             writer = column.writer
-            about = {"key": column.key, "prefix": column.prefix, "documents": writer.documents}
+            about: dict[str, Any] = {"key": column.key, "prefix": column.prefix, "documents": writer.documents}
             tokens += writer.tokens
             sequences += writer.sequences
             if writer.tokens == 0:
                 self.workspace.drop(column.bin)
-                self.workspace.empty.append(about)
+                self.workspace.empty.append(EmptyPair(**about))
                 writer.discard()
                 continue
             about |= {"sequences": writer.sequences, "tokens": writer.tokens}

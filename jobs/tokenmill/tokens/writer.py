@@ -17,7 +17,7 @@ The layout, all little-endian (source: Megatron-LM, `megatron/core/datasets/inde
 import itertools
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from operator import sub
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol, Self
@@ -26,6 +26,8 @@ from tokenmill.errors import InputError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+
+    from tokenmill.tokens.contract import WriterState
 
     Array = npt.NDArray[Any]
 
@@ -85,18 +87,18 @@ class IndexedWriter:
         self._documents: IO[bytes] | None = None
 
     @classmethod
-    def resume(cls, state: Mapping[str, Any], write_bin: SupportsWrite, index: Path) -> Self:
+    def resume(cls, state: "WriterState", write_bin: SupportsWrite, index: Path) -> Self:
         """Go on from a mark: what was written after it is cut off.
 
         Files that are missing or shorter than the mark are an InputError: the unit must start over.
         """
-        (dtype,) = (name for name, code in CODES.items() if code == state["dtype_code"])
+        (dtype,) = (name for name, code in CODES.items() if code == state.dtype_code)
         try:
             writer = cls(write_bin, index, dtype, _mode="r+b")
-            writer.sequences = int(state["sequences"])
-            writer.documents = int(state["documents"])
-            writer.tokens = int(state["tokens"])
-            writer._even = int(state["even"])
+            writer.sequences = state.sequences
+            writer.documents = state.documents
+            writer.tokens = state.tokens
+            writer._even = state.even
             if writer._even < writer.documents:
                 writer._documents = writer._documents_path.open("r+b")
         except FileNotFoundError as error:
@@ -174,20 +176,15 @@ class IndexedWriter:
         self.sequences += sequences
         self.documents += documents
 
-    def mark(self) -> dict[str, int]:
-        """Make what `index` holds durable and return the state to resume from, fit for JSON."""
+    def mark(self) -> "WriterState":
+        """Make what `index` holds durable and return the state to resume from."""
+        from tokenmill.tokens.contract import WriterState
+
         for file in (self._index, self._documents):
             if file is not None:
                 file.flush()
                 os.fdatasync(file.fileno())
-        return {
-            "dtype_code": self._code,
-            "sequences": self.sequences,
-            "documents": self.documents,
-            "even": self._even,
-            "tokens": self.tokens,
-            "bin_bytes": self.bin_bytes,
-        }
+        return WriterState(self._code, self.sequences, self.documents, self._even, self.tokens, self.bin_bytes)
 
     def write_header(self) -> None:
         """Complete the beginning of the `.idx` in place: the first `index_bytes` of the file `index`."""

@@ -435,7 +435,7 @@ def _find(label: str, named: str, root: Path | None, key: str | None, names: Nam
         raise RequestError(f"{label} {named}: {problem}") from problem
     keys = data.plan.basis["keys"]
     if pair:
-        pairs = [entry for entry in data.pairs if entry["prefix"] == pair[1]]
+        pairs = [entry for entry in data.pairs if entry.prefix == pair[1]]
         empty = []
         if not pairs:
             raise RequestError(f"{label} {named}: {pair[0].output} has no pair {pair[1]} with tokens")
@@ -446,13 +446,13 @@ def _find(label: str, named: str, root: Path | None, key: str | None, names: Nam
             )
         if key is not None and key not in keys:
             raise RequestError(f"{label} {named} has no key {key} ({names.key}); it has {', '.join(keys)}")
-        pairs = [entry for entry in data.pairs if entry["key"] == (key or keys[0])]
-        empty = [entry for entry in data.manifest.content["empty"] if entry["key"] == (key or keys[0])]
+        pairs = [entry for entry in data.pairs if entry.key == (key or keys[0])]
+        empty = [each for each in data.manifest.empty if each.key == (key or keys[0])]
         if not pairs:
             raise RequestError(
                 f"{label} {named} has no tokens under the key {key or keys[0]}: choose another {names.key}"
             )
-    hashes = {entry["path"]: entry["xxh3_128"] for entry in data.manifest.files}
+    hashes = {entry.path: entry.xxh3_128 for entry in data.manifest.files}
     wrong = check_tokenizer(data.record, data.plan)
     if wrong:
         raise RequestError(f"{label} {named}: {wrong[0]}")
@@ -462,13 +462,13 @@ def _find(label: str, named: str, root: Path | None, key: str | None, names: Nam
         manifest=data.manifest.hash,
         pairs=tuple(
             Pair(
-                str(data.record.output / entry["prefix"]),
-                entry["documents"],
-                entry["sequences"],
-                entry["tokens"],
-                entry["bytes"],
+                str(data.record.output / entry.prefix),
+                entry.documents,
+                entry.sequences,
+                entry.tokens,
+                entry.bytes,
                 data.dtype(entry),
-                hashes[f"{entry['prefix']}.bin"] + hashes[f"{entry['prefix']}.idx"],
+                hashes[f"{entry.prefix}.bin"] + hashes[f"{entry.prefix}.idx"],
             )
             for entry in pairs
         ),

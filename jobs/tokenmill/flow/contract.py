@@ -1,16 +1,17 @@
-"""What the parts of a record hold that other modules read by name; records on a shared disk may hold anything.
+"""What the records of a stage hold: types that cross from module to module, and from worker to worker on a shared disk.
 
-The functions `check_...` raise ValueError with the place and what is wrong there.
-A name that a part lacks is noticed where it is read (`Recorded`), since each stage has parts of its own.
+A record comes from a disk that others write to, so that each type checks what it is made from, and a part that a
+stage alone understands stays JSON until that stage looks at it. A name that such a part lacks is noticed where it is
+read (`Recorded`).
 """
 
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from tokenmill.errors import RequestError
 
@@ -44,47 +45,90 @@ class Recorded(dict[str, Any]):
         raise DamagedRecord(f"{self.record} is damaged, or somebody changed it: it lacks {name!r}; {REMAKE}")
 
 
-class PartRecord(Struct):
-    """A run of records of a source file (`flow.provenance`)."""
+class Record(Struct, omit_defaults=True, frozen=True):
+    """A part of a record: to JSON and back, what it does not have being left out."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        value: dict[str, Any] = msgspec.to_builtins(self)
+        return value
+
+    @classmethod
+    def of_json(cls, value: Any) -> Self:
+        """Check JSON and take it; msgspec.ValidationError says what is wrong with it, and where."""
+        return msgspec.convert(value, cls)
+
+
+class Part(Record, frozen=True, gc=False):
+    """A run of records of a source file: `count` of them from record `first`; a count of None is all of the file."""
 
     source: str
     first: Count
     count: Count | None
 
 
-class RemoteRecord(Struct):
-    """A file of a source (`corpus.source.RemoteFile`)."""
+class RemoteFile(Record, frozen=True, gc=False):
+    """A file of a listing. `size` None: the server does not say; of the hashes at most one is known.
 
-    source: str
-    bytes: Count | None
+    `git_sha1` is git's blob hash, SHA-1 over "blob <size>\\0" and the content; `version` is whatever else changes with
+    the content (ETag, modification time), `xet` its name in the Hub's Xet storage.
+    """
+
+    path: str = field(name="source")
+    size: Count | None = field(name="bytes")
     sha256: str | None = None
     git_sha1: str | None = None
-    url: str | None = None
     version: str | None = None
     xet: str | None = None
 
 
-class InputRecord(Struct):
-    """A file that a unit reads."""
+class InputFile(Record, frozen=True):
+    """A file that a unit reads: `identity` changes when its content does.
+
+    `parts` say which records of which source files it holds; `records` and `blank` are its lines, where the stage
+    that made it counted them. `remote` says how to fetch one that is not here.
+    """
 
     path: Name
     identity: str
-    parts: list[PartRecord] | UnsetType = UNSET
-    bytes: Count | UnsetType = UNSET
-    records: Count | UnsetType = UNSET
-    blank: Count | UnsetType = UNSET
-    remote: RemoteRecord | UnsetType = UNSET
+    bytes: Count | None = None
+    parts: list[Part] | None = None
+    records: Count | None = None
+    blank: Count | None = None
+    remote: RemoteFile | None = None
 
     def __post_init__(self) -> None:
         """Refuse a path that leads elsewhere."""
         _check_path(self.path)
 
 
+class InputRange(Record, frozen=True, gc=False):
+    """Where an input's records begin in the output of a unit, and how many it has there; None is all."""
+
+    path: str
+    first: Count
+    count: Count | None
+
+
+class EmptyPair(Record, frozen=True, gc=False):
+    """A pair that was left out, since it has no tokens."""
+
+    key: str
+    prefix: Name
+    documents: Count
+
+
+class Files(Record, frozen=True):
+    """From what a unit is made that has nothing but its inputs."""
+
+    inputs: list[InputFile]
+
+
 class SpecRecord(Struct):
     """From what a unit is made: what the stages have in common of it."""
 
     name: Name | UnsetType = UNSET
-    inputs: Annotated[list[InputRecord], Meta(min_length=1)] | UnsetType = UNSET
+    inputs: Annotated[list[InputFile], Meta(min_length=1)] | UnsetType = UNSET
     source: str | UnsetType = UNSET
     bytes: Count | UnsetType | None = UNSET
     sha256: str | None = None
@@ -174,64 +218,66 @@ class PlanRecord(Struct):
     require: Literal["out", "tokens"] | None
 
 
-class FileRecord(Struct):
-    """A file that a unit made, as its receipt and the manifest have it."""
+class FileEntry(Record, frozen=True):
+    """A file that a unit made, as its receipt and the manifest have it; a pair is told by the entry of its .bin."""
 
     path: Name
     bytes: Count
     xxh3_128: str
     role: Literal["bin", "idx", "rejected"] | None = None
-    key: str | UnsetType = UNSET
-    prefix: Name | UnsetType = UNSET
-    documents: Count | UnsetType = UNSET
-    sequences: Count | UnsetType = UNSET
-    tokens: Count | UnsetType = UNSET
+    key: str = ""
+    prefix: str = ""
+    documents: Count = -1
+    sequences: Count = -1
+    tokens: Count = -1
+    dtype: str = ""
     records: Count | None = None
     blank: Count | None = None
-    parts: list[PartRecord] | UnsetType = UNSET
+    parts: list[Part] | None = None
 
     def __post_init__(self) -> None:
         """Refuse a path that leads elsewhere, and a pair that is not described."""
         _check_path(self.path)
         if self.role in ("bin", "idx") and self.path != f"{self.prefix}.{self.role}":
             raise ValueError(f"{self.path} is not the .{self.role} of the prefix {self.prefix}")
-        if self.role == "bin" and UNSET in (self.key, self.documents, self.sequences, self.tokens, self.parts):
+        counted = min(self.documents, self.sequences, self.tokens) >= 0
+        if self.role == "bin" and not (self.key and counted and self.parts is not None):
             raise ValueError(f"{self.path} lacks its key, documents, sequences, tokens or parts")
-        if self.role is None and self.parts is UNSET:
+        if self.role is None and self.parts is None:
             raise ValueError(f"{self.path} lacks its parts")
 
 
-class ReceiptRecord(Struct):
-    """A finished unit."""
+class Receipt(Record, frozen=True):
+    """A finished unit: the files that it made, and where each input's records are in them."""
 
     plan: str
     unit: str
     counts: dict[str, Count]
-    outputs: list[FileRecord]
-    inputs: list[dict[str, Any]]
-    empty: list[dict[str, Any]]
+    outputs: list[FileEntry]
+    inputs: list[InputRange]
+    empty: list[EmptyPair]
     weight: Count
-    started: str
-    finished: str
+    started: datetime
+    finished: datetime
+    host: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse times that are none, and half a pair."""
-        for time in (self.started, self.finished):
-            datetime.fromisoformat(time)
+        """Refuse half a pair."""
         paths = {file.path for file in self.outputs}
         for file in self.outputs:
             if file.role == "bin" and f"{file.prefix}.idx" not in paths:
                 raise ValueError(f"{file.path} is there without its .idx")
 
 
-class FailureRecord(Struct):
-    """Why a unit failed last."""
+class Failure(Record, frozen=True):
+    """Why a unit failed last; `unit` is `record.PLANNING` where there was no plan yet."""
 
     plan: str | None
     unit: str
     message: str
     time: str
     host: str
+    exit_code: int = 1
 
 
 class ManifestRecord(Struct):
@@ -242,29 +288,7 @@ class ManifestRecord(Struct):
     upstream: UpstreamRecord
     details: DetailsRecord
     counts: dict[str, Count]
-    empty: list[dict[str, Any]]
-
-
-class ColumnRecord(Struct):
-    """How far an output pair is in a journal (`tokens.writer.IndexedWriter.mark`)."""
-
-    dtype_code: Count
-    sequences: Count
-    documents: Count
-    even: Count
-    tokens: Count
-    bin_bytes: Count
-
-
-class JournalRecord(Struct):
-    """How far an attempt at a unit of preprocess is (`tokens.unit_tokenizer`)."""
-
-    done: Count
-    columns: list[ColumnRecord]
-    rejected_bytes: Count
-    counts: dict[str, Count]
-    parts: list[PartRecord]
-    inputs: list[dict[str, Any]]
+    empty: list[EmptyPair]
 
 
 def check_plan(value: dict[str, Any]) -> None:
@@ -277,33 +301,9 @@ def check_units(values: Sequence[Any]) -> None:
     msgspec.convert(values, list[UnitRecord])
 
 
-def check_receipt(value: dict[str, Any]) -> None:
-    """Check a receipt."""
-    msgspec.convert(value, ReceiptRecord)
-
-
 def check_manifest(value: dict[str, Any]) -> None:
     """Check a manifest without its files."""
     msgspec.convert(value, ManifestRecord)
-
-
-def check_files(values: Sequence[Any]) -> None:
-    """Check files of a manifest."""
-    msgspec.convert(values, list[FileRecord])
-
-
-def check_journal(value: Any) -> None:
-    """Check a journal."""
-    msgspec.convert(value, JournalRecord)
-
-
-def is_failure(value: Any) -> bool:
-    """Tell whether a value is a record of a failure."""
-    try:
-        msgspec.convert(value, FailureRecord)
-    except msgspec.ValidationError:
-        return False
-    return True
 
 
 def _check_path(path: str) -> None:
