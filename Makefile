@@ -39,7 +39,7 @@ $(VENV)/.installed-bench: $(VENV)/.installed locks/bench.txt
 	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r locks/bench.txt
 	@touch $@
 
-run: $(VENV)/.installed ## Take a sample corpus from a Hub to .bin/.idx, in OUT=out
+run: $(VENV)/.installed ## Take a sample corpus to .bin/.idx, in OUT=out
 	$(BIN)/tokenmill sample $(OUT)
 
 $(VENV)/.installed-scan: $(VENV)/.installed locks/scan.txt

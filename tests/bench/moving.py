@@ -128,8 +128,8 @@ def hub(s: Setting, files: Sequence[Path]) -> Iterator[str]:
     (folder / "datasets" / DATASET).mkdir(parents=True)
     for path in files:
         os.link(path, folder / "datasets" / DATASET / path.name)
-    command = [sys.executable, "-m", "tokenmill.testhub", str(folder)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+    command = [sys.executable, "-m", "support.hub", str(folder)]
+    with subprocess.Popen(command, cwd=Path(__file__).parents[1], stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout
             said = server.stdout.readline().strip()

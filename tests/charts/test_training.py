@@ -21,10 +21,11 @@ import yaml
 
 from charts.rendering import HELMS, ROOT, TOOLS, applying, conform, documents_of, helm, overlays, training, training_run
 from contract.commandline import tokenmill
+from support.memory import total_bytes
 from tokenmill.training import model, settings
 from tokenmill.training.arguments import Data, megatron_arguments
 from tokenmill.training.planner import layout
-from tokenmill.training.planner.memory import GIB, RESERVE, total_bytes
+from tokenmill.training.planner.memory import GIB, RESERVE
 from unit.test_training_data import Mill
 
 ENGINES = ("pytorchjob", "jobset", "trainjob")

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tokenmill.testhub import Hub
+from support.hub import Hub
 
 HIDDEN = ("HF_", "HUGGING_FACE", "JOB_COMPLETION", "TOKENMILL_")
 

@@ -20,6 +20,9 @@ CLAIM = "shared-storage-pvc"
 HUB_FILES = ".hub"
 """Where the test Hub's files lie on the volume."""
 
+HUB_PROGRAM = ROOT / "tests" / "support" / "hub"
+"""The test Hub, which the image does not hold: its pod runs it from a ConfigMap."""
+
 RESTRICTED = {
     "runAsNonRoot": True,
     "runAsUser": 1000,
@@ -137,7 +140,7 @@ class Namespace:
         claim: str = CLAIM,
         token_secret: str | None = None,
     ) -> None:
-        """Serve a directory as the Hub that the stages of this namespace ask; `faults` as testhub.faults has them.
+        """Serve a directory as the Hub that the stages of this namespace ask; `faults` as support.hub.faults has them.
 
         It lies on the volume of a claim. With `token_secret`, it refuses whoever has not the token in that Secret.
         """
@@ -185,7 +188,7 @@ def wait_for(look: Callable[[], Any], timeout: float = 60) -> Any:
 def hub_objects(claim: str, token_secret: str | None) -> list[dict[str, Any]]:
     """Return the test Hub's Deployment, the Service that gives it its name, and what points the stages to it."""
     labels = {"app": "hub"}
-    command = ["python", "-m", "tokenmill.testhub", "/hub", "--host", "0.0.0.0", "--port", "8000"]
+    command = ["python", "-m", "hub", "/hub", "--host", "0.0.0.0", "--port", "8000"]
     container: dict[str, Any] = {
         "name": "hub",
         "image": IMAGE,
@@ -193,22 +196,35 @@ def hub_objects(claim: str, token_secret: str | None) -> list[dict[str, Any]]:
         "securityContext": CONFINED,
         "resources": {"requests": {"cpu": "50m", "memory": "64Mi"}, "limits": {"memory": "512Mi"}},
         "readinessProbe": {"tcpSocket": {"port": 8000}, "periodSeconds": 1},
-        "volumeMounts": [{"name": "data", "mountPath": "/hub", "subPath": HUB_FILES, "readOnly": True}],
+        "env": [{"name": "PYTHONPATH", "value": "/program"}],
+        "volumeMounts": [
+            {"name": "data", "mountPath": "/hub", "subPath": HUB_FILES, "readOnly": True},
+            {"name": "program", "mountPath": "/program/hub", "readOnly": True},
+        ],
     }
     if token_secret:
         reference = {"secretKeyRef": {"name": token_secret, "key": "token"}}
-        container["env"] = [{"name": "TOKEN", "valueFrom": reference}]
+        container["env"].append({"name": "TOKEN", "valueFrom": reference})
         container["command"] += ["--token=$(TOKEN)"]  # which Kubernetes replaces in the pod alone
     pod = {
         "automountServiceAccountToken": False,
         "securityContext": RESTRICTED,
         "terminationGracePeriodSeconds": 2,
         "containers": [container],
-        "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": claim}}],
+        "volumes": [
+            {"name": "data", "persistentVolumeClaim": {"claimName": claim}},
+            {"name": "program", "configMap": {"name": "hub-program"}},
+        ],
     }
     template = {"metadata": {"labels": labels}, "spec": pod}
     deployment = {"selector": {"matchLabels": labels}, "strategy": {"type": "Recreate"}, "template": template}
     return [
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": "hub-program"},
+            "data": {path.name: path.read_text() for path in sorted(HUB_PROGRAM.glob("*.py"))},
+        },
         {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "hub"}, "spec": deployment},
         # Without an address of its own: the name leads to the pod, whatever the cluster does with Services.
         {

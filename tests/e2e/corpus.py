@@ -11,7 +11,7 @@ import zstandard
 import tokenmill.sample
 from contract.commandline import data_of
 from contract.commandline import tokenmill as run
-from tokenmill.testhub import Hub
+from support.hub import Hub
 
 DATASET = "cerebras/SlimPajama-627B"
 MODEL = "openai-community/gpt2"

@@ -15,7 +15,7 @@ import yaml
 from charts.rendering import argocd_sources
 from e2e.cluster import CONFINED, RESTRICTED, Namespace
 from e2e.corpus import DATASET, MODEL, assert_same, content, done, receipts, serve
-from tokenmill.testhub import Hub
+from support.hub import Hub
 
 pytestmark = pytest.mark.e2e
 

@@ -10,10 +10,10 @@ import pytest
 
 from bench.corpora import SLIMPAJAMA
 from bench.holes import make, name, size
+from support.hub import Hub
 from tokenmill.flow.contract import Record
 from tokenmill.flow.partition import shares
 from tokenmill.flow.record import Unit
-from tokenmill.testhub import Hub
 
 pytestmark = pytest.mark.e2e
 

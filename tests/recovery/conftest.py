@@ -10,7 +10,7 @@ import pytest
 import zstandard
 
 from recovery.support import Forge
-from tokenmill.testhub import Hub
+from support.hub import Hub
 
 REPOSITORY = "org/corpus"
 TOKENIZER = Path(__file__).parent.parent / "conformance" / "tokenizers" / "tiny"

@@ -12,7 +12,7 @@ import pytest
 
 from recovery.conftest import REPOSITORY, TOKENIZER, text
 from recovery.support import Forge, assert_kept, assert_same_tree, ends, kill_at, receipts, tokenmill, tree
-from tokenmill.testhub import Hub
+from support.hub import Hub
 
 
 class Disk:

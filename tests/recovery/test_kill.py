@@ -15,7 +15,7 @@ import pytest
 
 from recovery.conftest import REPOSITORY, TOKENIZER
 from recovery.support import Forge, all_gone, assert_kept, assert_same_tree, children, kill_at, receipts, tree
-from tokenmill.testhub import Fault, Hub
+from support.hub import Fault, Hub
 
 KILLS = int(os.environ.get("TOKENMILL_KILLS", "50"))
 """Kills for each stage."""

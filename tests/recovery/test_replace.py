@@ -12,7 +12,7 @@ import pytest
 
 from recovery.conftest import REPOSITORY
 from recovery.support import Forge, Run, assert_same_tree, kill_at, receipt, receipts, tree
-from tokenmill.testhub import Hub
+from support.hub import Hub
 
 KILLS = int(os.environ.get("TOKENMILL_KILLS", "50"))
 SEED = int(os.environ.get("TOKENMILL_KILL_SEED", "20261121"))

@@ -25,7 +25,7 @@ from recovery.support import (
     tokenmill,
     tree,
 )
-from tokenmill.testhub import Fault, Hub
+from support.hub import Fault, Hub
 
 SEED = int(os.environ.get("TOKENMILL_KILL_SEED", "20261121"))
 

@@ -12,7 +12,7 @@ import pytest
 
 from recovery.conftest import REPOSITORY, TOKENIZER
 from recovery.support import PATIENCE, Forge, assert_kept, receipts
-from tokenmill.testhub import Fault, Hub
+from support.hub import Fault, Hub
 
 
 def command(hub: Hub, output: Path, scratch: Path, *more: Any) -> list[Any]:

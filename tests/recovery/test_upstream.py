@@ -7,7 +7,7 @@ from typing import Any
 
 from recovery.conftest import REPOSITORY
 from recovery.support import Forge, assert_kept, assert_same_tree, kill_at, receipts, tree
-from tokenmill.testhub import Hub
+from support.hub import Hub
 
 
 def test_the_same_content_again(forge: Forge, hub: Hub, tmp_path: Path) -> None:

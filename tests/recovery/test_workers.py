@@ -23,7 +23,7 @@ from recovery.support import (
     tokenmill,
     tree,
 )
-from tokenmill.testhub import Fault, Hub
+from support.hub import Fault, Hub
 
 STEPS = ["open .*/attempts/.*out-0", r"rename .*/attempts/[^ ]*/out-0 ", "rename .*/receipts/"]
 

@@ -25,7 +25,9 @@ from hypothesis import strategies as st
 
 from contract.commandline import many, tokenmill
 from tokenmill.errors import RequestError
+from tokenmill.files import mounts
 from tokenmill.flow.progress import size
+from tokenmill.training.checkpoints import repair
 from tokenmill.training.checkpoints.metadata import Damage, extents
 from tokenmill.training.checkpoints.repair import (
     ASIDE_FINISHED,
@@ -904,7 +906,8 @@ def test_an_old_view_of_a_network_file_system_moves_nothing(tmp_path: Path, monk
     save(tmp_path, 100)
     save(tmp_path, 200)
     tracker(tmp_path, "100")
-    monkeypatch.setenv("TOKENMILL_SETTLE_SECONDS", "60")
+    for module in (mounts, repair):
+        monkeypatch.setattr(module, "settle_seconds", lambda _: 60.0)
     said: list[str] = []
 
     def say(words: str) -> None:

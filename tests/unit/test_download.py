@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contract.commandline import data_of, tokenmill
+from support.hub import Fault, Hub
 from tokenmill.corpus.source import Listing, Patience, RemoteFile, Selection, open_source
 from tokenmill.errors import InputError, RequestError, TransientError
 from tokenmill.flow.progress import Reporter
 from tokenmill.stages import launch
 from tokenmill.stages.download import prepare, select
-from tokenmill.testhub import Fault, Hub
 
 SLIMPAJAMA = [
     "README.md",
@@ -33,7 +33,7 @@ def fetch(uri: Any, output: Path, **wanted: Any) -> None:
     launch.download(
         str(uri),
         output,
-        launch.Run(Reporter(quiet=True)),
+        launch.Run(Reporter()),
         revision=None,
         selection=Selection(**wanted),
         connections=4,

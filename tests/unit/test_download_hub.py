@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from contract.commandline import Ended, data_of, finish, start, tokenmill
+from support.hub import Fault, Hub
 from tokenmill.corpus.source import Selection, open_source
 from tokenmill.errors import InputError, RequestError, TransientError
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.worker import Summary
 from tokenmill.stages import launch
 from tokenmill.stages.launch import Run
-from tokenmill.testhub import Fault, Hub
 
 URI = "hf://datasets/org/corpus"
 CONNECTIONS = 8
@@ -75,7 +75,7 @@ def fetch(hub: Hub, output: Path, uri: str = URI, *, run: Run | None = None, **w
     return launch.download(
         uri,
         output,
-        run or Run(Reporter(quiet=True)),
+        run or Run(Reporter()),
         revision=wanted.pop("revision", None),
         selection=Selection(**wanted),
         connections=CONNECTIONS,
@@ -371,10 +371,10 @@ def test_a_branch_that_moves_does_not_matter_once_it_is_planned(hub: Hub, tmp_pa
     commit = hub.add_dataset("org/corpus", files)
     hub.faults.add(Fault("move_branch"))
     output = tmp_path / "out"
-    first = fetch(hub, output, run=Run(Reporter(quiet=True), 0, 2))
+    first = fetch(hub, output, run=Run(Reporter(), 0, 2))
     assert first.completion.manifest is None and 0 < first.completion.done < 6
     hub.requests.clear()
-    second = fetch(hub, output, run=Run(Reporter(quiet=True), 1, 2))
+    second = fetch(hub, output, run=Run(Reporter(), 1, 2))
     assert {request.kind for request in hub.requests} == {"resolve"}
     assert data_of(output) == files
     assert second.completion.manifest is not None
@@ -383,13 +383,13 @@ def test_a_branch_that_moves_does_not_matter_once_it_is_planned(hub: Hub, tmp_pa
     assert fetch(hub, output).done_now == 0
     with pytest.raises(RequestError, match=f'revision: null -> "{commit}"'):
         fetch(hub, output, revision=commit)
-    assert fetch(hub, output, revision=commit, run=Run(Reporter(quiet=True), replace=True)).done_now == 0
+    assert fetch(hub, output, revision=commit, run=Run(Reporter(), replace=True)).done_now == 0
     assert data_of(output) == files
 
 
 def test_a_larger_sample_keeps_the_smaller_one(hub: Hub, tmp_path: Path) -> None:
     hub.add_dataset("org/corpus", corpus([f"train/{number}.jsonl" for number in range(12)] + ["test/0.jsonl"], 100))
-    replace = Run(Reporter(quiet=True), replace=True)
+    replace = Run(Reporter(), replace=True)
     fetch(hub, tmp_path / "out", sample=3)
     before = data_of(tmp_path / "out")
     assert len(before) == 3
@@ -453,7 +453,7 @@ def test_a_file_that_is_a_folder_of_another_downloads_or_is_refused(hub: Hub, tm
     hub.add_dataset("org/corpus", {"a.jsonl": text("a", 200), "a.jsonl/b.jsonl": text("b", 100)})
     with contextlib.suppress(RequestError):
         for worker in (0, 1):  # the larger one is the first worker's
-            fetch(hub, tmp_path / "out", layout="tree", run=Run(Reporter(quiet=True), worker, 2))
+            fetch(hub, tmp_path / "out", layout="tree", run=Run(Reporter(), worker, 2))
         assert len(data_of(tmp_path / "out")) == 2
 
 

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from contract.commandline import data_of
+from support.hub import Fault, Hub
 from tokenmill.corpus.fetch import Lines, fetch_to
 from tokenmill.corpus.source import Patience, RemoteFile, open_source
 from tokenmill.corpus.transfer import Gate
 from tokenmill.errors import RequestError, Stopped, TransientError
-from tokenmill.testhub import Fault, Hub
 
 CONTENT = bytes(range(251)) * 8000
 URI = "hf://datasets/org/c"

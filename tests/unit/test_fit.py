@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contract.commandline import Ended, many, tokenmill
+from support.memory import total_bytes
 from tokenmill.errors import RequestError
 from tokenmill.training.model import from_fields, names, preset
 from tokenmill.training.planner.fit import Machines, Wanted, cost, search
 from tokenmill.training.planner.layout import late_refusals, refusals
-from tokenmill.training.planner.memory import GIB, total_bytes
+from tokenmill.training.planner.memory import GIB
 from tokenmill.training.planner.plan import GRACE_SECONDS
 from tokenmill.training.planner.storage import Saving, back_end
 from tokenmill.training.settings import Settings, derived

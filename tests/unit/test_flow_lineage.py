@@ -27,7 +27,7 @@ FILES = 4
 
 
 def how(worker: int = 0, workers: int = 1, *, replace: bool = False) -> launch.Run:
-    return launch.Run(Reporter(quiet=True), worker, workers, processes=1, replace=replace)
+    return launch.Run(Reporter(), worker, workers, processes=1, replace=replace)
 
 
 def fill(source: Path, files: int = FILES, text: str = "document") -> Path:

@@ -24,7 +24,7 @@ from tokenmill.stages import launch
 def how(
     worker: int = 0, workers: int = 1, *, replace: bool = False, verify_hashes: bool = False, run: str | None = None
 ) -> launch.Run:
-    return launch.Run(Reporter(quiet=True), worker, workers, 1, replace, verify_hashes, run)
+    return launch.Run(Reporter(), worker, workers, 1, replace, verify_hashes, run)
 
 
 def tree(output: Path) -> dict[str, bytes]:
@@ -313,7 +313,7 @@ def test_a_bug_in_one_unit_ends_the_run_though_another_would_go_on(
             Job("endless", tmp_path / "out", tmp_path),
             Request({}, lambda: Plan("endless", {}, units)),
             Distribution(processes=2),
-            Reporter(quiet=True),
+            Reporter(),
         )
 
 

@@ -73,7 +73,7 @@ def test_a_node_that_starts_anew_has_lost_what_others_wait_for(tmp_path: Path, h
 
 def test_a_start_that_is_seen_late_is_not_taken_for_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache of the file system shows what a node wrote before the ranks were started, and a clock may be ahead."""
-    monkeypatch.setenv("TOKENMILL_SETTLE_SECONDS", "60")
+    monkeypatch.setattr(gathering, "settle_seconds", lambda _: 60.0)
     come(tmp_path, 1, 2)
     old = {path: path.read_bytes() for path in tmp_path.rglob("arrival-*.json")}
     late = node(tmp_path, 1)

@@ -15,7 +15,6 @@ from tokenmill.training.planner.memory import (
     checkpoint_bytes,
     held,
     parameters,
-    total_bytes,
     weight_optimizer_bytes,
 )
 
@@ -97,7 +96,6 @@ def test_the_memory_of_175b_is_the_known_one() -> None:
     assert GPT3.data_parallel == 4
     assert weight_optimizer_bytes(GPT3) / GIB == pytest.approx(12.05, abs=0.01)
     assert activation_bytes(GPT3) / GIB == pytest.approx(9.6, abs=0.05)
-    assert total_bytes(GPT3) == weight_optimizer_bytes(GPT3) + activation_bytes(GPT3)
     assert checkpoint_bytes(GPT3) == pytest.approx(2.44e12, rel=0.01)
 
 

@@ -11,7 +11,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from contract.commandline import Ended, data_of, tokenmill
-from tokenmill.testhub import Hub
+from support.hub import Hub
 
 FILES = {f"{name}.jsonl": b'{"text": "%s"}\n' % name.encode() * 50 for name in "abc"}
 URI = "hf://datasets/org/c"
@@ -155,7 +155,7 @@ def test_the_same_of_a_stream(front: Front, tmp_path: Path) -> None:
 
 def test_a_file_that_is_refused_for_good_is_refused_with_a_right_listing(front: Front, tmp_path: Path) -> None:
     """The listing is looked at once more, and nothing is planned anew."""
-    from tokenmill.testhub import Fault
+    from support.hub import Fault
 
     front.hub.faults.add(Fault("flip", path="a.jsonl", times=None))
     ended = download(front, tmp_path / "out", second(), 0)

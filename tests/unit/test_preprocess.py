@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import zstandard
 
+from support.hub import Hub
 from tokenmill.corpus.blocks import Reading
 from tokenmill.corpus.source import Selection
 from tokenmill.errors import InputError, RequestError
@@ -17,7 +18,6 @@ from tokenmill.flow.contract import EmptyPair
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.worker import Summary
 from tokenmill.stages import launch
-from tokenmill.testhub import Hub
 from tokenmill.tokens.dataset import check, find_dataset, find_document
 from tokenmill.tokens.encoder_store import Recipe
 from tokenmill.tokens.indexed import IndexedReader
@@ -45,7 +45,7 @@ def preprocess(source: Path, output: Path, **options: Any) -> Summary:
     how["selection"] = None
     recipe |= {k: v for k, v in options.items() if k in recipe}
     how |= {k: v for k, v in options.items() if k in how}
-    run = launch.Run(Reporter(quiet=True), processes=1, replace=options.get("replace", False))
+    run = launch.Run(Reporter(), processes=1, replace=options.get("replace", False))
     return launch.preprocess(source, output, run, recipe=Recipe(**recipe), endpoint=None, **how)
 
 
@@ -134,7 +134,7 @@ KEEP = "Keep such records aside with --on-bad-record=quarantine (in a chart: --s
 
 
 def fetched(source: str, output: Path, *, replace: bool = False, endpoint: str | None = None) -> Summary:
-    run, nothing = launch.Run(Reporter(quiet=True), processes=1, replace=replace), Selection()
+    run, nothing = launch.Run(Reporter(), processes=1, replace=replace), Selection()
     about: dict[str, Any] = {"revision": None, "selection": nothing, "connections": 2, "endpoint": endpoint}
     return launch.download(source, output, run, deadline_seconds=30, stall_seconds=5, **about)
 
@@ -147,7 +147,7 @@ def test_a_bad_record_of_an_earlier_stages_file_is_corrected_at_the_source(tmp_p
 
     def stages(*, replace: bool = False) -> Summary:
         fetched(str(source), root, replace=replace)
-        run = launch.Run(Reporter(quiet=True), processes=1, replace=replace)
+        run = launch.Run(Reporter(), processes=1, replace=replace)
         launch.concatenate(root, root / "joined", run, target_files=1, name="part")
         return preprocess(root, output)
 
@@ -249,11 +249,11 @@ def test_a_file_that_an_earlier_stage_lost_fails_its_unit_alone_though_it_is_the
     source.mkdir()
     for name in "abc":
         (source / f"{name}.jsonl").write_text('{"text": "a"}\n')
-    launch.extract(source, tmp_path / "extracted", launch.Run(Reporter(quiet=True), processes=1))
+    launch.extract(source, tmp_path / "extracted", launch.Run(Reporter(), processes=1))
     (tmp_path / "extracted/a.jsonl").unlink()
     with pytest.raises(InputError, match=r"a\.jsonl is missing.*run tokenmill extract again"):
         preprocess(tmp_path / "extracted", output)
-    launch.extract(source, tmp_path / "extracted", launch.Run(Reporter(quiet=True), processes=1))
+    launch.extract(source, tmp_path / "extracted", launch.Run(Reporter(), processes=1))
     summary = preprocess(tmp_path / "extracted", output)
     assert (summary.done_now, summary.done_before) == (1, 2) and summary.completion.manifest is not None
 
@@ -593,7 +593,7 @@ def test_a_record_that_is_too_long_is_kept_aside(tmp_path: Path, output: Path) -
 
 
 def test_stages_that_copy_lines_refuse_what_is_none(tmp_path: Path, output: Path) -> None:
-    source, quiet = tmp_path / "in", launch.Run(Reporter(quiet=True), processes=1)
+    source, quiet = tmp_path / "in", launch.Run(Reporter(), processes=1)
     source.mkdir()
     (source / "wiki_00").write_text('{"text": "a"}\n')
     (source / "wiki_01").write_bytes(gzip.compress(b'{"text": "b"}'))

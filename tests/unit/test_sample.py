@@ -10,9 +10,13 @@ from pathlib import Path
 import pytest
 import zstandard
 
+import tokenmill.sample as shipped
+from contract.commandline import tokenmill
 from tokenmill.corpus.readers import read_documents
 from tokenmill.sample.harvest import HarvestReport, harvest
-from tokenmill.sample.train_tokenizer import EOS, TOKENIZER, VOCABULARY
+
+TOKENIZER = Path(shipped.__path__[0]) / "tokenizer"
+VOCABULARY, EOS = 8192, "<|endoftext|>"
 
 TEXTS = [
     "",
@@ -108,3 +112,10 @@ def test_the_shipped_tokenizer_gives_equal_tokens_in_every_encoder(
 
 def test_the_shipped_tokenizer_is_small() -> None:
     assert sum(file.stat().st_size for file in TOKENIZER.iterdir()) < 700_000
+
+
+def test_the_sample_goes_through_all_stages_and_is_finished_for_the_next_run(tmp_path: Path) -> None:
+    first, second = (tokenmill("sample", tmp_path / "out") for _ in range(2))
+    assert (first.code, second.code) == (0, 0), first.err + second.err
+    assert "0 units to do" not in first.err and second.err.count("0 units to do") == 4
+    assert tokenmill("verify", tmp_path / "out").code == 0

@@ -14,9 +14,9 @@ import fsspec
 import pytest
 
 from contract.commandline import Ended, data_of, many, tokenmill
+from support.hub import Fault, Hub
 from tokenmill.corpus.source import Patience, open_source, without_addresses, without_secrets
 from tokenmill.errors import RequestError, TransientError
-from tokenmill.testhub import Fault, Hub
 from tokenmill.tokens.gate import environment
 
 TOKEN = "hf_PlantedToken0123456789abcdef"

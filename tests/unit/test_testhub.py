@@ -19,12 +19,13 @@ from urllib.parse import quote, urlsplit
 import pytest
 import requests
 
+from support.hub import Fault, FaultPlan, Hub
 from tokenmill.errors import RequestError
-from tokenmill.testhub import Fault, FaultPlan, Hub
 
 # Read by huggingface_hub when it is imported.
 os.environ |= {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
+TESTS = Path(__file__).parents[1]
 REPO = "org/corpus"
 PLAIN = b"a plain file\n" * 100
 PACKED = bytes(range(256)) * 64
@@ -484,9 +485,9 @@ def test_the_command_serves_a_directory_until_sigterm(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(parents=True)
         (tmp_path / name).write_bytes(data)
     (tmp_path / "faults.json").write_text('[{"kind": "500"}]')
-    command = [sys.executable, "-m", "tokenmill.testhub", str(tmp_path)]
+    command = [sys.executable, "-m", "support.hub", str(tmp_path)]
     options = ["--token", "t", "--faults", str(tmp_path / "faults.json"), "--public-host", "localhost"]
-    with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([*command, *options], cwd=TESTS, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         name, _, endpoint = process.stdout.readline().strip().partition("=")
         assert (name, endpoint.rpartition(":")[0]) == ("HF_ENDPOINT", "http://localhost")
@@ -500,7 +501,7 @@ def test_the_command_serves_a_directory_until_sigterm(tmp_path: Path) -> None:
         assert process.wait(20) == 0
     empty = tmp_path / "empty"
     empty.mkdir()
-    failed = subprocess.run([*command[:-1], str(empty)], capture_output=True, text=True, check=False)
+    failed = subprocess.run([*command[:-1], str(empty)], cwd=TESTS, capture_output=True, text=True, check=False)
     assert failed.returncode == 2
     assert "nothing to serve" in failed.stderr
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
+from support.hub import Fault, Hub
 from tokenmill.errors import RequestError, TransientError
-from tokenmill.testhub import Fault, Hub
 from tokenmill.tokens.encoders import load_encoder
 from tokenmill.tokens.gate import Verdict
 from tokenmill.tokens.resolve import settle
@@ -111,7 +111,6 @@ def test_facts_and_copies(tiny: tuple[ResolvedTokenizer, Verdict, Path]) -> None
     resolved, verdict, out = tiny
     assert (resolved.reference, resolved.vocab_size, resolved.max_token_id) == ("org/tiny", 4096, 4095)
     assert (resolved.dtype, resolved.eod_id, resolved.eod_token) == ("uint16", 0, "<|endoftext|>")
-    assert not resolved.eos_is_chat
     assert eod_warning(resolved) is None
     copies = {path.name: path.read_bytes() for path in (out / "tokenizer").iterdir()}
     assert copies == {path.name: path.read_bytes() for path in TINY.iterdir()}
@@ -168,7 +167,7 @@ def test_chat_eos_and_bos(tmp_path: Path) -> None:
     out = tmp_path / "out"
     resolved, verdict = resolve_tokenizer(str(chat), None, destination=out, scratch=tmp_path, **COMMON)
     assert (resolved.reference, resolved.revision) == ("chat", None)
-    assert (resolved.eod_id, resolved.eos_is_chat, resolved.added) == (301, True, ("<|begin|>",))
+    assert (resolved.eod_id, resolved.added) == (301, ("<|begin|>",))
     assert "--eod-token '<|endoftext|>'" in str(eod_warning(resolved))
     ids, _ = load_encoder(verdict.encoder, out / "backend.json", True, verdict.guard).encode(["abc"])
     assert ids[0] == 300

@@ -1,4 +1,4 @@
-"""`tokenmill sample`: the quick start, from a real Hub protocol to .bin/.idx, without the internet."""
+"""`tokenmill sample`: the quick start, from text that ships with Python to .bin/.idx, without the internet."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,33 +13,22 @@ def sample(
     processes: o.Processes = None,
     json: o.Json = False,
 ) -> None:
-    """Try it: text that ships with Python, served by a small Hub on this machine, through all stages."""
-    import tempfile
-
+    """Try it: take text that ships with Python, as a directory of files, through all stages."""
     from tokenmill.cli.report import how_to_run, report_pipeline
-    from tokenmill.sample.harvest import harvest
+    from tokenmill.sample.harvest import NAME, harvest
     from tokenmill.stages.launch import Pipeline
-    from tokenmill.testhub import Hub
     from tokenmill.tokens.encoder_store import Recipe
 
     how = how_to_run(0, 1, processes, False, False, json)
-    with tempfile.TemporaryDirectory(prefix="tokenmill-sample-") as scratch:
-        corpus = Path(scratch)
-        found = harvest(corpus)
-        how.reporter.say(
-            f"harvested {found.documents:,} documents of train, validation and test from what ships with this Python"
-        )
-        files = {p.relative_to(corpus).as_posix(): p for p in sorted(corpus.rglob("*")) if p.is_file()}
-        with Hub() as hub:
-            hub.add_dataset("tokenmill/sample-corpus", files)
-            tokenizer = Path(__file__).parent.parent / "sample" / "tokenizer"
-            pipeline = Pipeline(
-                "hf://datasets/tokenmill/sample-corpus",
-                output,
-                Recipe(str(tokenizer), None, ["text"], True, None, True, None, "sample"),
-                extract=True,
-                concatenate=4,
-                endpoint=hub.endpoint,
-            )
-            summaries = pipeline.run(how)
-    report_pipeline(pipeline, summaries, how)
+    corpus = output.resolve() / NAME  # the records name it, so it has the same path in every run
+    found = harvest(corpus)
+    how.reporter.say(f"harvested {found.documents:,} documents of train, validation and test into {output / NAME}")
+    tokenizer = Path(__file__).parent.parent / "sample" / "tokenizer"
+    pipeline = Pipeline(
+        corpus.as_uri(),
+        output,
+        Recipe(str(tokenizer), None, ["text"], True, None, True, None, "sample"),
+        extract=True,
+        concatenate=4,
+    )
+    report_pipeline(pipeline, pipeline.run(how), how)

@@ -14,9 +14,6 @@ def settle_seconds(path: Path) -> float:
     with the mount options Azure's guides give, NFS for acdirmax (60 s). Local file systems and Lustre
     are coherent.
     """
-    configured = os.environ.get("TOKENMILL_SETTLE_SECONDS")
-    if configured:
-        return float(configured)
     try:
         mounts = Path("/proc/self/mountinfo").read_text().splitlines()
     except OSError:

@@ -47,20 +47,17 @@ def duration(seconds: float) -> str:
 class Reporter:
     """Where messages and progress go: `json_lines` for machines, else words; both on standard error."""
 
-    def __init__(self, *, json_lines: bool = False, quiet: bool = False) -> None:
+    def __init__(self, *, json_lines: bool = False) -> None:
         """Choose the form once, for all stages of a command."""
         self.json_lines = json_lines
-        self.quiet = quiet
         self._lock = threading.Lock()
 
     def say(self, text: str, **event: Any) -> None:
         """Report something that a person reads once; `event` is its machine form."""
-        if self.quiet:
-            return
         self._write(text, {"event": "message", "text": text, **event})
 
     def warn(self, text: str) -> None:
-        """Report something that a person should look at; never silenced."""
+        """Report something that a person should look at."""
         self._write(f"warning: {text}", {"event": "warning", "text": text})
 
     def _write(self, text: str, event: dict[str, Any]) -> None:
@@ -118,7 +115,7 @@ class Progress:
         """Say which units, of which weight, are at work from now on: of a pod killed for memory only a log is left."""
         with self._lock:
             self._at_work = sorted(units)
-        if not self._reporter.quiet and not self._terminal:
+        if not self._terminal:
             self._say_at_work()
 
     def _say_at_work(self) -> None:
@@ -141,8 +138,6 @@ class Progress:
 
     def __enter__(self) -> "Progress":
         """Begin to show."""
-        if self._reporter.quiet:
-            return self
         self._thread = threading.Thread(target=self._show_bar if self._terminal else self._show_lines, daemon=True)
         self._thread.start()
         return self

@@ -1,8 +1,8 @@
 """Gather a corpus of real text from the Python that runs, laid out like a dataset on the Hub.
 
-The quick start serves it through `testhub` and takes it through the whole pipeline, so that a first run
-needs no network. Every CPython ships enough: the language reference's topics, the standard library's
-docstrings and its sources. Sources are read, never imported.
+The quick start takes it through the whole pipeline, so that a first run needs no network. Every CPython
+ships enough: the language reference's topics, the standard library's docstrings and its sources. Sources are
+read, never imported.
 """
 
 import ast
@@ -21,7 +21,7 @@ from pathlib import Path
 
 from tokenmill.errors import RequestError
 
-NAME = "tokenmill/sample-corpus"
+NAME = "sample-corpus"
 
 _SHORTEST = 80  # characters; below it a docstring says next to nothing
 _HELD_OUT = 50  # validation and test get one document in so many each

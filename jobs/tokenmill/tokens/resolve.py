@@ -26,7 +26,6 @@ from tokenmill.tokens import spm
 from tokenmill.tokens.encoders import EncoderUnavailable, quick_to_load, template
 from tokenmill.tokens.gate import code_point_probes, hostile_texts, ignore_stops, prepare
 from tokenmill.tokens.spm import Model, only_model
-from tokenmill.tokens.tokenizer import CHAT_TOKENS
 
 EOD_TOKENS = (
     "<|end_of_text|>",
@@ -116,7 +115,6 @@ def settle(work: Path, say: Callable[[bytes], None] = lambda word: None) -> dict
         "eod_id": eod_id,
         "eod_token": eod_token,
         "eos_token": eos,
-        "eos_is_chat": eos in CHAT_TOKENS,
         "bos_token": tokenizer.bos_token,
         "added": loaded.added,
         "eod_candidates": candidates,

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -96,7 +96,6 @@ class ResolvedTokenizer:
     eod_id: int | None
     eod_token: str | None
     eos_token: str | None
-    eos_is_chat: bool
     bos_token: str | None
     add_special_tokens: bool
     added: tuple[str, ...]
@@ -111,9 +110,10 @@ class ResolvedTokenizer:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> "ResolvedTokenizer":
-        """Rebuild what was written as JSON."""
+        """Rebuild what was written as JSON; what an earlier version recorded beside it is left out."""
         tuples = {name: tuple(value.get(name, ())) for name in ("added", "eod_candidates", "notes")}
-        return cls(**{**value, **tuples})
+        known = {field.name for field in fields(cls)}
+        return cls(**{name: part for name, part in {**value, **tuples}.items() if name in known})
 
 
 def tokenizer_request(reference: str, revision: str | None) -> dict[str, Any]:

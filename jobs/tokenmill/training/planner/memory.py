@@ -150,11 +150,6 @@ def _embedding_parts(at: Layout) -> int:
     return at.tensor if at.sequence_parallel_on else 1
 
 
-def total_bytes(at: Layout) -> float:
-    """Return what the fullest GPU needs, without RESERVE."""
-    return weight_optimizer_bytes(at) + activation_bytes(at)
-
-
 def checkpoint_bytes(at: Layout) -> float:
     """Return the size of a checkpoint."""
     return parameters(at).total * CHECKPOINT_BYTES

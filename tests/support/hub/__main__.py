@@ -1,4 +1,4 @@
-"""`python -m tokenmill.testhub DIR`: serve DIR/datasets/ORG/NAME/** and DIR/models/ORG/NAME/**."""
+"""`python -m support.hub DIR`: serve DIR/datasets/ORG/NAME/** and DIR/models/ORG/NAME/**."""
 
 import argparse
 import signal
@@ -7,13 +7,14 @@ from pathlib import Path
 from types import FrameType
 
 from tokenmill.errors import RequestError, TokenmillError
-from tokenmill.testhub.faults import FaultPlan
-from tokenmill.testhub.server import Hub
+
+from .faults import FaultPlan
+from .server import Hub
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the command line."""
-    made = argparse.ArgumentParser(prog="python -m tokenmill.testhub", description="Serve a directory as a Hub.")
+    made = argparse.ArgumentParser(prog="python -m support.hub", description="Serve a directory as a Hub.")
     made.add_argument("dir", type=Path, help="holds datasets/ORG/NAME/... and models/ORG/NAME/...")
     made.add_argument("--host", default="127.0.0.1", help="address to listen on")
     made.add_argument("--port", type=int, default=0, help="port of the Hub; 0 takes a free one")

@@ -13,9 +13,9 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import parse_qs
 
-from tokenmill.testhub.faults import FaultPlan
-from tokenmill.testhub.protocol import Handler, Request
-from tokenmill.testhub.repository import Commit, Content, File, Repository, RepoType
+from .faults import FaultPlan
+from .protocol import Handler, Request
+from .repository import Commit, Content, File, Repository, RepoType
 
 SECRET = b"tokenmill test hub"  # links survive a restart; nothing here is worth guarding
 
@@ -94,7 +94,7 @@ class Hub:
         self.cdn_port = cdn_port
         self.token = token
         self.page_size = page_size
-        self.public_host = public_host or ("127.0.0.1" if host in ("", "0.0.0.0") else host)  # noqa: S104
+        self.public_host = public_host or ("127.0.0.1" if host in ("", "0.0.0.0") else host)
         self.link_seconds = link_seconds
         self.rate_limit = rate_limit
         self.xet = xet

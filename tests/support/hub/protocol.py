@@ -27,12 +27,12 @@ from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, quote, unquote_to_bytes
 
-from tokenmill.testhub.faults import BODY_KINDS, STATUS_KINDS, Fault
-from tokenmill.testhub.repository import DATE, Commit, Content, File, Repository, RepoType
-from tokenmill.testhub.xet import TOKEN, reconstruction, xorb, xorb_id
+from .faults import BODY_KINDS, STATUS_KINDS, Fault
+from .repository import DATE, Commit, Content, File, Repository, RepoType
+from .xet import TOKEN, reconstruction, xorb, xorb_id
 
 if TYPE_CHECKING:
-    from tokenmill.testhub.server import Door
+    from .server import Door
 
 CHUNK = 1 << 20
 API = re.compile(

@@ -11,13 +11,13 @@ A real server cuts where the content says and shares chunks between files; a dow
 
 from typing import Any
 
-from tokenmill.testhub.repository import Content, File, digest
+from .repository import Content, File, digest
 
 CHUNK = 1 << 16
 HEADER = 8
 XORB = 16
 """Chunks in a xorb; real ones hold up to 64 MiB."""
-TOKEN = "xet-read-token"  # noqa: S105 - of the test Hub
+TOKEN = "xet-read-token"
 
 
 def xorb_id(file: File, number: int) -> str:

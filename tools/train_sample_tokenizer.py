@@ -1,4 +1,4 @@
-"""Train the sample's tokenizer: `python -m tokenmill.sample.train_tokenizer`.
+"""Train the tokenizer of `tokenmill sample`: `python tools/train_sample_tokenizer.py [DIRECTORY]`.
 
 A byte-level BPE of 8,192 entries with GPT-2's pre-tokenizer, small enough to ship and of the kind that
 all three encoders take. The result is committed as package data and need not be made again: another
@@ -11,12 +11,13 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import tokenmill.sample
 from tokenmill.corpus.readers import read_documents
 from tokenmill.sample.harvest import harvest
 
 VOCABULARY = 8192
 EOS = "<|endoftext|>"
-TOKENIZER = Path(__file__).with_name("tokenizer")
+TOKENIZER = Path(tokenmill.sample.__path__[0]) / "tokenizer"
 
 
 def train(directory: Path) -> None:
