@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from charts.rendering import ROOT, TOOLS, argocd_sources, arguments, helm, parse
+from support.rendering import ROOT, TOOLS, argocd_sources, arguments, helm, parse
 
 EXAMPLES = ROOT / "examples"
 STAGES = ("download", "preprocess")

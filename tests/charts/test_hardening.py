@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from charts.rendering import ROOT
-from charts.representative import DIGEST, EVERY_PART, pod_specs, renders
+from support.rendering import ROOT
+from support.representative import DIGEST, EVERY_PART, pod_specs, renders
 
 CHECKOV = ROOT / ".venv-scan/bin/checkov"
 EXCEPTIONS = yaml.safe_load((Path(__file__).parent / "checkov.yaml").read_text())

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from charts.rendering import HELMS, ROOT, helm
+from support.rendering import HELMS, ROOT, helm
 
 CHARTS = sorted(path.parent.name for path in (ROOT / "charts").glob("*/values.yaml"))
 NEEDED = {

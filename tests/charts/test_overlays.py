@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from charts.rendering import HELMS, ROOT, STAGES, applying, arguments, conform, helm, overlays, parse, render, rendered
+from support.rendering import HELMS, ROOT, STAGES, applying, arguments, conform, helm, overlays, parse, render, rendered
 from tokenmill.corpus.source import Listing, RemoteFile, Selection
 from tokenmill.stages.download import names, select
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from charts.rendering import (
+from support.rendering import (
     HELMS,
     ROOT,
     STAGES,

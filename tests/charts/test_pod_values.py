@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from charts.rendering import HELMS, ROOT, conform, documents_of, helm, render, rendered, training, training_run
-from charts.representative import pod_specs
+from support.rendering import HELMS, ROOT, conform, documents_of, helm, render, rendered, training, training_run
+from support.representative import pod_specs
 
 STAGE = ("--set", "storage.pvcName=claim,dataset.inputPath=corpus")
 BYTES = ("2GB", "2 Gi", "512m", "2gi", "-1Gi", "Gi", "1e", "", "two")

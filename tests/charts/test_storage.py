@@ -9,37 +9,13 @@ from typing import Any
 import pytest
 import yaml
 
-from charts.rendering import HELMS, ROOT, conform, helm, overlays
+from support.rendering import HELMS, ROOT, conform, helm, overlays
+from support.storage import FSX, GUIDE_AMLFS, GUIDE_BLOB, NEEDED, SKU
 from tokenmill.flow.progress import duration
 from tokenmill.training.planner.storage import CORPUS, NODE_HOURS, Saving, back_end
 
 CHART = ROOT / "charts/shared-storage"
 GOLDEN = Path(__file__).parent / "golden/shared-storage"
-SKU = "AMLFS-Durable-Premium-125"
-FSX = {"fsx.subnetId": "subnet-0a", "fsx.securityGroupIds": "{sg-0a}"}
-NEEDED: dict[str, dict[str, Any]] = {
-    "amlfs": {},
-    "amlfs-static": {"amlfs.mgsIpAddress": "10.1.0.4", "amlfs.storageCapacityTiB": 48},
-    "blob": {},
-    "blob-nfs": {},
-    "blob-static": {"blob.storageAccount": "corpora", "blob.containerName": "slimpajama", "blob.secretName": "key"},
-    "existing": {},
-    "fsx": FSX,
-    "fsx-static": {"fsx.volumeHandle": "fs-0a", "fsx.dnsName": "fs-0a.fsx", "fsx.mountName": "m"}
-    | {"fsx.storageCapacityGiB": 2400},
-    "local": {"local.path": "/mnt/data", "local.nodeName": "node-1"},
-    "nfs": {"nfs.server": "server", "nfs.path": "/export"},
-}
-"""What each overlay leaves to its user."""
-GUIDE_AMLFS = ("--set", f"amlfs.skuName={SKU}", "--set", "amlfs.storageCapacityTiB=16")
-GUIDE_BLOB = (
-    "--set-json",
-    'storage.mountOptions=["-o allow_other","--use-attr-cache=true","--cancel-list-on-mount-seconds=10",'
-    '"-o attr_timeout=120","-o entry_timeout=120","-o negative_timeout=120","--log-level=LOG_WARNING",'
-    '"--file-cache-timeout-in-seconds=120","--block-cache","--block-cache-block-size=32",'
-    '"--block-cache-parallelism=80"]',
-)
-"""As the AKS guide has them."""
 
 
 def template(overlay: str, *words: str, chart: Path = CHART, program: str = "helm", **settings: Any) -> Any:

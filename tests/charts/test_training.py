@@ -19,14 +19,25 @@ import msgspec
 import pytest
 import yaml
 
-from charts.rendering import HELMS, ROOT, TOOLS, applying, conform, documents_of, helm, overlays, training, training_run
-from contract.commandline import tokenmill
+from support.commandline import tokenmill
 from support.memory import total_bytes
+from support.mill import Mill
+from support.rendering import (
+    HELMS,
+    ROOT,
+    TOOLS,
+    applying,
+    conform,
+    documents_of,
+    helm,
+    overlays,
+    training,
+    training_run,
+)
 from tokenmill.training import model, settings
 from tokenmill.training.arguments import Data, megatron_arguments
 from tokenmill.training.planner import layout
 from tokenmill.training.planner.memory import GIB, RESERVE
-from unit.test_training_data import Mill
 
 ENGINES = ("pytorchjob", "jobset", "trainjob")
 KINDS = {"pytorchjob": "PyTorchJob", "jobset": "JobSet", "trainjob": "TrainJob"}

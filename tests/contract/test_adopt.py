@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from contract.commandline import Ended, many
+from support.commandline import Ended, many
+from support.corpus import TOKENIZER as TINY
 
-TINY = Path(__file__).parents[1] / "conformance" / "tokenizers" / "tiny"
 CODES = {"u1": 1, "i1": 2, "<i2": 3, "<i4": 4, "<i8": 5, "<f8": 6, "<f4": 7, "<u2": 8}
 IDS = (1, 2, 3, 0, 4, 0, 5, 6, 7, 8, 0)
 """Three documents that end with EOD, 0."""

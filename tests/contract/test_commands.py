@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from contract.commandline import Ended, data_of, many, tokenmill
+from support.commandline import Ended, data_of, many, tokenmill
+from support.corpus import TOKENIZER
 from tokenmill import __version__, errors
 
-TOKENIZER = Path(__file__).parents[1] / "conformance" / "tokenizers" / "tiny"
 COMMANDS = (
     "sample",
     "run",

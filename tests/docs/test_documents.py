@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from charts.rendering import ROOT, STAGES, command_line, helm, render, training
+from support.rendering import ROOT, STAGES, command_line, helm, render, training
 from tokenmill.training.settings import read
 from trainer.trainer import STEP
 

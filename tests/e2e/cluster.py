@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from contract.commandline import Ended
+from support.commandline import Ended
 from tokenmill import __version__
 
 ROOT = Path(__file__).parents[2]

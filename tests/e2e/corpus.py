@@ -9,8 +9,8 @@ from typing import Any
 import zstandard
 
 import tokenmill.sample
-from contract.commandline import data_of
-from contract.commandline import tokenmill as run
+from support.commandline import data_of
+from support.commandline import tokenmill as run
 from support.hub import Hub
 
 DATASET = "cerebras/SlimPajama-627B"

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from contract.commandline import Ended
 from e2e.cluster import ROOT, Account, Namespace
+from support.commandline import Ended
 
 AS_USER = re.compile(r"charts/dataset-|\blook\b|\bjob[ /]|\bhelm test\b")
 """What the role edit is enough for; volumes, nodes and PyTorchJobs are an administrator's here."""

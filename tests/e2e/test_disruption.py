@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import zstandard
 
-from contract.commandline import data_of, tokenmill
 from e2e.cluster import CLAIM, Namespace, exit_code, node_name, wait_for
 from e2e.corpus import DATASET, assert_same, content, done, receipts, serve, shard
 from e2e.training import Training, make_dataset
+from support.commandline import data_of, tokenmill
 from tokenmill.files.codec import read_json
 
 pytestmark = pytest.mark.e2e

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from charts.rendering import STAGES, applying, corpora_on_hardware, overlays
 from e2e.cluster import CLAIM, ROOT, Namespace
+from support.rendering import STAGES, applying, corpora_on_hardware, overlays
 
 pytestmark = pytest.mark.e2e
 

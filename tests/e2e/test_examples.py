@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
-from charts.rendering import argocd_sources
 from e2e.cluster import CONFINED, RESTRICTED, Namespace
 from e2e.corpus import DATASET, MODEL, assert_same, content, done, receipts, serve
 from support.hub import Hub
+from support.rendering import argocd_sources
 
 pytestmark = pytest.mark.e2e
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from contract.commandline import data_of
 from e2e.cluster import Namespace, conditions, exit_code, node_name
 from e2e.corpus import DATASET, MODEL, assert_same, done, serve
+from support.commandline import data_of
 
 pytestmark = pytest.mark.e2e
 

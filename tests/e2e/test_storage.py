@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from charts.test_storage import GUIDE_AMLFS, GUIDE_BLOB, NEEDED
 from e2e.cluster import CONFINED, IMAGE, RESTRICTED, Account, Namespace, node_name, wait_for
+from support.storage import GUIDE_AMLFS, GUIDE_BLOB, NEEDED
 
 pytestmark = pytest.mark.e2e
 

@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from contract.commandline import tokenmill
 from e2e.cluster import CLAIM, Account, Namespace, conditions, describe_pod, wait_for
 from e2e.corpus import shard
+from support.commandline import tokenmill
 
 TOKENIZER = Path(__file__).parents[1] / "conformance" / "tokenizers" / "tiny"
 RUN = (

@@ -1,7 +1,5 @@
 """The forge, the corpus and the test Hub of the recovery tests."""
 
-import json
-import random
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,40 +7,9 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from recovery.support import Forge
+from support.corpus import REPOSITORY, TOKENIZER, text
 from support.hub import Hub
-
-REPOSITORY = "org/corpus"
-TOKENIZER = Path(__file__).parent.parent / "conformance" / "tokenizers" / "tiny"
-
-_WORDS = (
-    "the",
-    "of",
-    "a",
-    "in",
-    "to",
-    "and",
-    "is",
-    "was",
-    "for",
-    "on",
-    "as",
-    "with",
-    "by",
-    "he",
-    "that",
-    "at",
-)
-
-
-def text(seed: int, documents: int, words: int = 60) -> bytes:
-    """Return JSONL of so many documents, the same for a seed."""
-    dice = random.Random(seed)
-    lines = [
-        json.dumps({"text": " ".join(dice.choices(_WORDS, k=dice.randint(1, 2 * words))), "n": i})
-        for i in range(documents)
-    ]
-    return "\n".join(lines).encode() + b"\n" * (seed % 2)  # every second file ends without a newline
+from support.runs import Forge
 
 
 @pytest.fixture(scope="session")

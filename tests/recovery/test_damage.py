@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from recovery.conftest import TOKENIZER
-from recovery.support import Forge, assert_kept, assert_same_tree, receipts, tree
+from support.corpus import TOKENIZER
+from support.runs import Forge, assert_kept, assert_same_tree, receipts, tree
 
 UNIT = "03.jsonl"
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from recovery.conftest import REPOSITORY, TOKENIZER, text
-from recovery.support import Forge, assert_kept, assert_same_tree, ends, kill_at, receipts, tokenmill, tree
+from support.corpus import REPOSITORY, TOKENIZER, text
 from support.hub import Hub
+from support.runs import Forge, assert_kept, assert_same_tree, ends, kill_at, receipts, tokenmill, tree
 
 
 class Disk:

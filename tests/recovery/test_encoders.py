@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from recovery.conftest import TOKENIZER, text
-from recovery.support import Forge, assert_same_tree, children, stop_at, tree
+from support.corpus import TOKENIZER, text
+from support.runs import Forge, assert_same_tree, children, stop_at, tree
 from tokenmill.corpus import kinds
 from tokenmill.errors import TransientError
 from tokenmill.tokens.workers import pool

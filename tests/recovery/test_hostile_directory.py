@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from recovery.conftest import TOKENIZER
-from recovery.support import Forge, kill_at
+from support.corpus import TOKENIZER
+from support.runs import Forge, kill_at
 from tokenmill.files.codec import content_id
 from tokenmill.flow.record import Plan
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from recovery.conftest import TOKENIZER, text
-from recovery.support import Forge, stop_at
+from support.corpus import TOKENIZER, text
+from support.runs import Forge, stop_at
 
 COMMANDS: dict[str, list[Any]] = {
     "extract": ["--processes", 1],

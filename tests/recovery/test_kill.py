@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from recovery.conftest import REPOSITORY, TOKENIZER
-from recovery.support import Forge, all_gone, assert_kept, assert_same_tree, children, kill_at, receipts, tree
+from support.corpus import REPOSITORY, TOKENIZER
 from support.hub import Fault, Hub
+from support.runs import Forge, all_gone, assert_kept, assert_same_tree, children, kill_at, receipts, tree
 
 KILLS = int(os.environ.get("TOKENMILL_KILLS", "50"))
 """Kills for each stage."""

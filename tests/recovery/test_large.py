@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import zstandard
 
-from recovery.support import Forge, Run, assert_same_tree, receipt, stop_at, tree
+from support.runs import Forge, Run, assert_same_tree, receipt, stop_at, tree
 
 BOM = b"\xef\xbb\xbf"
 

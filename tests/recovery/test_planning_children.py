@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from recovery.conftest import TOKENIZER, text
-from recovery.support import children, tokenmill
+from support.corpus import TOKENIZER, text
+from support.runs import children, tokenmill
 
 LOADER, GATE = "tokens.resolve", "tokens.gate"
 SECONDS = 300.0

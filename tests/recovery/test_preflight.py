@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from recovery.support import environment
+from support.runs import environment
 
 LARGE = {"numLayers": 96, "hiddenSize": 12288, "numAttentionHeads": 96, "seqLength": 2048}
 SMALL = {"numLayers": 2, "hiddenSize": 64, "numAttentionHeads": 4, "seqLength": 32}

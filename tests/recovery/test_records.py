@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from contract.commandline import tokenmill
-from recovery.conftest import TOKENIZER
-from recovery.support import PATIENCE, environment
+from support.commandline import tokenmill
+from support.corpus import TOKENIZER
+from support.runs import PATIENCE, environment
 
 MEMORY = 3_000_000 << 10
 """Bytes of address space: enough for all that a small corpus takes, and a tenth of what a line of 200 MB does."""

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from recovery.conftest import REPOSITORY
-from recovery.support import Forge, Run, assert_same_tree, kill_at, receipt, receipts, tree
+from support.corpus import REPOSITORY
 from support.hub import Hub
+from support.runs import Forge, Run, assert_same_tree, kill_at, receipt, receipts, tree
 
 KILLS = int(os.environ.get("TOKENMILL_KILLS", "50"))
 SEED = int(os.environ.get("TOKENMILL_KILL_SEED", "20261121"))

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from recovery.conftest import REPOSITORY, TOKENIZER, text
-from recovery.support import (
+from support.corpus import REPOSITORY, TOKENIZER, text
+from support.hub import Fault, Hub
+from support.runs import (
     PATIENCE,
     Forge,
     Run,
@@ -25,7 +26,6 @@ from recovery.support import (
     tokenmill,
     tree,
 )
-from support.hub import Fault, Hub
 
 SEED = int(os.environ.get("TOKENMILL_KILL_SEED", "20261121"))
 

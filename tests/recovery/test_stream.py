@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from recovery.conftest import REPOSITORY, TOKENIZER
-from recovery.support import PATIENCE, Forge, assert_kept, receipts
+from support.corpus import REPOSITORY, TOKENIZER
 from support.hub import Fault, Hub
+from support.runs import PATIENCE, Forge, assert_kept, receipts
 
 
 def command(hub: Hub, output: Path, scratch: Path, *more: Any) -> list[Any]:

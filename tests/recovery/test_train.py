@@ -20,9 +20,9 @@ from typing import Any
 
 import pytest
 
-from contract.commandline import tokenmill
-from recovery.conftest import TOKENIZER, text
-from recovery.support import Forge, environment, tree
+from support.commandline import tokenmill
+from support.corpus import TOKENIZER, text
+from support.runs import Forge, environment, tree
 from tokenmill.training.runtime.attempts import Records
 from tokenmill.training.runtime.node import Node
 from tokenmill.training.runtime.rendezvous import Gathering

@@ -5,9 +5,9 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from recovery.conftest import REPOSITORY
-from recovery.support import Forge, assert_kept, assert_same_tree, kill_at, receipts, tree
+from support.corpus import REPOSITORY
 from support.hub import Hub
+from support.runs import Forge, assert_kept, assert_same_tree, kill_at, receipts, tree
 
 
 def test_the_same_content_again(forge: Forge, hub: Hub, tmp_path: Path) -> None:

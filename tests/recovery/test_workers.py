@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from recovery.conftest import REPOSITORY, text
-from recovery.support import (
+from support.corpus import REPOSITORY, text
+from support.hub import Fault, Hub
+from support.runs import (
     Forge,
     all_gone,
     assert_same_tree,
@@ -23,7 +24,6 @@ from recovery.support import (
     tokenmill,
     tree,
 )
-from support.hub import Fault, Hub
 
 STEPS = ["open .*/attempts/.*out-0", r"rename .*/attempts/[^ ]*/out-0 ", "rename .*/receipts/"]
 

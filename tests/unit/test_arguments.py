@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from contract.megatron import Unparsable, parse
+from support.megatron import Unparsable, parse
 from tokenmill.training.arguments import Data, megatron_arguments
 from tokenmill.training.model import names, preset
 from tokenmill.training.settings import Settings, derived

@@ -23,7 +23,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contract.commandline import many, tokenmill
+from support.commandline import many, tokenmill
+from support.torchdist import (
+    CUT_OFF,
+    NOW,
+    TRACKER,
+    UNTRACKED,
+    archive,
+    legacy,
+    metadata,
+    older,
+    save,
+    write,
+)
 from tokenmill.errors import RequestError
 from tokenmill.files import mounts
 from tokenmill.flow.progress import size
@@ -40,18 +52,6 @@ from tokenmill.training.checkpoints.repair import (
     scan,
 )
 from tokenmill.training.checkpoints.torch_dist import CLOCK_TOLERANCE, Checkpoint
-from unit.torchdist import (
-    CUT_OFF,
-    NOW,
-    TRACKER,
-    UNTRACKED,
-    archive,
-    legacy,
-    metadata,
-    older,
-    save,
-    write,
-)
 
 DATA = Path(__file__).parent / "data"
 REAL = sorted(DATA.glob("torch_dist*"))

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contract.commandline import data_of, tokenmill
+from support.commandline import data_of, tokenmill
 from support.hub import Fault, Hub
 from tokenmill.corpus.source import Listing, Patience, RemoteFile, Selection, open_source
 from tokenmill.errors import InputError, RequestError, TransientError

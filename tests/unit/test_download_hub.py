@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from contract.commandline import Ended, data_of, finish, start, tokenmill
+from support.commandline import Ended, data_of, finish, start, tokenmill
 from support.hub import Fault, Hub
 from tokenmill.corpus.source import Selection, open_source
 from tokenmill.errors import InputError, RequestError, TransientError

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from contract.commandline import data_of
+from support.commandline import data_of
 from support.hub import Fault, Hub
 from tokenmill.corpus.fetch import Lines, fetch_to
 from tokenmill.corpus.source import Patience, RemoteFile, open_source

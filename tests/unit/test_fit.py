@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contract.commandline import Ended, many, tokenmill
+from support.commandline import Ended, many, tokenmill
 from support.memory import total_bytes
 from tokenmill.errors import RequestError
 from tokenmill.training.model import from_fields, names, preset

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from contract.commandline import tokenmill
+from support.commandline import tokenmill
 from tokenmill.errors import InputError, RequestError, Stopped, Superseded
 from tokenmill.files.tree import Tree
 from tokenmill.flow.contract import Record

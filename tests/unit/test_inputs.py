@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import zstandard
 
-from contract.commandline import Ended, tokenmill
+from support.commandline import Ended, tokenmill
 from tokenmill.cli import main
 from tokenmill.corpus.source import Changed, Patience, open_source
 from tokenmill.errors import RequestError

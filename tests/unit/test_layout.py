@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from contract.commandline import Ended, tokenmill
+from support.commandline import Ended, tokenmill
 from tokenmill.training.planner.layout import Layout, late_refusals, refusals
 from tokenmill.training.planner.memory import (
     GIB,

@@ -10,13 +10,13 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from contract.commandline import Ended, data_of, tokenmill
+from support.commandline import Ended, data_of, tokenmill
+from support.corpus import TOKENIZER
 from support.hub import Hub
 
 FILES = {f"{name}.jsonl": b'{"text": "%s"}\n' % name.encode() * 50 for name in "abc"}
 URI = "hf://datasets/org/c"
 IMPATIENT = "TOKENMILL_TEST_PAUSE"
-TOKENIZER = Path(__file__).parents[1] / "conformance" / "tokenizers" / "tiny"
 
 Corrupt = Callable[[Any], Any]
 

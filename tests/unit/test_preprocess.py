@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import zstandard
 
+from support.corpus import TOKENIZER as TINY
 from support.hub import Hub
 from tokenmill.corpus.blocks import Reading
 from tokenmill.corpus.source import Selection
@@ -23,7 +24,6 @@ from tokenmill.tokens.encoder_store import Recipe
 from tokenmill.tokens.indexed import IndexedReader
 from tokenmill.tokens.tokenizer import decode
 
-TINY = Path(__file__).parents[1] / "conformance" / "tokenizers" / "tiny"
 EOD = 0
 
 

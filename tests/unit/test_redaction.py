@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 import pytest
 
-from contract.commandline import many
+from support.commandline import many
 from tokenmill import redaction
 from tokenmill.redaction import quotes_credential, redact, remember, remember_address
 

@@ -11,7 +11,7 @@ import pytest
 import zstandard
 
 import tokenmill.sample as shipped
-from contract.commandline import tokenmill
+from support.commandline import tokenmill
 from tokenmill.corpus.readers import read_documents
 from tokenmill.sample.harvest import HarvestReport, harvest
 

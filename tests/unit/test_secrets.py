@@ -13,7 +13,8 @@ from typing import Any
 import fsspec
 import pytest
 
-from contract.commandline import Ended, data_of, many, tokenmill
+from support.commandline import Ended, data_of, many, tokenmill
+from support.corpus import TOKENIZER
 from support.hub import Fault, Hub
 from tokenmill.corpus.source import Patience, open_source, without_addresses, without_secrets
 from tokenmill.errors import RequestError, TransientError
@@ -23,7 +24,6 @@ TOKEN = "hf_PlantedToken0123456789abcdef"
 WRONG = "hf_AnotherToken0123456789abcdef"
 PASSWORD = "hunter2"
 URI = "hf://datasets/org/corpus"
-TOKENIZER = Path(__file__).parents[1] / "conformance" / "tokenizers" / "tiny"
 LINES = b"".join(json.dumps({"text": f"line {number}"}).encode() + b"\n" for number in range(50))
 
 

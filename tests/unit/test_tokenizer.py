@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
+from support.corpus import TOKENIZER as TINY
 from support.hub import Fault, Hub
+from support.tokenizers import bytes_vocabulary, write_tokenizer
 from tokenmill.errors import RequestError, TransientError
 from tokenmill.tokens.encoders import load_encoder
 from tokenmill.tokens.gate import Verdict
@@ -23,56 +25,9 @@ from tokenmill.tokens.tokenizer import (
     tokenizer_request,
 )
 
-TINY = Path(__file__).parents[1] / "conformance/tokenizers/tiny"
 FINGERPRINT = "dc43a28c7c22f04448f1a0306b52bd6b4a9baf8a734a3b52b712287c787149a7"
 """Outputs begun with earlier versions have this in their plans."""
 COMMON: dict[str, Any] = {"eod_token": None, "add_special_tokens": True, "texts": ["One.", "\ud800", "Two."]}
-
-
-def write_tokenizer(
-    directory: Path, vocab: dict[str, int], added: dict[str, int] | None = None, *, bos: str = "", **config: Any
-) -> Path:
-    """Write a byte-level BPE tokenizer without merges."""
-    template = [{"SpecialToken": {"id": bos, "type_id": 0}}] if bos else []
-    added = added or {}
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    tokenizer = {
-        "version": "1.0",
-        "truncation": {"max_length": 2, "stride": 0, "strategy": "LongestFirst", "direction": "Right"},
-        "padding": None,
-        "added_tokens": [{"id": i, "content": token, **flags} for token, i in added.items()],
-        "normalizer": None,
-        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
-        "post_processor": {
-            "type": "TemplateProcessing",
-            "single": [*template, {"Sequence": {"id": "A", "type_id": 0}}],
-            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
-            "special_tokens": {bos: {"id": bos, "ids": [added[bos]], "tokens": [bos]}} if bos else {},
-        },
-        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": False,
-            "vocab": {**vocab, **added},
-            "merges": [],
-        },
-    }
-    directory.mkdir(parents=True)
-    (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
-    (directory / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "TokenizersBackend", **config}))
-    return directory
-
-
-def bytes_vocabulary() -> dict[str, int]:
-    from tokenizers.pre_tokenizers import ByteLevel
-
-    return {token: i for i, token in enumerate(sorted(ByteLevel.alphabet()))}
 
 
 def refused(reference: str | Path, tmp_path: Path, revision: str | None = None, **options: Any) -> str:

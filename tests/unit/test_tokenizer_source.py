@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
+from support.tokenizers import bytes_vocabulary, write_tokenizer
 from tokenmill.errors import RequestError
 from tokenmill.tokens.encoders import load_encoder
 from tokenmill.tokens.resolve import settle
-from unit.test_tokenizer import bytes_vocabulary, write_tokenizer
 
 TEXTS = ["In 2023 there were 12345 rows", "caf\u00e9 cafe\u0301 12 </s> <|endoftext|>x", "  two  spaces", ""]
 EOS = {"eos_token": "<|endoftext|>", "bos_token": "<|endoftext|>", "unk_token": "<|endoftext|>"}

@@ -2,9 +2,7 @@
 
 import json
 import os
-import random
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from itertools import pairwise
@@ -18,51 +16,15 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.commandline import tokenmill
+from support.corpus import TOKENIZER as TINY
+from support.mill import Mill
 from tokenmill.errors import MachineError, RequestError, TokenmillError
 from tokenmill.tokens.indexed import IndexedReader
 from tokenmill.training.data import blend as data
 from tokenmill.training.data.index import build_index, sweep
 from tokenmill.training.model import Model
 from tokenmill.training.settings import Blend, Checkpoint, Dataset, Part, Settings, Training, derived
-
-TINY = Path(__file__).parents[1] / "conformance" / "tokenizers" / "tiny"
-KEPT = (".tokenmill/preprocess/encoders", "tokenizer")
-
-
-def tokenmill(*words: Any) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a process of its own."""
-    clean = {name: value for name, value in os.environ.items() if name != "JOB_COMPLETION_INDEX"}
-    command = [sys.executable, "-m", "tokenmill", *map(str, words)]
-    return subprocess.run(command, env=clean, capture_output=True, text=True, timeout=120, check=False)
-
-
-def write(directory: Path, files: dict[str, int], seed: int = 0, keys: tuple[str, ...] = ("text",)) -> Path:
-    """Write JSONL files of so many documents."""
-    directory.mkdir(parents=True)
-    dice = random.Random(seed)
-    for name, documents in files.items():
-        records = [{key: " ".join(dice.choices(["a", "few", "words", "of", "text"], k=20)) for key in keys}] * documents
-        (directory / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    return directory
-
-
-class Mill:
-    """Makes outputs of preprocess; a tokenizer is settled once."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-
-    def make(self, name: str, files: dict[str, int], *options: str, tokenizer: Path = TINY, **how: Any) -> Path:
-        source, output = write(self.root / f"{name}-text", files, **how), self.root / name
-        settled = self.root / f"settled-{tokenizer.name}"
-        if settled.exists():
-            shutil.copytree(settled, output)
-        done = tokenmill("preprocess", source, output, "--tokenizer", tokenizer, *options, "--processes", "1")
-        assert done.returncode == 0, done.stderr
-        if not settled.exists():
-            for part in KEPT:
-                shutil.copytree(output / part, settled / part)
-        return output
 
 
 @pytest.fixture(scope="session")
@@ -467,17 +429,17 @@ def test_index_files_cut_short_are_swept(tmp_path: Path) -> None:
 def test_blend_writes_a_flat_list(large: Path, small: Path, tmp_path: Path) -> None:
     out = tmp_path / "blend.txt"
     done = tokenmill("blend", out, f"{large}=3", f"{small}=1", "--split", "90,8,2", "--tokens", "1e6")
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.err
     found = flat(out.read_text().split())
     assert found["few_text_document"] == pytest.approx(0.25) and sum(found.values()) == pytest.approx(1)
-    assert f"--data-args-path {out} --split 90,8,2" in done.stdout
-    assert "75.00%" in done.stdout and "epochs" in done.stdout
+    assert f"--data-args-path {out} --split 90,8,2" in done.out
+    assert "75.00%" in done.out and "epochs" in done.out
 
 
 def test_blend_writes_lists_for_each_split(large: Path, small: Path, tmp_path: Path) -> None:
     out = tmp_path / "blend.json"
     done = tokenmill("blend", out, large, "--by", "documents", "--validation", small)
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.err
     assert {name: len(words or []) for name, words in json.loads(out.read_text()).items()} == {
         "train": 6,
         "valid": 2,
@@ -488,7 +450,7 @@ def test_blend_writes_lists_for_each_split(large: Path, small: Path, tmp_path: P
 def test_blend_writes_values_that_settings_take(large: Path, small: Path, tmp_path: Path) -> None:
     out = tmp_path / "values.yaml"
     done = tokenmill("blend", out, large, small.name, "--split", "90,8,2", "--values", "--root", large.parent)
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.err
     dataset = msgspec.convert(yaml.safe_load(out.read_text())["dataset"], Dataset)
     assert dataset.blend is not None and [part.path for part in dataset.blend.all] == ["large", "small"]
     corpus, direct = data.gather(dataset, large.parent), resolve(
@@ -500,11 +462,11 @@ def test_blend_writes_values_that_settings_take(large: Path, small: Path, tmp_pa
 def test_blend_of_one_pair_is_a_list_too(large: Path, tmp_path: Path) -> None:
     out = tmp_path / "blend.txt"
     done = tokenmill("blend", out, large / "a_text_document")
-    assert done.returncode == 0, done.stderr
-    assert out.read_text() == f"1.0 {large}/a_text_document\n" and "--data-args-path" in done.stdout
+    assert done.code == 0, done.err
+    assert out.read_text() == f"1.0 {large}/a_text_document\n" and "--data-args-path" in done.out
     (tmp_path / "my data").symlink_to(large)
     done = tokenmill("blend", tmp_path / "other", tmp_path / "my data" / "a_text_document")
-    assert done.returncode == 2 and "white space" in done.stderr
+    assert done.code == 2 and "white space" in done.err
 
 
 def test_blend_writes_over_no_dataset(large: Path, small: Path, tmp_path: Path) -> None:
@@ -513,7 +475,7 @@ def test_blend_writes_over_no_dataset(large: Path, small: Path, tmp_path: Path) 
     before = (copy / "a_text_document.bin").read_bytes()
     for out in (copy, copy / "a_text_document.bin", copy / "new.idx"):
         done = tokenmill("blend", out, large)
-        assert done.returncode == 2 and f"{out} is no file to write: first comes the file" in done.stderr
+        assert done.code == 2 and f"{out} is no file to write: first comes the file" in done.err
     assert (copy / "a_text_document.bin").read_bytes() == before
 
 
@@ -541,5 +503,5 @@ def test_blend_says_no(large: Path, small: Path, half: Path, tmp_path: Path) -> 
         ((large, small), "--split 990,9,1 gives "),
     ):
         done = tokenmill("blend", out, *words)
-        assert (done.returncode, said in done.stderr) == (2, True), done.stderr
+        assert (done.code, said in done.err) == (2, True), done.err
     assert not out.exists()

@@ -15,7 +15,7 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
-from contract.commandline import Ended, data_of, many, tokenmill
+from support.commandline import Ended, data_of, many, tokenmill
 from tokenmill.corpus.web import disposition_name
 
 LINES = b"".join(b'{"text": "line %d of a corpus"}\n' % number for number in range(20_000))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from contract.commandline import Ended, data_of, finish, start, tokenmill
+from support.commandline import Ended, data_of, finish, start, tokenmill
 from support.hub import Fault, Hub
 from tokenmill.corpus.fetch import fetch_to
 from tokenmill.corpus.source import Patience, open_source

@@ -6,8 +6,8 @@ from typing import Any
 
 import yaml
 
-from charts.rendering import LOADER, ROOT, helm, overlays
-from charts.test_storage import NEEDED
+from support.rendering import LOADER, ROOT, helm, overlays
+from support.storage import NEEDED
 
 CHARTS = sorted(path.parent for path in (ROOT / "charts").glob("*/values.yaml"))
 ENGINES = ("pytorchjob", "jobset", "trainjob")
