@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from charts.rendering import ROOT
+from support.rendering import ROOT
 
 
 @pytest.fixture
