@@ -23,14 +23,22 @@ class BucketSource:
         remember_address(uri)
         for path in CREDENTIAL_FILES:
             remember_file(path)
-        self._uri = uri.rstrip("/")
+        scheme, _, rest = uri.partition("://")
+        protocol = scheme.lower()
+        self._uri = f"{protocol}://{rest.rstrip('/')}"
         self._said = without_secrets(self._uri)
-        protocol = self._uri.partition("://")[0].lower()
+        if not rest.partition("/")[0]:
+            raise RequestError(f"{self._said!r} names no bucket; write {protocol}://BUCKET/PREFIX")
         try:
             self._fs, self._root = fsspec.core.url_to_fs(self._uri)
         except ImportError as error:
             raise RequestError(
                 f"{protocol}:// needs a package that is not installed: pip install 'tokenmill[{_EXTRA[protocol]}]'"
+            ) from error
+        except ValueError as error:
+            raise RequestError(
+                f"{self._said} cannot be opened: {without_addresses(str(error))[:300]}; check the credentials in the "
+                "environment"
             ) from error
 
     def list(self, revision: str | None, patience: Patience) -> Listing:
@@ -43,6 +51,8 @@ class BucketSource:
         root = self._root.rstrip("/")
         files = []
         for path, about in sorted(found.items()):
+            if path.endswith("/") and not about["size"]:
+                continue  # what consoles make to show an empty folder
             name = path[len(root) + 1 :] if path != root else path.rpartition("/")[2]
             files.append(RemoteFile(name, about["size"], version=_version(about)))
         return Listing(self._said, None, files, by_name=list(found) == [root])
@@ -50,7 +60,9 @@ class BucketSource:
     def _find(self) -> dict[str, Any]:
         """Return what is known of each file under the prefix, by its path."""
         try:
-            found: dict[str, Any] = self._fs.find(self._root, detail=True)
+            found = self._fs.find(self._root, detail=True)
+            if not isinstance(found, dict):  # adlfs gives a list where the path is a file
+                found = {path: self._fs.info(path) for path in found}
         except FileNotFoundError:
             return {}
         except Exception as error:  # each store's client has its own
@@ -58,7 +70,8 @@ class BucketSource:
             raise TransientError(
                 f"{self._said} cannot be listed: {reason}; check the address and the credentials"
             ) from error
-        return found
+        known: dict[str, Any] = found
+        return known
 
     def open(
         self, file: RemoteFile, revision: str | None, offset: int, stop: int | None = None, *, plain: bool = False
