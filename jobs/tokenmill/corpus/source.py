@@ -70,6 +70,13 @@ class Listing(NamedTuple):
     notes: Sequence[str] = ()
 
 
+NO_OBJECT = (
+    "the object is gone from the bucket since it was listed, or these credentials may not read it; once they may, run "
+    "the same command again, and with --replace for what the bucket holds now"
+)
+"""What to do about an object that a store refuses: the `code` of its Retry."""
+
+
 class Retry(Exception):
     """A fetch ended early in a way that another try may cure.
 
