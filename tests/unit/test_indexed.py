@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tokenmill.errors import InputError, RequestError
 from tokenmill.tokens import writer as writing
 from tokenmill.tokens.assemble import assemble
+from tokenmill.tokens.contract import WriterState
 from tokenmill.tokens.indexed import IndexedReader, dtype_for
 from tokenmill.tokens.writer import IndexedWriter
 
@@ -185,7 +186,7 @@ def test_a_resumed_writer_gives_the_same_bytes(tmp_path: Path) -> None:
         killed.add(*EVEN)
         if marked_after == 2:
             killed.add(*first)
-        state = json.loads(json.dumps(killed.mark()))
+        state = WriterState.of_json(json.loads(json.dumps(killed.mark().to_json())))
         killed.add(*lost)
         killed.close()
         parts.truncate(state["bin_bytes"])

@@ -17,7 +17,7 @@ from support.commandline import Ended, data_of, many, tokenmill
 from support.corpus import TOKENIZER
 from support.hub import Fault, Hub
 from tokenmill.corpus.source import Patience, open_source, without_addresses, without_secrets
-from tokenmill.errors import RequestError, TransientError
+from tokenmill.errors import RequestError
 from tokenmill.tokens.gate import environment
 
 TOKEN = "hf_PlantedToken0123456789abcdef"
@@ -193,7 +193,7 @@ def test_a_bucket_that_refuses_says_so_without_what_it_was_asked_with(monkeypatc
     registered = importlib.import_module("fsspec.registry")
     monkeypatch.setitem(registered._registry, "s3", Store)
     source = open_source(f"s3://bucket/x?sig={PASSWORD}", stall_seconds=1)
-    with pytest.raises(TransientError) as refused:
+    with pytest.raises(RequestError) as refused:
         source.list(None, Patience(time.monotonic()))
     assert str(refused.value) == (
         "s3://bucket/x cannot be listed: PermissionError: Forbidden: GET <url>; check the address and the credentials"

@@ -12,7 +12,7 @@ import pytest
 SETUP = """
 import json, sys, time
 from tokenmill.errors import RequestError, Superseded
-from tokenmill.training import supervise
+from tokenmill.training.runtime import supervise
 from tokenmill.training.runtime.watch import Signs, Watch
 supervise.LOOK = supervise.FIRST_LOOK = 0.1
 counts = []

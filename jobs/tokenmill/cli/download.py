@@ -30,12 +30,13 @@ def download(
 ) -> None:
     """Fetch a corpus from the Hub, a bucket, the web or a disk, checking every file's hash."""
     from tokenmill.cli.report import how_to_run, report
+    from tokenmill.corpus.source import normalize_source
     from tokenmill.stages import launch
 
     selection = o.selection(include, exclude, split, sample, prefer)
     how = how_to_run(worker_index, workers, None, replace, verify_hashes, json)
     summary = launch.download(
-        source,
+        normalize_source(source),
         output,
         how,
         revision=revision,

@@ -52,9 +52,11 @@ def preprocess(
 ) -> None:
     """Tokenise JSONL, compressed or not, Parquet, Arrow, JSON or text into .bin/.idx, as Megatron-LM does."""
     from tokenmill.cli.report import how_to_run, report
+    from tokenmill.corpus.source import normalize_source
     from tokenmill.stages import launch
     from tokenmill.tokens.encoder_store import Recipe
 
+    input = normalize_source(input)
     source: Any = Path(input)
     target = output
     choosing = {"--revision": revision, "--sample": sample, "--scratch": scratch}

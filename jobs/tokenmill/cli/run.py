@@ -53,12 +53,13 @@ def run(
 ) -> None:
     """Take a source through download, preprocess and verify on this machine; extract and concatenate on request."""
     from tokenmill.cli.report import how_to_run, report_pipeline
+    from tokenmill.corpus.source import normalize_source
     from tokenmill.stages.launch import Pipeline
     from tokenmill.tokens.encoder_store import Recipe
 
     how = how_to_run(0, 1, processes, replace, verify_hashes, json)
     pipeline = Pipeline(
-        source,
+        normalize_source(source),
         output,
         Recipe(
             tokenizer,

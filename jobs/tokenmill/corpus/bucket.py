@@ -3,7 +3,16 @@
 from collections.abc import Iterator
 from typing import Any
 
-from tokenmill.corpus.source import Changed, Listing, Patience, RemoteFile, Retry, without_addresses, without_secrets
+from tokenmill.corpus.source import (
+    NO_OBJECT,
+    Changed,
+    Listing,
+    Patience,
+    RemoteFile,
+    Retry,
+    without_addresses,
+    without_secrets,
+)
 from tokenmill.errors import RequestError, TransientError
 from tokenmill.redaction import remember_address, remember_file
 
@@ -23,14 +32,24 @@ class BucketSource:
         remember_address(uri)
         for path in CREDENTIAL_FILES:
             remember_file(path)
-        self._uri = uri.rstrip("/")
+        scheme, _, rest = uri.partition("://")
+        protocol = scheme.lower()
+        self._uri = f"{protocol}://{rest.rstrip('/')}"
         self._said = without_secrets(self._uri)
-        protocol = self._uri.partition("://")[0].lower()
+        if not rest.partition("/")[0]:
+            raise RequestError(f"{self._said!r} names no bucket; write {protocol}://BUCKET/PREFIX")
         try:
-            self._fs, self._root = fsspec.core.url_to_fs(self._uri)
+            # Each look is a new one: a listing that was kept would hide that an object changed since.
+            uncached = {"use_listings_cache": False, "skip_instance_cache": True}
+            self._fs, self._root = fsspec.core.url_to_fs(self._uri, **uncached)
         except ImportError as error:
             raise RequestError(
                 f"{protocol}:// needs a package that is not installed: pip install 'tokenmill[{_EXTRA[protocol]}]'"
+            ) from error
+        except ValueError as error:
+            raise RequestError(
+                f"{self._said} cannot be opened: {without_addresses(str(error))[:300]}; check the credentials in the "
+                "environment"
             ) from error
 
     def list(self, revision: str | None, patience: Patience) -> Listing:
@@ -42,7 +61,11 @@ class BucketSource:
             raise RequestError(f"nothing at {self._said}; check the path and the credentials")
         root = self._root.rstrip("/")
         files = []
+        folders = {path[:cut] for path in found for cut in range(len(path)) if path[cut] == "/"}
         for path, about in sorted(found.items()):
+            # What consoles make to show a folder; adlfs takes the slash away.
+            if not about["size"] and (path.endswith("/") or path in folders):
+                continue
             name = path[len(root) + 1 :] if path != root else path.rpartition("/")[2]
             files.append(RemoteFile(name, about["size"], version=_version(about)))
         return Listing(self._said, None, files, by_name=list(found) == [root])
@@ -50,15 +73,18 @@ class BucketSource:
     def _find(self) -> dict[str, Any]:
         """Return what is known of each file under the prefix, by its path."""
         try:
-            found: dict[str, Any] = self._fs.find(self._root, detail=True)
+            found = self._fs.find(self._root, detail=True)
+            if not isinstance(found, dict):  # adlfs gives a list where the path is a file
+                found = {path: self._fs.info(path) for path in found}
         except FileNotFoundError:
             return {}
         except Exception as error:  # each store's client has its own
-            reason = without_addresses(f"{type(error).__name__}: {error}")[:300]
-            raise TransientError(
-                f"{self._said} cannot be listed: {reason}; check the address and the credentials"
+            kind = RequestError if _is_refusal(error) else TransientError
+            raise kind(
+                f"{self._said} cannot be listed: {_words(error)[:300]}; check the address and the credentials"
             ) from error
-        return found
+        known: dict[str, Any] = found
+        return known
 
     def open(
         self, file: RemoteFile, revision: str | None, offset: int, stop: int | None = None, *, plain: bool = False
@@ -86,14 +112,27 @@ class _Body:
                 stream.seek(self._offset)
                 while block := stream.read(CHUNK):
                     yield block
+        except Changed:
+            raise
         except FileNotFoundError as error:
-            raise Retry(f"{path} is not there", refused=True) from error
-        except OSError as error:
-            raise Retry(without_addresses(f"{type(error).__name__}: {error}")) from error
+            raise Retry(f"{path} is not there", refused=True, code=NO_OBJECT) from error
+        except Exception as error:  # each store's client has its own
+            raise Retry(_words(error), refused=_is_refusal(error), code=NO_OBJECT) from error
 
     def part(self, start: int, stop: int) -> "_Body":
         """Not divided: a bucket's own client reads ahead."""
         raise NotImplementedError
+
+
+def _words(error: Exception) -> str:
+    return without_addresses(f"{type(error).__name__}: {error}")
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Tell whether a store, or its client, refuses these credentials, or lacks any: no retry gives it others."""
+    status = getattr(error, "status_code", None) or getattr(error, "code", None)
+    named = {"NoCredentialsError", "PartialCredentialsError", "ClientAuthenticationError", "DefaultCredentialsError"}
+    return isinstance(error, PermissionError) or status in (401, 403) or type(error).__name__ in named
 
 
 def _version(about: dict[str, Any]) -> str | None:

@@ -1,6 +1,7 @@
 """A directory or a file on this machine (file://, or a path) as a source: the same listing as a stage's input has."""
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,8 @@ from tokenmill.errors import RequestError
 from tokenmill.inputs import OpenInput, reading_directory, refuse_special, walk_files
 
 CHUNK = 8 << 20
+_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(@.+)?")
+"""What may be the name of a dataset on the Hub."""
 
 
 class DirectorySource:
@@ -37,7 +40,7 @@ class DirectorySource:
         return Listing(uri, None, files, obstacles=walk.obstacles, second_names=walk.second_names, notes=walk.notes)
 
     def _nothing(self) -> str:
-        hint = f"; on the Hub it is hf://datasets/{self._given}" if _may_be_a_name(self._given) else ""
+        hint = f"; a dataset on the Hub is hf://datasets/{self._given}" if _NAME.fullmatch(self._given) else ""
         return f"nothing at file://{self._path}; check the path{hint}"
 
     def open(
@@ -45,10 +48,6 @@ class DirectorySource:
     ) -> "_Body":
         """Open the bytes from `offset`; nothing is looked at yet."""
         return _Body(self._path if self._path.is_file() else self._path / file.path, file, offset)
-
-
-def _may_be_a_name(given: str) -> bool:
-    return "/" in given and "://" not in given
 
 
 def _listed(path: str | Path, name: str) -> RemoteFile:

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from tokenmill.corpus.judge import HEAD, impostor, unfinished
-from tokenmill.corpus.source import Body, Changed, Patience, RemoteFile, Retry, Source
+from tokenmill.corpus.source import NO_OBJECT, Body, Changed, Patience, RemoteFile, Retry, Source
 from tokenmill.corpus.transfer import pause
 from tokenmill.errors import WITH_REPLACE, RequestError, TransientError
 from tokenmill.files.hashing import update_hash
@@ -354,7 +354,7 @@ def _shown(file: RemoteFile) -> str:
 def _believe(retry: Retry, refused: int, name: str) -> None:
     """Raise RequestError when a file was refused too often in a row for the next try to be worth while."""
     if refused >= REFUSALS:
-        remedy = IN_ITS_PLACE if retry.code == IN_ITS_PLACE else NO_ACCESS
+        remedy = retry.code if retry.code in (IN_ITS_PLACE, NO_OBJECT) else NO_ACCESS
         raise RequestError(f"{name}: {retry}, {refused} times in a row; {remedy}") from retry
 
 

@@ -8,7 +8,7 @@ one in Xet storage costs none.
 import re
 from collections.abc import Callable
 from functools import partial
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from tokenmill.corpus.asking import Hub, ask, authorization, hub_address
 from tokenmill.corpus.source import Body, Listing, Patience, RemoteFile, without_secrets
@@ -16,7 +16,9 @@ from tokenmill.corpus.transfer import Transfer
 from tokenmill.corpus.xet import Xet
 from tokenmill.errors import RequestError
 
-_URI = re.compile(r"hf://datasets/([\w.-]+/[\w.-]+)(?:@([^/]+))?(?:/(.+))?")
+_URI = re.compile(r"hf://datasets/([\w.-]+/[\w.-]+)(?:@(refs/(?:convert|pr)/[^/]+|[^/]+))?(?:/(.+))?")
+_PARQUET = "~parquet"
+"""What DuckDB and others write for the branch where the Hub keeps a dataset as Parquet."""
 
 
 class HubSource:
@@ -35,10 +37,14 @@ class HubSource:
         self._pinned = pinned
         match = _URI.fullmatch(uri.rstrip("/"))
         if not match:
+            meant = re.fullmatch(r"hf://([\w.-]+/[\w.-]+)(@.+)?", uri.rstrip("/"))
+            hint = f" (a dataset {meant[1]} is hf://datasets/{meant[1]}{meant[2] or ''})" if meant else ""
             raise RequestError(
                 f"{without_secrets(uri)!r} is no dataset on the Hub; write hf://datasets/ORG/NAME[@REVISION][/FOLDER]"
+                f"{hint}"
             )
-        self.repository, self._revision, self._folder = match.groups()
+        self.repository, revision, self._folder = match.groups()
+        self._revision = "refs/convert/parquet" if revision == _PARQUET else revision and unquote(revision)
         self.endpoint = hub_address(endpoint)
         self._transfer = Transfer(stall_seconds)
         self._hub = Hub(self._transfer, self.endpoint, "datasets", self.repository)

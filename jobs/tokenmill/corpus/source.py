@@ -4,11 +4,13 @@ First step of all: `stages.download` plans from the listing, `corpus.fetch` read
 arrives here is hostile until checked: names, sizes, hashes, redirects.
 """
 
+import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
+from urllib.parse import unquote
 
 from tokenmill.errors import RequestError, Stopped, TransientError
 from tokenmill.flow.contract import RemoteFile as RemoteFile  # noqa: PLC0414 - part of this module's interface
@@ -21,6 +23,10 @@ _HOSTED = ("http", "https")
 _BUCKETS = ("s3", "gs", "az", "abfs")
 _PASSWORD = re.compile("[^/?#]*:[^@]*@")
 """What begins with a user and a password, where there are no ports."""
+_HUB_PAGE = re.compile(
+    r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/datasets/([\w.-]+/[\w.-]+)(?:/(tree|blob)/([^?#]+?))?/?(?:[?#].*)?"
+)
+"""The page of a dataset on the Hub, or of a folder or file of it."""
 _ADDRESS = re.compile(r"[A-Za-z][\w+.-]*://[^\s)]*|(?<=url: )\S+")
 
 
@@ -37,6 +43,13 @@ class Listing(NamedTuple):
     obstacles: Sequence[Obstacle] = ()
     second_names: Sequence[tuple[str, str]] = ()
     notes: Sequence[str] = ()
+
+
+NO_OBJECT = (
+    "the object is gone from the bucket since it was listed, or these credentials may not read it; once they may, run "
+    "the same command again, and with --replace for what the bucket holds now"
+)
+"""What to do about an object that a store refuses: the `code` of its Retry."""
 
 
 class Retry(Exception):
@@ -155,6 +168,29 @@ def _check_place(uri: str, scheme: str) -> None:
             f"the address of {without_secrets(uri)!r} holds a password; take it out: credentials of a bucket come from "
             "the environment, as its provider's tools take them"
         )
+
+
+def normalize_source(given: str) -> str:
+    """Return the address that a source stands for, as people type it: a dataset's page on the Hub, or `datasets/me/x`.
+
+    The page of a file stands for the file. What lies on this machine under the very name is taken before the Hub.
+    """
+    if page := _HUB_PAGE.fullmatch(given):
+        repository, kind, below = page.groups()
+        if kind == "blob":
+            return given.replace("/blob/", "/resolve/", 1)
+        revision, folder = _cut_revision(unquote(below)) if below else ("", "")
+        return f"hf://datasets/{repository}{revision and f'@{revision}'}{folder and f'/{folder}'}"
+    if given.startswith("datasets/") and given.count("/") >= 2 and not os.path.lexists(given):
+        return f"hf://{given}"
+    return given
+
+
+def _cut_revision(path: str) -> tuple[str, str]:
+    """Cut REVISION/FOLDER, as a page's address has it; of all revisions only the Hub's own refs hold a slash."""
+    match = re.match(r"refs/(?:convert|pr)/[^/]+", path)
+    revision = match.group() if match else path.partition("/")[0]
+    return revision, path[len(revision) + 1 :]
 
 
 def local_path(uri: str) -> Path | None:

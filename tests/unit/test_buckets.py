@@ -1,0 +1,206 @@
+"""Buckets as sources, against servers that keep objects: moto for s3://, Azurite (where there is node) for az://."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from support.commandline import Ended, data_of, finish, start, tokenmill
+
+ROOT = Path(__file__).parents[2]
+AZURITE = ROOT / ".cache/azurite/node_modules/azurite/dist/src/blob/main.js"
+TOKENIZER = ROOT / "tests/conformance/tokenizers/tiny"
+KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+"""Of the account that every Azure emulator has."""
+
+
+class Store(NamedTuple):
+    """A bucket: its address, what the environment says of its server, and ways to change what it holds."""
+
+    uri: str
+    environment: dict[str, str]
+    put: Callable[[str, bytes], object]
+    delete: Callable[[str], object]
+
+    def run(self, *arguments: Any, **more: str) -> Ended:
+        """Run a command that may use the bucket."""
+        return tokenmill(*arguments, **(self.environment | more))
+
+    def fill(self, files: dict[str, bytes]) -> None:
+        """Put files below the prefix `corpus/`."""
+        for name, data in files.items():
+            self.put(f"corpus/{name}", data)
+
+
+@pytest.fixture(scope="module")
+def s3_server() -> Iterator[str]:
+    """Return the address of a server of S3."""
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def azure_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Return the connection string of a server of Azure Blob Storage."""
+    node = shutil.which("node")
+    if node is None or not AZURITE.exists():
+        pytest.skip("no node, or no Azurite (make azurite)")
+    options = ["--inMemoryPersistence", "--blobPort", "0", "--skipApiVersionCheck", "--disableTelemetry", "--silent"]
+    with subprocess.Popen(
+        [node, str(AZURITE), *options], stdout=subprocess.PIPE, text=True, cwd=tmp_path_factory.mktemp("azurite")
+    ) as server:
+        assert server.stdout
+        address = next(line for line in server.stdout if "successfully listens" in line).rpartition(" ")[2].strip()
+        account = f"AccountName=devstoreaccount1;AccountKey={KEY};BlobEndpoint={address}/devstoreaccount1;"
+        yield f"DefaultEndpointsProtocol=http;{account}"
+        server.terminate()
+
+
+@pytest.fixture(params=["s3", "az"])
+def store(request: pytest.FixtureRequest) -> Store:
+    """Return an empty bucket of its own."""
+    name = f"bucket-{time.monotonic_ns()}"
+    if request.param == "s3":
+        import boto3
+
+        address = request.getfixturevalue("s3_server")
+        keys = {"aws_access_key_id": "key", "aws_secret_access_key": "not-to-be-printed"}
+        client = boto3.client("s3", endpoint_url=address, region_name="us-east-1", **keys)
+        client.create_bucket(Bucket=name)
+        environment = {word.upper(): value for word, value in keys.items()}
+        return Store(
+            f"s3://{name}",
+            environment | {"AWS_ENDPOINT_URL": address, "AWS_DEFAULT_REGION": "us-east-1"},
+            lambda key, data: client.put_object(Bucket=name, Key=key, Body=data),
+            lambda key: client.delete_object(Bucket=name, Key=key),
+        )
+    from azure.storage.blob import BlobServiceClient
+
+    connection = request.getfixturevalue("azure_server")
+    container = BlobServiceClient.from_connection_string(connection).create_container(name)
+    return Store(
+        f"az://{name}",
+        {"AZURE_STORAGE_CONNECTION_STRING": connection},
+        lambda key, data: container.upload_blob(key, data, overwrite=True),
+        container.delete_blob,
+    )
+
+
+def lines(name: str, count: int = 100) -> bytes:
+    """Return records that are different for every name, of one length for names of one length."""
+    return (json.dumps({"text": f"of {name}"}) + "\n").encode() * count
+
+
+FILES = {
+    name: lines(name)
+    for name in ("train/a.jsonl", "train/b.jsonl", "test/t.jsonl", "README.md", "na me+%20\u00fc.jsonl")
+}
+
+
+def test_a_bucket_is_fetched_whole_or_in_part_with_the_right_bytes(store: Store, tmp_path: Path) -> None:
+    store.fill(FILES)
+    store.put("corpus/train/", b"")  # what consoles make to show a folder
+    store.put("corpus2/x.jsonl", b"{}\n")
+    source = f"{store.uri}/corpus"
+    for output, wanted, options in (
+        ("train", ["train/a.jsonl", "train/b.jsonl"], []),
+        ("test", ["test/t.jsonl"], ["--split", "test"]),
+        ("all", sorted(FILES), ["--split", "any", "--include", "*"]),
+        ("named", ["README.md"], ["--include", "*.md"]),
+    ):
+        ended = store.run("download", source, tmp_path / output, "--layout", "tree", *options)
+        assert ended.code == 0, ended.err
+        found = data_of(tmp_path / output)
+        assert sorted(found.values()) == sorted(FILES[name] for name in wanted)
+        assert {name for name in found if name.isascii() and " " not in name} >= {n for n in wanted if "%" not in n}
+    one = store.run("download", f"{source}/train/a.jsonl", tmp_path / "one")
+    assert one.code == 0 and data_of(tmp_path / "one") == {"a.jsonl": FILES["train/a.jsonl"]}
+    assert tokenmill("verify", tmp_path / "all").code == 0
+    assert store.run("download", source, tmp_path / "train", "--layout", "tree", "--json").result["units_done_now"] == 0
+
+
+def half_done(store: Store, output: Path) -> list[str]:
+    """Let one of two workers do its share; return the keys of what is left to the other."""
+    files = {f"{number}.jsonl": lines(f"number {number}") for number in range(6)}
+    store.fill(files)
+    ended = store.run("download", f"{store.uri}/corpus", output, "--workers", 2, "--worker-index", 1)
+    assert ended.code == 0, ended.err
+    left = sorted(files.keys() - data_of(output).keys())
+    assert len(left) == 3
+    return [f"corpus/{name}" for name in left]
+
+
+def test_an_object_of_the_same_size_put_in_place_of_another_is_not_taken_for_it(store: Store, tmp_path: Path) -> None:
+    for key in half_done(store, tmp_path / "out"):
+        store.put(key, lines("another!"))
+    ended = store.run("download", f"{store.uri}/corpus", tmp_path / "out", "--workers", 2)
+    assert ended.code == 2 and "changed since it was planned" in ended.err, ended.err
+    assert len(data_of(tmp_path / "out")) == 3
+    assert lines("another!") not in data_of(tmp_path / "out").values()
+
+
+def test_an_object_that_is_deleted_after_it_was_listed_fails_by_name(store: Store, tmp_path: Path) -> None:
+    gone, *_ = half_done(store, tmp_path / "out")
+    store.delete(gone)
+    ended = store.run("download", f"{store.uri}/corpus", tmp_path / "out", "--workers", 2)
+    assert ended.code == 2 and "the object is gone from the bucket" in ended.err, ended.err
+    assert Path(gone).name in ended.err and "HF_TOKEN" not in ended.err
+    assert len(data_of(tmp_path / "out")) == 5
+
+
+def test_a_killed_download_goes_on(store: Store, tmp_path: Path) -> None:
+    content = lines("something large", 800_000)
+    store.fill({"big.jsonl": content})
+    command = ("download", f"{store.uri}/corpus", tmp_path / "out")
+    process = start(*command, **store.environment)
+    deadline = time.monotonic() + 60
+    while not [path for path in (tmp_path / "out").glob(".tokenmill/download/attempts/*/data") if path.stat().st_size]:
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.005)
+    os.kill(process.pid, signal.SIGKILL)
+    finish(process)
+    ended = store.run(*command)
+    assert ended.code == 0, ended.err
+    assert data_of(tmp_path / "out") == {"big.jsonl": content}
+
+
+def test_what_is_not_there_or_not_allowed_is_refused_by_name(store: Store, tmp_path: Path) -> None:
+    store.fill(FILES)
+    for source in (f"{store.uri}/nothing", f"{store.uri}nothing/corpus", f"{store.uri}nothing"):
+        ended = store.run("download", source, tmp_path / "out")
+        assert ended.code == 2 and f"nothing at {source}" in ended.err, ended.err
+    wrong = {word: value.replace("AccountKey=Eby8", "AccountKey=Eby9") for word, value in store.environment.items()}
+    if store.uri.startswith("s3"):  # moto lets everybody in, but for those who come without a name
+        wrong = {"AWS_ENDPOINT_URL": store.environment["AWS_ENDPOINT_URL"], "AWS_EC2_METADATA_DISABLED": "true"}
+    ended = tokenmill("download", f"{store.uri}/corpus", tmp_path / "out", **wrong)
+    assert ended.code == 2 and "check the address and the credentials" in ended.err, ended.err
+    assert "not-to-be-printed" not in ended.err and KEY not in ended.err
+
+
+def test_preprocess_reads_a_bucket_as_it_reads_a_directory(store: Store, tmp_path: Path) -> None:
+    files = {f"{number}.jsonl": lines(f"number {number}") for number in range(3)}
+    store.fill(files)
+    local = tmp_path / "local"
+    local.mkdir()
+    for name, data in files.items():
+        (local / name).write_bytes(data)
+    made = {}
+    for output, source in (("from-disk", str(local)), ("from-bucket", f"{store.uri}/corpus")):
+        ended = store.run(
+            "preprocess", source, tmp_path / output, "--tokenizer", TOKENIZER, "--processes", 1, "--encoder", "hf"
+        )
+        assert ended.code == 0, ended.err
+        made[output] = {path.name: path.read_bytes() for path in (tmp_path / output).glob("*_document.*")}
+    assert len(made["from-bucket"]) == 6 and made["from-bucket"] == made["from-disk"]
