@@ -189,8 +189,8 @@ def test_a_resumed_writer_gives_the_same_bytes(tmp_path: Path) -> None:
         state = WriterState.of_json(json.loads(json.dumps(killed.mark().to_json())))
         killed.add(*lost)
         killed.close()
-        parts.truncate(state["bin_bytes"])
-        parts.seek(state["bin_bytes"])
+        parts.truncate(state.bin_bytes)
+        parts.seek(state.bin_bytes)
         resumed = IndexedWriter.resume(state, parts, tmp_path / "killed")
         if marked_after == 1:
             resumed.add(*first)
