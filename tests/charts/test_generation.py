@@ -1,6 +1,7 @@
 """tools/charts.py on a copy of its sources: what is taken out of a source goes, and what is no source is not kept."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -8,8 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
-from support.rendering import ROOT
+from support.rendering import ROOT, helm
 
 
 @pytest.fixture
@@ -25,7 +27,8 @@ def copy(tmp_path: Path) -> Path:
 def generate(copy: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     """Run the tool of the copy."""
     command = [sys.executable, copy / "tools/charts.py", *flags]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    environment = os.environ | {"PYTHONPATH": str(copy / "jobs")}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
 
 def edit(file: Path, pattern: str, by: str = "") -> None:
@@ -95,3 +98,43 @@ def test_a_schema_that_is_lost_is_made_again(copy: Path) -> None:
         file.unlink()
     assert generate(copy).returncode == 0
     assert {file: file.read_text() for file in products} == products
+
+
+PRESET = """\
+# A model of nobody's.
+numLayers: 2
+hiddenSize: 64
+numAttentionHeads: 2
+seqLength: 1000
+learningRate: 0.00001
+recipe:
+  nodes: 3
+  globalBatchSize: 1512
+  batchSource: as nobody did
+"""
+
+
+def test_a_preset_is_one_file_by_hand(copy: Path) -> None:
+    (copy / "jobs").unlink()
+    shutil.copytree(ROOT / "jobs", copy / "jobs", ignore=shutil.ignore_patterns("__pycache__"))
+    presets, overlays = copy / "jobs/tokenmill/training/models", copy / "values/models"
+    (presets / "9m.yaml").write_text(PRESET)
+    assert "values/models/9m.yaml" in generate(copy, "--check").stderr
+    assert generate(copy).returncode == 0
+    text = (overlays / "9m.yaml").read_text()
+    assert text.startswith("# 1.5 million tokens an iteration, as nobody did. ") and "1,512,000 tokens each" in text
+    assert yaml.safe_load(text) == {
+        "model": {"size": "9m"},
+        "training": {"nodes": 3, "globalBatchSize": 1512, "learningRate": 0.00001},
+    }
+    flags = ("-f", overlays / "9m.yaml", "--set", "storage.pvcName=claim")
+    done = helm("template", "release", copy / "charts/megatron-training", *flags)
+    assert done.returncode == 0, done.stderr
+    assert '"name":"9m"' in done.stdout.replace(" ", "").replace("\\", "") and "recipe" not in done.stdout
+    asked = [sys.executable, "-m", "tokenmill", "fit", "--model", "9m", "--gpus", "24", "--gpu-memory", "80"]
+    environment = os.environ | {"PYTHONPATH": str(copy / "jobs")}
+    planned = subprocess.run(asked, capture_output=True, text=True, check=True, env=environment)
+    assert "1,512 sequences = 1,512,000 tokens an iteration: that of values/models/9m.yaml" in planned.stdout
+    (presets / "9m.yaml").unlink()
+    assert "values/models/9m.yaml" in generate(copy, "--check").stderr
+    assert generate(copy).returncode == 0 and not (overlays / "9m.yaml").exists()

@@ -11,7 +11,7 @@ The model: a preset of models/ with what model.custom replaces, or model.custom 
 {{- if not $file }}
 {{- fail (printf "\nmodel.size=%s is not known. Known: %s, custom.\nChoose one, or describe the model with --set model.size=custom --set model.custom.numLayers=... (charts/megatron-training/README.md)." $size (include "megatron-training.sizes" .)) }}
 {{- end -}}
-{{- $preset = fromYaml $file -}}
+{{- $preset = omit (fromYaml $file) "recipe" -}}
 {{- end -}}
 {{- $_ := set $preset "name" $size -}}
 {{- /* Not `merge`, to which 0 and false are as good as nothing. */}}

@@ -1,7 +1,6 @@
 """Model architectures: a preset is a file in models/, by the names people know; any field can be replaced."""
 
 import difflib
-import json
 import re
 from importlib import resources
 from typing import Any, Literal
@@ -80,9 +79,17 @@ class Model(msgspec.Struct, rename="camel", forbid_unknown_fields=True, frozen=T
         }
 
 
+class Recipe(msgspec.Struct, rename="camel", forbid_unknown_fields=True, frozen=True, kw_only=True):
+    """What a run of a preset takes beside its architecture; `make charts` makes values/models of it."""
+
+    nodes: int
+    """Nodes of 8 GPUs of 80 GB."""
+    global_batch_size: int
+    batch_source: str | None = None
+    """Where the batch comes from, as words that follow `4.2 million tokens an iteration, `."""
+
+
 PRESETS = resources.files("tokenmill.training") / "models"
-RECIPES = resources.files("tokenmill.training") / "recipes.json"
-"""Global batches of values/models, from which tools/charts.py makes it."""
 
 
 def names() -> list[str]:
@@ -103,18 +110,33 @@ def preset(name: str, /, **changed: Any) -> Model:
     Raises:
         RequestError: there is no such preset, or a field that models do not have.
     """
+    fields = _read(name)
+    del fields["recipe"]
+    return from_fields({"name": name, **fields, **changed}, f"the model {name}")
+
+
+def recipe(name: str) -> Recipe:
+    """Return the recipe of a preset.
+
+    Raises:
+        RequestError: there is no such preset.
+    """
+    return msgspec.convert(_read(name)["recipe"], Recipe)
+
+
+def recipe_batch(name: str) -> int | None:
+    """Return the global batch of a preset's recipe, values/models/<name>.yaml; none of a model that is no preset."""
+    return recipe(name).global_batch_size if name in names() else None
+
+
+def _read(name: str) -> dict[str, Any]:
+    """Return a preset's file: the architecture's fields, and `recipe`."""
     import yaml
 
     if name not in names():
         raise RequestError(f"there is no model {name!r}; there are: {', '.join(names())}, and custom")
-    fields = yaml.safe_load((PRESETS / f"{name}.yaml").read_text())
-    return from_fields({"name": name, **fields, **changed}, f"the model {name}")
-
-
-def recipe_batch(name: str) -> int | None:
-    """Return the global batch of a preset's recipe, values/models/<name>.yaml; none of a model that has no recipe."""
-    recipes: dict[str, int] = json.loads(RECIPES.read_text())
-    return recipes.get(name)
+    content: dict[str, Any] = yaml.safe_load((PRESETS / f"{name}.yaml").read_text())
+    return content
 
 
 def from_fields(fields: Any, what: str) -> Model:
