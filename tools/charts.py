@@ -4,9 +4,8 @@ A schema is made of sources alone, never of the schema that it replaces; each ch
 hand. Values and schema of a stage's chart: its own part, then what charts/common holds for all of them. The schema of
 the training chart: its own part, what charts/common holds for all pods, and the sections of the settings file, whose
 types have their home in tokenmill.training.settings. Those of the pipeline: a section for each stage, made of its own
-chart's part, and what is the same for all. What the storage chart says of checkpoints: the figures of
-tokenmill.training.planner.storage. values/models: from the recipes in tokenmill.training.models. READMEs: from the
-comments in values.yaml, by helm-docs.
+chart's part, and what is the same for all. The list of storage back ends: from their templates. values/models: from the
+recipes in tokenmill.training.models. READMEs: from the comments in values.yaml, by helm-docs.
 
     python tools/charts.py            write it
     python tools/charts.py --check    exit 1, naming the files, when something is not what would be written
@@ -24,8 +23,6 @@ import yaml
 from fresh import write_or_check
 
 from tokenmill.training import model, settings
-from tokenmill.training.planner import storage
-from tokenmill.training.planner.memory import checkpoint_bytes
 
 ROOT = Path(__file__).parents[1]
 CHARTS = ROOT / "charts"
@@ -228,27 +225,11 @@ def typed(annotation: Any, *, may_be_zero: bool) -> dict[str, Any]:
     return simple[type(one)]
 
 
-FIGURES = ("1.3b", "llama3-8b", "13b", "30b", "llama3-70b", "175b")
-"""Models that the storage chart speaks of."""
-
-
-def figures() -> str:
-    """Return what charts/shared-storage knows of throughput, and of models on the nodes of values/models."""
-    models = []
-    for name in FIGURES:
-        training = yaml.safe_load(model_values(name))["training"]
-        content = {"model": msgspec.to_builtins(model.preset(name)), "training": training | {"gpusPerNode": 8}}
-        content |= {"release": "-", "checkpoint": {"path": "-"}, "dataset": {"path": "-"}}
-        layout = settings.derived(msgspec.convert(content, settings.Settings)).layout()
-        models.append({"name": name, "nodes": training["nodes"], "checkpointBytes": round(checkpoint_bytes(layout))})
-    found = {
-        "megabytesPerSecondPerTib": storage.PER_TIB,
-        "blobGigabitsPerSecond": storage.BLOB_GBIT,
-        "nodeHours": storage.NODE_HOURS,
-        "corpusBytes": storage.CORPUS,
-        "models": models,
-    }
-    return json.dumps(found, indent=2) + "\n"
+def backends() -> str:
+    """Return the names of the storage chart's back ends: each has a file of templates that defines its volume."""
+    templates = {path.stem[1:]: path.read_text() for path in CHARTS.glob("shared-storage/templates/_*.tpl")}
+    names = sorted(name for name, text in templates.items() if f'define "shared-storage.{name}.volume"' in text)
+    return json.dumps(names) + "\n"
 
 
 def model_values(name: str) -> str:
@@ -296,7 +277,7 @@ def generated() -> Iterator[tuple[Path, str | None]]:
     yield TRAINING / "values.yaml", training_values()
     yield TRAINING / "values.schema.json", training_schema()
     yield CHARTS / "shared-storage/values.schema.json", storage_schema()
-    yield CHARTS / "shared-storage/figures.json", figures()
+    yield CHARTS / "shared-storage/backends.json", backends()
     yield from values_of_models()
     for template in sorted(CHARTS.glob("*/README.md.gotmpl")):
         yield template.parent / "README.md", readme(template.parent)

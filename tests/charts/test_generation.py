@@ -100,6 +100,48 @@ def test_a_schema_that_is_lost_is_made_again(copy: Path) -> None:
     assert {file: file.read_text() for file in products} == products
 
 
+BACK_END = """\
+{{- define "shared-storage.tape.volume" -}}
+{{ include "shared-storage.static" (dict "root" . "size" "1Ti" "mountOptions" list
+      "spec" (dict "csi" (dict "driver" "tape.example" "volumeHandle" .Values.tape.reel))) }}
+{{- end }}
+{{- define "shared-storage.tape.rules" -}}
+{{- include "shared-storage.validateNeeded" (dict "root" . "section" "tape" "keys" (list "reel") "remedy" "Wind it.") }}
+{{- end }}
+{{- define "shared-storage.tape.warnings" }}
+Mind: it is slow.
+{{- end }}
+{{- define "shared-storage.tape.about" -}}
+{{ dict "sizeKey" "tape.reel" "source" "the reel" "noMountOptions" "a tape has none" | toJson }}
+{{- end }}
+"""
+
+
+def test_a_storage_back_end_is_a_template_and_its_section_of_values(copy: Path) -> None:
+    chart = copy / "charts/shared-storage"
+    (chart / "templates/_tape.tpl").write_text(BACK_END)
+    with (chart / "values.yaml").open("a") as values:
+        values.write('\ntape:\n  # -- Name of the reel\n  reel: ""\n')
+    section = "  tape: {type: object, additionalProperties: false, properties: {reel: {type: string}}}\n"
+    edit(chart / "schema.yaml", r"^  existing:\n", f"{section}  existing:\n")
+    assert generate(copy).returncode == 0 and "tape" in keys(copy, "shared-storage")
+
+    def rendered(*settings: str) -> subprocess.CompletedProcess[str]:
+        return helm("template", "r", chart, *(part for each in settings for part in ("--set", each)))
+
+    assert "driver: tape.example" in rendered("backend=tape", "tape.reel=a").stdout
+    for settings, message in (
+        (["backend=tape"], "backend=tape needs tape.reel.\nWind it."),
+        (["backend=tape", "tape.reel=a", "pvc.size=1Ti"], "whose size is tape.reel"),
+        (["backend=tape", "tape.reel=a", "storage.mountOptions={soft}"], "a tape has none"),
+        (["backend=tape", "tape.reel=a", "storage.parameters.a=b"], "backend=tape makes none"),
+        (["backend=tape", "tape.reel=a", "nfs.server=s"], "backend=tape does not read nfs.server"),
+        (["backend=existing", "tape.reel=a"], "backend=existing does not read tape.reel"),
+        (["backend=disk"], "there are amlfs, blob, existing, fsx, local, nfs, tape."),
+    ):
+        assert message in rendered(*settings).stderr, settings
+
+
 PRESET = """\
 # A model of nobody's.
 numLayers: 2

@@ -1,9 +1,8 @@
 {{/*
 Azure Managed Lustre: a new file system, or one that is there. Input: $. Output: documents.
-  {{ include "shared-storage.amlfs" . }}
+  {{ include "shared-storage.amlfs.volume" . }}
 */}}
-{{- define "shared-storage.amlfs" -}}
-{{- include "shared-storage.amlfs.validate" . -}}
+{{- define "shared-storage.amlfs.volume" -}}
 {{- $amlfs := .Values.amlfs -}}
 {{- $options := .Values.storage.mountOptions | default (list "noatime" "flock") -}}
 {{- $size := printf "%dTi" (int64 $amlfs.storageCapacityTiB) -}}
@@ -25,9 +24,9 @@ Azure Managed Lustre: a new file system, or one that is there. Input: $. Output:
 {{/*
 Its rules: the service's steps and default maximum for each SKU (learn.microsoft.com, azure-managed-lustre, "Throughput
 configurations"), and the driver's (docs/driver-parameters.md). Input: $. Output: nothing, or fails.
-  {{ include "shared-storage.amlfs.validate" . }}
+  {{ include "shared-storage.amlfs.rules" . }}
 */}}
-{{- define "shared-storage.amlfs.validate" -}}
+{{- define "shared-storage.amlfs.rules" -}}
 {{- $amlfs := .Values.amlfs -}}
 {{- if contains "${pod." $amlfs.subDir }}
 {{- fail (printf "\namlfs.subDir=%q differs from pod to pod, and the stages share one directory.\nLeave the pod out of it." $amlfs.subDir) }}
@@ -54,4 +53,24 @@ configurations"), and the driver's (docs/driver-parameters.md). Input: $. Output
 {{- fail (printf "\namlfs.storageCapacityTiB=%d is above %d, the most that %s for amlfs.skuName=%s.\nSet at most %d%s." $size $most (ternary "amlfs.maximumCapacityTiB allows" "a subscription gets unasked" (not (empty $amlfs.maximumCapacityTiB))) $amlfs.skuName $most (ternary "" (printf ", or, where Microsoft raised it for yours, --set amlfs.maximumCapacityTiB=%d" $size) (not (empty $amlfs.maximumCapacityTiB)))) }}
 {{- end }}
 {{- end }}
+{{- end }}
+
+{{/*
+Its warnings. Input: $. Output: lines that begin with Mind, or none.
+  {{ include "shared-storage.amlfs.warnings" . }}
+*/}}
+{{- define "shared-storage.amlfs.warnings" -}}
+{{- include "shared-storage.lustreWarnings" . }}
+{{- end }}
+
+{{/*
+What the rest of the chart asks of it (_backend.tpl). Input: $. Output: JSON.
+  {{ include "shared-storage.amlfs.about" . | fromJson }}
+*/}}
+{{- define "shared-storage.amlfs.about" -}}
+{{- $amlfs := .Values.amlfs | default dict -}}
+{{- $there := $amlfs.mgsIpAddress -}}
+{{- $fit := "" }}{{ with $amlfs.skuName }}{{ $fit = printf "%s:%s" (replace "AMLFS-Durable-Premium" "amlfs" .) (toJson (float64 $amlfs.storageCapacityTiB)) }}{{ end -}}
+{{ dict "driver" "azurelustre.csi.azure.com" "sizeKey" "amlfs.storageCapacityTiB" "fit" $fit
+      "source" (ternary (printf "the file system at %s" $there) "" (not (empty $there))) | toJson }}
 {{- end }}

@@ -1,9 +1,8 @@
 {{/*
 Azure Blob Storage: a new container, or one that is there. Input: $. Output: documents.
-  {{ include "shared-storage.blob" . }}
+  {{ include "shared-storage.blob.volume" . }}
 */}}
-{{- define "shared-storage.blob" -}}
-{{- include "shared-storage.blob.validate" . -}}
+{{- define "shared-storage.blob.volume" -}}
 {{- $blob := .Values.blob -}}
 {{- $options := include "shared-storage.blob.options" . | fromJsonArray -}}
 {{- $size := .Values.pvc.size | default "100Ti" | toString -}}
@@ -56,9 +55,9 @@ each CPU of the node, and fails to mount where the pool that is asked for holds 
 
 {{/*
 Its rules. Input: $. Output: nothing, or fails.
-  {{ include "shared-storage.blob.validate" . }}
+  {{ include "shared-storage.blob.rules" . }}
 */}}
-{{- define "shared-storage.blob.validate" -}}
+{{- define "shared-storage.blob.rules" -}}
 {{- $blob := .Values.blob -}}
 {{- $nfs := eq $blob.protocol "nfs" -}}
 {{- $of := dict "of" $blob "prefix" "blob." -}}
@@ -84,5 +83,57 @@ Its rules. Input: $. Output: nothing, or fails.
 {{- end }}
 {{- if $blob.containerName }}
 {{- include "shared-storage.validateStatic" (dict "root" . "section" "blob" "named" "containerName" "keys" (list "skuName" "location" "accessTier" "networkEndpointType" "tags")) }}
+{{- end }}
+{{- end }}
+
+{{/*
+Its warnings. Input: $. Output: lines that begin with Mind, or none.
+  {{ include "shared-storage.blob.warnings" . }}
+*/}}
+{{- define "shared-storage.blob.warnings" -}}
+{{- if ne .Values.blob.protocol "nfs" }}
+{{- include "shared-storage.blobfuseWarnings" (printf " %s " (include "shared-storage.blob.options" . | fromJsonArray | join " ")) }}
+{{- end }}
+{{- end }}
+
+{{/*
+What the rest of the chart asks of it (_backend.tpl). Input: $. Output: JSON.
+  {{ include "shared-storage.blob.about" . | fromJson }}
+*/}}
+{{- define "shared-storage.blob.about" -}}
+{{- $there := (.Values.blob | default dict).containerName -}}
+{{ dict "driver" "blob.csi.azure.com" "fit" "blob" "source" (ternary (printf "the container %s" $there) "" (not (empty $there))) | toJson }}
+{{- end }}
+
+{{/*
+BlobFuse's mount options. Each of its caches lasts 120 s unless an option says otherwise, and block cache takes
+the place of file cache (cmd/mount.go and component/ of azure-storage-fuse). Input: the options as text, with a space at
+each end. Output: lines, or none.
+  {{ include "shared-storage.blobfuseWarnings" " -o allow_other --block-cache " }}
+*/}}
+{{- define "shared-storage.blobfuseWarnings" -}}
+{{- $direct := regexMatch "[ ,]direct_io|--direct-io" . -}}
+{{- $quiet := or $direct (contains "--disable-kernel-cache" .) -}}
+{{- $block := contains " --block-cache " . -}}
+{{- $off := dict "attr-cache-timeout" (or $direct (contains "--use-attr-cache=false" .)) "file-cache-timeout" (or $direct $block) -}}
+{{- $old := list }}{{ $seconds := 0 -}}
+{{- range list "attr_timeout" "entry_timeout" "negative_timeout" "attr-cache-timeout" "file-cache-timeout" }}
+{{- $given := regexFind (printf "[-, ]%s(-in-seconds)?[= ][0-9]+" (regexReplaceAll "[-_]" . "[-_]")) $ }}
+{{- $lasts := regexFind "[0-9]+$" $given | default "120" | int }}
+{{- if and $lasts (not (ternary (get $off .) $quiet (hasKey $off .))) }}
+{{- $old = append $old (ternary . (printf "%s, %d when it is not given" . $lasts) (not (empty $given))) }}{{ $seconds = max $seconds $lasts }}
+{{- end }}
+{{- end }}
+{{- with $old }}
+Mind: a node believes for up to {{ $seconds }} s what it knows of a file, that it is missing included ({{ join "; " . }}): stages find what other nodes wrote only then, and a training run that starts again may read an old checkpoint tracker. Set them to 0.
+{{- end }}
+{{- if $block }}
+{{- with regexFindAll "--(file-cache-timeout[a-z-]*|cache-size-mb|tmp-path)" . -1 }}
+Mind: {{ join ", " . }} {{ ternary "does" "do" (eq (len .) 1) }} nothing beside --block-cache, which takes the place of the file cache. Leave {{ ternary "it" "them" (eq (len .) 1) }} out, or leave out --block-cache.
+{{- end }}
+Mind: --block-cache keeps its blocks in the node's memory, outside the limits of pods: {{ regexFind "--block-cache-pool-size=[0-9]+" . | default "more than half of it, since --block-cache-pool-size is not given: set that in MB" }}. Checkpoints in torch's old format, which writes back and forth, have failed with it (azure-storage-fuse#1537).
+{{- end }}
+{{- if not (regexMatch "[ ,]allow_other|--allow-other" .) }}
+Mind: without -o allow_other only root reads the volume, and the pods are not root. Add it.
 {{- end }}
 {{- end }}

@@ -48,7 +48,7 @@ What of a claim that is there cannot become what the values say. Input: as for t
 {{- if $.provisioner }}{{ include "shared-storage.validateMaker" (dict "claim" . "with" $) }}{{ end }}
 {{- with .spec }}
 {{- if and (kindIs "invalid" $.storageClassName) (has (toJson .storageClassName) (list "\"\"" (include "shared-storage.className" $.root | toJson))) }}
-{{- fail (printf "\nThe claim %q was not made with backend=existing, and cannot be changed.\nGive the values it was made with (helm get values %s -n %s), -f values/storage/NAME.yaml among them, or set pvc.name to make another." $name $.root.Release.Name $namespace) }}
+{{- fail (printf "\nThe claim %q was not made with backend=%s, and cannot be changed.\nGive the values it was made with (helm get values %s -n %s), -f values/storage/NAME.yaml among them, or set pvc.name to make another." $name $.root.Values.backend $.root.Release.Name $namespace) }}
 {{- end }}
 {{- range $key, $pair := dict
       "pvc.accessModes" (list .accessModes $.root.Values.pvc.accessModes)
@@ -99,7 +99,10 @@ What to say where another driver made what is there. Input: dict "what", "has" a
   {{ fail (include "shared-storage.otherDriver" (dict "what" "The claim \"x\"" "has" "blob.csi.azure.com" "asked" "fsx.csi.aws.com" "root" .)) }}
 */}}
 {{- define "shared-storage.otherDriver" -}}
-{{- $backends := dict "azurelustre.csi.azure.com" "amlfs" "blob.csi.azure.com" "blob" "fsx.csi.aws.com" "fsx" -}}
+{{- $backends := dict -}}
+{{- range $name := .root.Files.Get "backends.json" | fromJsonArray }}
+{{- with (include (printf "shared-storage.%s.about" $name) $.root | fromJson).driver }}{{ $_ := set $backends . $name }}{{ end }}
+{{- end -}}
 {{ printf "\n%s is of the driver %s (%s), and backend=%s is %s: neither can be changed." .what .has (get $backends .has | default "another back end" ) .root.Values.backend .asked }}
 Keep the back end it was made with, or make another claim beside it: helm install OTHER charts/shared-storage --set pvc.name=OTHER, and these values.
 {{- end }}

@@ -1,23 +1,15 @@
 {{/*
 Amazon FSx for Lustre: a new file system, or one that is there. Input: $. Output: documents.
-  {{ include "shared-storage.fsx" . }}
+  {{ include "shared-storage.fsx.volume" . }}
 */}}
-{{- define "shared-storage.fsx" -}}
+{{- define "shared-storage.fsx.volume" -}}
 {{- $fsx := .Values.fsx -}}
 {{- $options := .Values.storage.mountOptions | default (list "noatime" "flock") -}}
 {{- if or $fsx.volumeHandle $fsx.dnsName $fsx.mountName }}
-{{- include "shared-storage.validateNeeded" (dict "root" . "section" "fsx" "keys" (list "volumeHandle" "dnsName" "mountName" "storageCapacityGiB")
-      "remedy" "`aws fsx describe-file-systems` has them for a file system that is there: FileSystemId, DNSName, LustreConfiguration.MountName, StorageCapacity.") }}
-{{- include "shared-storage.validateStatic" (dict "root" . "section" "fsx" "named" "volumeHandle" "keys" (without (keys $fsx | sortAlpha)
-      "volumeHandle" "dnsName" "mountName" "storageCapacityGiB" "deploymentType" "perUnitStorageThroughput" "storageType")) }}
 {{- $attributes := dict "dnsname" $fsx.dnsName "mountname" $fsx.mountName -}}
 {{ include "shared-storage.static" (dict "root" . "size" (printf "%dGi" (int64 $fsx.storageCapacityGiB)) "mountOptions" $options
       "spec" (dict "csi" (dict "driver" "fsx.csi.aws.com" "volumeHandle" $fsx.volumeHandle "volumeAttributes" $attributes))) }}
 {{- else }}
-{{- include "shared-storage.validateNeeded" (dict "root" . "section" "fsx" "keys" (list "subnetId" "securityGroupIds" "deploymentType" "storageCapacityGiB")
-      "remedy" "Add -f values/storage/fsx.yaml and --set fsx.subnetId=subnet-... --set 'fsx.securityGroupIds={sg-...}', those of the nodes; for a file system that is there, -f values/storage/fsx-static.yaml.") }}
-{{- include "shared-storage.fsx.validate" . }}
-{{- include "shared-storage.fsx.validateCapacity" . }}
 {{- $names := dict }}
 {{- range without (keys $fsx | sortAlpha) "storageCapacityGiB" "volumeHandle" "dnsName" "mountName" }}{{ $_ := set $names . . }}{{ end -}}
 {{ include "shared-storage.dynamic" (dict "root" . "size" (printf "%dGi" (int64 $fsx.storageCapacityGiB)) "provisioner" "fsx.csi.aws.com" "mountOptions" $options
@@ -28,9 +20,9 @@ Amazon FSx for Lustre: a new file system, or one that is there. Input: $. Output
 {{/*
 What the service refuses (docs.aws.amazon.com, fsx, APIReference, "CreateFileSystemLustreConfiguration", and LustreGuide).
 Input: $. Output: nothing, or fails.
-  {{ include "shared-storage.fsx.validate" . }}
+  {{ include "shared-storage.fsx.validateNew" . }}
 */}}
-{{- define "shared-storage.fsx.validate" -}}
+{{- define "shared-storage.fsx.validateNew" -}}
 {{- $fsx := .Values.fsx -}}
 {{- $type := $fsx.deploymentType -}}
 {{- $hdd := eq $fsx.storageType "HDD" -}}
@@ -88,4 +80,46 @@ Steps of the capacity; the driver would round up to them. Input: $. Output: noth
 {{- range concat $small (list (sub $above $step) $above) }}{{ if gt (int64 .) 0 }}{{ $next = append $next (int .) }}{{ end }}{{ end }}
 {{- fail (printf "\nfsx.storageCapacityGiB=%d is not allowed for %s, which has %smultiples of %d.\nSet %s." $size $why (ternary "" (printf "%s and " (join ", " $small)) (empty $small)) $step (join " or " $next)) }}
 {{- end }}
+{{- end }}
+
+{{/*
+Its rules. Input: $. Output: nothing, or fails.
+  {{ include "shared-storage.fsx.rules" . }}
+*/}}
+{{- define "shared-storage.fsx.rules" -}}
+{{- $fsx := .Values.fsx -}}
+{{- if or $fsx.volumeHandle $fsx.dnsName $fsx.mountName }}
+{{- include "shared-storage.validateNeeded" (dict "root" . "section" "fsx" "keys" (list "volumeHandle" "dnsName" "mountName" "storageCapacityGiB")
+      "remedy" "`aws fsx describe-file-systems` has them for a file system that is there: FileSystemId, DNSName, LustreConfiguration.MountName, StorageCapacity.") }}
+{{- include "shared-storage.validateStatic" (dict "root" . "section" "fsx" "named" "volumeHandle" "keys" (without (keys $fsx | sortAlpha)
+      "volumeHandle" "dnsName" "mountName" "storageCapacityGiB" "deploymentType" "perUnitStorageThroughput" "storageType")) }}
+{{- else }}
+{{- include "shared-storage.validateNeeded" (dict "root" . "section" "fsx" "keys" (list "subnetId" "securityGroupIds" "deploymentType" "storageCapacityGiB")
+      "remedy" "Add -f values/storage/fsx.yaml and --set fsx.subnetId=subnet-... --set 'fsx.securityGroupIds={sg-...}', those of the nodes; for a file system that is there, -f values/storage/fsx-static.yaml.") }}
+{{- include "shared-storage.fsx.validateNew" . }}
+{{- include "shared-storage.fsx.validateCapacity" . }}
+{{- end }}
+{{- end }}
+
+{{/*
+Its warnings. Input: $. Output: lines that begin with Mind, or none.
+  {{ include "shared-storage.fsx.warnings" . }}
+*/}}
+{{- define "shared-storage.fsx.warnings" -}}
+{{- include "shared-storage.lustreWarnings" . }}
+{{- end }}
+
+{{/*
+What the rest of the chart asks of it (_backend.tpl). Input: $. Output: JSON.
+  {{ include "shared-storage.fsx.about" . | fromJson }}
+*/}}
+{{- define "shared-storage.fsx.about" -}}
+{{- $fsx := .Values.fsx | default dict -}}
+{{- $there := $fsx.volumeHandle -}}
+{{- $kind := "" -}}
+{{- with $fsx.perUnitStorageThroughput }}{{ $kind = printf "fsx-%d" (int64 .) }}{{ end -}}
+{{- if hasPrefix "SCRATCH" ($fsx.deploymentType | default "") }}{{ $kind = "fsx-scratch" }}{{ end -}}
+{{- with $kind }}{{ $kind = printf "%s:%s" . (toJson (divf (float64 $fsx.storageCapacityGiB) 1024.0)) }}{{ end -}}
+{{ dict "driver" "fsx.csi.aws.com" "sizeKey" "fsx.storageCapacityGiB" "fit" $kind
+      "source" (ternary (printf "the file system %s" $there) "" (not (empty $there))) | toJson }}
 {{- end }}

@@ -4,7 +4,7 @@ What holds for all back ends; each back end's own rules stand in its file. Input
 */}}
 {{- define "shared-storage.validate" -}}
 {{- $values := .Values -}}
-{{- $backends := list "amlfs" "blob" "existing" "fsx" "local" "nfs" -}}
+{{- $backends := .Files.Get "backends.json" | fromJsonArray -}}
 {{- if not (has $values.backend $backends) }}
 {{- fail (printf "\nbackend=%q: there is no such back end; there are %s.\nTake one with -f values/storage/NAME.yaml, or --set backend=NAME." $values.backend (join ", " $backends)) }}
 {{- end }}
@@ -21,15 +21,17 @@ What holds for all back ends; each back end's own rules stand in its file. Input
 {{- fail (printf "\nbackend=%s does not read %s.\nSet backend=%s (-f values/storage/%s.yaml does), or leave out what is %s's." $values.backend . $section $section $section) }}
 {{- end }}
 {{- end }}
-{{- if and $values.pvc.size (has $values.backend (list "amlfs" "fsx")) }}
-{{- fail (printf "\npvc.size=%v is not read with backend=%s, whose size is %s.\nSet that and leave out pvc.size." $values.pvc.size $values.backend (ternary "amlfs.storageCapacityTiB" "fsx.storageCapacityGiB" (eq $values.backend "amlfs"))) }}
+{{- $about := include "shared-storage.about" . | fromJson }}
+{{- if and $values.pvc.size $about.sizeKey }}
+{{- fail (printf "\npvc.size=%v is not read with backend=%s, whose size is %s.\nSet that and leave out pvc.size." $values.pvc.size $values.backend $about.sizeKey) }}
 {{- end }}
-{{- if and (not (kindIs "invalid" $values.storage.mountOptions)) (has $values.backend (list "existing" "local")) }}
-{{- fail (printf "\nstorage.mountOptions are not read with backend=%s: %s.\nLeave them out, or choose the back end that they are for, as -f values/storage/blob.yaml does." $values.backend (ternary "a directory of the node is not mounted" "they stand in the StorageClass or the PersistentVolume that is there" (eq $values.backend "local"))) }}
+{{- if and (not (kindIs "invalid" $values.storage.mountOptions)) $about.noMountOptions }}
+{{- fail (printf "\nstorage.mountOptions are not read with backend=%s: %s.\nLeave them out, or choose the back end that they are for, as -f values/storage/blob.yaml does." $values.backend $about.noMountOptions) }}
 {{- end }}
-{{- if and $values.storage.parameters (has $values.backend (list "existing" "local" "nfs")) }}
+{{- if and $values.storage.parameters (not $about.driver) }}
 {{- fail (printf "\nstorage.parameters are a StorageClass's, and backend=%s makes none.\nLeave them out." $values.backend) }}
 {{- end }}
+{{- include (printf "shared-storage.%s.rules" $values.backend) . }}
 {{- end }}
 
 {{/*

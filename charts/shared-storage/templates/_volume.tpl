@@ -123,21 +123,3 @@ A value as a driver takes it, which is always text. Input: anything. Output: tru
 {{- else }}{{ toJson . }}
 {{- end }}
 {{- end }}
-
-{{/*
-Whether the claim outlives the release, and what a static volume is made of. Input: $. Output: true or nothing; words.
-  {{ if include "shared-storage.stays" . }}...{{ else }}{{ include "shared-storage.source" . }}{{ end }}
-*/}}
-{{- define "shared-storage.stays" -}}
-{{- if not (include "shared-storage.source" .) }}true{{ end }}
-{{- end }}
-{{- define "shared-storage.source" -}}
-{{- $values := .Values }}
-{{- index (dict
-      "amlfs" (ternary (printf "the file system at %s" ($values.amlfs).mgsIpAddress) "" (not (empty ($values.amlfs).mgsIpAddress)))
-      "blob" (ternary (printf "the container %s" ($values.blob).containerName) "" (not (empty ($values.blob).containerName)))
-      "fsx" (ternary (printf "the file system %s" ($values.fsx).volumeHandle) "" (not (empty ($values.fsx).volumeHandle)))
-      "nfs" (printf "the directory %s:%s" ($values.nfs).server ($values.nfs).path)
-      "local" (printf "the directory %s" ($values.local).path)
-      "existing" "") $values.backend }}
-{{- end }}
