@@ -26,7 +26,7 @@ from tokenmill.training import model, settings
 
 ROOT = Path(__file__).parents[1]
 CHARTS = ROOT / "charts"
-STAGES = ("download", "extract", "concatenate", "preprocess")
+STAGES: list[str] = yaml.safe_load((CHARTS / "dataset-pipeline/stages.yaml").read_text())
 TRAINING = CHARTS / "megatron-training"
 MARKER = "# The rest is the same in every stage's chart: change charts/common/*.values.yaml, then `make charts`.\n"
 POD_MARKER = (

@@ -17,7 +17,7 @@ TOOLS = ROOT / ".cache" / "bin"
 SCHEMAS = ROOT / "tests/charts/kubernetes/{{.ResourceKind}}.json"
 HELMS = ("helm", "helm4")
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-STAGES = ("download", "extract", "concatenate", "preprocess")
+STAGES: list[str] = yaml.safe_load((ROOT / "charts/dataset-pipeline/stages.yaml").read_text())
 REQUIRED = {stage: [f"dataset.{'outputPath' if stage == 'download' else 'inputPath'}=corpus"] for stage in STAGES}
 """What each stage's chart cannot do without, beside its claim."""
 

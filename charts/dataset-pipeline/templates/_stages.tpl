@@ -11,7 +11,7 @@ Output: what the templates give.
 {{- define "dataset-pipeline.each" -}}
 {{- $root := .root -}}
 {{- $before := "" -}}{{- $previous := dict -}}
-{{- range $stage := list "download" "extract" "concatenate" "preprocess" -}}
+{{- range $stage := $root.Files.Get "stages.yaml" | fromYamlArray -}}
 {{- if (index $root.Values $stage).enabled -}}
 {{- $values := include "dataset-pipeline.values" (dict "root" $root "stage" $stage "before" $before) | fromJson -}}
 {{- $section := printf "%s." $stage -}}
@@ -30,7 +30,8 @@ Input: dict "root" $, "stage", "before": the enabled stage before it. Output: JS
   {{ $values := include "dataset-pipeline.values" (dict "root" . "stage" "preprocess" "before" "download") | fromJson }}
 */}}
 {{- define "dataset-pipeline.values" -}}
-{{- $shared := omit .root.Values "download" "extract" "concatenate" "preprocess" -}}
+{{- $shared := deepCopy .root.Values -}}
+{{- range .root.Files.Get "stages.yaml" | fromYamlArray }}{{ $_ := unset $shared . }}{{ end -}}
 {{- $values := include "tokenmill.over" (list (index .root.Values .stage) $shared) | fromJson -}}
 {{- $_ := unset $values.job "ttlSecondsAfterFinished" -}}
 {{- if and .before (not $values.dataset.inputPath) (not $values.dataset.fromStage) (not $values.dataset.stream) -}}

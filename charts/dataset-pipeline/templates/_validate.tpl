@@ -5,13 +5,15 @@ nothing, or the render fails.
 */}}
 {{- define "dataset-pipeline.validate" -}}
 {{- $values := .Values -}}
-{{- if not (or $values.download.enabled $values.extract.enabled $values.concatenate.enabled $values.preprocess.enabled) }}
-{{- fail "\nno stage is enabled: download, extract, concatenate and preprocess are all off.\nAdd --set preprocess.enabled=true, or those that you want." }}
+{{- $stages := .Files.Get "stages.yaml" | fromYamlArray -}}
+{{- $enabled := list }}{{ range $stages }}{{ $enabled = append $enabled (index $values .).enabled }}{{ end }}
+{{- if not (has true $enabled) }}
+{{- fail (printf "\nno stage is enabled: %s and %s are all off.\nAdd --set preprocess.enabled=true, or those that you want." (initial $stages | join ", ") (last $stages)) }}
 {{- end }}
 {{- if not $values.dataset.root }}
 {{- fail "\ndataset.root is not set: it is the dataset's directory on the volume, below which each stage reads and writes.\nAdd --set dataset.root=DIRECTORY, such as slimpajama, or a file of values/datasets." }}
 {{- end }}
-{{- range $stage := list "download" "extract" "concatenate" "preprocess" }}
+{{- range $stage := .Files.Get "stages.yaml" | fromYamlArray }}
 {{- if (index $values $stage).enabled }}
 {{- if and $values.preprocess.enabled $values.preprocess.dataset.stream (ne $stage "preprocess") }}
 {{- fail (printf "\npreprocess.dataset.stream=true fetches the shards itself, and %s.enabled=true would keep them on the volume.\nAdd --set %s.enabled=false, or leave out the former." $stage $stage) }}
@@ -90,7 +92,7 @@ What the cluster must have, where this render can see it. Input: $. Output: noth
 {{- fail (printf "\nthis cluster knows no JobSet of %s.\nInstall JobSet (https://jobset.sigs.k8s.io), or install the stages one after the other: examples/deploy.sh." $kind.apiVersion) }}
 {{- end }}
 {{- $claims := dict "storage.pvcName" .Values.storage.pvcName "storage.outputPvcName" .Values.storage.outputPvcName -}}
-{{- range $stage := list "download" "extract" "concatenate" "preprocess" }}
+{{- range $stage := .Files.Get "stages.yaml" | fromYamlArray }}
 {{- $section := index $.Values $stage }}
 {{- if $section.enabled }}
 {{- range $key := list "pvcName" "outputPvcName" }}
