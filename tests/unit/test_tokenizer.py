@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from support.corpus import TOKENIZER as TINY
 from support.hub import Fault, Hub
-from support.tokenizers import bytes_vocabulary, write_tokenizer
+from support.tokenizer_files import bytes_vocabulary, write_tokenizer
 from tokenmill.errors import RequestError, TransientError
 from tokenmill.tokens.encoders import load_encoder
 from tokenmill.tokens.gate import Verdict

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from support.tokenizers import bytes_vocabulary, write_tokenizer
+from support.tokenizer_files import bytes_vocabulary, write_tokenizer
 from tokenmill.errors import RequestError
 from tokenmill.tokens.encoders import load_encoder
 from tokenmill.tokens.resolve import settle
