@@ -14,7 +14,7 @@ import pytest
 
 from support.commandline import Ended, data_of, finish, start, tokenmill
 from support.hub import Fault, Hub
-from tokenmill.corpus.source import Selection, open_source
+from tokenmill.corpus.source import Selection, normalize_source, open_source
 from tokenmill.errors import InputError, RequestError, TransientError
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.worker import Summary
@@ -414,6 +414,12 @@ def test_a_name_that_may_be_a_dataset_is_refused_with_its_address(
     monkeypatch.chdir(tmp_path)
     ended = tokenmill("download", typed, tmp_path / "out")
     assert ended.code == 2 and words in ended.err, ended.err
+
+
+@pytest.mark.parametrize("repository", ["org/corpus", "blob/corpus"])
+def test_the_page_of_a_file_stands_for_the_file(repository: str) -> None:
+    page = f"https://huggingface.co/datasets/{repository}/blob/main/en/blob/a.jsonl"
+    assert normalize_source(page) == f"https://huggingface.co/datasets/{repository}/resolve/main/en/blob/a.jsonl"
 
 
 def test_a_path_that_looks_like_a_dataset_stays_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,7 @@ def pack(value: Any) -> JsonText:
 
 
 def unpack(text: JsonText) -> Any:
-    """Decode a JSON text; what is none raises ValueError or RecursionError."""
+    """Decode a JSON text; ValueError or RecursionError where the text is not JSON."""
     import orjson
 
     try:

@@ -416,7 +416,7 @@ def _is_record(name: str) -> bool:
 
 
 def _failure(value: Any) -> Failure | None:
-    """Take a record of a failure; None where it is none."""
+    """Return the failure that a record describes; None where it describes nothing of the kind."""
     try:
         return Failure.of_json(value)
     except msgspec.ValidationError:
