@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,13 +16,30 @@ from hypothesis import strategies as st
 from tokenmill.errors import RequestError
 from tokenmill.files.hashing import hash_file
 from tokenmill.files.paths import safe_name
-from tokenmill.flow.contract import EmptyPair, Files, InputFile, Receipt, Record
+from tokenmill.flow.contract import (
+    BasisRecord,
+    DetailsRecord,
+    EmptyPair,
+    Files,
+    InputFile,
+    Receipt,
+    Record,
+    SourceRecord,
+    UpstreamRecord,
+)
 from tokenmill.flow.provenance import whole
 from tokenmill.flow.record import Plan, StageRecord, Unit, complete, make_manifest
 
 TEXT = st.text(st.characters(exclude_categories=()), max_size=12)
-SPECS = st.dictionaries(st.text(max_size=12), st.none() | st.integers(-(2**53), 2**53) | TEXT, max_size=4)
+VALUES = st.none() | st.integers(-(2**53), 2**53) | TEXT
+SPECS = st.dictionaries(st.text(max_size=12), VALUES, max_size=4)
 NAMES = st.builds(safe_name, TEXT)
+
+
+def beside(record: type[msgspec.Struct]) -> st.SearchStrategy[dict[str, Any]]:
+    """Return a strategy for keys and values beside those whose types the contract gives."""
+    typed = {field.encode_name for field in msgspec.structs.fields(record)}
+    return st.dictionaries(st.text(max_size=12).filter(lambda key: key not in typed), VALUES, max_size=4)
 
 
 class Made(Record, frozen=True):
@@ -40,10 +58,10 @@ PLANS = st.builds(
     stage=st.sampled_from(["download", "extract"]),
     request=SPECS,
     units=UNITS,
-    basis=SPECS,
-    details=SPECS,
-    source=SPECS,
-    upstream=SPECS,
+    basis=beside(BasisRecord),
+    details=beside(DetailsRecord),
+    source=beside(SourceRecord),
+    upstream=beside(UpstreamRecord),
     require=st.none() | st.just("out"),
 )
 PLAN = Plan("extract", {"input": "x"}, [Unit("a", 3, Made(1), ["a"]), Unit("b", 5, Made(2), ["b"])], require="out")
