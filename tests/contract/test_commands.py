@@ -173,6 +173,31 @@ def test_wrong_usage_is_exit_2_with_a_word_on_it_and_touches_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+EMPTY = [
+    ["run", "", "out", "--tokenizer", "t"],
+    ["download", "source", ""],
+    ["extract", ""],
+    ["extract", "corpus", ""],
+    ["preprocess", "", "--tokenizer", "t"],
+    ["preprocess", "corpus", "out", "--tokenizer", "t", "--scratch", ""],
+    ["adopt", "corpus/0", "", "--tokenizer", "t"],
+    ["blend", "out.txt", "corpus", ""],
+    ["fit", "--custom="],
+    ["verify", ""],
+    ["checkpoint", "list", ""],
+]
+
+
+def test_an_empty_path_is_not_the_current_directory(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable of the shell that is not set must not read, or write to, wherever the shell happens to be."""
+    monkeypatch.chdir(corpus.parent)
+    before = sorted(corpus.parent.rglob("*"))
+    for arguments, ended in zip(EMPTY, many(EMPTY)[0], strict=True):
+        assert ended.code == 2, (arguments, ended)
+        assert "it is empty; is a variable of the shell unset?" in ended.err, (arguments, ended)
+    assert sorted(corpus.parent.rglob("*")) == before
+
+
 CANNOT = {
     ("extract", "nowhere"): "nowhere does not exist; give a directory of your own files, the output directory of an "
     "earlier stage, or a file",

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from tokenmill.cli import options as o
+from tokenmill.cli.commands import Command
 
 checkpoint = typer.Typer(
     no_args_is_help=True,
@@ -28,7 +29,7 @@ def _check(path: Path) -> None:
         raise RequestError(f"{path} is no directory")
 
 
-@checkpoint.command("list")
+@checkpoint.command("list", cls=Command)
 def list_(path: Checkpoints, json: o.Json = False) -> None:
     """List the checkpoints, oldest first: iteration, size, age, whether they are whole; * marks the tracker's."""
     from tokenmill.flow.progress import duration, size
@@ -78,7 +79,7 @@ def list_(path: Checkpoints, json: o.Json = False) -> None:
         sys.stdout.write(f"{path / TRACKER} names {named}, which is not there\n")
 
 
-@checkpoint.command()
+@checkpoint.command(cls=Command)
 def verify(
     path: Checkpoints,
     quick: Annotated[bool, typer.Option("--quick", help="Structure and sizes only; compare no hashes.")] = False,
@@ -113,7 +114,7 @@ def verify(
         sys.stdout.write(f"{found.path} is whole{', and its hashes are right' if hashed else ''}\n")
 
 
-@checkpoint.command()
+@checkpoint.command(cls=Command)
 def repair(
     path: Checkpoints,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,

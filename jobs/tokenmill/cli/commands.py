@@ -1,8 +1,10 @@
 """All commands and their order in the help: each is what its name says in the module of its name."""
 
 from importlib import import_module
+from typing import Any
 
 import typer
+from typer.core import TyperCommand
 
 COMMANDS = (
     "sample",
@@ -22,6 +24,20 @@ COMMANDS = (
 )
 
 
+class Command(TyperCommand):
+    """A command that refuses an empty path or argument, which pathlib would take for the current directory."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the command line; end with a usage message where an argument or a path is empty."""
+        values, _, _ = self.make_parser(ctx).parse_args(list(args))
+        for parameter in self.params:
+            value = values.get(parameter.name or "")
+            holds_path = parameter.param_type_name == "argument" or parameter.type.name in ("path", "file", "directory")
+            if holds_path and (value == "" or (isinstance(value, list | tuple) and "" in value)):
+                raise typer.BadParameter("it is empty; is a variable of the shell unset?", ctx=ctx, param=parameter)
+        return super().parse_args(ctx, args)
+
+
 def register(app: typer.Typer, wanted: str = "") -> None:
     """Add the wanted command to the application, or all of them where none has that name.
 
@@ -32,4 +48,4 @@ def register(app: typer.Typer, wanted: str = "") -> None:
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=name)
         else:
-            app.command()(command)
+            app.command(cls=Command)(command)

@@ -178,7 +178,7 @@ def normalize_source(given: str) -> str:
     if page := _HUB_PAGE.fullmatch(given):
         repository, kind, below = page.groups()
         if kind == "blob":
-            return given.replace(f"{repository}/blob/", f"{repository}/resolve/", 1)
+            return f"{given[: page.start(2)]}resolve{given[page.end(2) :]}"
         revision, folder = _cut_revision(unquote(below)) if below else ("", "")
         return f"hf://datasets/{repository}{revision and f'@{revision}'}{folder and f'/{folder}'}"
     if given.startswith("datasets/") and given.count("/") >= 2 and not os.path.lexists(given):

@@ -48,13 +48,20 @@ def statuses(path: Path, stage: str | None = None) -> list[StageStatus]:
 
 
 def _status(record: StageRecord) -> StageStatus:
+    # Read who works before what is done: in the other order, one that ends in between is missed, and a stage that
+    # goes on is called stopped.
+    planner = read_owner(record.tree, record.directory / LEASE)
     plan = record.read_plan()
     if plan is None:
         failures = record.failures()
-        planner = read_owner(record.tree, record.directory / LEASE)
         alive = planner is not None and planner.liveness() is not Liveness.DEAD
         state = "planning" if alive else "failed while planning" if failures else "stopped while planning"
         return StageStatus(record.stage, record.output, state, 0, 0, 0, 0, None, None, [], failures, {})
+    at_work = [
+        unit
+        for unit, found in leftovers(record).items()
+        if any(left.liveness is Liveness.ALIVE or _recent(left) for left in found)
+    ]
     receipts, counts = list[Receipt](), dict[str, int]()
     bytes_done = 0
     for unit, receipt in record.receipts(plan):
@@ -66,11 +73,6 @@ def _status(record: StageRecord) -> StageStatus:
             counts[name] = counts.get(name, 0) + count
     done = {receipt.unit for receipt in receipts}
     failures = [f for f in record.failures() if f.unit not in done and f.plan == plan.id]
-    at_work = [
-        unit
-        for unit, found in leftovers(record).items()
-        if any(left.liveness is Liveness.ALIVE or _recent(left) for left in found)
-    ]
     rate = _rate(receipts)
     left = plan.weight - bytes_done
     if len(done) == len(plan.units):

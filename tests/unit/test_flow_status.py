@@ -1,0 +1,52 @@
+"""What status says of a stage that works while it is looked at."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tokenmill.flow.attempt import LEASE, new_attempt_directory, owner_record
+from tokenmill.flow.contract import Receipt, Record
+from tokenmill.flow.record import Plan, StageRecord, Unit
+from tokenmill.flow.status import statuses
+
+PLAN = Plan("extract", {}, [Unit(name, 1, Record(), [name]) for name in ("a", "b")], require="out")
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> StageRecord:
+    made = StageRecord(tmp_path, "extract")
+    made.directory.mkdir(parents=True)
+    return made
+
+
+def test_a_plan_that_is_ready_while_it_is_looked_for_was_being_planned(
+    record: StageRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_plan = StageRecord.read_plan
+
+    def plan_follows(self: StageRecord) -> Plan | None:
+        plan = read_plan(self)
+        record.plan_path.write_bytes(PLAN.to_bytes())
+        (record.directory / LEASE).unlink(missing_ok=True)
+        return plan
+
+    (record.directory / LEASE).write_bytes(owner_record())
+    monkeypatch.setattr(StageRecord, "read_plan", plan_follows)
+    assert statuses(record.output)[0].state == "planning"
+
+
+def test_a_unit_that_ends_while_receipts_are_read_was_at_work(
+    record: StageRecord, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_receipts = StageRecord.receipts
+
+    def attempt_ends(self: StageRecord, plan: Plan) -> Iterator[tuple[Unit, Receipt | None]]:
+        yield from read_receipts(self, plan)
+        record.tree.remove_tree(attempt)
+
+    record.plan_path.write_bytes(PLAN.to_bytes())
+    attempt = new_attempt_directory(record, "a", PLAN.id)
+    monkeypatch.setattr(StageRecord, "receipts", attempt_ends)
+    state = statuses(record.output)[0]
+    assert (state.state, state.at_work) == ("running", ["a"])
