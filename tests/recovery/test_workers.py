@@ -146,31 +146,34 @@ from tokenmill.flow.contract import Record
 from tokenmill.flow.planning import Request
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.record import Plan, Unit
-from tokenmill.flow.worker import Distribution, Job, run
-from tokenmill.flow.workspace import nothing_common as common
+from tokenmill.flow.stage import Job, nothing_shared
+from tokenmill.flow.worker import Distribution, run
 
-RESUMABLE, THREADS = False, False
+class Kills:
+    name, concurrency, resumable = "kills", "processes", False
+    shared = staticmethod(nothing_shared)
 
-def do(unit, workspace):
-    mine, other = (Path(__file__).with_name(name) for name in (unit.id, {"short": "long", "long": "short"}[unit.id]))
-    mine.write_text(str(os.getpid()))
-    while unit.id == "short" and not other.exists():
-        time.sleep(0.01)
-    if unit.id == "long":
-        while not workspace.record.receipt_path("short").exists():
+    def do(self, unit, workspace):
+        names = (unit.id, {"short": "long", "long": "short"}[unit.id])
+        mine, other = map(Path(__file__).with_name, names)
+        mine.write_text(str(os.getpid()))
+        while unit.id == "short" and not other.exists():
             time.sleep(0.01)
-        time.sleep(0.5)
-        os.kill(int(other.read_text()), signal.SIGKILL)
-        while True:
-            workspace.checkpoint()
-            time.sleep(0.01)
-    return {"in": 0, "out": 0, "rejected": 0}
+        if unit.id == "long":
+            while not workspace.record.receipt_path("short").exists():
+                time.sleep(0.01)
+            time.sleep(0.5)
+            os.kill(int(other.read_text()), signal.SIGKILL)
+            while True:
+                workspace.checkpoint()
+                time.sleep(0.01)
+        return {"in": 0, "out": 0, "rejected": 0}
 
 if __name__ == "__main__":
     here = Path(__file__).parent
     units = [Unit("long", 1, Record(), []), Unit("short", 1, Record(), [])]
     request = Request({}, lambda: Plan("kills", {}, units))
-    run(Job("kills", here / "out", here), request, Distribution(processes=2), Reporter())
+    run(Job(Kills(), here / "out", here), request, Distribution(processes=2), Reporter())
 """
 
 

@@ -20,7 +20,7 @@ from tokenmill.flow.progress import Reporter
 from tokenmill.flow.record import StageRecord
 from tokenmill.flow.status import statuses
 from tokenmill.flow.worker import Summary
-from tokenmill.stages import launch
+from tokenmill.stages import ORDER, before, launch
 from tokenmill.tokens.dataset import check
 
 FILES = 4
@@ -61,7 +61,7 @@ def concatenate(root: Path, output: Path | None = None, *, files: int = 2, run: 
 
 
 def upstream(path: Path, **options: str) -> Dataset:
-    return upstream_of(path, "preprocess", usable=DATA_SUFFIXES, only=options.get("only"))
+    return upstream_of(path, "preprocess", before("preprocess"), usable=DATA_SUFFIXES, only=options.get("only"))
 
 
 @pytest.fixture
@@ -86,8 +86,8 @@ def test_the_furthest_finished_stage_is_taken_and_said(root: Path) -> None:
     assert summary.completion.manifest is not None
     assert taken.upstream["manifest"] == summary.completion.manifest.hash
     # The stage itself and what comes after it are no input of it.
-    assert stage_and_place(upstream_of(root, "concatenate")) == ("extract", root / "extracted")
-    assert stage_and_place(upstream_of(root, "extract")) == ("download", root)
+    assert stage_and_place(upstream_of(root, "concatenate", before("concatenate"))) == ("extract", root / "extracted")
+    assert stage_and_place(upstream_of(root, "extract", before("extract"))) == ("download", root)
     # A stage's own directory is as good as the root.
     assert stage_and_place(upstream(root / "extracted")) == ("extract", root / "extracted")
 
@@ -249,10 +249,10 @@ def test_a_manifest_that_says_other_than_the_receipts_is_noticed_and_not_read(ro
     content = manifest.read_bytes()
     value = json.loads(content)
     manifest.write_text(json.dumps(value | {"files": value["files"][1:]}))
-    assert any("not what the receipts say" in problem for problem in check(root, full=False)[1])
+    assert any("not what the receipts say" in problem for problem in check(root, ORDER, full=False)[1])
     assert len(upstream(root).files) == FILES
     assert manifest.read_bytes() == content
-    assert check(root, full=False)[1] == []
+    assert check(root, ORDER, full=False)[1] == []
 
 
 def test_a_plain_directory_is_read_as_it_lies_but_not_what_it_is_written_to(tmp_path: Path) -> None:
@@ -260,14 +260,20 @@ def test_a_plain_directory_is_read_as_it_lies_but_not_what_it_is_written_to(tmp_
     for name in ("b.jsonl", "sub/a.jsonl", "README.md", ".hidden.jsonl", "out/old.jsonl"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text('{"text": "x"}\n')
-    dataset = upstream_of(root, "preprocess", usable=DATA_SUFFIXES, output=root / "out")
+    dataset = upstream_of(root, "preprocess", before("preprocess"), usable=DATA_SUFFIXES, output=root / "out")
     assert [file.path for file in dataset.files] == ["b.jsonl", "sub/a.jsonl"]
     assert dataset.upstream["stage"] is None
     assert any("README.md" in note for note in dataset.notes)
     moved = root.rename(tmp_path / "elsewhere")
-    assert upstream_of(moved, "preprocess", usable=DATA_SUFFIXES, output=moved / "out").upstream == dataset.upstream
+    assert (
+        upstream_of(moved, "preprocess", before("preprocess"), usable=DATA_SUFFIXES, output=moved / "out").upstream
+        == dataset.upstream
+    )
     (moved / "b.jsonl").write_text('{"text": "another"}\n')
-    assert upstream_of(moved, "preprocess", usable=DATA_SUFFIXES, output=moved / "out").upstream != dataset.upstream
+    assert (
+        upstream_of(moved, "preprocess", before("preprocess"), usable=DATA_SUFFIXES, output=moved / "out").upstream
+        != dataset.upstream
+    )
 
 
 def test_what_was_made_of_plain_files_is_no_more_of_them(tmp_path: Path) -> None:
@@ -378,13 +384,13 @@ def test_what_tokenmill_made_is_never_read_as_files_somebody_brought(tmp_path: P
     """An extract's output lies inside the directory it read: a download of that directory must not double it."""
     brought = fill(tmp_path / "brought", files=2, text="own")
     extract(brought)
-    taken = upstream_of(brought, "extract", usable=(".gz", ".jsonl"))
+    taken = upstream_of(brought, "extract", before("extract"), usable=(".gz", ".jsonl"))
     assert len(taken.files) == 2
     assert any("left out" in note and "extracted" in note for note in taken.notes)
     download(brought, tmp_path / "copy", how())
     assert len([path for path in (tmp_path / "copy").iterdir() if path.is_file()]) == 2
     with pytest.raises(RequestError, match="output directory of its own"):
-        upstream_of(brought, "extract", output=brought)
+        upstream_of(brought, "extract", before("extract"), output=brought)
 
 
 def test_a_refused_plan_does_not_stand_in_the_way(tmp_path: Path) -> None:
@@ -392,7 +398,7 @@ def test_a_refused_plan_does_not_stand_in_the_way(tmp_path: Path) -> None:
     (brought / "a.parquet").write_bytes(b"PAR1")
     with pytest.raises(RequestError, match="Parquet"):
         extract(brought)
-    (status,) = statuses(brought)
+    (status,) = statuses(brought, ORDER)
     assert status.state == "failed while planning" and "Parquet" in status.failures[0].message
     assert len(upstream(brought).files) == 2
 

@@ -10,14 +10,16 @@ from pathlib import Path
 import pytest
 
 from support.commandline import tokenmill
-from tokenmill.errors import InputError, RequestError, Stopped, Superseded
+from tokenmill.errors import InputError, MachineError, RequestError, Stopped, Superseded
 from tokenmill.files.tree import Tree
 from tokenmill.flow.contract import Record
 from tokenmill.flow.planning import Request, agree
 from tokenmill.flow.progress import Reporter
-from tokenmill.flow.record import Plan, StageRecord, Unit
+from tokenmill.flow.record import Counts, Plan, StageRecord, Unit
 from tokenmill.flow.runs import Runs
-from tokenmill.flow.worker import Distribution, Job, run
+from tokenmill.flow.stage import Job, nothing_shared
+from tokenmill.flow.worker import Distribution, run
+from tokenmill.flow.workspace import Workspace
 from tokenmill.stages import launch
 
 
@@ -286,51 +288,47 @@ def test_finished_files_are_read_again_on_request(source: Path, tmp_path: Path) 
     assert tree(tmp_path / "out") == expected
 
 
-ENDLESS = """
-from tokenmill.flow.workspace import nothing_common as common
+class Endless:
+    """A stage one of whose units fails by a bug, once all are at work, and whose others go on."""
 
-RESUMABLE, THREADS = False, True
+    name, concurrency, resumable = "endless", "threads", False
+    shared = staticmethod(nothing_shared)
 
-def do(unit, workspace):
-    workspace.path("begun").touch()
-    if unit.id == "broken":
-        while len(list(workspace.record.attempts.glob("*/begun"))) < 2:
+    def do(self, unit: Unit, workspace: Workspace) -> Counts:
+        """Do a unit."""
+        workspace.path("begun").touch()
+        if unit.id == "broken":
+            while len(list(workspace.record.attempts.glob("*/begun"))) < 2:
+                workspace.checkpoint()
+            raise ZeroDivisionError("a bug")
+        while True:
             workspace.checkpoint()
-        raise ZeroDivisionError("a bug")
-    while True:
-        workspace.checkpoint()
-"""
 
 
-def test_a_bug_in_one_unit_ends_the_run_though_another_would_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "endless.py").write_text(ENDLESS)
-    monkeypatch.syspath_prepend(tmp_path)
+def test_a_bug_in_one_unit_ends_the_run_though_another_would_go_on(tmp_path: Path) -> None:
     units = [Unit("broken", 1, Record(), []), Unit("whole", 1, Record(), [])]
     with pytest.raises(ZeroDivisionError):
         run(
-            Job("endless", tmp_path / "out", tmp_path),
+            Job(Endless(), tmp_path / "out", tmp_path),
             Request({}, lambda: Plan("endless", {}, units)),
             Distribution(processes=2),
             Reporter(),
         )
 
 
-FULL = """
-import time
-from tokenmill.errors import InputError, MachineError
-from tokenmill.flow.workspace import nothing_common as common
+class Full:
+    """A stage one of whose units has bad input, and whose others then meet a full disk."""
 
-RESUMABLE, THREADS = False, True
+    name, concurrency, resumable = "full", "threads", False
+    shared = staticmethod(nothing_shared)
 
-def do(unit, workspace):
-    if unit.id == "bad":
-        raise InputError("damaged")
-    while not workspace.record.failure_path("bad").exists():
-        time.sleep(0.01)
-    raise MachineError("no space left")
-"""
+    def do(self, unit: Unit, workspace: Workspace) -> Counts:
+        """Do a unit."""
+        if unit.id == "bad":
+            raise InputError("damaged")
+        while not workspace.record.failure_path("bad").exists():
+            time.sleep(0.01)
+        raise MachineError("no space left")
 
 
 class Slow(Reporter):
@@ -342,14 +340,12 @@ class Slow(Reporter):
 
 
 def test_a_full_disk_is_said_once_however_many_units_are_at_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "full.py").write_text(FULL)
-    monkeypatch.syspath_prepend(tmp_path)
     units = [Unit(name, 1, Record(), []) for name in ("bad", *map(str, range(7)))]
     with pytest.raises(RequestError, match="8 of 8 units of full failed") as failed:
         run(
-            Job("full", tmp_path / "out", tmp_path),
+            Job(Full(), tmp_path / "out", tmp_path),
             Request({}, lambda: Plan("full", {}, units)),
             Distribution(processes=8),
             Slow(),

@@ -224,7 +224,7 @@ def test_a_bug_that_quotes_a_key_has_a_traceback_without_it(processes: int, tmp_
         "def broken(*_):\n"
         "    print('library:', os.environ['AWS_SECRET_ACCESS_KEY'], file=sys.stderr, flush=True)\n"
         "    raise RuntimeError('bug: ' + os.environ['AWS_SECRET_ACCESS_KEY'])\n"
-        "m.do = broken\n"
+        "m.Extract.do = broken\n"
     )
     done = subprocess.run(
         [

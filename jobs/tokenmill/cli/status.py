@@ -19,8 +19,9 @@ def status(
     from tokenmill.flow.progress import duration, size
     from tokenmill.flow.record import kept_aside
     from tokenmill.flow.status import statuses
+    from tokenmill.stages import ORDER
 
-    for found in statuses(path, stage):
+    for found in statuses(path, ORDER, stage):
         if json:
             sys.stdout.write(jsonlib.dumps(found.to_json()) + "\n")
             continue

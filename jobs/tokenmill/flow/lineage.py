@@ -21,7 +21,7 @@ from tokenmill.flow.attempt import LEASE, Liveness, read_owner
 from tokenmill.flow.contract import InputFile, Part, RemoteFile
 from tokenmill.flow.progress import size
 from tokenmill.flow.provenance import whole
-from tokenmill.flow.record import PLANNING, STAGES, Manifest, StageRecord, complete
+from tokenmill.flow.record import PLANNING, Manifest, StageRecord, complete
 from tokenmill.inputs import (
     LOST_AND_FOUND,
     Stamp,
@@ -99,8 +99,10 @@ class Dataset:
         return [file for file in self.files if file.path not in self.damaged]
 
 
-def find_records(root: Path, depth: int = SEARCH_DEPTH, unread: list[Path] | None = None) -> Iterator[StageRecord]:
-    """Yield the stages that left records in `root` and in directories below it, begun or refused while planning.
+def find_records(
+    root: Path, stages: Sequence[str], depth: int = SEARCH_DEPTH, unread: list[Path] | None = None
+) -> Iterator[StageRecord]:
+    """Yield the stages of these names that left records in `root` and below it, begun or refused while planning.
 
     A file stands for its directory: what is made from a single one lies beside it, unless said otherwise. A directory
     that this user may not read may hold records: it goes to `unread`, or is refused without such a list. The lost+found
@@ -109,7 +111,7 @@ def find_records(root: Path, depth: int = SEARCH_DEPTH, unread: list[Path] | Non
     children: list[str] = []
     try:
         root = root.parent if root.is_file() else root
-        for stage in STAGES if root.is_dir() and Tree(root).exists(RECORDS) else ():
+        for stage in stages if root.is_dir() and Tree(root).exists(RECORDS) else ():
             record = StageRecord(root, stage)
             if record.tree.is_directory(record.directory):
                 yield record
@@ -129,12 +131,12 @@ def find_records(root: Path, depth: int = SEARCH_DEPTH, unread: list[Path] | Non
         unread.append(root)
         return
     for child in children:
-        yield from find_records(Path(child), depth - 1, unread)
+        yield from find_records(Path(child), stages, depth - 1, unread)
 
 
-def records_of(path: Path, stage: str | None) -> list[StageRecord]:
-    """Return the stages begun in `path` or below, or those called `stage` alone, in the order data flows."""
-    records = sorted(find_records(path), key=lambda record: (STAGES.index(record.stage), record.output))
+def records_of(path: Path, stages: Sequence[str], stage: str | None) -> list[StageRecord]:
+    """Return which of `stages` were begun in `path` or below, in that order; or those called `stage` alone."""
+    records = sorted(find_records(path, stages), key=lambda record: (stages.index(record.stage), record.output))
     found = [record for record in records if stage in (None, record.stage)]
     if not found and stage is not None:
         there = ", ".join(dict.fromkeys(record.stage for record in records)) or "none"
@@ -153,21 +155,22 @@ def _begun(record: StageRecord) -> bool:
 def upstream_of(
     path: Path,
     stage: str,
+    earlier: Sequence[str],
     *,
     only: str | None = None,
     usable: Usable = None,
     selection: Selection | None = None,
     output: Path | None = None,
 ) -> Dataset:
-    """Return what `stage` reads when it is given `path`.
+    """Return what `stage` reads when it is given `path`: the output of one of the `earlier` stages, or plain files.
 
-    `only` is the stage the user chose with --from. `usable` restricts the files of a directory, and one that is named
-    is judged by its content; `selection` restricts by patterns, split and sample.
-    Raises RequestError when there is nothing, when the stage to read is unfinished, or when
-    two finished stages are equally far.
+    `earlier` are in the order data flows through them; `only` is the one that the user chose with --from. `usable`
+    restricts the files of a directory, and one that is named is judged by its content; `selection` restricts by
+    patterns, split and sample. Raises RequestError when there is nothing, when the stage to read is unfinished, or
+    when two finished stages are equally far.
     """
     with reading_directory(path):
-        return _upstream_of(path, stage, only, _Choice(usable, selection or Selection()), output)
+        return _upstream_of(path, stage, earlier, only, _Choice(usable, selection or Selection()), output)
 
 
 @dataclass(frozen=True)
@@ -219,7 +222,9 @@ class _Choice:
             raise RequestError(f"{unreadable(place)}, or leave it out with --exclude '{folder}*'")
 
 
-def _upstream_of(path: Path, stage: str, only: str | None, choice: _Choice, output: Path | None) -> Dataset:
+def _upstream_of(
+    path: Path, stage: str, earlier: Sequence[str], only: str | None, choice: _Choice, output: Path | None
+) -> Dataset:
     if not path.exists() and not patiently(path.exists, path.parent):
         raise RequestError(
             f"{path} does not exist; give a directory of your own files, the output directory of an earlier stage, or "
@@ -228,23 +233,22 @@ def _upstream_of(path: Path, stage: str, only: str | None, choice: _Choice, outp
     refuse_special(path)
     if path.is_file():
         return _plain(path.parent, Walk([path.name], [], [], [], [], []), choice, by_name=True)
-    before = STAGES[: STAGES.index(stage)]
-    if only is not None and only not in before:
-        raise RequestError(f"--from {only}: {stage} reads one of {', '.join(before)}")
+    if only is not None and only not in earlier:
+        raise RequestError(f"--from {only}: {stage} reads one of {', '.join(earlier)}")
     unread: list[Path] = []
-    records = [r for r in find_records(path, unread=unread) if r.stage in before and only in (None, r.stage)]
+    records = [record for record in find_records(path, earlier, unread=unread) if only in (None, record.stage)]
     records = [record for record in records if _begun(record)]
     for place in unread:
         choice.check_unread(path, place)
     if not records:
         if only is not None:
             raise RequestError(f"no {only} was made in {path}; see tokenmill status {path}")
-        return _brought(path, choice, output)
-    return _furthest(path, records, stage, choice)
+        return _brought(path, earlier, choice, output)
+    return _furthest(path, records, stage, earlier, choice)
 
 
-def _furthest(path: Path, records: list[StageRecord], stage: str, choice: _Choice) -> Dataset:
-    records = sorted(records, key=lambda record: STAGES.index(record.stage))
+def _furthest(path: Path, records: list[StageRecord], stage: str, earlier: Sequence[str], choice: _Choice) -> Dataset:
+    records = sorted(records, key=lambda record: earlier.index(record.stage))
     present = {record.stage for record in records}
     current: set[str] = set()  # what was made from something stale is stale: in the stages' order, this settles it
     candidates, notes = [], []
@@ -255,8 +259,8 @@ def _furthest(path: Path, records: list[StageRecord], stage: str, choice: _Choic
         else:
             candidates.append((record, manifest))
             current |= {manifest.hash} if manifest else set()
-    rank = max(STAGES.index(record.stage) for record, _ in candidates)
-    best = [found for found in candidates if STAGES.index(found[0].stage) == rank]
+    rank = max(earlier.index(record.stage) for record, _ in candidates)
+    best = [found for found in candidates if earlier.index(found[0].stage) == rank]
     if len(best) > 1:
         names = "\n".join(f"  {record.output}" for record, _ in best)
         raise RequestError(f"more than one {best[0][0].stage} lies in {path}; name the one to read:\n{names}")
@@ -348,7 +352,7 @@ def _dataset(record: StageRecord, manifest: Manifest, choice: _Choice, notes: li
     return Dataset(record.output, files, upstream, source, [*notes, said, *left_out], warnings, frozenset(damaged))
 
 
-def _brought(root: Path, choice: _Choice, output: Path | None) -> Dataset:
+def _brought(root: Path, earlier: Sequence[str], choice: _Choice, output: Path | None) -> Dataset:
     """List a directory that somebody brought, without what tokenmill made of it below."""
     if output is not None:
         check_apart(root, output)
@@ -358,7 +362,7 @@ def _brought(root: Path, choice: _Choice, output: Path | None) -> Dataset:
             "directory that it was made from"
         )
     walk = walk_files(root, output)
-    for record in [] if walk.files else find_records(root, depth=0):
+    for record in [] if walk.files else find_records(root, earlier, depth=0):
         for failure in record.failures():
             if failure.unit == PLANNING:
                 said = f"{record.stage} in {root} has nothing to read, since it failed: {failure.message}"

@@ -49,9 +49,6 @@ from tokenmill.redaction import redact
 FORMAT = 1
 """Version of the three records' layout."""
 
-STAGES = ("download", "extract", "concatenate", "preprocess")
-"""The stages in the order data flows through them."""
-
 WORDS = {"out": "records", "tokens": "tokens"}
 """How the counts that must not be zero are called."""
 

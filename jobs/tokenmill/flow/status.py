@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,9 +40,9 @@ class StageStatus:
         return {**self.__dict__, "output": str(self.output), "failures": failures}
 
 
-def statuses(path: Path, stage: str | None = None) -> list[StageStatus]:
-    """Return the status of each stage begun in `path` or below, or of `stage`; RequestError when there is none."""
-    found = [_status(record) for record in records_of(path, stage)]
+def statuses(path: Path, stages: Sequence[str], stage: str | None = None) -> list[StageStatus]:
+    """Return the status of each of `stages` begun in `path` or below, or of `stage`; none is a RequestError."""
+    found = [_status(record) for record in records_of(path, stages, stage)]
     if not found:
         raise RequestError(f"no stage of tokenmill was begun in {path} or below it; give an output directory")
     return found

@@ -6,17 +6,14 @@ complete; a killed child is noticed; the exit code says whether a retry can help
 """
 
 import contextlib
-import importlib
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
 from itertools import islice
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from tokenmill import redaction
 from tokenmill.errors import MachineError, RequestError, Stopped, Superseded, TokenmillError, TransientError
@@ -25,7 +22,8 @@ from tokenmill.flow.attempt import Leftover, leftovers, sweep
 from tokenmill.flow.partition import share
 from tokenmill.flow.planning import Request, agree
 from tokenmill.flow.progress import Reporter, size
-from tokenmill.flow.record import Completion, Counts, Plan, StageRecord, Unit, complete, record_failure
+from tokenmill.flow.record import Completion, Plan, Unit, complete, record_failure
+from tokenmill.flow.stage import Job
 from tokenmill.flow.workspace import Workspace
 from tokenmill.machine import memory_words
 
@@ -37,50 +35,12 @@ class WorkerDied(TransientError):
     """A child process ended without a word."""
 
 
-class Stage(Protocol):
-    """What a stage module gives: how to do one unit, and how its units may run."""
-
-    RESUMABLE: bool
-    """Whether a later attempt at a unit can go on with what a dead one left."""
-    THREADS: bool
-    """Whether units wait for others, a network or encoder processes, rather than compute: threads serve them best."""
-
-    def common(
-        self, job: "Job", plan: Plan, todo: Sequence[Unit], warn: Callable[[str], None]
-    ) -> contextlib.AbstractContextManager[Any]:
-        """Open what the units of this process share; each finds it in its workspace. Only for a stage with THREADS."""
-
-    def do(self, unit: Unit, workspace: Workspace) -> Counts:
-        """Do one unit through the workspace; return its counts, `in` = `out` + `rejected` among them."""
-
-
 class Distribution(NamedTuple):
     """Which worker of how many this is, and how many units it does at a time."""
 
     worker: int = 0
     workers: int = 1
     processes: int = 1
-
-
-@dataclass
-class Job:
-    """A stage on an output directory: what it reads, with settings that do not change the bytes."""
-
-    module: str
-    output: Path
-    input_root: Path
-    settings: dict[str, Any] = field(default_factory=dict)
-    stage: str = ""
-    """Whose records it writes, where that is not the module's name."""
-
-    @property
-    def record(self) -> StageRecord:
-        """The records of this stage in its output."""
-        return StageRecord(self.output, self.stage or self.module.rpartition(".")[2])
-
-    def load(self) -> Stage:
-        """Import the stage."""
-        return importlib.import_module(self.module)
 
 
 class Summary(NamedTuple):
@@ -208,7 +168,7 @@ def _execute(
         return before + counter.value, finished
 
     with (
-        job.load().common(job, plan, todo, reporter.warn) as common,
+        job.stage.shared(job, plan, todo, reporter.warn) as common,
         _executor(job, plan, min(spread.processes, len(todo)), counter, common) as pool,
         reporter.progress(plan.stage, total, len(mine), read) as progress,
         contextlib.ExitStack() as whatever_happens,
@@ -242,7 +202,7 @@ def _execute(
             if fatal:
                 break
         pool.stop()
-        if _STOP.is_set() and job.load().THREADS and wait(running, timeout=STOP_SECONDS).not_done:
+        if _STOP.is_set() and job.stage.concurrency == "threads" and wait(running, timeout=STOP_SECONDS).not_done:
             # A thread that waits for a silent server cannot be told, and a grace period is shorter than its patience.
             reporter.warn(f"{plan.stage} stopped while waiting for an answer; run the same command again to go on")
             os._exit(Stopped.exit_code)
@@ -300,7 +260,6 @@ def do_unit(
     common: Any = None,
 ) -> None:
     """Do one unit and commit it."""
-    stage = job.load()
     with explained(job.output), job.record.naming_damage():
         workspace = Workspace(
             job.record,
@@ -311,12 +270,12 @@ def do_unit(
             should_stop=should_stop,
             advance=advance,
             found=found,
-            resumable=stage.RESUMABLE,
+            resumable=job.stage.resumable,
             common=common,
         )
         with workspace:
             workspace.checkpoint()
-            workspace.commit(stage.do(unit, workspace))
+            workspace.commit(job.stage.do(unit, workspace))
 
 
 class _Counter:
@@ -351,7 +310,7 @@ class _Pool:
 
 @contextlib.contextmanager
 def _executor(job: Job, plan: Plan, width: int, counter: _Counter, common: Any) -> Iterator[_Pool]:
-    if job.load().THREADS:
+    if job.stage.concurrency == "threads":
         halt = threading.Event()
 
         def stopped() -> bool:

@@ -187,7 +187,7 @@ class Workspace:
         self.input_root = input_root
         self.settings = settings
         self.common = common
-        """What the stage's units share in this process (see worker.Stage)."""
+        """What the stage's units share in this process (see stage.Stage)."""
         self.inputs: list[InputRange] = []
         """Where each input's records begin in the output, for the receipt."""
         self.adopted: list[FileEntry] = []
@@ -406,9 +406,3 @@ class Workspace:
         self._advance(-self._advanced)
         if isinstance(error, Superseded) or not self._resumable:
             self.tree.remove_tree(self.directory)
-
-
-@contextmanager
-def nothing_common(*_: Any) -> Iterator[None]:
-    """Serve as the `common` of a stage whose units share nothing."""
-    yield None

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tokenmill.errors import InputError, RequestError, TransientError
 from tokenmill.files.codec import content_id
@@ -22,17 +22,15 @@ from tokenmill.flow.planning import refuse_foreign
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.provenance import narrow, whole
 from tokenmill.flow.record import COPIED, IN_PLACE, Counts, Plan, StageRecord, Unit
-from tokenmill.flow.workspace import OutputFile, Workspace, nothing_common
+from tokenmill.flow.stage import nothing_shared
+from tokenmill.flow.workspace import OutputFile, Workspace
 from tokenmill.inputs import walk_files
-from tokenmill.tokens.contract import PairSpec
+from tokenmill.tokens.contract import PREPROCESS, PairSpec
 from tokenmill.tokens.encoder_store import Encoders, Recipe
 
 if TYPE_CHECKING:
     from tokenmill.tokens.tokenizer import ResolvedTokenizer
 
-RESUMABLE = False
-THREADS = False
-common = nothing_common
 
 KEY = "text"
 """The key that adopted pairs are recorded under: who made them may have had any."""
@@ -178,7 +176,7 @@ def prepare(
         "adopted": pairs.how,
         **recipe.choices(),
     }
-    encoders = Encoders(StageRecord(pairs.output, "preprocess"))
+    encoders = Encoders(StageRecord(pairs.output, PREPROCESS))
     plan = encoders.record.read_plan()
     _refuse_ours(pairs, plan)
     if plan is not None and plan.request == request and not encoders.ready(plan, ENCODER):
@@ -209,7 +207,7 @@ def prepare(
             **recipe.choices(),
         }
         return Plan(
-            "preprocess",
+            PREPROCESS,
             request,
             units,
             basis=basis,
@@ -297,53 +295,63 @@ def _look(prefix: Path, reporter: Reporter) -> Iterator[_End]:
         return
 
 
-def do(unit: Unit, workspace: Workspace) -> Counts:
-    """Check one pair as `verify` does, and hash it; copied first where it is to lie elsewhere."""
-    from tokenmill.tokens.check import examine
+class Adopt:
+    """Check pairs that another tool made, and hash them; they stand where preprocess writes its own."""
 
-    plan, spec, root = workspace.plan, unit.spec(PairSpec), workspace.input_root
-    files = spec.inputs
-    source = root / files[0].path.removesuffix(".bin")
-    for file in files:
-        _check_unchanged(root, file, plan.adopted)
-    outputs = _copy(unit, files, workspace) if plan.adopted == COPIED else []
-    examination = examine(
-        outputs[0].path.with_suffix("") if outputs else source,
-        vocab_size=plan.details["tokenizer"]["vocab_size"],
-        eod=plan.basis["eod"],
-        foreign=DAMAGED,
-        blocks=partial(_blocks, files, outputs, workspace),
-        beat=workspace.checkpoint,
-    )
-    for file in files:
-        _check_unchanged(root, file, plan.adopted)
-    if examination.problems:
-        problems = [replace(problem, path=Path(f"{source}{problem.path.suffix}")) for problem in examination.problems]
-        raise InputError("\n".join(map(str, problems)))
-    index = examination.index
-    assert index is not None  # noqa: S101  (else there were problems)
-    documents, sequences = len(index.document_indices) - 1, len(index.lengths)
-    tokens = index.bin_bytes // index.dtype.itemsize
-    workspace.inputs = [InputRange(files[0].path, 0, documents)]
-    about = {"key": KEY, "prefix": spec.name}
-    counted = {"documents": documents, "sequences": sequences, "tokens": tokens, "dtype": index.dtype.name}
-    described: dict[str, dict[str, Any]] = {
-        "bin": {"role": "bin", **about, **counted, "parts": narrow(whole(files[0].path), documents)},
-        "idx": {"role": "idx", **about},
-    }
-    if not tokens:  # Megatron-LM cannot map an empty file
-        workspace.empty.append(EmptyPair(KEY, spec.name, documents))
-    for output in outputs:
-        if tokens:
-            output.describe(**described[output.final[-3:]])
-        else:
-            workspace.drop(output)
-    if tokens and plan.adopted == IN_PLACE:
+    name: Final = PREPROCESS
+    concurrency: Final = "processes"
+    resumable: Final = False
+    shared = staticmethod(nothing_shared)
+
+    def do(self, unit: Unit, workspace: Workspace) -> Counts:
+        """Check one pair as `verify` does, and hash it; copied first where it is to lie elsewhere."""
+        from tokenmill.tokens.check import examine
+
+        plan, spec, root = workspace.plan, unit.spec(PairSpec), workspace.input_root
+        files = spec.inputs
+        source = root / files[0].path.removesuffix(".bin")
         for file in files:
-            suffix = file.path[-3:]
-            entry = FileEntry(file.path, file.bytes or 0, examination.hashes[suffix], **described[suffix])
-            workspace.adopted.append(entry)
-    return {"in": documents, "out": documents, "rejected": 0, "blank": 0, "tokens": tokens, "sequences": sequences}
+            _check_unchanged(root, file, plan.adopted)
+        outputs = _copy(unit, files, workspace) if plan.adopted == COPIED else []
+        examination = examine(
+            outputs[0].path.with_suffix("") if outputs else source,
+            vocab_size=plan.details["tokenizer"]["vocab_size"],
+            eod=plan.basis["eod"],
+            foreign=DAMAGED,
+            blocks=partial(_blocks, files, outputs, workspace),
+            beat=workspace.checkpoint,
+        )
+        for file in files:
+            _check_unchanged(root, file, plan.adopted)
+        if examination.problems:
+            problems = [
+                replace(problem, path=Path(f"{source}{problem.path.suffix}")) for problem in examination.problems
+            ]
+            raise InputError("\n".join(map(str, problems)))
+        index = examination.index
+        assert index is not None  # noqa: S101  (else there were problems)
+        documents, sequences = len(index.document_indices) - 1, len(index.lengths)
+        tokens = index.bin_bytes // index.dtype.itemsize
+        workspace.inputs = [InputRange(files[0].path, 0, documents)]
+        about = {"key": KEY, "prefix": spec.name}
+        counted = {"documents": documents, "sequences": sequences, "tokens": tokens, "dtype": index.dtype.name}
+        described: dict[str, dict[str, Any]] = {
+            "bin": {"role": "bin", **about, **counted, "parts": narrow(whole(files[0].path), documents)},
+            "idx": {"role": "idx", **about},
+        }
+        if not tokens:  # Megatron-LM cannot map an empty file
+            workspace.empty.append(EmptyPair(KEY, spec.name, documents))
+        for output in outputs:
+            if tokens:
+                output.describe(**described[output.final[-3:]])
+            else:
+                workspace.drop(output)
+        if tokens and plan.adopted == IN_PLACE:
+            for file in files:
+                suffix = file.path[-3:]
+                entry = FileEntry(file.path, file.bytes or 0, examination.hashes[suffix], **described[suffix])
+                workspace.adopted.append(entry)
+        return {"in": documents, "out": documents, "rejected": 0, "blank": 0, "tokens": tokens, "sequences": sequences}
 
 
 def _copy(unit: Unit, files: Sequence[InputFile], workspace: Workspace) -> list[OutputFile]:

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import xxhash
 
@@ -23,11 +23,8 @@ from tokenmill.flow.overlap import Follower
 from tokenmill.flow.partition import groups
 from tokenmill.flow.provenance import narrow
 from tokenmill.flow.record import Counts, Plan, Unit
-from tokenmill.flow.workspace import OutputFile, Workspace, nothing_common
-
-RESUMABLE = False
-THREADS = False
-common = nothing_common
+from tokenmill.flow.stage import nothing_shared
+from tokenmill.flow.workspace import OutputFile, Workspace
 
 PIECE = 16 << 20
 """Bytes copied before they are read back: few enough to be in the page cache still."""
@@ -155,24 +152,32 @@ class _Account:
         self._back.close()
 
 
-def do(unit: Unit, workspace: Workspace) -> Counts:
-    """Join one run of files here, while a thread hashes and counts, keeping where each file's records begin."""
-    output = workspace.open(unit.outputs[0])
-    waiting: list[_Piece] = []
-    length = 0
-    with closing(_Account(output, workspace)) as account, Follower(AHEAD) as follower:
-        for file in unit.spec(Files).inputs:
-            for piece in _append(output, workspace, file):
-                waiting.append(piece)
-                length += piece.length
-                if length >= PIECE:
-                    follower.do(account.take, waiting)
-                    waiting, length = [], 0
-                workspace.checkpoint(piece.length)
-        follower.wait()
-        account.take(waiting)
-    output.describe(records=account.records, parts=account.parts)
-    return {"in": account.records, "out": account.records, "rejected": 0, "blank": account.blank}
+class Concatenate:
+    """Join runs of files."""
+
+    name: Final = "concatenate"
+    concurrency: Final = "processes"
+    resumable: Final = False
+    shared = staticmethod(nothing_shared)
+
+    def do(self, unit: Unit, workspace: Workspace) -> Counts:
+        """Join one run of files here, while a thread hashes and counts, keeping where each file's records begin."""
+        output = workspace.open(unit.outputs[0])
+        waiting: list[_Piece] = []
+        length = 0
+        with closing(_Account(output, workspace)) as account, Follower(AHEAD) as follower:
+            for file in unit.spec(Files).inputs:
+                for piece in _append(output, workspace, file):
+                    waiting.append(piece)
+                    length += piece.length
+                    if length >= PIECE:
+                        follower.do(account.take, waiting)
+                        waiting, length = [], 0
+                    workspace.checkpoint(piece.length)
+            follower.wait()
+            account.take(waiting)
+        output.describe(records=account.records, parts=account.parts)
+        return {"in": account.records, "out": account.records, "rejected": 0, "blank": account.blank}
 
 
 def _append(output: OutputFile, workspace: Workspace, file: InputFile) -> Iterator[_Piece]:

@@ -7,7 +7,7 @@ have that hash. What a server refuses is asked again until the deadline, never s
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from tokenmill.corpus.fetch import Lines, fetch, worth_keeping
 from tokenmill.corpus.source import (
@@ -23,13 +23,10 @@ from tokenmill.files.paths import safe_name
 from tokenmill.flow.contract import InputRange
 from tokenmill.flow.provenance import whole
 from tokenmill.flow.record import Counts, Plan, Unit
-from tokenmill.flow.worker import Job
+from tokenmill.flow.stage import Job
 from tokenmill.flow.workspace import Workspace
 from tokenmill.selection import Offer, Selection
 from tokenmill.selection import select as choose
-
-RESUMABLE = True
-THREADS = True
 
 
 def prepare(
@@ -124,29 +121,37 @@ def _parents(path: str) -> list[str]:
     return ["/".join(folders[: i + 1]) for i in range(len(folders))]
 
 
-@contextmanager
-def common(job: Job, plan: Plan, todo: Sequence[Unit], warn: Callable[[str], None]) -> Iterator[tuple[Source, Lines]]:
-    """Give the units one source, for a server's patience is one, and the connections that they share."""
-    uri, endpoint, stall, connections = (
-        job.settings[name] for name in ("uri", "endpoint", "stall_seconds", "connections")
-    )
-    yield open_source(uri, stall_seconds=stall, endpoint=endpoint, warn=warn), Lines(connections)
+class Download:
+    """Fetch files one by one."""
 
+    name: Final = "download"
+    concurrency: Final = "threads"
+    resumable: Final = True
 
-def do(unit: Unit, workspace: Workspace) -> Counts:
-    """Fetch one file, from where a dead attempt stopped, and check its hash."""
-    file = unit.spec(RemoteFile)
-    output = workspace.open(unit.outputs[0], temporary="data", keep=worth_keeping(file, workspace.path("data")))
-    source, lines = workspace.common
-    fetch(
-        source,
-        file,
-        workspace.plan.source["revision"],
-        output,
-        give_up_at=workspace.settings["give_up_at"],
-        checkpoint=workspace.checkpoint,
-        lines=lines,
-    )
-    output.describe(parts=whole(file.path))
-    workspace.inputs = [InputRange(file.path, 0, None)]
-    return {"in": 1, "out": 1, "rejected": 0, "bytes": output.bytes}
+    @contextmanager
+    def shared(
+        self, job: Job, plan: Plan, todo: Sequence[Unit], warn: Callable[[str], None]
+    ) -> Iterator[tuple[Source, Lines]]:
+        """Give the units one source, for a server's patience is one, and the connections that they share."""
+        uri, endpoint, stall, connections = (
+            job.settings[name] for name in ("uri", "endpoint", "stall_seconds", "connections")
+        )
+        yield open_source(uri, stall_seconds=stall, endpoint=endpoint, warn=warn), Lines(connections)
+
+    def do(self, unit: Unit, workspace: Workspace) -> Counts:
+        """Fetch one file, from where a dead attempt stopped, and check its hash."""
+        file = unit.spec(RemoteFile)
+        output = workspace.open(unit.outputs[0], temporary="data", keep=worth_keeping(file, workspace.path("data")))
+        source, lines = workspace.common
+        fetch(
+            source,
+            file,
+            workspace.plan.source["revision"],
+            output,
+            give_up_at=workspace.settings["give_up_at"],
+            checkpoint=workspace.checkpoint,
+            lines=lines,
+        )
+        output.describe(parts=whole(file.path))
+        workspace.inputs = [InputRange(file.path, 0, None)]
+        return {"in": 1, "out": 1, "rejected": 0, "bytes": output.bytes}

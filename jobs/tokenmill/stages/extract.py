@@ -4,7 +4,7 @@ Stands between download and concatenate, and can be left out: preprocess reads c
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from tokenmill.errors import RequestError
 from tokenmill.files.paths import safe_name
@@ -12,11 +12,8 @@ from tokenmill.flow.contract import Files, InputRange
 from tokenmill.flow.lineage import Dataset
 from tokenmill.flow.provenance import narrow
 from tokenmill.flow.record import Counts, Plan, Unit
-from tokenmill.flow.workspace import Workspace, nothing_common
-
-RESUMABLE = False
-THREADS = False
-common = nothing_common
+from tokenmill.flow.stage import nothing_shared
+from tokenmill.flow.workspace import Workspace
 
 BUFFER = 1 << 20
 """Bytes decompressed at a time: large enough to amortise the hand-over, small enough for the caches."""
@@ -57,49 +54,57 @@ def prepare(dataset: Dataset, wanted: str | None = None) -> tuple[dict[str, Any]
     return request, make
 
 
-def do(unit: Unit, workspace: Workspace) -> Counts:
-    """Decompress one file here, while a thread counts its records, hashes and writes."""
-    import xxhash
+class Extract:
+    """Decompress files one by one."""
 
-    from tokenmill.corpus import foreign
-    from tokenmill.corpus.compression import ZSTD_WINDOW, open_decompressed
-    from tokenmill.corpus.records import RecordCounter
-    from tokenmill.flow.overlap import Follower
+    name: Final = "extract"
+    concurrency: Final = "processes"
+    resumable: Final = False
+    shared = staticmethod(nothing_shared)
 
-    (file,) = unit.spec(Files).inputs
-    counter = RecordCounter()
-    digest = xxhash.xxh3_128()  # of the input: zstd frames may come without a checksum
-    output = workspace.open(unit.outputs[0])
+    def do(self, unit: Unit, workspace: Workspace) -> Counts:
+        """Decompress one file here, while a thread counts its records, hashes and writes."""
+        import xxhash
 
-    def take(buffer: bytearray, size: int) -> None:
-        if not output.bytes:
-            head = bytes(buffer[: min(size, foreign.HEAD)])
-            foreign.refuse(head, file.path)
-            foreign.refuse_spread(head, file.path)
-        counter.update(buffer, size)
-        output.write(memoryview(buffer)[:size])
+        from tokenmill.corpus import foreign
+        from tokenmill.corpus.compression import ZSTD_WINDOW, open_decompressed
+        from tokenmill.corpus.records import RecordCounter
+        from tokenmill.flow.overlap import Follower
 
-    ring = [bytearray(BUFFER)]
-    read = turn = 0
-    with (
-        workspace.reading(file, unit.weight) as path,
-        open_decompressed(
-            path, display=str(path), digest=digest, window=workspace.settings["zstd_window"] or ZSTD_WINDOW
-        ) as reader,
-        Follower(BUFFERS - 1) as follower,
-    ):
-        while (got := reader.readinto(memoryview(ring[turn]))) == BUFFER:
-            follower.do(take, ring[turn], got)
-            turn = (turn + 1) % BUFFERS
-            if turn == len(ring):
-                ring.append(bytearray(BUFFER))
+        (file,) = unit.spec(Files).inputs
+        counter = RecordCounter()
+        digest = xxhash.xxh3_128()  # of the input: zstd frames may come without a checksum
+        output = workspace.open(unit.outputs[0])
+
+        def take(buffer: bytearray, size: int) -> None:
+            if not output.bytes:
+                head = bytes(buffer[: min(size, foreign.HEAD)])
+                foreign.refuse(head, file.path)
+                foreign.refuse_spread(head, file.path)
+            counter.update(buffer, size)
+            output.write(memoryview(buffer)[:size])
+
+        ring = [bytearray(BUFFER)]
+        read = turn = 0
+        with (
+            workspace.reading(file, unit.weight) as path,
+            open_decompressed(
+                path, display=str(path), digest=digest, window=workspace.settings["zstd_window"] or ZSTD_WINDOW
+            ) as reader,
+            Follower(BUFFERS - 1) as follower,
+        ):
+            while (got := reader.readinto(memoryview(ring[turn]))) == BUFFER:
+                follower.do(take, ring[turn], got)
+                turn = (turn + 1) % BUFFERS
+                if turn == len(ring):
+                    ring.append(bytearray(BUFFER))
+                workspace.checkpoint(reader.compressed_read - read)
+                read = reader.compressed_read
+            follower.wait()
+            take(ring[turn], got)
             workspace.checkpoint(reader.compressed_read - read)
-            read = reader.compressed_read
-        follower.wait()
-        take(ring[turn], got)
-        workspace.checkpoint(reader.compressed_read - read)
-    workspace.check_hash(file, digest.hexdigest())
-    records = counter.finish()
-    output.describe(records=records, blank=counter.blank, parts=narrow(file.parts or [], records))
-    workspace.inputs = [InputRange(file.path, 0, records)]
-    return {"in": records, "out": records, "rejected": 0, "blank": counter.blank}
+        workspace.check_hash(file, digest.hexdigest())
+        records = counter.finish()
+        output.describe(records=records, blank=counter.blank, parts=narrow(file.parts or [], records))
+        workspace.inputs = [InputRange(file.path, 0, records)]
+        return {"in": records, "out": records, "rejected": 0, "blank": counter.blank}

@@ -15,10 +15,12 @@ from tokenmill.flow.contract import RemoteFile
 from tokenmill.flow.lineage import Dataset, Usable, check_apart, upstream_of
 from tokenmill.flow.planning import Request
 from tokenmill.flow.progress import Reporter
-from tokenmill.flow.record import STAGES, Plan
-from tokenmill.flow.worker import Distribution, Job, Summary, run, stop_requested
+from tokenmill.flow.record import Plan
+from tokenmill.flow.stage import Job
+from tokenmill.flow.worker import Distribution, Summary, run, stop_requested
 from tokenmill.machine import cpu_quota, memory_words
 from tokenmill.selection import Selection
+from tokenmill.stages import FOLDERS, before
 from tokenmill.tokens.encoder_store import Recipe
 
 if TYPE_CHECKING:
@@ -59,8 +61,7 @@ def available_cpus() -> int:
 
 def default_output(source: Path, stage: str) -> Path:
     """Return where a stage's output goes when no directory is named: below what it reads."""
-    names = dict(zip(STAGES, ("", "extracted", "concatenated", "preprocessed"), strict=True))
-    return (source if source.is_dir() else source.parent) / names[stage]
+    return (source if source.is_dir() else source.parent) / FOLDERS[stage]
 
 
 def download(
@@ -78,7 +79,7 @@ def download(
 ) -> Summary:
     """Fetch a source's files into `output`, several at a time; `wanted` is the format they are to be read as."""
     from tokenmill.corpus.source import Patience, local_path, open_source
-    from tokenmill.stages.download import prepare, select
+    from tokenmill.stages.download import Download, prepare, select
 
     directory = local_path(uri)
     if directory:
@@ -109,7 +110,7 @@ def download(
         "give_up_at": give_up_at,
         "connections": connections,
     }
-    job = Job("tokenmill.stages.download", output, output, settings)
+    job = Job(Download(), output, output, settings)
     return _run_listed(job, prepared, how, listed, planned, processes=connections + COMMITTING_FILES, outdated=outdated)
 
 
@@ -125,12 +126,14 @@ def extract(
 ) -> Summary:
     """Decompress the files of `source` into `output`."""
     from tokenmill.corpus.compression import COMPRESSIONS, DATA_SUFFIXES
-    from tokenmill.stages.extract import prepare
+    from tokenmill.stages.extract import Extract, prepare
 
     usable = _usable((*DATA_SUFFIXES, *(f".{suffix}" for suffix in COMPRESSIONS)), wanted)
-    dataset = upstream_of(source, "extract", only=from_stage, usable=usable, selection=selection, output=output)
+    dataset = upstream_of(
+        source, "extract", before("extract"), only=from_stage, usable=usable, selection=selection, output=output
+    )
     _say(how, dataset)
-    job = Job("tokenmill.stages.extract", output, dataset.root, {"zstd_window": zstd_window})
+    job = Job(Extract(), output, dataset.root, {"zstd_window": zstd_window})
     return _run(job, prepare(dataset, wanted), how, dataset)
 
 
@@ -147,13 +150,15 @@ def concatenate(
 ) -> Summary:
     """Join the files of `source` into `target_files` in `output`."""
     from tokenmill.corpus.compression import DATA_SUFFIXES
-    from tokenmill.stages.concatenate import prepare
+    from tokenmill.stages.concatenate import Concatenate, prepare
 
     usable = _usable(DATA_SUFFIXES, wanted)
-    dataset = upstream_of(source, "concatenate", only=from_stage, usable=usable, selection=selection, output=output)
+    dataset = upstream_of(
+        source, "concatenate", before("concatenate"), only=from_stage, usable=usable, selection=selection, output=output
+    )
     _say(how, dataset)
     prepared = prepare(dataset, target_files=target_files, name=name, wanted=wanted)
-    return _run(Job("tokenmill.stages.concatenate", output, dataset.root), prepared, how, dataset)
+    return _run(Job(Concatenate(), output, dataset.root), prepared, how, dataset)
 
 
 def _usable(endings: tuple[str, ...], wanted: str | None) -> Usable:
@@ -182,7 +187,7 @@ def preprocess(
     """Tokenise the files of `source` into indexed datasets in `output`; a stream has a selection of its own."""
     from tokenmill.corpus.compression import DATA_SUFFIXES, ZSTD_WINDOW
     from tokenmill.corpus.kinds import longest_record
-    from tokenmill.stages.preprocess import local, prepare, streamed
+    from tokenmill.stages.preprocess import Preprocess, local, prepare, streamed
     from tokenmill.tokens.unit_tokenizer import spelled_warning
     from tokenmill.tokens.workers.pool import EncoderProcesses
 
@@ -197,7 +202,15 @@ def preprocess(
     dataset, stream, more = None, None, COMMITTING_PAIRS
     if isinstance(source, Path):
         usable = _usable(DATA_SUFFIXES, wanted)
-        dataset = upstream_of(source, "preprocess", only=from_stage, usable=usable, selection=selection, output=output)
+        dataset = upstream_of(
+            source,
+            "preprocess",
+            before("preprocess"),
+            only=from_stage,
+            usable=usable,
+            selection=selection,
+            output=output,
+        )
         _say(how, dataset)
         stage = dataset.upstream.get("stage")
         if wanted not in (None, "jsonl") and stage in ("extract", "concatenate"):
@@ -240,7 +253,7 @@ def preprocess(
             "reading": reading,
             "max_record_size": max_record_size,
         }
-        job = Job("tokenmill.stages.preprocess", output, dataset.root if dataset else output, settings)
+        job = Job(Preprocess(), output, dataset.root if dataset else output, settings)
         try:
             if stream is None:
                 return _run(job, prepared, how, dataset, processes=processes + more)
@@ -270,7 +283,7 @@ def adopt(
     tokenizer_source: str | None = None,
 ) -> tuple[Summary, Path]:
     """Record pairs that another tool made as an output of preprocess; return where, too."""
-    from tokenmill.stages.adopt import KEY, find_pairs, prepare
+    from tokenmill.stages.adopt import KEY, Adopt, find_pairs, prepare
 
     with explained(output or prefixes[0]):
         pairs = find_pairs(prefixes, output)
@@ -278,7 +291,7 @@ def adopt(
         how.reporter.say(note)
     recipe = Recipe(tokenizer, tokenizer_revision, [KEY], bool(append_eod), eod_token, True, None, "", tokenizer_source)
     prepared = prepare(pairs, recipe, append_eod=append_eod, endpoint=endpoint, reporter=how.reporter)
-    job = Job("tokenmill.stages.adopt", pairs.output, pairs.root, stage="preprocess")
+    job = Job(Adopt(), pairs.output, pairs.root)
     request = Request(*prepared, replace=how.replace, run=how.id, inputs=pairs.identities)
     return run(job, request, how.spread(), how.reporter), pairs.output
 

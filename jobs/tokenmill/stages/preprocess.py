@@ -7,7 +7,7 @@ The last data stage. A unit is one output pair per key, made from one input file
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tokenmill.corpus.kinds import LINES
 from tokenmill.errors import InputError, RequestError
@@ -17,9 +17,9 @@ from tokenmill.flow.partition import groups
 from tokenmill.flow.planning import refuse_foreign
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.record import REJECTED, Counts, Plan, StageRecord, Unit
-from tokenmill.flow.worker import Job
+from tokenmill.flow.stage import Job
 from tokenmill.flow.workspace import Workspace
-from tokenmill.tokens.contract import PairSpec
+from tokenmill.tokens.contract import PREPROCESS, PairSpec
 from tokenmill.tokens.encoder_store import Encoders, Recipe
 
 if TYPE_CHECKING:
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from tokenmill.stages.stream import Shards, Stream
     from tokenmill.tokens.workers.pool import EncoderProcesses
 
-RESUMABLE = True
-THREADS = True
 
 MANY_INPUTS = 1024
 """Up to this many inputs each gets an output of its own; Megatron-LM loads fewer than 32,767 datasets."""
@@ -107,7 +105,7 @@ def prepare(
         **_format(recipe),
     }
 
-    encoders = Encoders(StageRecord(output, "preprocess"))
+    encoders = Encoders(StageRecord(output, PREPROCESS))
     plan = encoders.record.read_plan()
     if plan is not None and plan.request == request and not encoders.ready(plan, encoder):
         known = plan.details["tokenizer"]
@@ -138,7 +136,7 @@ def prepare(
             **_format(recipe),
         }
         return Plan(
-            "preprocess",
+            PREPROCESS,
             request,
             units,
             basis=basis,
@@ -262,23 +260,29 @@ class Common(NamedTuple):
     shards: "Shards | None"
 
 
-@contextmanager
-def common(job: Job, plan: Plan, todo: Sequence[Unit], warn: Callable[[str], None]) -> Iterator[Common]:
-    """Have the encoder processes load the encoder: as many as there are, and no more than the work is worth."""
-    settings = job.settings
-    processes: EncoderProcesses = settings["encoders"]
-    stream: Stream | None = settings["stream"]
-    with (
-        stream.shards(plan.source["revision"], warn) if stream else nullcontext() as shards,
-        closing(processes),
-    ):
-        worth = 1 + sum(unit.weight for unit in todo) // WORTH_A_PROCESS
-        processes.begin(Encoders(job.record).task(plan, settings["encoder"], settings["verify_encoder"]), worth)
-        yield Common(processes, shards)
+class Preprocess:
+    """Tokenise runs of files into pairs."""
 
+    name: Final = PREPROCESS
+    concurrency: Final = "threads"
+    resumable: Final = True
 
-def do(unit: Unit, workspace: Workspace) -> Counts:
-    """Tokenise one output's files in order."""
-    from tokenmill.tokens.unit_tokenizer import Tokenising
+    @contextmanager
+    def shared(self, job: Job, plan: Plan, todo: Sequence[Unit], warn: Callable[[str], None]) -> Iterator[Common]:
+        """Have the encoder processes load the encoder: as many as there are, and no more than the work is worth."""
+        settings = job.settings
+        processes: EncoderProcesses = settings["encoders"]
+        stream: Stream | None = settings["stream"]
+        with (
+            stream.shards(plan.source["revision"], warn) if stream else nullcontext() as shards,
+            closing(processes),
+        ):
+            worth = 1 + sum(unit.weight for unit in todo) // WORTH_A_PROCESS
+            processes.begin(Encoders(job.record).task(plan, settings["encoder"], settings["verify_encoder"]), worth)
+            yield Common(processes, shards)
 
-    return Tokenising(unit, workspace).run()
+    def do(self, unit: Unit, workspace: Workspace) -> Counts:
+        """Tokenise one output's files in order."""
+        from tokenmill.tokens.unit_tokenizer import Tokenising
+
+        return Tokenising(unit, workspace).run()

@@ -2,6 +2,9 @@
 
 from tokenmill.flow.contract import Count, InputFile, InputRange, Name, Part, Record
 
+PREPROCESS = "preprocess"
+"""The stage whose outputs are pairs."""
+
 
 class PairSpec(Record, frozen=True):
     """From what pairs of .bin and .idx are made: `name` begins their names; `adopted` is how another tool's were."""

@@ -1,6 +1,7 @@
 """A preprocessed dataset as a reader meets it: its pairs, its tokenizer, its documents and where they came from."""
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -16,6 +17,7 @@ from tokenmill.flow.lineage import find_records, records_of, unfinished
 from tokenmill.flow.progress import size as words
 from tokenmill.flow.provenance import locate
 from tokenmill.flow.record import COPIED, IN_PLACE, Manifest, Plan, StageRecord, complete, kept_aside, make_manifest
+from tokenmill.tokens.contract import PREPROCESS
 
 _DAMAGED = {
     IN_PLACE: "put back what was adopted; or make the pair again with the tool that made it, and run the same "
@@ -75,7 +77,7 @@ class Document:
 
 def find_dataset(path: Path) -> Dataset:
     """Return the one preprocess output in `path` or below; none, several or an unfinished one is a RequestError."""
-    records = [record for record in find_records(path) if record.stage == "preprocess"]
+    records = list(find_records(path, [PREPROCESS]))
     if not records:
         raise RequestError(f"no output of tokenmill preprocess lies in {path}")
     if len(records) > 1:
@@ -116,7 +118,7 @@ def record_of_pair(prefix: Path) -> tuple[StageRecord, str] | None:
     """Return the preprocess that a pair may belong to, and the pair's prefix in it: of the nearest directory above."""
     prefix = prefix.absolute()
     for directory in prefix.parents:
-        record = StageRecord(directory, "preprocess")
+        record = StageRecord(directory, PREPROCESS)
         if record.tree.size(record.plan_path) is not None:
             return record, prefix.relative_to(directory).as_posix()
     return None
@@ -149,11 +151,11 @@ def find_document(dataset: Dataset, number: int, *, key: str | None, prefix: str
     return Document(pair, local, reader.document(local).tolist(), locate(pair.parts or [], local))
 
 
-def check(path: Path, *, full: bool, stage: str | None = None) -> tuple[list[str], list[str]]:
-    """Return what was checked and what is wrong, for every stage below `path` or for `stage`, or for one bare pair."""
+def check(path: Path, stages: Sequence[str], *, full: bool, stage: str | None = None) -> tuple[list[str], list[str]]:
+    """Return what was checked and what is wrong: of each of `stages` below `path`, of `stage`, or of one bare pair."""
     from tokenmill.tokens.check import check_pair
 
-    records = records_of(path, stage) if path.is_dir() or stage else []
+    records = records_of(path, stages, stage) if path.is_dir() or stage else []
     if not records:
         prefix = Path(str(path).removesuffix(".bin").removesuffix(".idx"))
         known = record_of_pair(prefix)
@@ -217,7 +219,7 @@ def _check_stage(record: StageRecord, full: bool, only: str | None = None) -> tu
                 wrong.extend(map(str, problems))
             elif entry.role != "idx":
                 wrong.extend(_check_file(record, entry, full))
-    if plan.stage == "preprocess":
+    if plan.stage == PREPROCESS:
         wrong.extend(check_tokenizer(record, plan))
     if not absent and only is None:
         manifest = record.stored_manifest(plan.id)
