@@ -12,6 +12,7 @@ from tokenmill.files.publish import write_atomic
 from tokenmill.flow.contract import FileEntry, Receipt, RemoteFile
 from tokenmill.flow.provenance import whole
 from tokenmill.flow.record import Plan, StageRecord, Unit, make_manifest
+from tokenmill.stages.kinds import DOWNLOAD
 
 
 def name(number: int) -> str:
@@ -39,7 +40,7 @@ def make(output: Path, count: int) -> None:
         entry = FileEntry(unit.id, unit.weight, f"{number:032x}", parts=whole(name(number)))
         counts, now = {"in": 1, "out": 1, "bytes": unit.weight}, datetime.now(UTC)
         receipts.append(Receipt(plan.id, unit.id, counts, [entry], [], [], unit.weight, now, now))
-    record = StageRecord(output, "download")
+    record = StageRecord(output, DOWNLOAD)
     manifest = make_manifest(plan, receipts)
     write_atomic(record.plan_path, plan.to_bytes())
     write_atomic(record.manifest_path, readable_pieces({"hash": manifest.hash, **manifest.content}))

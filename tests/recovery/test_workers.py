@@ -142,7 +142,7 @@ def test_a_killed_child(forge: Forge, tmp_path: Path) -> None:
 KILLS = """
 import os, signal, time
 from pathlib import Path
-from tokenmill.flow.contract import Record
+from tokenmill.flow.contract import Kind, Record
 from tokenmill.flow.planning import Request
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.record import Plan, Unit
@@ -150,7 +150,7 @@ from tokenmill.flow.stage import Job, nothing_shared
 from tokenmill.flow.worker import Distribution, run
 
 class Kills:
-    name, concurrency, resumable = "kills", "processes", False
+    kind, concurrency, resumable = Kind("kills", Record), "processes", False
     shared = staticmethod(nothing_shared)
 
     def do(self, unit, workspace):

@@ -20,7 +20,8 @@ from tokenmill.flow.progress import Reporter
 from tokenmill.flow.record import StageRecord
 from tokenmill.flow.status import statuses
 from tokenmill.flow.worker import Summary
-from tokenmill.stages import ORDER, before, launch
+from tokenmill.stages import launch
+from tokenmill.stages.kinds import CONCATENATE, EXTRACT, KINDS, PREPROCESS, before
 from tokenmill.tokens.dataset import check
 
 FILES = 4
@@ -61,7 +62,7 @@ def concatenate(root: Path, output: Path | None = None, *, files: int = 2, run: 
 
 
 def upstream(path: Path, **options: str) -> Dataset:
-    return upstream_of(path, "preprocess", before("preprocess"), usable=DATA_SUFFIXES, only=options.get("only"))
+    return upstream_of(path, "preprocess", before(PREPROCESS), usable=DATA_SUFFIXES, only=options.get("only"))
 
 
 @pytest.fixture
@@ -86,8 +87,8 @@ def test_the_furthest_finished_stage_is_taken_and_said(root: Path) -> None:
     assert summary.completion.manifest is not None
     assert taken.upstream["manifest"] == summary.completion.manifest.hash
     # The stage itself and what comes after it are no input of it.
-    assert stage_and_place(upstream_of(root, "concatenate", before("concatenate"))) == ("extract", root / "extracted")
-    assert stage_and_place(upstream_of(root, "extract", before("extract"))) == ("download", root)
+    assert stage_and_place(upstream_of(root, "concatenate", before(CONCATENATE))) == ("extract", root / "extracted")
+    assert stage_and_place(upstream_of(root, "extract", before(EXTRACT))) == ("download", root)
     # A stage's own directory is as good as the root.
     assert stage_and_place(upstream(root / "extracted")) == ("extract", root / "extracted")
 
@@ -113,7 +114,7 @@ def test_the_source_stays_known_through_all_stages(root: Path, tmp_path: Path) -
 def test_what_a_stage_counted_is_not_counted_again(root: Path) -> None:
     extract(root)
     concatenate(root)
-    plan = StageRecord(root / "concatenated", "concatenate").read_plan()
+    plan = StageRecord(root / "concatenated", CONCATENATE).read_plan()
     assert plan is not None
     inputs = [file for unit in plan.units for file in unit.inputs]
     assert [(file.records, file.blank) for file in inputs] == [(index + 1, 0) for index in range(FILES)]
@@ -133,7 +134,7 @@ def test_an_unfinished_stage_is_refused_with_how_far_it_is(root: Path) -> None:
 
 
 def test_a_stage_without_a_plan_yet_is_refused(root: Path) -> None:
-    record = StageRecord(root / "extracted", "extract")
+    record = StageRecord(root / "extracted", EXTRACT)
     record.directory.mkdir(parents=True)
     assert stage_and_place(upstream(root)) == ("download", root)  # nobody is at it: it never began
     (record.directory / LEASE).write_bytes(owner_record())
@@ -192,7 +193,7 @@ def test_what_was_made_from_a_replaced_download_is_not_taken(root: Path, tmp_pat
 
 def test_an_upstream_made_again_with_the_same_content_invalidates_nothing(root: Path, tmp_path: Path) -> None:
     extract(root)
-    before = StageRecord(root / "extracted", "extract").read_plan()
+    before = StageRecord(root / "extracted", EXTRACT).read_plan()
     for path in (root / ".tokenmill/download/receipts").iterdir():
         path.unlink()
     (root / ".tokenmill/download/manifest.json").unlink()
@@ -249,10 +250,10 @@ def test_a_manifest_that_says_other_than_the_receipts_is_noticed_and_not_read(ro
     content = manifest.read_bytes()
     value = json.loads(content)
     manifest.write_text(json.dumps(value | {"files": value["files"][1:]}))
-    assert any("not what the receipts say" in problem for problem in check(root, ORDER, full=False)[1])
+    assert any("not what the receipts say" in problem for problem in check(root, KINDS, full=False)[1])
     assert len(upstream(root).files) == FILES
     assert manifest.read_bytes() == content
-    assert check(root, ORDER, full=False)[1] == []
+    assert check(root, KINDS, full=False)[1] == []
 
 
 def test_a_plain_directory_is_read_as_it_lies_but_not_what_it_is_written_to(tmp_path: Path) -> None:
@@ -260,18 +261,18 @@ def test_a_plain_directory_is_read_as_it_lies_but_not_what_it_is_written_to(tmp_
     for name in ("b.jsonl", "sub/a.jsonl", "README.md", ".hidden.jsonl", "out/old.jsonl"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text('{"text": "x"}\n')
-    dataset = upstream_of(root, "preprocess", before("preprocess"), usable=DATA_SUFFIXES, output=root / "out")
+    dataset = upstream_of(root, "preprocess", before(PREPROCESS), usable=DATA_SUFFIXES, output=root / "out")
     assert [file.path for file in dataset.files] == ["b.jsonl", "sub/a.jsonl"]
     assert dataset.upstream["stage"] is None
     assert any("README.md" in note for note in dataset.notes)
     moved = root.rename(tmp_path / "elsewhere")
     assert (
-        upstream_of(moved, "preprocess", before("preprocess"), usable=DATA_SUFFIXES, output=moved / "out").upstream
+        upstream_of(moved, "preprocess", before(PREPROCESS), usable=DATA_SUFFIXES, output=moved / "out").upstream
         == dataset.upstream
     )
     (moved / "b.jsonl").write_text('{"text": "another"}\n')
     assert (
-        upstream_of(moved, "preprocess", before("preprocess"), usable=DATA_SUFFIXES, output=moved / "out").upstream
+        upstream_of(moved, "preprocess", before(PREPROCESS), usable=DATA_SUFFIXES, output=moved / "out").upstream
         != dataset.upstream
     )
 
@@ -384,13 +385,13 @@ def test_what_tokenmill_made_is_never_read_as_files_somebody_brought(tmp_path: P
     """An extract's output lies inside the directory it read: a download of that directory must not double it."""
     brought = fill(tmp_path / "brought", files=2, text="own")
     extract(brought)
-    taken = upstream_of(brought, "extract", before("extract"), usable=(".gz", ".jsonl"))
+    taken = upstream_of(brought, "extract", before(EXTRACT), usable=(".gz", ".jsonl"))
     assert len(taken.files) == 2
     assert any("left out" in note and "extracted" in note for note in taken.notes)
     download(brought, tmp_path / "copy", how())
     assert len([path for path in (tmp_path / "copy").iterdir() if path.is_file()]) == 2
     with pytest.raises(RequestError, match="output directory of its own"):
-        upstream_of(brought, "extract", before("extract"), output=brought)
+        upstream_of(brought, "extract", before(EXTRACT), output=brought)
 
 
 def test_a_refused_plan_does_not_stand_in_the_way(tmp_path: Path) -> None:
@@ -398,7 +399,7 @@ def test_a_refused_plan_does_not_stand_in_the_way(tmp_path: Path) -> None:
     (brought / "a.parquet").write_bytes(b"PAR1")
     with pytest.raises(RequestError, match="Parquet"):
         extract(brought)
-    (status,) = statuses(brought, ORDER)
+    (status,) = statuses(brought, KINDS)
     assert status.state == "failed while planning" and "Parquet" in status.failures[0].message
     assert len(upstream(brought).files) == 2
 
@@ -462,4 +463,4 @@ def test_an_input_that_is_still_written_to_is_not_taken_for_whole(tmp_path: Path
     more = {"target_files": 1, "name": "part"} if stage == "concatenate" else {}
     with pytest.raises(TransientError, match="somebody writes to it"):
         getattr(launch, stage)(tmp_path / "plain", tmp_path / "out", run, **more)
-    assert not StageRecord(tmp_path / "out", stage).manifest_path.exists()
+    assert not StageRecord(tmp_path / "out", next(kind for kind in KINDS if kind.name == stage)).manifest_path.exists()

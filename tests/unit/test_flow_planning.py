@@ -12,7 +12,7 @@ import pytest
 from support.commandline import tokenmill
 from tokenmill.errors import InputError, MachineError, RequestError, Stopped, Superseded
 from tokenmill.files.tree import Tree
-from tokenmill.flow.contract import Record
+from tokenmill.flow.contract import Kind, Record
 from tokenmill.flow.planning import Request, agree
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.record import Counts, Plan, StageRecord, Unit
@@ -21,6 +21,7 @@ from tokenmill.flow.stage import Job, nothing_shared
 from tokenmill.flow.worker import Distribution, run
 from tokenmill.flow.workspace import Workspace
 from tokenmill.stages import launch
+from tokenmill.stages.kinds import CONCATENATE, DOWNLOAD, EXTRACT
 
 
 def how(
@@ -48,7 +49,7 @@ def join(source: Path, output: Path, files: int, run: launch.Run) -> bool:
 
 
 def test_of_many_planners_one_plans(tmp_path: Path) -> None:
-    record = StageRecord(tmp_path, "download")
+    record = StageRecord(tmp_path, DOWNLOAD)
     record.directory.mkdir(parents=True)
     made, plans = [], []
 
@@ -174,7 +175,7 @@ def test_a_run_may_replace_its_own_plan(source: Path, tmp_path: Path) -> None:
 
 
 def test_a_run_whose_plan_is_replaced_while_it_registers_is_closed(tmp_path: Path) -> None:
-    record = StageRecord(tmp_path, "download")
+    record = StageRecord(tmp_path, DOWNLOAD)
     record.directory.mkdir(parents=True)
     old, new = Plan("download", {"a": 1}, []), Plan("download", {"a": 2}, [])
     record.plan_path.write_bytes(new.to_bytes())
@@ -190,7 +191,7 @@ def test_a_run_whose_id_is_no_file_name_is_refused(source: Path, tmp_path: Path,
 
 
 def test_who_is_told_to_stop_while_planning_replaces_nothing(tmp_path: Path) -> None:
-    record = StageRecord(tmp_path, "download")
+    record = StageRecord(tmp_path, DOWNLOAD)
     record.directory.mkdir(parents=True)
     old = Plan("download", {"a": 1}, [])
     record.plan_path.write_bytes(old.to_bytes())
@@ -215,7 +216,7 @@ def test_files_that_were_there_before_are_not_overwritten(source: Path, tmp_path
 
 
 def test_a_plan_cut_short_is_made_again(source: Path, tmp_path: Path) -> None:
-    record = StageRecord(tmp_path / "out", "concatenate")
+    record = StageRecord(tmp_path / "out", CONCATENATE)
     record.directory.mkdir(parents=True)
     record.plan_path.write_bytes(b'{\n "id": "0123456789abcdef0123456789abcdef",\n "format": 1,\n')
     done = tokenmill("concatenate", source, tmp_path / "out", "--target-files", 2, "--processes", 1, timeout=10)
@@ -228,7 +229,7 @@ def test_a_plan_cut_short_after_the_work_ends_in_the_right_bytes_or_says_what_to
 ) -> None:
     output = tmp_path / "out"
     assert join(source, output, 2, how())
-    expected, plan = tree(output), StageRecord(output, "concatenate").plan_path
+    expected, plan = tree(output), StageRecord(output, CONCATENATE).plan_path
     plan.write_bytes(plan.read_bytes()[:300])
     try:
         assert join(source, output, 2, how())
@@ -245,7 +246,7 @@ def test_a_name_that_is_no_utf8_is_a_name_like_others(source: Path, tmp_path: Pa
 
 
 def test_a_lease_of_a_dead_planner_is_broken(source: Path, tmp_path: Path) -> None:
-    record = StageRecord(tmp_path / "out", "concatenate")
+    record = StageRecord(tmp_path / "out", CONCATENATE)
     record.directory.mkdir(parents=True)
     from tokenmill.flow.attempt import owner_record
 
@@ -275,7 +276,7 @@ def test_one_bad_input_does_not_stop_the_others(source: Path, tmp_path: Path) ->
     with pytest.raises(InputError, match=r"3\.jsonl\.gz"):
         launch.extract(source, tmp_path / "out", how())
     assert len(tree(tmp_path / "out")) == 5
-    failures = StageRecord(tmp_path / "out", "extract").failures()
+    failures = StageRecord(tmp_path / "out", EXTRACT).failures()
     assert [failure.unit for failure in failures] == ["3.jsonl"]
 
 
@@ -291,7 +292,7 @@ def test_finished_files_are_read_again_on_request(source: Path, tmp_path: Path) 
 class Endless:
     """A stage one of whose units fails by a bug, once all are at work, and whose others go on."""
 
-    name, concurrency, resumable = "endless", "threads", False
+    kind, concurrency, resumable = Kind("endless", Record), "threads", False
     shared = staticmethod(nothing_shared)
 
     def do(self, unit: Unit, workspace: Workspace) -> Counts:
@@ -319,7 +320,7 @@ def test_a_bug_in_one_unit_ends_the_run_though_another_would_go_on(tmp_path: Pat
 class Full:
     """A stage one of whose units has bad input, and whose others then meet a full disk."""
 
-    name, concurrency, resumable = "full", "threads", False
+    kind, concurrency, resumable = Kind("full", Record), "threads", False
     shared = staticmethod(nothing_shared)
 
     def do(self, unit: Unit, workspace: Workspace) -> Counts:
@@ -360,7 +361,7 @@ def test_a_plan_replaced_in_the_middle_of_a_commit_meets_no_file_of_the_old_one(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = tmp_path / "out"
-    record = StageRecord(output, "concatenate")
+    record = StageRecord(output, CONCATENATE)
     late = Plan("concatenate", {"later": True}, [])
     fsync = Tree.fsync
 

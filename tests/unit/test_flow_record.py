@@ -17,11 +17,10 @@ from tokenmill.errors import RequestError
 from tokenmill.files.hashing import hash_file
 from tokenmill.files.paths import safe_name
 from tokenmill.flow.contract import (
-    BasisRecord,
-    DetailsRecord,
     EmptyPair,
     Files,
     InputFile,
+    Kind,
     Receipt,
     Record,
     SourceRecord,
@@ -49,6 +48,7 @@ class Made(Record, frozen=True):
     text: str = ""
 
 
+KIND = Kind("extract", Made)
 MADE = st.builds(Made, st.none() | st.integers(-(2**53), 2**53), TEXT)
 UNITS = st.lists(
     st.builds(Unit, id=NAMES, weight=st.integers(0, 2**50), spec=MADE, outputs=st.lists(NAMES, max_size=3)), max_size=5
@@ -58,8 +58,8 @@ PLANS = st.builds(
     stage=st.sampled_from(["download", "extract"]),
     request=SPECS,
     units=UNITS,
-    basis=beside(BasisRecord),
-    details=beside(DetailsRecord),
+    basis=SPECS,
+    details=SPECS,
     source=beside(SourceRecord),
     upstream=beside(UpstreamRecord),
     require=st.none() | st.just("out"),
@@ -92,7 +92,7 @@ def finish(record: StageRecord, plan: Plan, unit: Unit, content: bytes = b"{}\n"
 
 @pytest.fixture
 def record(tmp_path: Path) -> StageRecord:
-    made = StageRecord(tmp_path, "extract")
+    made = StageRecord(tmp_path, KIND)
     made.directory.mkdir(parents=True)
     made.plan_path.write_bytes(PLAN.to_bytes())
     return made
@@ -101,7 +101,7 @@ def record(tmp_path: Path) -> StageRecord:
 @given(PLANS)
 @settings(max_examples=50)
 def test_a_plan_on_disk_is_the_plan_that_was_written(tmp_path_factory: pytest.TempPathFactory, plan: Plan) -> None:
-    record = StageRecord(tmp_path_factory.getbasetemp() / "plans", plan.stage)
+    record = StageRecord(tmp_path_factory.getbasetemp() / "plans", KIND)
     record.directory.mkdir(parents=True, exist_ok=True)
     record.plan_path.write_bytes(plan.to_bytes())
     assert record.read_plan() == plan
@@ -246,7 +246,7 @@ def test_while_a_unit_has_no_receipt_only_names_are_read(record: StageRecord) ->
 
 
 def test_a_manifests_hash_knows_no_times_hosts_and_directories(record: StageRecord, tmp_path: Path) -> None:
-    elsewhere = StageRecord(tmp_path / "elsewhere", "extract")
+    elsewhere = StageRecord(tmp_path / "elsewhere", KIND)
     elsewhere.output.mkdir()
     for unit in PLAN.units:
         finish(record, PLAN, unit)
@@ -274,7 +274,8 @@ def test_a_plan_of_many_units_and_its_manifest_take_little_memory(record: StageR
 import tracemalloc
 from pathlib import Path
 from tokenmill.flow.record import StageRecord, complete
-record = StageRecord(Path({str(record.output)!r}), {record.stage!r})
+from tokenmill.stages.kinds import EXTRACT
+record = StageRecord(Path({str(record.output)!r}), EXTRACT)
 complete(record, record.read_plan())  # what is imported on the way is no plan
 tracemalloc.start()
 plan = record.read_plan()

@@ -18,7 +18,8 @@ from tokenmill.errors import InputError, RequestError
 from tokenmill.flow.contract import EmptyPair
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.worker import Summary
-from tokenmill.stages import ORDER, launch
+from tokenmill.stages import launch
+from tokenmill.stages.kinds import KINDS
 from tokenmill.tokens.dataset import check, find_dataset, find_document
 from tokenmill.tokens.encoder_store import Recipe
 from tokenmill.tokens.indexed import IndexedReader
@@ -356,13 +357,13 @@ def test_the_tokenizer_beside_the_data_is_the_one_they_were_made_with(tmp_path: 
         preprocess(
             tmp_path / "a.jsonl", output, tokenizer=str(tmp_path / "other"), target_files=1, name="new", replace=True
         )
-    assert check(output, ORDER, full=True)[1] == []
+    assert check(output, KINDS, full=True)[1] == []
 
     (output / "tokenizer/tokenizer.json").unlink()
     (output / "tokenizer/tokenizer_config.json").write_text("{}")
-    assert len(check(output, ORDER, full=True)[1]) == 2
+    assert len(check(output, KINDS, full=True)[1]) == 2
     preprocess(tmp_path / "a.jsonl", output)
-    assert check(output, ORDER, full=True)[1] == []
+    assert check(output, KINDS, full=True)[1] == []
 
 
 def test_a_strangers_file_is_not_overwritten(tmp_path: Path, output: Path) -> None:

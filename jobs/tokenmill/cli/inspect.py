@@ -38,7 +38,7 @@ def inspect(
         facts: dict[str, Any] = {
             "output": str(dataset.record.output),
             "source": source,
-            "tokenizer": tokenizer,
+            "tokenizer": tokenizer.to_json(),
             "counts": dataset.manifest.counts,
             "pairs": [
                 {name: getattr(pair, name) for name in ("prefix", "documents", "sequences", "tokens")}
@@ -49,7 +49,7 @@ def inspect(
         lines = [
             f"dataset {dataset.record.output}",
             f"source: {_origin(source)}",
-            f"tokenizer: {tokenizer['reference']}, {tokenizer['vocab_size']:,} entries, ids as "
+            f"tokenizer: {tokenizer.reference}, {tokenizer.vocab_size:,} entries, ids as "
             f"{', '.join(dataset.dtypes)}, {_eod(dataset)}",
             *(f"{pair.prefix}: {pair.documents:,} documents, {pair.tokens:,} tokens" for pair in dataset.pairs),
             *(
@@ -60,7 +60,7 @@ def inspect(
         ]
     else:
         found = find_document(dataset, document, key=key, prefix=file)
-        eod = dataset.plan.basis["eod"]
+        eod = dataset.basis.eod
         ids = found.ids[:-1] if found.ids and found.ids[-1] == eod else found.ids
         text = decode(dataset.backend, ids)
         name, record = found.source or (None, None)
@@ -82,8 +82,8 @@ def inspect(
 
 
 def _eod(dataset: "Dataset") -> str:
-    eod = dataset.plan.basis["eod"]
-    return "no EOD" if eod is None else f"EOD {dataset.tokenizer['eod_token']!r} ({eod})"
+    eod = dataset.basis.eod
+    return "no EOD" if eod is None else f"EOD {dataset.tokenizer.eod_token!r} ({eod})"
 
 
 def _origin(source: dict[str, Any]) -> str:

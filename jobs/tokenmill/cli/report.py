@@ -95,12 +95,12 @@ def report(summary: Summary, output: Path, json_lines: bool) -> None:
 def report_pipeline(pipeline: Pipeline, summaries: list[Summary], how: Run) -> None:
     """Verify what a pipeline made, then say what each stage did, where the files lie and what to type next."""
     from tokenmill.errors import InputError
-    from tokenmill.stages import ORDER
+    from tokenmill.stages.kinds import KINDS
     from tokenmill.tokens.dataset import check
 
     started = time.monotonic()
     data = default_output(pipeline.output, "preprocess")
-    _, wrong = check(data, ORDER, full=True)
+    _, wrong = check(data, KINDS, full=True)
     seconds = time.monotonic() - started
     if wrong:
         raise InputError(f"{len(wrong)} problems in what was just made; first: {wrong[0]}")

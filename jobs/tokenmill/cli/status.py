@@ -19,9 +19,9 @@ def status(
     from tokenmill.flow.progress import duration, size
     from tokenmill.flow.record import kept_aside
     from tokenmill.flow.status import statuses
-    from tokenmill.stages import ORDER
+    from tokenmill.stages.kinds import KINDS
 
-    for found in statuses(path, ORDER, stage):
+    for found in statuses(path, KINDS, stage):
         if json:
             sys.stdout.write(jsonlib.dumps(found.to_json()) + "\n")
             continue

@@ -18,10 +18,10 @@ def verify(
     json: o.Json = False,
 ) -> None:
     """Check outputs as Megatron-LM will read them, and against the hashes recorded when they were made."""
-    from tokenmill.stages import ORDER
+    from tokenmill.stages.kinds import KINDS
     from tokenmill.tokens.dataset import check
 
-    checked, wrong = check(path, ORDER, full=not quick, stage=stage)
+    checked, wrong = check(path, KINDS, full=not quick, stage=stage)
     if json:
         facts = {"event": "verify", "quick": quick, "checked": checked, "problems": wrong}
         sys.stdout.write(jsonlib.dumps(facts) + "\n")

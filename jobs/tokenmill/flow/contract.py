@@ -1,13 +1,12 @@
 """What the records of a stage hold: types that cross from module to module, and from worker to worker on a shared disk.
 
 A record comes from a disk that others write to, so that each type checks what it is made from, and a part that a
-stage alone understands stays JSON until that stage looks at it. A name that such a part lacks is noticed where it is
-read (`Recorded`).
+stage alone understands stays JSON until that stage looks at it: its Kind says what it is to be.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import msgspec
@@ -25,24 +24,6 @@ Hash = Annotated[str, Meta(pattern="^[0-9a-f]{16,128}$")]
 
 class DamagedRecord(RequestError):
     """A record lacks a part that this version of tokenmill reads."""
-
-
-class Recorded(dict[str, Any]):
-    """A part of a record: to read a name that it lacks is a DamagedRecord that names the record, not a KeyError."""
-
-    record = "the plan"
-    """What the part belongs to."""
-
-    @classmethod
-    def of(cls, record: Path, value: dict[str, Any]) -> "Recorded":
-        """Take a part of the record at a path."""
-        part = cls(value)
-        part.record = str(record)
-        return part
-
-    def __missing__(self, name: str) -> Any:
-        """Refuse the record."""
-        raise DamagedRecord(f"{self.record} is damaged, or somebody changed it: it lacks {name!r}; {REMAKE}")
 
 
 class Record(Struct, omit_defaults=True, frozen=True):
@@ -99,7 +80,7 @@ class InputFile(Record, frozen=True):
 
     def __post_init__(self) -> None:
         """Refuse a path that leads elsewhere."""
-        _check_path(self.path)
+        check_path(self.path)
 
 
 class InputRange(Record, frozen=True, gc=False):
@@ -118,29 +99,24 @@ class EmptyPair(Record, frozen=True, gc=False):
     documents: Count
 
 
+@dataclass(frozen=True)
+class Kind:
+    """The records of a stage: the name under which they lie, and what its plans say that it alone understands.
+
+    `spec` says from what a unit is made and how, `basis` what decides the bytes of every unit, `details` what planning
+    resolved.
+    """
+
+    name: str
+    spec: type[Record]
+    basis: type[Record] = Record
+    details: type[Record] = Record
+
+
 class Files(Record, frozen=True):
     """From what a unit is made that has nothing but its inputs."""
 
-    inputs: list[InputFile]
-
-
-class SpecRecord(Struct):
-    """From what a unit is made: what the stages have in common of it."""
-
-    name: Name | UnsetType = UNSET
-    inputs: Annotated[list[InputFile], Meta(min_length=1)] | UnsetType = UNSET
-    source: str | UnsetType = UNSET
-    bytes: Count | UnsetType | None = UNSET
-    sha256: str | None = None
-    git_sha1: str | None = None
-    url: str | None = None
-    version: str | None = None
-    xet: str | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse a name that leads elsewhere."""
-        if self.name is not UNSET:
-            _check_path(self.name)
+    inputs: Annotated[list[InputFile], Meta(min_length=1)]
 
 
 class UnitRecord(Struct, forbid_unknown_fields=True):
@@ -148,7 +124,7 @@ class UnitRecord(Struct, forbid_unknown_fields=True):
 
     id: Name
     weight: Count
-    spec: SpecRecord
+    spec: dict[str, Any]
     outputs: list[Name]
 
     def __post_init__(self) -> None:
@@ -156,39 +132,7 @@ class UnitRecord(Struct, forbid_unknown_fields=True):
         if "/" in self.id or "\0" in self.id or self.id.startswith("."):
             raise ValueError(f"the id {self.id!r} is no file name")
         for path in self.outputs:
-            _check_path(path)
-
-
-class TokenizerRecord(Struct):
-    """What a plan says of its tokenizer (`tokens.tokenizer.ResolvedTokenizer`)."""
-
-    reference: str
-    revision: str | None
-    files: dict[str, Hash]
-    vocab_size: Count
-    eod_id: Count | None
-
-    def __post_init__(self) -> None:
-        """Refuse files that lie elsewhere than beside each other."""
-        for path in self.files:
-            _check_path(path)
-
-
-class DetailsRecord(Struct):
-    """What planning resolved."""
-
-    tokenizer: TokenizerRecord | UnsetType = UNSET
-    notes: list[str] | UnsetType = UNSET
-
-
-class BasisRecord(Struct):
-    """What decides the bytes of every unit."""
-
-    tokenizer: Hash | UnsetType = UNSET
-    keys: Annotated[list[Name], Meta(min_length=1)] | UnsetType = UNSET
-    eod: Count | None = None
-    special_tokens: bool | UnsetType = UNSET
-    dtype: Literal["uint8", "int8", "int16", "int32", "int64", "uint16"] | UnsetType = UNSET
+            check_path(path)
 
 
 class SourceRecord(Struct):
@@ -211,8 +155,8 @@ class PlanRecord(Struct):
 
     stage: Name
     request: dict[str, Any]
-    basis: BasisRecord
-    details: DetailsRecord
+    basis: dict[str, Any]
+    details: dict[str, Any]
     source: SourceRecord
     upstream: UpstreamRecord
     require: Literal["out", "tokens"] | None
@@ -237,7 +181,7 @@ class FileEntry(Record, frozen=True):
 
     def __post_init__(self) -> None:
         """Refuse a path that leads elsewhere, and a pair that is not described."""
-        _check_path(self.path)
+        check_path(self.path)
         if self.role in ("bin", "idx") and self.path != f"{self.prefix}.{self.role}":
             raise ValueError(f"{self.path} is not the .{self.role} of the prefix {self.prefix}")
         counted = min(self.documents, self.sequences, self.tokens) >= 0
@@ -286,19 +230,22 @@ class ManifestRecord(Struct):
     stage: str
     source: SourceRecord
     upstream: UpstreamRecord
-    details: DetailsRecord
+    details: dict[str, Any]
     counts: dict[str, Count]
     empty: list[EmptyPair]
 
 
-def check_plan(value: dict[str, Any]) -> None:
+def check_plan(value: dict[str, Any], kind: Kind) -> None:
     """Check a plan without its units."""
     msgspec.convert(value, PlanRecord)
+    kind.basis.of_json(value["basis"])
+    kind.details.of_json(value["details"])
 
 
-def check_units(values: Sequence[Any]) -> None:
+def check_units(values: Sequence[Any], kind: Kind) -> None:
     """Check units of a plan."""
     msgspec.convert(values, list[UnitRecord])
+    msgspec.convert([value["spec"] for value in values], list[kind.spec])  # type: ignore[name-defined]
 
 
 def check_manifest(value: dict[str, Any]) -> None:
@@ -306,7 +253,8 @@ def check_manifest(value: dict[str, Any]) -> None:
     msgspec.convert(value, ManifestRecord)
 
 
-def _check_path(path: str) -> None:
+def check_path(path: str) -> None:
+    """Refuse a path that leads out of the output, or to its records (ValueError)."""
     names = path.split("/") if "/" in path else (path,)
     if "\0" in path or not {"", ".", ".."}.isdisjoint(names) or names[0] == ".tokenmill":
         raise ValueError(f"the path {path!r} leads elsewhere")

@@ -18,7 +18,7 @@ from tokenmill.files.mounts import patiently, settle_seconds
 from tokenmill.files.paths import RECORDS
 from tokenmill.files.tree import Tree
 from tokenmill.flow.attempt import LEASE, Liveness, read_owner
-from tokenmill.flow.contract import InputFile, Part, RemoteFile
+from tokenmill.flow.contract import InputFile, Kind, Part, RemoteFile
 from tokenmill.flow.progress import size
 from tokenmill.flow.provenance import whole
 from tokenmill.flow.record import PLANNING, Manifest, StageRecord, complete
@@ -100,9 +100,9 @@ class Dataset:
 
 
 def find_records(
-    root: Path, stages: Sequence[str], depth: int = SEARCH_DEPTH, unread: list[Path] | None = None
+    root: Path, kinds: Sequence[Kind], depth: int = SEARCH_DEPTH, unread: list[Path] | None = None
 ) -> Iterator[StageRecord]:
-    """Yield the stages of these names that left records in `root` and below it, begun or refused while planning.
+    """Yield the stages of these kinds that left records in `root` and below it, begun or refused while planning.
 
     A file stands for its directory: what is made from a single one lies beside it, unless said otherwise. A directory
     that this user may not read may hold records: it goes to `unread`, or is refused without such a list. The lost+found
@@ -111,8 +111,8 @@ def find_records(
     children: list[str] = []
     try:
         root = root.parent if root.is_file() else root
-        for stage in stages if root.is_dir() and Tree(root).exists(RECORDS) else ():
-            record = StageRecord(root, stage)
+        for kind in kinds if root.is_dir() and Tree(root).exists(RECORDS) else ():
+            record = StageRecord(root, kind)
             if record.tree.is_directory(record.directory):
                 yield record
         if depth and root.is_dir():
@@ -131,12 +131,12 @@ def find_records(
         unread.append(root)
         return
     for child in children:
-        yield from find_records(Path(child), stages, depth - 1, unread)
+        yield from find_records(Path(child), kinds, depth - 1, unread)
 
 
-def records_of(path: Path, stages: Sequence[str], stage: str | None) -> list[StageRecord]:
-    """Return which of `stages` were begun in `path` or below, in that order; or those called `stage` alone."""
-    records = sorted(find_records(path, stages), key=lambda record: (stages.index(record.stage), record.output))
+def records_of(path: Path, kinds: Sequence[Kind], stage: str | None) -> list[StageRecord]:
+    """Return which stages of `kinds` were begun in `path` or below, in that order; or those called `stage` alone."""
+    records = sorted(find_records(path, kinds), key=lambda record: (kinds.index(record.kind), record.output))
     found = [record for record in records if stage in (None, record.stage)]
     if not found and stage is not None:
         there = ", ".join(dict.fromkeys(record.stage for record in records)) or "none"
@@ -155,7 +155,7 @@ def _begun(record: StageRecord) -> bool:
 def upstream_of(
     path: Path,
     stage: str,
-    earlier: Sequence[str],
+    earlier: Sequence[Kind],
     *,
     only: str | None = None,
     usable: Usable = None,
@@ -223,7 +223,7 @@ class _Choice:
 
 
 def _upstream_of(
-    path: Path, stage: str, earlier: Sequence[str], only: str | None, choice: _Choice, output: Path | None
+    path: Path, stage: str, earlier: Sequence[Kind], only: str | None, choice: _Choice, output: Path | None
 ) -> Dataset:
     if not path.exists() and not patiently(path.exists, path.parent):
         raise RequestError(
@@ -233,8 +233,9 @@ def _upstream_of(
     refuse_special(path)
     if path.is_file():
         return _plain(path.parent, Walk([path.name], [], [], [], [], []), choice, by_name=True)
-    if only is not None and only not in earlier:
-        raise RequestError(f"--from {only}: {stage} reads one of {', '.join(earlier)}")
+    names = [kind.name for kind in earlier]
+    if only is not None and only not in names:
+        raise RequestError(f"--from {only}: {stage} reads one of {', '.join(names)}")
     unread: list[Path] = []
     records = [record for record in find_records(path, earlier, unread=unread) if only in (None, record.stage)]
     records = [record for record in records if _begun(record)]
@@ -247,8 +248,8 @@ def _upstream_of(
     return _furthest(path, records, stage, earlier, choice)
 
 
-def _furthest(path: Path, records: list[StageRecord], stage: str, earlier: Sequence[str], choice: _Choice) -> Dataset:
-    records = sorted(records, key=lambda record: earlier.index(record.stage))
+def _furthest(path: Path, records: list[StageRecord], stage: str, earlier: Sequence[Kind], choice: _Choice) -> Dataset:
+    records = sorted(records, key=lambda record: earlier.index(record.kind))
     present = {record.stage for record in records}
     current: set[str] = set()  # what was made from something stale is stale: in the stages' order, this settles it
     candidates, notes = [], []
@@ -259,8 +260,8 @@ def _furthest(path: Path, records: list[StageRecord], stage: str, earlier: Seque
         else:
             candidates.append((record, manifest))
             current |= {manifest.hash} if manifest else set()
-    rank = max(earlier.index(record.stage) for record, _ in candidates)
-    best = [found for found in candidates if earlier.index(found[0].stage) == rank]
+    rank = max(earlier.index(record.kind) for record, _ in candidates)
+    best = [found for found in candidates if earlier.index(found[0].kind) == rank]
     if len(best) > 1:
         names = "\n".join(f"  {record.output}" for record, _ in best)
         raise RequestError(f"more than one {best[0][0].stage} lies in {path}; name the one to read:\n{names}")
@@ -352,7 +353,7 @@ def _dataset(record: StageRecord, manifest: Manifest, choice: _Choice, notes: li
     return Dataset(record.output, files, upstream, source, [*notes, said, *left_out], warnings, frozenset(damaged))
 
 
-def _brought(root: Path, earlier: Sequence[str], choice: _Choice, output: Path | None) -> Dataset:
+def _brought(root: Path, earlier: Sequence[Kind], choice: _Choice, output: Path | None) -> Dataset:
     """List a directory that somebody brought, without what tokenmill made of it below."""
     if output is not None:
         check_apart(root, output)

@@ -37,9 +37,9 @@ from tokenmill.flow.contract import (
     Failure,
     FileEntry,
     InputFile,
+    Kind,
     Receipt,
     Record,
-    Recorded,
     check_manifest,
     check_plan,
     check_units,
@@ -193,15 +193,15 @@ class Plan:
         return b"".join(self.pieces())
 
     @classmethod
-    def read(cls, path: Path, tree: Tree) -> "Plan | None":
-        """Read a plan back; None when there is none, or it is incomplete."""
+    def read(cls, path: Path, tree: Tree, kind: Kind) -> "Plan | None":
+        """Read a plan of a kind back; None when there is none, or it is incomplete."""
         try:
-            return cls._of_json(path, read_json(path, packed="units", tree=tree))
+            return cls._of_json(read_json(path, packed="units", tree=tree), kind)
         except (ValueError, RecursionError):  # a unit's text is no JSON
             return None
 
     @classmethod
-    def _of_json(cls, path: Path, value: Any) -> "Plan | None":
+    def _of_json(cls, value: Any, kind: Kind) -> "Plan | None":
         if not isinstance(value, dict) or "id" not in value or "units" not in value:
             return None
         if value.get("format") != FORMAT:
@@ -212,17 +212,17 @@ class Plan:
         if content_id({name: part for name, part in value.items() if name != "id"}) != value["id"]:
             raise RequestError("it is damaged: it is not what was written, since its id is another")
         try:
-            check_plan(value)
+            check_plan(value, kind)
             if not isinstance(value["units"], Packed):
                 raise ValueError("its units are no list")
             units: list[Unit] = []
             for texts, batch in value["units"].with_texts():
-                check_units(batch)
+                check_units(batch, kind)
                 units += map(Unit.of_text, texts, batch)
         except ValueError as error:
             raise RequestError(f"it is damaged, or of another version of tokenmill ({error})") from error
         names = ("request", "basis", "details", "source", "upstream")
-        parts = {name: Recorded.of(path, value[name]) for name in names}
+        parts = {name: value[name] for name in names}
         plan = cls(stage=value["stage"], units=units, require=value["require"], **parts)
         plan.__dict__["id"] = value["id"]  # just compared: hashing 59,166 units as objects again would take 2 s
         return plan
@@ -233,7 +233,12 @@ class StageRecord:
     """The records of one stage in one output directory."""
 
     output: Path
-    stage: str
+    kind: Kind
+
+    @property
+    def stage(self) -> str:
+        """The stage's name."""
+        return self.kind.name
 
     @cached_property
     def tree(self) -> Tree:
@@ -286,7 +291,7 @@ class StageRecord:
         """Return the plan, or that which another is replacing; None when there is none."""
         path = self.replaced_path if replaced else self.plan_path
         try:
-            return Plan.read(path, self.tree)
+            return Plan.read(path, self.tree, self.kind)
         except ForeignEntry:
             raise
         except RequestError as error:

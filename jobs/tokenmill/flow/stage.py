@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from tokenmill.flow.contract import Kind
 from tokenmill.flow.record import Counts, Plan, StageRecord, Unit
 from tokenmill.flow.workspace import Workspace
 
@@ -20,8 +21,8 @@ class Stage(Protocol):
     """
 
     @property
-    def name(self) -> str:
-        """The name under which its records lie."""
+    def kind(self) -> Kind:
+        """What its records hold, and the name under which they lie."""
 
     @property
     def concurrency(self) -> Concurrency:
@@ -58,4 +59,4 @@ class Job:
     @property
     def record(self) -> StageRecord:
         """The records of this stage in its output."""
-        return StageRecord(self.output, self.stage.name)
+        return StageRecord(self.output, self.stage.kind)

@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenmill.errors import RequestError
 from tokenmill.flow.attempt import HEARTBEAT_SECONDS, LEASE, OWNER, Leftover, Liveness, leftovers, read_owner
-from tokenmill.flow.contract import Failure, Receipt
+from tokenmill.flow.contract import Failure, Kind, Receipt
 from tokenmill.flow.lineage import records_of
 from tokenmill.flow.record import StageRecord, complete
 
@@ -40,9 +40,9 @@ class StageStatus:
         return {**self.__dict__, "output": str(self.output), "failures": failures}
 
 
-def statuses(path: Path, stages: Sequence[str], stage: str | None = None) -> list[StageStatus]:
-    """Return the status of each of `stages` begun in `path` or below, or of `stage`; none is a RequestError."""
-    found = [_status(record) for record in records_of(path, stages, stage)]
+def statuses(path: Path, kinds: Sequence[Kind], stage: str | None = None) -> list[StageStatus]:
+    """Return the status of each stage of `kinds` begun in `path` or below, or of `stage`; none is a RequestError."""
+    found = [_status(record) for record in records_of(path, kinds, stage)]
     if not found:
         raise RequestError(f"no stage of tokenmill was begun in {path} or below it; give an output directory")
     return found

@@ -25,7 +25,7 @@ from tokenmill.flow.record import COPIED, IN_PLACE, Counts, Plan, StageRecord, U
 from tokenmill.flow.stage import nothing_shared
 from tokenmill.flow.workspace import OutputFile, Workspace
 from tokenmill.inputs import walk_files
-from tokenmill.tokens.contract import PREPROCESS, PairSpec
+from tokenmill.tokens.contract import PREPROCESS, PairBasis, PairDetails, PairSpec, basis_of, tokenizer_of
 from tokenmill.tokens.encoder_store import Encoders, Recipe
 
 if TYPE_CHECKING:
@@ -180,12 +180,12 @@ def prepare(
     plan = encoders.record.read_plan()
     _refuse_ours(pairs, plan)
     if plan is not None and plan.request == request and not encoders.ready(plan, ENCODER):
-        known = plan.details["tokenizer"]
-        again = recipe._replace(tokenizer_revision=known["revision"] or recipe.tokenizer_revision)
+        known = tokenizer_of(plan)
+        again = recipe._replace(tokenizer_revision=known.revision or recipe.tokenizer_revision)
         tokenizer = encoders.resolve([], again, request["tokenizer"], ENCODER, endpoint, reporter)
-        if tokenizer.fingerprint != plan.basis["tokenizer"]:
+        if tokenizer.fingerprint != known.fingerprint:
             raise RequestError(
-                f"the tokenizer {known['reference']} is not the one {pairs.output} was adopted with: other versions of "
+                f"the tokenizer {known.reference} is not the one {pairs.output} was adopted with: other versions of "
                 "transformers or tokenizers read it differently; use those"
             )
 
@@ -198,20 +198,20 @@ def prepare(
         eod = tokenizer.eod_id if append_eod else None
         if append_eod is None:
             eod = _settled_eod(pairs, tokenizer, reporter)
-        basis = {
-            "tokenizer": tokenizer.fingerprint,
-            "keys": [KEY],
-            "eod": eod,
-            "special_tokens": recipe.special_tokens,
-            "dtype": tokenizer.dtype,
+        basis = PairBasis(
+            tokenizer=tokenizer.fingerprint,
+            keys=[KEY],
+            eod=eod,
+            special_tokens=recipe.special_tokens,
+            dtype=tokenizer.dtype,
             **recipe.choices(),
-        }
+        )
         return Plan(
-            PREPROCESS,
+            PREPROCESS.name,
             request,
             units,
-            basis=basis,
-            details={"tokenizer": tokenizer.to_json()},
+            basis=basis.to_json(),
+            details=PairDetails(tokenizer).to_json(),
             source={"uri": f"file:{pairs.root.name}", "adopted": pairs.how},
             upstream=upstream,
             require="tokens",
@@ -298,7 +298,7 @@ def _look(prefix: Path, reporter: Reporter) -> Iterator[_End]:
 class Adopt:
     """Check pairs that another tool made, and hash them; they stand where preprocess writes its own."""
 
-    name: Final = PREPROCESS
+    kind: Final = PREPROCESS
     concurrency: Final = "processes"
     resumable: Final = False
     shared = staticmethod(nothing_shared)
@@ -315,8 +315,8 @@ class Adopt:
         outputs = _copy(unit, files, workspace) if plan.adopted == COPIED else []
         examination = examine(
             outputs[0].path.with_suffix("") if outputs else source,
-            vocab_size=plan.details["tokenizer"]["vocab_size"],
-            eod=plan.basis["eod"],
+            vocab_size=tokenizer_of(plan).vocab_size,
+            eod=basis_of(plan).eod,
             foreign=DAMAGED,
             blocks=partial(_blocks, files, outputs, workspace),
             beat=workspace.checkpoint,

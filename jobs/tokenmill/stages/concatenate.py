@@ -25,6 +25,7 @@ from tokenmill.flow.provenance import narrow
 from tokenmill.flow.record import Counts, Plan, Unit
 from tokenmill.flow.stage import nothing_shared
 from tokenmill.flow.workspace import OutputFile, Workspace
+from tokenmill.stages.kinds import CONCATENATE
 
 PIECE = 16 << 20
 """Bytes copied before they are read back: few enough to be in the page cache still."""
@@ -68,7 +69,7 @@ def prepare(
             final = f"{name}-{index:05d}-of-{target_files:05d}.jsonl"
             weight = sum(files[i].bytes for i in run)
             units.append(Unit(final, weight, Files(inputs), [final]))
-        return Plan("concatenate", request, units, source=dataset.source, upstream=dataset.upstream, require="out")
+        return Plan(CONCATENATE.name, request, units, source=dataset.source, upstream=dataset.upstream, require="out")
 
     return request, make
 
@@ -155,7 +156,7 @@ class _Account:
 class Concatenate:
     """Join runs of files."""
 
-    name: Final = "concatenate"
+    kind: Final = CONCATENATE
     concurrency: Final = "processes"
     resumable: Final = False
     shared = staticmethod(nothing_shared)

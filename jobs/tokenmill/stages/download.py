@@ -27,6 +27,7 @@ from tokenmill.flow.stage import Job
 from tokenmill.flow.workspace import Workspace
 from tokenmill.selection import Offer, Selection
 from tokenmill.selection import select as choose
+from tokenmill.stages.kinds import DOWNLOAD
 
 
 def prepare(
@@ -60,7 +61,7 @@ def prepare(
             say(note)
         units = [_unit(file, name) for file, name in zip(files, names(files, selection.layout), strict=True)]
         source = {"uri": listing.uri, "revision": listing.revision}
-        return Plan("download", request, units, details={"notes": notes}, source=source)
+        return Plan(DOWNLOAD.name, request, units, details={"notes": notes}, source=source)
 
     return request, make
 
@@ -124,7 +125,7 @@ def _parents(path: str) -> list[str]:
 class Download:
     """Fetch files one by one."""
 
-    name: Final = "download"
+    kind: Final = DOWNLOAD
     concurrency: Final = "threads"
     resumable: Final = True
 

@@ -14,6 +14,7 @@ from tokenmill.flow.provenance import narrow
 from tokenmill.flow.record import Counts, Plan, Unit
 from tokenmill.flow.stage import nothing_shared
 from tokenmill.flow.workspace import Workspace
+from tokenmill.stages.kinds import EXTRACT
 
 BUFFER = 1 << 20
 """Bytes decompressed at a time: large enough to amortise the hand-over, small enough for the caches."""
@@ -49,7 +50,7 @@ def prepare(dataset: Dataset, wanted: str | None = None) -> tuple[dict[str, Any]
             )
             for file, name in zip(dataset.files, distinct(sources, names), strict=True)
         ]
-        return Plan("extract", request, units, source=dataset.source, upstream=dataset.upstream, require="out")
+        return Plan(EXTRACT.name, request, units, source=dataset.source, upstream=dataset.upstream, require="out")
 
     return request, make
 
@@ -57,7 +58,7 @@ def prepare(dataset: Dataset, wanted: str | None = None) -> tuple[dict[str, Any]
 class Extract:
     """Decompress files one by one."""
 
-    name: Final = "extract"
+    kind: Final = EXTRACT
     concurrency: Final = "processes"
     resumable: Final = False
     shared = staticmethod(nothing_shared)

@@ -20,7 +20,7 @@ from tokenmill.flow.stage import Job
 from tokenmill.flow.worker import Distribution, Summary, run, stop_requested
 from tokenmill.machine import cpu_quota, memory_words
 from tokenmill.selection import Selection
-from tokenmill.stages import FOLDERS, before
+from tokenmill.stages.kinds import CONCATENATE, EXTRACT, FOLDERS, PREPROCESS, before
 from tokenmill.tokens.encoder_store import Recipe
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def extract(
 
     usable = _usable((*DATA_SUFFIXES, *(f".{suffix}" for suffix in COMPRESSIONS)), wanted)
     dataset = upstream_of(
-        source, "extract", before("extract"), only=from_stage, usable=usable, selection=selection, output=output
+        source, "extract", before(EXTRACT), only=from_stage, usable=usable, selection=selection, output=output
     )
     _say(how, dataset)
     job = Job(Extract(), output, dataset.root, {"zstd_window": zstd_window})
@@ -154,7 +154,7 @@ def concatenate(
 
     usable = _usable(DATA_SUFFIXES, wanted)
     dataset = upstream_of(
-        source, "concatenate", before("concatenate"), only=from_stage, usable=usable, selection=selection, output=output
+        source, "concatenate", before(CONCATENATE), only=from_stage, usable=usable, selection=selection, output=output
     )
     _say(how, dataset)
     prepared = prepare(dataset, target_files=target_files, name=name, wanted=wanted)
@@ -205,7 +205,7 @@ def preprocess(
         dataset = upstream_of(
             source,
             "preprocess",
-            before("preprocess"),
+            before(PREPROCESS),
             only=from_stage,
             usable=usable,
             selection=selection,

@@ -19,7 +19,7 @@ from tokenmill.flow.progress import Reporter
 from tokenmill.flow.record import REJECTED, Counts, Plan, StageRecord, Unit
 from tokenmill.flow.stage import Job
 from tokenmill.flow.workspace import Workspace
-from tokenmill.tokens.contract import PREPROCESS, PairSpec
+from tokenmill.tokens.contract import PREPROCESS, PairBasis, PairDetails, PairSpec, tokenizer_of
 from tokenmill.tokens.encoder_store import Encoders, Recipe
 
 if TYPE_CHECKING:
@@ -108,14 +108,14 @@ def prepare(
     encoders = Encoders(StageRecord(output, PREPROCESS))
     plan = encoders.record.read_plan()
     if plan is not None and plan.request == request and not encoders.ready(plan, encoder):
-        known = plan.details["tokenizer"]
+        known = tokenizer_of(plan)
         # Of a branch, the commit that was planned with: the branch may have moved since.
-        again = recipe._replace(tokenizer_revision=known["revision"] or recipe.tokenizer_revision)
+        again = recipe._replace(tokenizer_revision=known.revision or recipe.tokenizer_revision)
         with corpus.find().beginnings() as paths:
             found = encoders.resolve(paths, again, request["tokenizer"], encoder, endpoint, reporter)
-        if found.fingerprint != plan.basis["tokenizer"]:
+        if found.fingerprint != known.fingerprint:
             raise RequestError(
-                f"the tokenizer {known['reference']} is not the one {output} was begun with: other versions of "
+                f"the tokenizer {known.reference} is not the one {output} was begun with: other versions of "
                 "transformers or tokenizers read it differently; use those, or choose another output directory"
             )
 
@@ -126,21 +126,21 @@ def prepare(
         with found.beginnings() as paths:
             _check_keys(paths, recipe)
             tokenizer = encoders.resolve(paths, recipe, request["tokenizer"], encoder, endpoint, reporter)
-        basis = {
-            "tokenizer": tokenizer.fingerprint,
-            "keys": list(recipe.keys),
-            "eod": tokenizer.eod_id if recipe.append_eod else None,
-            "special_tokens": recipe.special_tokens,
-            "dtype": tokenizer.dtype,
+        basis = PairBasis(
+            tokenizer=tokenizer.fingerprint,
+            keys=list(recipe.keys),
+            eod=tokenizer.eod_id if recipe.append_eod else None,
+            special_tokens=recipe.special_tokens,
+            dtype=tokenizer.dtype,
             **recipe.choices(),
             **_format(recipe),
-        }
+        )
         return Plan(
-            PREPROCESS,
+            PREPROCESS.name,
             request,
             units,
-            basis=basis,
-            details={"tokenizer": tokenizer.to_json()},
+            basis=basis.to_json(),
+            details=PairDetails(tokenizer).to_json(),
             source=found.source,
             upstream=found.upstream,
             require="tokens",
@@ -263,7 +263,7 @@ class Common(NamedTuple):
 class Preprocess:
     """Tokenise runs of files into pairs."""
 
-    name: Final = PREPROCESS
+    kind: Final = PREPROCESS
     concurrency: Final = "threads"
     resumable: Final = True
 

@@ -3,21 +3,21 @@
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 from tokenmill.errors import WITH_HASHES, RequestError
 from tokenmill.files.hashing import has_sha256, hash_file
 from tokenmill.files.mounts import patiently, settle_seconds
 from tokenmill.files.paths import inside
 from tokenmill.files.tree import ForeignEntry
-from tokenmill.flow.contract import FileEntry
+from tokenmill.flow.contract import FileEntry, Kind
 from tokenmill.flow.lineage import find_records, records_of, unfinished
 from tokenmill.flow.progress import size as words
 from tokenmill.flow.provenance import locate
 from tokenmill.flow.record import COPIED, IN_PLACE, Manifest, Plan, StageRecord, complete, kept_aside, make_manifest
-from tokenmill.tokens.contract import PREPROCESS
+from tokenmill.tokens.contract import PREPROCESS, PairBasis, ResolvedTokenizer, basis_of, tokenizer_of
 
 _DAMAGED = {
     IN_PLACE: "put back what was adopted; or make the pair again with the tool that made it, and run the same "
@@ -47,22 +47,26 @@ class Dataset:
 
     def dtype(self, pair: FileEntry) -> str:
         """Return the dtype of a pair's ids."""
-        return pair.dtype or str(self.plan.basis["dtype"])
+        return pair.dtype or self.basis.dtype
 
     @property
     def backend(self) -> Path:
         """The tokenizer's backend JSON, which turns ids back into text."""
         from tokenmill.tokens.encoder_store import Encoders
 
-        path = Encoders(self.record).backend(self.plan.basis)
+        path = Encoders(self.record).backend(self.basis)
         self.record.tree.size(path)  # refuses a link
         return path
 
-    @property
-    def tokenizer(self) -> dict[str, Any]:
+    @cached_property
+    def basis(self) -> PairBasis:
+        """What decides the bytes of the pairs."""
+        return basis_of(self.plan)
+
+    @cached_property
+    def tokenizer(self) -> ResolvedTokenizer:
         """What the plan says of the tokenizer."""
-        about: dict[str, Any] = self.plan.details["tokenizer"]
-        return about
+        return tokenizer_of(self.plan)
 
 
 @dataclass(frozen=True)
@@ -128,9 +132,9 @@ def find_document(dataset: Dataset, number: int, *, key: str | None, prefix: str
     """Return document `number`, counted through the pairs of one key or within the pair `prefix`; -1 is the last."""
     from tokenmill.tokens.indexed import IndexedReader
 
-    keys = [k for k in dataset.plan.basis["keys"] if key in (None, k)]
+    keys = [k for k in dataset.basis.keys if key in (None, k)]
     if not keys:
-        raise RequestError(f"--key {key}: the dataset has {', '.join(dataset.plan.basis['keys'])}")
+        raise RequestError(f"--key {key}: the dataset has {', '.join(dataset.basis.keys)}")
     if prefix:
         wanted = prefix.removesuffix(".bin").removesuffix(".idx")
         pairs = [p for p in dataset.pairs if p.prefix == wanted]
@@ -151,11 +155,11 @@ def find_document(dataset: Dataset, number: int, *, key: str | None, prefix: str
     return Document(pair, local, reader.document(local).tolist(), locate(pair.parts or [], local))
 
 
-def check(path: Path, stages: Sequence[str], *, full: bool, stage: str | None = None) -> tuple[list[str], list[str]]:
-    """Return what was checked and what is wrong: of each of `stages` below `path`, of `stage`, or of one bare pair."""
+def check(path: Path, kinds: Sequence[Kind], *, full: bool, stage: str | None = None) -> tuple[list[str], list[str]]:
+    """Return what was checked and what is wrong, of the stages of `kinds` below `path`, of `stage`, or a bare pair."""
     from tokenmill.tokens.check import check_pair
 
-    records = records_of(path, stages, stage) if path.is_dir() or stage else []
+    records = records_of(path, kinds, stage) if path.is_dir() or stage else []
     if not records:
         prefix = Path(str(path).removesuffix(".bin").removesuffix(".idx"))
         known = record_of_pair(prefix)
@@ -210,8 +214,8 @@ def _check_stage(record: StageRecord, full: bool, only: str | None = None) -> tu
                 expected |= {"idx_bytes": index.bytes, "idx_xxh3": index.xxh3_128}
                 problems = check_pair(
                     inside(record.output, entry.prefix),
-                    vocab_size=plan.details["tokenizer"]["vocab_size"],
-                    eod=plan.basis["eod"],
+                    vocab_size=tokenizer_of(plan).vocab_size,
+                    eod=basis_of(plan).eod,
                     expected=expected,
                     full=full,
                     foreign=_DAMAGED.get(plan.adopted or ""),
@@ -219,7 +223,7 @@ def _check_stage(record: StageRecord, full: bool, only: str | None = None) -> tu
                 wrong.extend(map(str, problems))
             elif entry.role != "idx":
                 wrong.extend(_check_file(record, entry, full))
-    if plan.stage == PREPROCESS:
+    if plan.stage == PREPROCESS.name:
         wrong.extend(check_tokenizer(record, plan))
     if not absent and only is None:
         manifest = record.stored_manifest(plan.id)
@@ -272,7 +276,7 @@ def _check_file(record: StageRecord, entry: FileEntry, full: bool) -> list[str]:
 def check_tokenizer(record: StageRecord, plan: Plan) -> list[str]:
     """Compare the tokenizer beside the data with what the data were made with."""
     wrong = []
-    for name, sha256 in plan.details["tokenizer"]["files"].items():
+    for name, sha256 in tokenizer_of(plan).files.items():
         path = record.output / "tokenizer" / name
         if not has_sha256(record.tree, path, sha256):
             wrong.append(

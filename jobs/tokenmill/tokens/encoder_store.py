@@ -24,6 +24,7 @@ from tokenmill.files.codec import content_id, read_json, readable_json
 from tokenmill.files.hashing import has_sha256, sha256_of
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.record import Plan, StageRecord
+from tokenmill.tokens.contract import PairBasis, basis_of, tokenizer_of
 
 if TYPE_CHECKING:
     from tokenmill.tokens.gate import Verdict
@@ -70,9 +71,9 @@ class Way(NamedTuple):
     split: bool
 
 
-def way_of(basis: dict[str, Any]) -> Way:
+def way_of(basis: PairBasis) -> Way:
     """Return how a plan's texts are encoded."""
-    return Way(basis["special_tokens"], basis.get("special_in_text") == "split")
+    return Way(basis.special_tokens, basis.special_in_text == "split")
 
 
 @dataclass(frozen=True)
@@ -85,24 +86,25 @@ class Encoders:
         """Return the directory of a tokenizer; that without special tokens in its texts is another."""
         return self.record.directory / "encoders" / f"{fingerprint[:16]}{'-split' if way.split else ''}"
 
-    def backend(self, basis: dict[str, Any]) -> Path:
+    def backend(self, basis: PairBasis) -> Path:
         """Return the backend JSON of a plan's tokenizer that has all its tokens."""
         way = way_of(basis)
-        return self.directory(basis["tokenizer"], way) / ("full.json" if way.split else "backend.json")
+        return self.directory(basis.tokenizer, way) / ("full.json" if way.split else "backend.json")
 
     def ready(self, plan: Plan, encoder: str) -> bool:
         """Tell whether a plan's tokenizer lies beside the data, and workers can load the encoder as it was judged."""
-        placed = self._lies_there(plan.details["tokenizer"]["files"])
-        return placed and self._verdict(plan.basis["tokenizer"], way_of(plan.basis), encoder) is not None
+        basis = basis_of(plan)
+        placed = self._lies_there(tokenizer_of(plan).files)
+        return placed and self._verdict(basis.tokenizer, way_of(basis), encoder) is not None
 
     def task(self, plan: Plan, encoder: str, verify: str) -> "Task":
         """Return what the encoder processes are to do: with the encoder that the gate chose."""
         from tokenmill.tokens.workers.serve import Task
 
-        basis = plan.basis
+        basis = basis_of(plan)
         way = way_of(basis)
-        directory = self.directory(basis["tokenizer"], way)
-        verdict = self._verdict(basis["tokenizer"], way, encoder)
+        directory = self.directory(basis.tokenizer, way)
+        verdict = self._verdict(basis.tokenizer, way, encoder)
         if verdict is None:
             raise TransientError(
                 f"no verdict on encoders for --encoder {encoder} in {directory} that holds for the "
@@ -113,8 +115,8 @@ class Encoders:
             str(directory / "backend.json"),
             way.special_tokens,
             verdict.guard,
-            tuple(basis["keys"]),
-            basis["eod"],
+            tuple(basis.keys),
+            basis.eod,
             verify,
             () if way.split else self._special(directory),
         )
@@ -260,7 +262,7 @@ class Encoders:
     def _place(self, made: Path, files: dict[str, str]) -> None:
         """Copy the tokenizer beside the data; a stranger's files are not overwritten."""
         old = self.record.read_plan()
-        ours = old.details["tokenizer"]["files"] if old else {}
+        ours = tokenizer_of(old).files if old else {}
         target, tree = self.record.output / "tokenizer", self.record.tree
         for name in files:
             data, path = (made / name).read_bytes(), target / name

@@ -21,15 +21,15 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from tokenmill.errors import MachineError, RequestError, TokenmillError, TransientError
 from tokenmill.files.codec import readable_json
 from tokenmill.files.explain import TMPDIR, explained
 from tokenmill.files.publish import write_atomic
 from tokenmill.tokens import merges
+from tokenmill.tokens.contract import ResolvedTokenizer as ResolvedTokenizer  # noqa: PLC0414 - part of this module's interface
 from tokenmill.tokens.gate import (
     CANDIDATES,
     Verdict,
@@ -72,48 +72,6 @@ CHAT_TOKENS = frozenset(
     )
 )
 """Tokens that end a turn of a conversation; instruction-tuned tokenizers name one of them as eos."""
-
-
-@dataclass(frozen=True)
-class ResolvedTokenizer:
-    """What a plan records of a tokenizer.
-
-    `reference` is a Hub name or a directory's base name, `revision` a commit; `files` maps names to SHA-256,
-    `fingerprint` is the SHA-256 of the backend's JSON as the AutoTokenizer gives it. `vocab_size` is
-    len(AutoTokenizer), from which Megatron-LM takes the dtype; ids may still lie above it, so `max_token_id`
-    is kept. The EOD is None where none was needed and the tokenizer names no eos. `added` holds the tokens
-    put into every text by default (BOS), `eod_candidates` the vocabulary's usual end-of-text tokens, for
-    messages. `adds_eod`: the tokenizer itself ends each text with the EOD. `notes` are warnings about how it was read.
-    """
-
-    reference: str
-    revision: str | None
-    files: dict[str, str]
-    fingerprint: str
-    vocab_size: int
-    max_token_id: int
-    dtype: Literal["uint16", "int32"]
-    eod_id: int | None
-    eod_token: str | None
-    eos_token: str | None
-    bos_token: str | None
-    add_special_tokens: bool
-    added: tuple[str, ...]
-    eod_candidates: tuple[str, ...]
-    adds_eod: bool = False
-    notes: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """Return what from_json takes."""
-        value = asdict(self)
-        return {name: part for name, part in value.items() if part or name not in ("adds_eod", "notes")}
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> "ResolvedTokenizer":
-        """Rebuild what was written as JSON; what an earlier version recorded beside it is left out."""
-        tuples = {name: tuple(value.get(name, ())) for name in ("added", "eod_candidates", "notes")}
-        known = {field.name for field in fields(cls)}
-        return cls(**{name: part for name, part in {**value, **tuples}.items() if name in known})
 
 
 def tokenizer_request(reference: str, revision: str | None) -> dict[str, Any]:
@@ -187,7 +145,7 @@ def resolve_tokenizer(
             backends["full.json"] = (work / "full.json").read_bytes()
         if (work / "written").is_dir():
             files = {path.name: path.read_bytes() for path in sorted((work / "written").iterdir())}
-        resolved = ResolvedTokenizer.from_json(
+        resolved = ResolvedTokenizer.of_json(
             {
                 "reference": reference,
                 "revision": commit,

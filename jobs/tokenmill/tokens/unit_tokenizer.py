@@ -18,7 +18,7 @@ from tokenmill.flow.contract import EmptyPair, InputFile, InputRange, Part
 from tokenmill.flow.provenance import locate, narrow
 from tokenmill.flow.record import REJECTED, Counts, Unit
 from tokenmill.flow.workspace import OutputFile, Workspace
-from tokenmill.tokens.contract import Journal, PairSpec
+from tokenmill.tokens.contract import Journal, PairSpec, basis_of
 
 if TYPE_CHECKING:
     from tokenmill.corpus.blocks import Reading
@@ -101,7 +101,7 @@ class Tokenising:
         self.unit = unit
         self.spec = unit.spec(PairSpec)
         self.workspace = workspace
-        self.basis = workspace.plan.basis
+        self.basis = basis_of(workspace.plan)
         self.counts: Counts = {"in": 0, "out": 0, "rejected": 0, "blank": 0}
         self.done = 0
         self.parts: list[Part] = []
@@ -138,7 +138,7 @@ class Tokenising:
         with (
             self._here(input) as path,
             closing(
-                open_blocks(path, self.basis["keys"], display=str(path), digest=digest, reading=self._reading())
+                open_blocks(path, self.basis.keys, display=str(path), digest=digest, reading=self._reading())
             ) as blocks,
         ):
             file, begins, compressed = _File(input, path), True, 0
@@ -217,7 +217,7 @@ class Tokenising:
 
     def _add(self, writer: "IndexedWriter", answer: "Column", slot: "Slot") -> None:
         """Write a block's ids; no view of the slot's memory is left behind."""
-        eod = self.basis["eod"]
+        eod = self.basis.eod
         with memoryview(slot.ids.data) as view, view[answer.start : answer.start + answer.size] as given:
             if not answer.texts and writer.add_as_encoded(given, answer.offsets, eod):
                 return
@@ -299,16 +299,14 @@ class Tokenising:
         from tokenmill.tokens.writer import IndexedWriter
 
         journal = self._journal()
-        for number, key in enumerate(self.basis["keys"]):
+        for number, key in enumerate(self.basis.keys):
             prefix = f"{self.spec.name}_{key}_document"
             state = journal.columns[number] if journal else None
             kept = state.bin_bytes if state else 0
             output = self.workspace.open(f"{prefix}.bin", temporary=f"bin-{number}", keep=kept, read_soon=False)
             index = self.workspace.path(f"idx-{number}")
             writer = (
-                IndexedWriter.resume(state, output, index)
-                if state
-                else IndexedWriter(output, index, self.basis["dtype"])
+                IndexedWriter.resume(state, output, index) if state else IndexedWriter(output, index, self.basis.dtype)
             )
             self.columns.append(_Column(key, prefix, output, writer, index.name))
         if journal:
@@ -327,9 +325,9 @@ class Tokenising:
             journal = Journal.of_json(read_json(path, tree=tree))
         except ValueError:  # none, of an earlier version, or damaged: what it says of the files cannot be relied on
             return None
-        if len(journal.columns) != len(self.basis["keys"]) or journal.done > len(self.spec.inputs):
+        if len(journal.columns) != len(self.basis.keys) or journal.done > len(self.spec.inputs):
             return None
-        if any(column.dtype_code != CODES[self.basis["dtype"]] for column in journal.columns):
+        if any(column.dtype_code != CODES[self.basis.dtype] for column in journal.columns):
             return None
         wanted = [("rejected", journal.rejected_bytes)] if journal.rejected_bytes else []
         for number, state in enumerate(journal.columns):

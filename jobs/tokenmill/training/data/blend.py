@@ -244,7 +244,7 @@ def gather(dataset: s.Dataset, root: Path | None, names: Names | None = None) ->
         split = ",".join(word.strip() for word in dataset.split.split(","))
         _check_split(split, shared["all"], names)
     _, first = opened[0]
-    about, basis = first.tokenizer, first.plan.basis
+    about, basis = first.tokenizer, first.basis
     empty = sum(source.empty for sources in shared.values() for source in sources)
     dtypes = {pair.dtype for sources in shared.values() for source in sources for pair in source.pairs}
     if empty:
@@ -253,14 +253,14 @@ def gather(dataset: s.Dataset, root: Path | None, names: Names | None = None) ->
         lists=shared,
         split=split,
         tokenizer=first.record.output / "tokenizer",
-        vocab_size=about["vocab_size"],
-        max_token_id=about["max_token_id"],
+        vocab_size=about.vocab_size,
+        max_token_id=about.max_token_id,
         dtype=", ".join(sorted(dtypes)),
-        eod=basis["eod"],
-        eod_token=about["eod_token"] if basis["eod"] is not None else None,
-        eos_token=about["eos_token"],
-        fingerprint=basis["tokenizer"],
-        reference=about["reference"],
+        eod=basis.eod,
+        eod_token=about.eod_token if basis.eod is not None else None,
+        eos_token=about.eos_token,
+        fingerprint=basis.tokenizer,
+        reference=about.reference,
         notes=notes,
     )
 
@@ -433,7 +433,7 @@ def _find(label: str, named: str, root: Path | None, key: str | None, names: Nam
         data = open_dataset(pair[0]) if pair else find_dataset(path)
     except RequestError as problem:
         raise RequestError(f"{label} {named}: {problem}") from problem
-    keys = data.plan.basis["keys"]
+    keys = data.basis.keys
     if pair:
         pairs = [entry for entry in data.pairs if entry.prefix == pair[1]]
         empty = []
@@ -481,17 +481,17 @@ def _same_tokenizer(opened: "Sequence[tuple[str, Dataset]]") -> None:
     """Refuse a blend whose ids mean different things, or whose documents end differently."""
     label, first = opened[0]
     for other, data in opened[1:]:
-        if data.plan.basis["tokenizer"] != first.plan.basis["tokenizer"]:
+        if data.basis.tokenizer != first.basis.tokenizer:
             raise RequestError(
-                f"{label} {first.record.output} was made with the tokenizer {first.tokenizer['reference']} "
-                f"({first.plan.basis['tokenizer'][:12]}), {other} {data.record.output} with "
-                f"{data.tokenizer['reference']} ({data.plan.basis['tokenizer'][:12]}): the same ids are different "
+                f"{label} {first.record.output} was made with the tokenizer {first.tokenizer.reference} "
+                f"({first.basis.tokenizer[:12]}), {other} {data.record.output} with "
+                f"{data.tokenizer.reference} ({data.basis.tokenizer[:12]}): the same ids are different "
                 "text; make one of them again with the other's tokenizer"
             )
-        if data.plan.basis["eod"] != first.plan.basis["eod"]:
+        if data.basis.eod != first.basis.eod:
             raise RequestError(
-                f"documents end with token {first.plan.basis['eod']} in {label} {first.record.output}, with "
-                f"{data.plan.basis['eod']} in {other} {data.record.output}; make one of them again with the other's "
+                f"documents end with token {first.basis.eod} in {label} {first.record.output}, with "
+                f"{data.basis.eod} in {other} {data.record.output}; make one of them again with the other's "
                 "--eod-token"
             )
 
