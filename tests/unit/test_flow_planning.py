@@ -12,7 +12,7 @@ import pytest
 from support.commandline import tokenmill
 from tokenmill.errors import InputError, MachineError, RequestError, Stopped, Superseded
 from tokenmill.files.tree import Tree
-from tokenmill.flow.contract import Kind, Record
+from tokenmill.flow.contract import Kind, Record, RemoteFile
 from tokenmill.flow.planning import Request, agree
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.record import Counts, Plan, StageRecord, Unit
@@ -55,7 +55,7 @@ def test_of_many_planners_one_plans(tmp_path: Path) -> None:
 
     def make() -> Plan:
         made.append(1)
-        return Plan("download", {"a": 1}, [Unit(f"{len(made)}", 1, Record(), [])])
+        return Plan("download", {"a": 1}, [Unit(f"{len(made)}", 1, RemoteFile("a", 1), [])])
 
     def worker() -> None:
         plans.append(agree(record, Request({"a": 1}, make), should_stop=lambda: False, say=print))

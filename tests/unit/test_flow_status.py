@@ -6,16 +6,17 @@ from pathlib import Path
 import pytest
 
 from tokenmill.flow.attempt import LEASE, new_attempt_directory, owner_record
-from tokenmill.flow.contract import Receipt, Record
+from tokenmill.flow.contract import Files, InputFile, Receipt
 from tokenmill.flow.record import Plan, StageRecord, Unit
 from tokenmill.flow.status import statuses
+from tokenmill.stages.kinds import EXTRACT, KINDS
 
-PLAN = Plan("extract", {}, [Unit(name, 1, Record(), [name]) for name in ("a", "b")], require="out")
+PLAN = Plan("extract", {}, [Unit(name, 1, Files([InputFile(name, "1")]), [name]) for name in ("a", "b")], require="out")
 
 
 @pytest.fixture
 def record(tmp_path: Path) -> StageRecord:
-    made = StageRecord(tmp_path, "extract")
+    made = StageRecord(tmp_path, EXTRACT)
     made.directory.mkdir(parents=True)
     return made
 
@@ -33,7 +34,7 @@ def test_a_plan_that_is_ready_while_it_is_looked_for_was_being_planned(
 
     (record.directory / LEASE).write_bytes(owner_record())
     monkeypatch.setattr(StageRecord, "read_plan", plan_follows)
-    assert statuses(record.output)[0].state == "planning"
+    assert statuses(record.output, KINDS)[0].state == "planning"
 
 
 def test_a_unit_that_ends_while_receipts_are_read_was_at_work(
@@ -48,5 +49,5 @@ def test_a_unit_that_ends_while_receipts_are_read_was_at_work(
     record.plan_path.write_bytes(PLAN.to_bytes())
     attempt = new_attempt_directory(record, "a", PLAN.id)
     monkeypatch.setattr(StageRecord, "receipts", attempt_ends)
-    state = statuses(record.output)[0]
+    state = statuses(record.output, KINDS)[0]
     assert (state.state, state.at_work) == ("running", ["a"])
