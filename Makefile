@@ -60,10 +60,11 @@ $(AZURITE)/.installed: tests/azurite/package-lock.json
 test: lint chart-tools azurite $(VENV)/.installed-scan ## Check the code and run all tests but those of a cluster and of Megatron-LM
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) --maxprocesses 8 --dist loadfile -m "not conformance and not e2e"
 
-lint: $(VENV)/.installed-dev ## Check style and types
+lint: $(VENV)/.installed-dev ## Check style, types and layers
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo --no-cache
 
 format: $(VENV)/.installed-dev ## Put the code into its form
 	$(BIN)/ruff check --fix

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from tokenmill.errors import RequestError
 from tokenmill.inputs import Obstacle
+from tokenmill.suffixes import strip_compression
 
 PREFERENCES = {
     "compressed": ("zst", "xz", "gz", "bz2", None),
@@ -232,8 +233,6 @@ def _one_name(files: list[_Candidate], offer: Offer, notes: list[str]) -> list[_
 
 def _one_form(files: list[_Candidate], selection: Selection, offer: Offer, notes: list[str]) -> list[_Candidate]:
     """Take each text once where it is there plain and compressed: tools such as zstd and gunzip -k keep the source."""
-    from tokenmill.corpus.compression import strip_compression
-
     forms: dict[str, list[tuple[str, str | None]]] = {}
     for file in files:
         for source in file.sources:

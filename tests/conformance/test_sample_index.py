@@ -19,6 +19,7 @@ import pytest
 from tokenmill.errors import RequestError
 from tokenmill.training.arguments import megatron_arguments
 from tokenmill.training.data import blend as data
+from tokenmill.training.data.datasets import TrainingData
 from tokenmill.training.data.index import build_index, sweep
 from tokenmill.training.model import Model
 from tokenmill.training.settings import Blend, Checkpoint, Dataset, Part, Settings, Trainer, Training, derived
@@ -67,7 +68,7 @@ def listing(cache: Path) -> dict[str, tuple[int, int]]:
     return {path.name: (path.stat().st_size, path.stat().st_mtime_ns) for path in cache.rglob("*") if path.is_file()}
 
 
-def look_up(settings: Settings, corpus: data.Corpus, directory: Path, python: str) -> Any:
+def look_up(settings: Settings, corpus: TrainingData, directory: Path, python: str) -> Any:
     """Build the datasets as a run does at its start."""
     words = megatron_arguments(settings, data.data_flags(corpus, settings, directory))
     request = {"words": words, "script": settings.trainer.script if LM else None, "answer": str(directory / "answer")}

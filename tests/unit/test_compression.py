@@ -18,9 +18,10 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenmill.corpus.compression import is_data_file, open_decompressed, strip_compression
+from tokenmill.corpus.compression import open_decompressed
 from tokenmill.corpus.records import RecordCounter
 from tokenmill.errors import InputError
+from tokenmill.suffixes import is_data_file, strip_compression
 
 
 def _zst(data: bytes) -> bytes:

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tokenmill.corpus.compression import DATA_SUFFIXES
 from tokenmill.corpus.source import Selection
 from tokenmill.errors import RequestError, TransientError
 from tokenmill.flow.attempt import LEASE, owner_record
@@ -22,6 +21,7 @@ from tokenmill.flow.status import statuses
 from tokenmill.flow.worker import Summary
 from tokenmill.stages import launch
 from tokenmill.stages.kinds import CONCATENATE, EXTRACT, KINDS, PREPROCESS, before
+from tokenmill.suffixes import DATA_SUFFIXES
 from tokenmill.tokens.dataset import check
 
 FILES = 4

@@ -16,11 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenmill.corpus.blocks import Reading
-from tokenmill.corpus.compression import is_data_file, open_decompressed
+from tokenmill.corpus.compression import open_decompressed
 from tokenmill.corpus.parse import Rejected
 from tokenmill.corpus.readers import OnBad, first_documents, read_documents
 from tokenmill.corpus.values import Cutter
 from tokenmill.errors import InputError, RequestError
+from tokenmill.suffixes import is_data_file
 
 PLAIN, JSON, FILE, LINE = Reading(), Reading("json"), Reading("txt"), Reading("txt", lines=True)
 RECORDS: list[dict[str, Any]] = [

@@ -22,7 +22,9 @@ from support.mill import Mill
 from tokenmill.errors import MachineError, RequestError, TokenmillError
 from tokenmill.tokens.indexed import IndexedReader
 from tokenmill.training.data import blend as data
+from tokenmill.training.data.datasets import TrainingData
 from tokenmill.training.data.index import build_index, sweep
+from tokenmill.training.data.split import cuts
 from tokenmill.training.model import Model
 from tokenmill.training.settings import Blend, Checkpoint, Dataset, Part, Settings, Training, derived
 
@@ -77,7 +79,7 @@ def settings(path: Path | str | None = None, **changed: Any) -> Settings:
     )
 
 
-def resolve(*args: Any, **changed: Any) -> data.Corpus:
+def resolve(*args: Any, **changed: Any) -> TrainingData:
     return data.resolve(settings(*args, **changed), None)
 
 
@@ -365,7 +367,7 @@ def test_the_summary_says_tokens_and_epochs(large: Path) -> None:
     lines = data.summary(corpus, how)
     assert lines[0] == "100 iterations of 4 sequences of 64 tokens: 256 tokens a step, 25,600 in all"
     source = corpus.train[0]
-    trained = sum(data.cuts("990,9,1", pair.sequences)[0][1] for pair in source.pairs) / source.sequences  # type: ignore[index]
+    trained = sum(cuts("990,9,1", pair.sequences)[0][1] for pair in source.pairs) / source.sequences  # type: ignore[index]
     assert f"100.00% of the samples, {25_600 / (source.tokens * trained):.2f} epochs" in lines[-3]
     assert lines[-2:] == ["validation: 24 sequences", "test: 3 sequences"]
     assert not any(line.startswith("warning:") for line in lines)
@@ -384,7 +386,7 @@ def test_the_summary_warns_of_many_epochs(small: Path) -> None:
 def test_a_cut_leaves_nothing_out_and_nothing_twice(shares: list[int], sequences: int) -> None:
     if shares[0] * 2 < sum(shares) or not shares[0]:
         return
-    parts = [part for part in data.cuts(",".join(map(str, shares)), sequences) if part is not None]
+    parts = [part for part in cuts(",".join(map(str, shares)), sequences) if part is not None]
     assert parts[0][0] == 0 and parts[-1][1] == sequences
     assert all(one[1] == other[0] for one, other in pairwise(parts))
 

@@ -10,7 +10,7 @@ import typer
 from tokenmill.cli import options as o
 
 if TYPE_CHECKING:
-    from tokenmill.training.data.blend import Names
+    from tokenmill.training.data.split import Names
     from tokenmill.training.settings import Part
 
 PART = "PART[=WEIGHT]"
@@ -72,7 +72,7 @@ def blend(
 
 def _options() -> "Names":
     """Return what this command calls what names the datasets."""
-    from tokenmill.training.data.blend import Names
+    from tokenmill.training.data.split import Names
 
     class Options(Names):
         key = "--key"

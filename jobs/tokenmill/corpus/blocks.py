@@ -12,16 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from tokenmill.corpus import foreign, values
-from tokenmill.corpus.compression import (
-    LINE_SUFFIXES,
-    REMEDY,
-    ZSTD_WINDOW,
-    open_decompressed,
-    strip_compression,
-)
+from tokenmill.corpus.compression import REMEDY, ZSTD_WINDOW, open_decompressed
 from tokenmill.corpus.kinds import LINES, ROWS, TEXT, TEXT_LINES, TOO_LONG, too_long
 from tokenmill.corpus.records import BOM
 from tokenmill.errors import InputError
+from tokenmill.suffixes import LINE_SUFFIXES, strip_compression
 
 if TYPE_CHECKING:
     from mmap import mmap

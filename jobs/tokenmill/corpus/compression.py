@@ -15,24 +15,7 @@ from typing import IO, Protocol, Self, cast
 
 from tokenmill.corpus import foreign
 from tokenmill.errors import InputError
-
-COMPRESSIONS = {
-    "zst": "zst",
-    "zstd": "zst",
-    "gz": "gz",
-    "gzip": "gz",
-    "bz2": "bz2",
-    "bzip2": "bz2",
-    "xz": "xz",
-}
-"""The codec of each suffix."""
-
-LINE_SUFFIXES = (".jsonl", ".json", ".ndjson", ".jsonlines")
-DATA_SUFFIXES = (
-    *(f"{base}{end}" for base in LINE_SUFFIXES for end in ("", *(f".{suffix}" for suffix in COMPRESSIONS))),
-    ".parquet",
-    ".arrow",
-)
+from tokenmill.suffixes import strip_compression
 
 _FEED = 128 << 10  # compressed bytes given to a decoder at a time: each time may wait for another thread of Python
 _XZ_MEMORY = 512 << 20
@@ -50,13 +33,6 @@ ZSTD_WINDOW_MOST = 2 << 30
 _ZSTD_RLE = 1  # block type: one byte, repeated
 
 
-def strip_compression(name: str) -> tuple[str, str | None]:
-    """Split `a.jsonl.zst` into `a.jsonl` and `zst`; without a known suffix the codec is None."""
-    stem, _, suffix = name.rpartition(".")
-    codec = COMPRESSIONS.get(suffix.lower())
-    return (stem, codec) if stem and codec else (name, None)
-
-
 def codec_of_content(head: bytes) -> str | None:
     """Name the codec that a file's first bytes show; None where they are of none."""
     magic = _uint(head[:4])
@@ -65,30 +41,6 @@ def codec_of_content(head: bytes) -> str | None:
     if head.startswith(_MAGIC["bz2"]):
         return "bz2" if head[4:10] == _BZ2_BLOCK else None
     return next((codec for codec, magic in _MAGIC.items() if head.startswith(magic)), None)
-
-
-_NO_TEXT = (
-    *(".png", ".jpg", ".jpeg", ".gif", ".svg", ".pdf", ".zip", ".tar", ".tgz", ".7z", ".rar"),
-    *(".bin", ".idx", ".pt", ".safetensors", ".npy", ".npz", ".pkl", ".crc", ".md5", ".sha256", "/_success"),
-    *("/readme", "/readme.md", "/readme.txt", "/license", "/license.md", "/license.txt"),
-)
-_NO_RECORDS = (*_NO_TEXT, ".md", ".rst", ".html", ".css", ".py", ".ipynb", ".sh", ".yaml", ".yml", ".toml", ".cfg")
-_LINES = tuple(name for name in DATA_SUFFIXES if name not in (".parquet", ".arrow"))
-_OTHER = {
-    "jsonl": (*_NO_RECORDS, ".parquet", ".arrow"),
-    "json": (*_NO_RECORDS, ".parquet", ".arrow"),
-    "txt": (*_NO_TEXT, *_LINES, ".parquet", ".arrow"),
-    "parquet": (*_NO_RECORDS, *_LINES, ".txt", ".arrow"),
-    "arrow": (*_NO_RECORDS, *_LINES, ".txt", ".parquet"),
-}
-"""Endings of names that are of something else than a format that was asked for."""
-
-
-def is_data_file(name: str, wanted: str | None = None) -> bool:
-    """Tell by its name whether a file holds records: with a format that is wanted, any name that is of no other."""
-    if wanted is None:
-        return name.lower().endswith(DATA_SUFFIXES)
-    return not f"/{name.lower()}".endswith(_OTHER[wanted])
 
 
 _RWF_DONTCACHE = 0x80

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tokenmill.corpus.compression import COMPRESSIONS, LINE_SUFFIXES, is_data_file, strip_compression
+from tokenmill.suffixes import COMPRESSIONS, LINE_SUFFIXES, is_data_file, strip_compression
 
 HEAD = 4096
 """Bytes from the beginning of a file that are looked at."""

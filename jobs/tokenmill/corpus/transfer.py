@@ -18,11 +18,11 @@ import requests
 import urllib3
 
 from tokenmill import __version__
-from tokenmill.corpus.compression import strip_compression
 from tokenmill.corpus.judge import Undecodable, decoded
 from tokenmill.corpus.source import Changed, Retry, without_addresses
 from tokenmill.errors import RequestError
 from tokenmill.redaction import redact, remember
+from tokenmill.suffixes import strip_compression
 
 BLOCK = 256 << 10
 """Bytes that are read at a time into one buffer: it stays in a core's cache while they are written and hashed."""

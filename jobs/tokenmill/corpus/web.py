@@ -5,13 +5,13 @@ import re
 from urllib.parse import unquote, urlsplit
 
 from tokenmill.corpus.asking import UNREACHABLE
-from tokenmill.corpus.compression import is_data_file
 from tokenmill.corpus.fetch import IN_ITS_PLACE
 from tokenmill.corpus.judge import HEAD, impostor
 from tokenmill.corpus.source import Listing, Patience, RemoteFile, Retry, without_secrets
 from tokenmill.corpus.transfer import Body, Transfer, pause
 from tokenmill.errors import RequestError, TransientError
 from tokenmill.redaction import quotes_credential, remember_address
+from tokenmill.suffixes import is_data_file
 
 
 class WebSource:

@@ -49,7 +49,7 @@ def prepare(
     }
 
     def make() -> Plan:
-        from tokenmill.corpus.compression import strip_compression
+        from tokenmill.suffixes import strip_compression
 
         files = dataset.files
         for file in files:

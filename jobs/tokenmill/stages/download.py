@@ -75,7 +75,7 @@ def select(listing: Listing, selection: Selection, wanted: str | None = None) ->
 
     Data files are those that may be of the `wanted` format.
     """
-    from tokenmill.corpus.compression import is_data_file
+    from tokenmill.suffixes import is_data_file
 
     for file in listing.files:
         _check_name(file.path, listing.uri)

@@ -27,8 +27,8 @@ def prepare(dataset: Dataset, wanted: str | None = None) -> tuple[dict[str, Any]
     request = {"input": dataset.upstream, **({"format": wanted} if wanted else {})}
 
     def make() -> Plan:
-        from tokenmill.corpus.compression import LINE_SUFFIXES, strip_compression
         from tokenmill.flow.output_names import distinct
+        from tokenmill.suffixes import LINE_SUFFIXES, strip_compression
 
         sources, names = [], []
         for file in dataset.files:

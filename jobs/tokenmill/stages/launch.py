@@ -125,8 +125,8 @@ def extract(
     zstd_window: int | None = None,
 ) -> Summary:
     """Decompress the files of `source` into `output`."""
-    from tokenmill.corpus.compression import COMPRESSIONS, DATA_SUFFIXES
     from tokenmill.stages.extract import Extract, prepare
+    from tokenmill.suffixes import COMPRESSIONS, DATA_SUFFIXES
 
     usable = _usable((*DATA_SUFFIXES, *(f".{suffix}" for suffix in COMPRESSIONS)), wanted)
     dataset = upstream_of(
@@ -149,8 +149,8 @@ def concatenate(
     wanted: str | None = None,
 ) -> Summary:
     """Join the files of `source` into `target_files` in `output`."""
-    from tokenmill.corpus.compression import DATA_SUFFIXES
     from tokenmill.stages.concatenate import Concatenate, prepare
+    from tokenmill.suffixes import DATA_SUFFIXES
 
     usable = _usable(DATA_SUFFIXES, wanted)
     dataset = upstream_of(
@@ -163,7 +163,7 @@ def concatenate(
 
 def _usable(endings: tuple[str, ...], wanted: str | None) -> Usable:
     """Return which files of a directory are read: with a format that is wanted, those that may be of it."""
-    from tokenmill.corpus.compression import is_data_file
+    from tokenmill.suffixes import is_data_file
 
     return partial(is_data_file, wanted=wanted) if wanted else endings
 
@@ -185,9 +185,10 @@ def preprocess(
     max_record_size: int | None = None,
 ) -> Summary:
     """Tokenise the files of `source` into indexed datasets in `output`; a stream has a selection of its own."""
-    from tokenmill.corpus.compression import DATA_SUFFIXES, ZSTD_WINDOW
+    from tokenmill.corpus.compression import ZSTD_WINDOW
     from tokenmill.corpus.kinds import longest_record
     from tokenmill.stages.preprocess import Preprocess, local, prepare, streamed
+    from tokenmill.suffixes import DATA_SUFFIXES
     from tokenmill.tokens.unit_tokenizer import spelled_warning
     from tokenmill.tokens.workers.pool import EncoderProcesses
 

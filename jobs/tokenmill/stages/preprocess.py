@@ -21,11 +21,12 @@ from tokenmill.flow.stage import Job
 from tokenmill.flow.workspace import Workspace
 from tokenmill.tokens.contract import PREPROCESS, PairBasis, PairDetails, PairSpec, tokenizer_of
 from tokenmill.tokens.encoder_store import Encoders, Recipe
+from tokenmill.tokens.unit_tokenizer import SharedByUnits, Tokenising
 
 if TYPE_CHECKING:
     from tokenmill.corpus.readers import Batch
     from tokenmill.corpus.source import Patience
-    from tokenmill.stages.stream import Shards, Stream
+    from tokenmill.stages.stream import Stream
     from tokenmill.tokens.workers.pool import EncoderProcesses
 
 
@@ -197,7 +198,7 @@ def _units(files: list[DataFile], recipe: Recipe) -> list[Unit]:
 
 
 def _stem(path: str) -> str:
-    from tokenmill.corpus.compression import LINE_SUFFIXES, strip_compression
+    from tokenmill.suffixes import LINE_SUFFIXES, strip_compression
 
     stem = strip_compression(path)[0]
     for suffix in (*LINE_SUFFIXES, ".parquet", ".arrow", ".txt"):
@@ -253,13 +254,6 @@ def _first_records(path: Path, recipe: Recipe) -> "Batch | None":
     return None
 
 
-class Common(NamedTuple):
-    """What the units of this process share: the encoder processes, and the way to shards that are not here."""
-
-    processes: "EncoderProcesses"
-    shards: "Shards | None"
-
-
 class Preprocess:
     """Tokenise runs of files into pairs."""
 
@@ -268,7 +262,9 @@ class Preprocess:
     resumable: Final = True
 
     @contextmanager
-    def shared(self, job: Job, plan: Plan, todo: Sequence[Unit], warn: Callable[[str], None]) -> Iterator[Common]:
+    def shared(
+        self, job: Job, plan: Plan, todo: Sequence[Unit], warn: Callable[[str], None]
+    ) -> Iterator[SharedByUnits]:
         """Have the encoder processes load the encoder: as many as there are, and no more than the work is worth."""
         settings = job.settings
         processes: EncoderProcesses = settings["encoders"]
@@ -279,10 +275,8 @@ class Preprocess:
         ):
             worth = 1 + sum(unit.weight for unit in todo) // WORTH_A_PROCESS
             processes.begin(Encoders(job.record).task(plan, settings["encoder"], settings["verify_encoder"]), worth)
-            yield Common(processes, shards)
+            yield SharedByUnits(processes, shards)
 
     def do(self, unit: Unit, workspace: Workspace) -> Counts:
         """Tokenise one output's files in order."""
-        from tokenmill.tokens.unit_tokenizer import Tokenising
-
         return Tokenising(unit, workspace).run()

@@ -7,10 +7,11 @@ disk: a later attempt goes on there.
 
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from tokenmill.errors import WITH_REPLACE, InputError, RequestError, TransientError
 from tokenmill.files.codec import read_json, readable_json
@@ -23,9 +24,7 @@ from tokenmill.tokens.contract import Journal, PairSpec, basis_of
 if TYPE_CHECKING:
     from tokenmill.corpus.blocks import Reading
     from tokenmill.corpus.parse import Rejected
-    from tokenmill.stages.preprocess import Common
-    from tokenmill.stages.stream import Shards
-    from tokenmill.tokens.workers.pool import Slot
+    from tokenmill.tokens.workers.pool import EncoderProcesses, Slot
     from tokenmill.tokens.workers.serve import Column, Found, Segment
     from tokenmill.tokens.writer import IndexedWriter
 
@@ -34,6 +33,21 @@ SPECIAL = "special_in_text"
 
 JOURNAL_SECONDS = 1.0
 """The journal is written at the first file boundary after this time: syncing costs milliseconds."""
+
+
+class ShardFetcher(Protocol):
+    """Fetches the shards of a source that are not here."""
+
+    def fetched(self, item: InputFile, checkpoint: Callable[[], None]) -> AbstractContextManager[Path]:
+        """Keep one shard here until it is read; `checkpoint` raises where the unit must stop."""
+        ...
+
+
+class SharedByUnits(NamedTuple):
+    """What the units of this process share: encoder processes, and a fetcher where the input is a source."""
+
+    processes: "EncoderProcesses"
+    shards: ShardFetcher | None
 
 
 class Spelling(NamedTuple):
@@ -115,7 +129,7 @@ class Tokenising:
     def run(self) -> Counts:
         """Do the unit, or what the journal left of it."""
         self._open()
-        common: Common = self.workspace.common
+        common: SharedByUnits = self.workspace.common
         with common.processes.share() as self._share:
             for file in self.spec.inputs[self.done :]:
                 self._read(file)
@@ -171,7 +185,7 @@ class Tokenising:
 
     def _here(self, input: InputFile) -> AbstractContextManager[Path]:
         """Give where an input lies, fetched where it is a shard of a source."""
-        shards: Shards | None = self.workspace.common.shards
+        shards: ShardFetcher | None = self.workspace.common.shards
         if shards is not None:
             return shards.fetched(input, self.workspace.checkpoint)
         return self.workspace.reading(input, input.bytes or 0)

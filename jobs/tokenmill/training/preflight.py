@@ -10,7 +10,7 @@ from pathlib import Path
 from socket import gethostname
 
 from tokenmill.errors import RequestError
-from tokenmill.training.data.blend import Corpus
+from tokenmill.training.data.datasets import TrainingData
 from tokenmill.training.planner.layout import Layout, late_refusals, refusals
 from tokenmill.training.planner.memory import (
     GIB,
@@ -38,7 +38,7 @@ class Found:
     """What is wrong with this machine, and perhaps not with the next one."""
 
 
-def check(settings: Settings, corpus: Corpus, *, machine: bool) -> Found:
+def check(settings: Settings, corpus: TrainingData, *, machine: bool) -> Found:
     """Check a run; `machine` looks at this node's image, GPUs and disk, too.
 
     Raises:

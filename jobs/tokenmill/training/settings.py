@@ -14,6 +14,7 @@ import msgspec
 
 from tokenmill.errors import RequestError
 from tokenmill.files.tree import kind_of
+from tokenmill.training import ITERATIONS, SEQUENCES_A_GPU
 from tokenmill.training.model import Model, worded
 from tokenmill.training.planner.layout import Layout
 
@@ -80,7 +81,7 @@ class Training(Section, frozen=True):
 
     nodes: int = 1
     gpus_per_node: int = 8
-    iterations: int = 1000
+    iterations: int = ITERATIONS
     global_batch_size: int | None = None
     micro_batch_size: int | None = None
     learning_rate: float | None = None
@@ -283,7 +284,7 @@ def derived(given: Settings) -> Settings:
     if parallel.sequence_parallel is None:
         parallel = msgspec.structs.replace(parallel, sequence_parallel=tensor > 1)
     copies = max(1, given.world // (tensor * pipeline * parallel.context_parallel_size))
-    batch = training.global_batch_size or max(copies, 16 * given.world // copies * copies)
+    batch = training.global_batch_size or max(copies, SEQUENCES_A_GPU * given.world // copies * copies)
     micro = training.micro_batch_size or _dividing(model.micro_batch_size, max(1, batch // copies))
     iterations = training.iterations
     rate = training.learning_rate or model.learning_rate

@@ -20,10 +20,10 @@ import msgspec
 from tokenmill.errors import RequestError
 from tokenmill.files.codec import read_json, readable_json
 from tokenmill.files.tree import Tree
-from tokenmill.training.data.index import parse
+from tokenmill.training.data.index_child import parse
 
 if TYPE_CHECKING:
-    from tokenmill.training.data.blend import Corpus, Source
+    from tokenmill.training.data.datasets import TrainingData, WeightedDataset
 
 IDENTITY = "identity.json"
 
@@ -54,7 +54,7 @@ class Identity(msgspec.Struct, frozen=True):
     """What decides which tokens a run's n-th sample holds."""
 
     lists: dict[str, list[Part]]
-    """As in Corpus: `all`, or a list for each split."""
+    """As in TrainingData: `all`, or a list for each split."""
     split: str | None
     sequence_length: int
     seed: int
@@ -82,7 +82,7 @@ class History(msgspec.Struct, frozen=True):
     format: int = 1
 
 
-def identity_of(corpus: "Corpus", words: Sequence[str], extra_args: Sequence[str]) -> Identity:
+def identity_of(corpus: "TrainingData", words: Sequence[str], extra_args: Sequence[str]) -> Identity:
     """Return the identity of a run with this data and command line; what comes last on it wins, as in Megatron-LM."""
     args = parse(words)
     return Identity(
@@ -96,7 +96,7 @@ def identity_of(corpus: "Corpus", words: Sequence[str], extra_args: Sequence[str
     )
 
 
-def _part(source: "Source") -> Part:
+def _part(source: "WeightedDataset") -> Part:
     return Part(source.path, source.content, source.tokens, source.share)
 
 

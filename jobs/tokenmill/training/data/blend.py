@@ -10,10 +10,8 @@ StopIteration where the first does.
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from itertools import pairwise
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +20,9 @@ from tokenmill.files.codec import content_id, readable_json
 from tokenmill.files.publish import write_atomic
 from tokenmill.training import settings as s
 from tokenmill.training.arguments import Data
+from tokenmill.training.data.datasets import Pair, TrainingData, WeightedDataset
+from tokenmill.training.data.samples import check_draws
+from tokenmill.training.data.split import SPLITS, Names, cuts, fractions
 
 if TYPE_CHECKING:
     from tokenmill.tokens.dataset import Dataset
@@ -34,125 +35,11 @@ PER_DATASET = "--per-dataset-sequences-path"
 MANY_EPOCHS = 4
 """Reading text again up to so often is nearly as good as new text (Muennighoff et al. 2023, arXiv:2305.16264)."""
 
-SPLITS = ("train", "validation", "test")
-"""The parts of a split, in Megatron-LM's order; it calls the second one valid."""
-
-
-class Names:
-    """What messages call what names the datasets: keys of the settings, unless a command has its own."""
-
-    key = "dataset.key"
-    split = "dataset.split"
-    apart = "in dataset.blend"
-
-    def part(self, name: str, number: int | None = None) -> str:
-        """Return what a list of datasets is called, or one of them, each by its own name."""
-        return f"dataset.blend.{name}" + ("" if number is None else f"[{number}]")
-
-
 INDEX = Path(".tokenmill") / "index"
 """Below the checkpoints' directory: sample indices. The data's own volume may be read-only or shared."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """A `.bin` and `.idx` with tokens; `prefix` is the absolute path without suffix, `bytes` the `.bin`'s size.
-
-    `hashes` are those of both files' bytes.
-    """
-
-    prefix: str
-    documents: int
-    sequences: int
-    tokens: int
-    bytes: int
-    dtype: str
-    hashes: str = ""
-
-
-@dataclass(frozen=True)
-class Source:
-    """One dataset of a list: an output of preprocess, or one pair of it, with its share of the samples (0..1).
-
-    `label` says where it was named, `empty` counts pairs without tokens, which are left out: Megatron-LM
-    cannot map them.
-    """
-
-    label: str
-    path: str
-    manifest: str
-    pairs: tuple[Pair, ...]
-    empty: int = 0
-    share: float = 1.0
-    alone: bool = False
-
-    @cached_property
-    def tokens(self) -> int:
-        """Tokens of all its pairs."""
-        return sum(pair.tokens for pair in self.pairs)
-
-    @cached_property
-    def documents(self) -> int:
-        """Documents of all its pairs."""
-        return sum(pair.documents for pair in self.pairs)
-
-    @cached_property
-    def sequences(self) -> int:
-        """Sequences of all its pairs: what a split counts. A document has one, unless its text is a list."""
-        return sum(pair.sequences for pair in self.pairs)
-
-    @cached_property
-    def bytes(self) -> int:
-        """Size of its `.bin` files."""
-        return sum(pair.bytes for pair in self.pairs)
-
-    @cached_property
-    def content(self) -> str:
-        """Names the bytes of its pairs, in their order, wherever they lie."""
-        return content_id([pair.hashes for pair in self.pairs])
-
-    def weighted(self) -> Iterator[tuple[float, Pair]]:
-        """Yield its pairs with their weights: its share, divided by tokens."""
-        for pair in self.pairs:
-            yield self.share * pair.tokens / self.tokens, pair
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """All that a run reads: `lists` has "all", which `split` cuts, or a list for each of SPLITS, without `split`."""
-
-    lists: dict[str, list[Source]]
-    split: str | None
-    tokenizer: Path
-    vocab_size: int
-    max_token_id: int
-    dtype: str
-    eod: int | None
-    eod_token: str | None
-    eos_token: str | None
-    fingerprint: str = ""
-    """Of the tokenizer."""
-    reference: str = ""
-    """What the tokenizer was called when the data were made."""
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def sources(self) -> list[Source]:
-        """The datasets of all lists."""
-        return [source for sources in self.lists.values() for source in sources]
-
-    @property
-    def train(self) -> list[Source]:
-        """The datasets of which training samples are made, or a part of each."""
-        return self.lists.get("all") or self.lists["train"]
-
-    @cached_property
-    def hash(self) -> str:
-        """Names the content: the hashes of all manifests."""
-        return content_id(sorted({source.manifest for source in self.sources}))
-
-
-def resolve(settings: s.Settings, root: Path | None = None) -> Corpus:
+def resolve(settings: s.Settings, root: Path | None = None) -> TrainingData:
     """Find what (derived) settings name, relative paths below `root`, and hold it to what the run needs.
 
     Raises RequestError where anything is missing, unfinished, damaged, or cannot be trained on so.
@@ -193,14 +80,12 @@ def resolve(settings: s.Settings, root: Path | None = None) -> Corpus:
             f"extraArgs has {PER_DATASET}, with which Megatron-LM takes ids for {assumed}, since the vocabulary has "
             f"{corpus.vocab_size:,} entries, and the pairs have {corpus.dtype}: it would read other ids; leave it out"
         )
-    from tokenmill.training.data.blend_samples import check_draws
-
     _check_epochs(corpus, settings)
     check_draws(corpus, settings)
     return corpus
 
 
-def gather(dataset: s.Dataset, root: Path | None, names: Names | None = None) -> Corpus:
+def gather(dataset: s.Dataset, root: Path | None, names: Names | None = None) -> TrainingData:
     """Find the datasets and give each its share; hold them to what any run on them needs."""
     names = names or Names()
     blend = dataset.blend
@@ -220,7 +105,7 @@ def gather(dataset: s.Dataset, root: Path | None, names: Names | None = None) ->
             )
         if not lists.keys() & {"all", "train"}:
             raise RequestError("dataset.blend has nothing to train on: fill its all, or its train")
-    found: dict[str, list[Source]] = {}
+    found: dict[str, list[WeightedDataset]] = {}
     opened: list[tuple[str, Dataset]] = []
     for name, parts in lists.items():
         found[name] = []
@@ -249,7 +134,7 @@ def gather(dataset: s.Dataset, root: Path | None, names: Names | None = None) ->
     dtypes = {pair.dtype for sources in shared.values() for source in sources for pair in source.pairs}
     if empty:
         notes.append(f"left out {empty} pairs without tokens")
-    return Corpus(
+    return TrainingData(
         lists=shared,
         split=split,
         tokenizer=first.record.output / "tokenizer",
@@ -265,7 +150,7 @@ def gather(dataset: s.Dataset, root: Path | None, names: Names | None = None) ->
     )
 
 
-def data_flags(corpus: Corpus, settings: s.Settings, directory: Path) -> Data:
+def data_flags(corpus: TrainingData, settings: s.Settings, directory: Path) -> Data:
     """Write what the command line cannot hold into `directory`, under a name made of its content; return the words.
 
     One pair is --data-path. More of them are weights and paths in a file for --data-args-path, which
@@ -283,7 +168,7 @@ def data_flags(corpus: Corpus, settings: s.Settings, directory: Path) -> Data:
     return Data(flags=words, tokenizer=corpus.tokenizer, cache=cache_path(corpus, settings))
 
 
-def listing(corpus: Corpus, *, file: bool = False) -> tuple[list[str], str, bytes | None]:
+def listing(corpus: TrainingData, *, file: bool = False) -> tuple[list[str], str, bytes | None]:
     """Return the flag for the datasets, and the name and content of the file that it takes.
 
     A single pair stands on the command line, and the content is None, unless it is to be in a `file`, too.
@@ -303,7 +188,7 @@ def listing(corpus: Corpus, *, file: bool = False) -> tuple[list[str], str, byte
     return ["--data-args-path"], f"blend-{content_id(flat)}.txt", data
 
 
-def cache_path(corpus: Corpus, settings: s.Settings) -> Path:
+def cache_path(corpus: TrainingData, settings: s.Settings) -> Path:
     """Return the directory of Megatron-LM's sample indices, one for each content of the data.
 
     Megatron-LM finds an index by the data's path, not by what lies there: the manifests' hashes in the name
@@ -314,7 +199,7 @@ def cache_path(corpus: Corpus, settings: s.Settings) -> Path:
     return Path(base) / corpus.hash
 
 
-def summary(corpus: Corpus, settings: s.Settings) -> list[str]:
+def summary(corpus: TrainingData, settings: s.Settings) -> list[str]:
     """Say what a run reads and how often; lines that begin with "warning:" are for somebody to decide on."""
     training = settings.training
     batch, length = training.global_batch_size or 0, settings.model.seq_length
@@ -344,17 +229,17 @@ def summary(corpus: Corpus, settings: s.Settings) -> list[str]:
     return lines
 
 
-def epochs_of(source: Source, split: str | None, total: int) -> float:
+def epochs_of(source: WeightedDataset, split: str | None, total: int) -> float:
     """Return how often a run of so many tokens reads what of a source goes to training."""
     return total * source.share / trained_on(source, split)
 
 
-def trained_on(source: Source, split: str | None) -> float:
+def trained_on(source: WeightedDataset, split: str | None) -> float:
     """Return the tokens of a source that go to training, were its sequences all of one length."""
     return source.tokens * sequences_of(source, split, "train") / source.sequences
 
 
-def _check_epochs(corpus: Corpus, settings: s.Settings) -> None:
+def _check_epochs(corpus: TrainingData, settings: s.Settings) -> None:
     """Refuse a run that would read a dataset so often that one of its numbers must be wrong."""
     training, length = settings.training, settings.model.seq_length
     batch = training.global_batch_size or 0
@@ -371,7 +256,7 @@ def _check_epochs(corpus: Corpus, settings: s.Settings) -> None:
             )
 
 
-def sequences_of(source: Source, split: str | None, part: str) -> int:
+def sequences_of(source: WeightedDataset, split: str | None, part: str) -> int:
     """Count the sequences of a source that fall into a part of the split; without a split, all of them."""
     if split is None:
         return source.sequences
@@ -379,49 +264,9 @@ def sequences_of(source: Source, split: str | None, part: str) -> int:
     return sum(cut[1] - cut[0] for pair in source.pairs if (cut := cuts(split, pair.sequences)[number]))
 
 
-def fractions(split: str, names: Names | None = None) -> list[float]:
-    """Parse a split to three fractions of 1, as Megatron-LM reckons them, and as strictly as it does not.
-
-    Raises RequestError for what are not one to three numbers of which the first is the largest part.
-    """
-    names = names or Names()
-    words = split.split(",")
-    try:
-        numbers = [float(word) for word in words]
-    except ValueError:
-        numbers = []
-    plain = all(word.strip().replace(".", "", 1).isdecimal() for word in words)  # Megatron-LM reads -1 as 1, 1e2 as 1,2
-    if not plain or not 1 <= len(numbers) <= 3 or not 0 < sum(numbers) < math.inf:
-        raise RequestError(
-            f"{names.split} is {split!r}: give the shares of train, validation and test, such as 990,9,1"
-        )
-    numbers += [0.0] * (3 - len(numbers))
-    parts = [number / sum(numbers) for number in numbers]
-    if not parts[0]:
-        raise RequestError(f"{names.split} {split} leaves nothing to train on: its first number is train's share")
-    if parts[0] < 0.5:
-        raise RequestError(
-            f"{names.split} {split} holds out {1 - parts[0]:.0%} of the data: its first number is train's share, such "
-            f"as 990,9,1; to hold out so much, name datasets for each split {names.apart}"
-        )
-    return parts
-
-
-def cuts(split: str, sequences: int) -> list[tuple[int, int] | None]:
-    """Return which sequences of a pair go to train, validation and test; None for a part whose share is 0.
-
-    As megatron/core/datasets/blended_megatron_dataset_config.py and _builder.py do, to the rounding.
-    """
-    edges = [0.0]
-    for part in fractions(split):
-        edges.append(edges[-1] + part)
-    return [
-        (round(begin * float(sequences)), round(end * float(sequences))) if end > begin else None
-        for begin, end in pairwise(edges)
-    ]
-
-
-def _find(label: str, named: str, root: Path | None, key: str | None, names: Names) -> "tuple[Dataset, Source]":
+def _find(
+    label: str, named: str, root: Path | None, key: str | None, names: Names
+) -> "tuple[Dataset, WeightedDataset]":
     """Open what a setting names: a dataset's directory, or the path of one of its pairs, with or without suffix."""
     from tokenmill.tokens.dataset import check_tokenizer, find_dataset, open_dataset, record_of_pair
 
@@ -456,7 +301,7 @@ def _find(label: str, named: str, root: Path | None, key: str | None, names: Nam
     wrong = check_tokenizer(data.record, data.plan)
     if wrong:
         raise RequestError(f"{label} {named}: {wrong[0]}")
-    return data, Source(
+    return data, WeightedDataset(
         label=label,
         path=named,
         manifest=data.manifest.hash,
@@ -496,7 +341,7 @@ def _same_tokenizer(opened: "Sequence[tuple[str, Dataset]]") -> None:
             )
 
 
-def _apart(lists: dict[str, list[Source]]) -> list[str]:
+def _apart(lists: dict[str, list[WeightedDataset]]) -> list[str]:
     """Keep what is validated on out of training: pairs named alone are taken out of datasets named whole.
 
     A pair that is in two lists otherwise, or twice in one, is refused. Changes `lists`; returns what to say.
@@ -527,7 +372,7 @@ def _apart(lists: dict[str, list[Source]]) -> list[str]:
     return notes
 
 
-def _shares(sources: list[Source], parts: Sequence[s.Part], by: str) -> list[Source]:
+def _shares(sources: list[WeightedDataset], parts: Sequence[s.Part], by: str) -> list[WeightedDataset]:
     """Give each source its share: by weight where weights are given, else by tokens, documents or bytes."""
     given = [part.weight for part in parts]
     if by == "given" or any(weight is not None for weight in given):
@@ -548,7 +393,7 @@ def _shares(sources: list[Source], parts: Sequence[s.Part], by: str) -> list[Sou
     return shared
 
 
-def _check_split(split: str, sources: list[Source], names: Names) -> None:
+def _check_split(split: str, sources: list[WeightedDataset], names: Names) -> None:
     """Refuse a split that leaves a part of some pair empty: on that Megatron-LM counts epochs without end."""
     fractions(split, names)
     counts = sorted({pair.sequences for source in sources for pair in source.pairs})
@@ -587,12 +432,12 @@ def _check_paths(prefixes: Sequence[str], *, cut: bool) -> None:
             )
 
 
-def _flat(sources: Sequence[Source]) -> list[str]:
+def _flat(sources: Sequence[WeightedDataset]) -> list[str]:
     """Return weights and paths in turn: the only form of a weighted list that Megatron-LM reads."""
     return [word for source in sources for weight, pair in source.weighted() for word in (repr(weight), pair.prefix)]
 
 
-def _has(corpus: Corpus, part: str) -> bool:
+def _has(corpus: TrainingData, part: str) -> bool:
     if corpus.split is None:
         return bool(corpus.lists.get(part))
     return fractions(corpus.split)[SPLITS.index(part)] > 0

@@ -14,18 +14,16 @@ import msgspec
 from tokenmill import __version__
 from tokenmill.errors import RequestError
 from tokenmill.flow.progress import duration
+from tokenmill.training import ITERATIONS, SEQUENCES_A_GPU
 from tokenmill.training import model as models
 from tokenmill.training.model import Model
 from tokenmill.training.planner import storage
 from tokenmill.training.planner.fit import Cost, Fit, Machines, Wanted, described, nothing, search, step_seconds
 from tokenmill.training.planner.layout import Layout
 from tokenmill.training.planner.memory import GIB, RESERVE, checkpoint_bytes, parameters
-from tokenmill.training.settings import Training
 
 GRACE_SECONDS = 900
 """job.terminationGracePeriodSeconds of charts/megatron-training."""
-SEQUENCES_A_GPU = 16
-"""Global batch where none is given and no recipe has one, as in training/settings.py."""
 CUT_FIELDS = frozenset(
     {"tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size", "micro_batch_size"}
 )
@@ -462,7 +460,7 @@ def values_of(plan: Plan) -> dict[str, Any]:
     if plan.request.iterations:
         training["iterations"] = plan.request.iterations
     if plan.save_interval:
-        training["saveInterval"] = min(plan.save_interval, plan.request.iterations or Training().iterations)
+        training["saveInterval"] = min(plan.save_interval, plan.request.iterations or ITERATIONS)
     named = model.name in models.names()
     values: dict[str, Any] = {
         "model": {"size": model.name} if named else {"size": "custom", "custom": _custom(model)},

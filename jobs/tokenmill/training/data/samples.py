@@ -10,15 +10,16 @@ import math
 from pathlib import Path
 
 from tokenmill.errors import RequestError
-from tokenmill.training.data.blend import SPLITS, Corpus, Pair, cuts, fractions
-from tokenmill.training.data.index import parse, samples
+from tokenmill.training.data.datasets import Pair, TrainingData
+from tokenmill.training.data.index_child import parse, samples
+from tokenmill.training.data.split import SPLITS, cuts, fractions
 from tokenmill.training.settings import Settings
 
 MOST_DRAWS = 200_000
 """Draws that are followed one by one, a second's work; beyond, half a percent is more than the rounding."""
 
 
-def check_draws(corpus: Corpus, settings: Settings) -> None:
+def check_draws(corpus: TrainingData, settings: Settings) -> None:
     """Refuse a blend of which Megatron-LM would draw more samples than it builds; `settings` are derived ones."""
     training = settings.training
     words = {
