@@ -119,7 +119,7 @@ import builtins
 from tokenmill import errors
 from tokenmill.flow import status
 
-def fail(path, stage):
+def fail(path, *_):
     raise (getattr(errors, path.name, None) or getattr(builtins, path.name))("what, where, what to do")
 
 status.statuses = fail
