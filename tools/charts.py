@@ -181,7 +181,7 @@ def training_schema() -> str:
             useSharp={"enum": [True, False, 0, 1, "0", "1", "true", "false"]},
         ),
         "parallelism": section(settings.Parallelism),
-        "checkpoint": section(settings.Checkpoint, without=("path", "saveInterval")),
+        "checkpoint": section(settings.CheckpointSettings, without=("path", "saveInterval")),
         "supervision": section(settings.Supervision),
         "trainer": section(settings.Trainer),
     }

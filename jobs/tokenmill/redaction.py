@@ -60,9 +60,9 @@ def install() -> None:
     _scan()
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if isinstance(stream, io.TextIOWrapper) and not isinstance(stream, _Stream):
+        if isinstance(stream, io.TextIOWrapper) and not isinstance(stream, _RedactingStream):
             stream.flush()
-            redacting = _Stream(
+            redacting = _RedactingStream(
                 stream.buffer,
                 stream.encoding,
                 stream.errors,
@@ -72,7 +72,7 @@ def install() -> None:
             setattr(sys, name, redacting)
 
 
-class _Stream(io.TextIOWrapper):
+class _RedactingStream(io.TextIOWrapper):
     """A text stream without secrets."""
 
     def write(self, text: str, /) -> int:

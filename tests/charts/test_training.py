@@ -710,7 +710,7 @@ def test_values_and_schema_name_every_setting() -> None:
         "parallelism": settings.Parallelism,
         "supervision": settings.Supervision,
         "trainer": settings.Trainer,
-        "checkpoint": settings.Checkpoint,
+        "checkpoint": settings.CheckpointSettings,
     }
     elsewhere = {"checkpoint": {"path", "saveInterval"}}
     for name, section in sections.items():

@@ -9,7 +9,15 @@ import pytest
 
 from tokenmill.training.arguments import Data, megatron_arguments
 from tokenmill.training.model import names, preset
-from tokenmill.training.settings import Checkpoint, Dataset, Logs, Parallelism, Settings, Training, derived
+from tokenmill.training.settings import (
+    CheckpointSettings,
+    DatasetSettings,
+    Logs,
+    Parallelism,
+    Settings,
+    Training,
+    derived,
+)
 
 pytestmark = pytest.mark.conformance
 
@@ -29,8 +37,8 @@ def test_megatron_takes_the_arguments(name: str, changes: str) -> None:
             model=model,
             training=Training(nodes=max(1, copy * 2 // 8), use_sharp=other, check_for_nan=not other),
             parallelism=Parallelism(recompute_granularity="full" if other else "selective"),
-            checkpoint=Checkpoint(path="/checkpoints", asynchronous=other, fully_reshardable=other),
-            dataset=Dataset(path="/data"),
+            checkpoint=CheckpointSettings(path="/checkpoints", asynchronous=other, fully_reshardable=other),
+            dataset=DatasetSettings(path="/data"),
             logs=Logs(path="/logs"),
         )
     )

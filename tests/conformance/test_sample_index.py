@@ -22,7 +22,16 @@ from tokenmill.training.data import blend as data
 from tokenmill.training.data.datasets import TrainingData
 from tokenmill.training.data.index import build_index, sweep
 from tokenmill.training.model import Model
-from tokenmill.training.settings import Blend, Checkpoint, Dataset, Part, Settings, Trainer, Training, derived
+from tokenmill.training.settings import (
+    Blend,
+    BlendPart,
+    CheckpointSettings,
+    DatasetSettings,
+    Settings,
+    Trainer,
+    Training,
+    derived,
+)
 
 HERE = Path(__file__).parent
 LM = os.environ.get("TOKENMILL_MEGATRON_LM")
@@ -49,14 +58,14 @@ def dataset(tmp_path_factory: pytest.TempPathFactory, preprocess: Callable[..., 
     return directory / "out"
 
 
-def run(directory: Path, dataset: Dataset, *extra: str, **training: Any) -> Settings:
+def run(directory: Path, dataset: DatasetSettings, *extra: str, **training: Any) -> Settings:
     how = {"gpus_per_node": 1, "iterations": 40, "global_batch_size": 8, "eval_interval": 20, "eval_iterations": 2}
     return derived(
         Settings(
             release="run",
             model=Model(num_layers=2, hidden_size=64, num_attention_heads=4, seq_length=128),
             training=Training(**{**how, **training}),
-            checkpoint=Checkpoint(path=str(directory / "checkpoints")),
+            checkpoint=CheckpointSettings(path=str(directory / "checkpoints")),
             dataset=dataset,
             trainer=Trainer(script=f"{LM or '/nowhere'}/pretrain_gpt.py", backend="gloo"),
             extra_args=list(extra),
@@ -85,25 +94,26 @@ def look_up(settings: Settings, corpus: TrainingData, directory: Path, python: s
     return json.loads((directory / "answer").read_text())
 
 
-CASES: dict[str, tuple[Callable[[Path], Dataset], dict[str, Any], list[str]]] = {
-    "one pair": (lambda at: Dataset(path=f"{at}/mixed_text_document", split="90,8,2"), {}, []),
-    "weighted": (lambda at: Dataset(path=str(at), split="90,8,2"), {}, []),
+CASES: dict[str, tuple[Callable[[Path], DatasetSettings], dict[str, Any], list[str]]] = {
+    "one pair": (lambda at: DatasetSettings(path=f"{at}/mixed_text_document", split="90,8,2"), {}, []),
+    "weighted": (lambda at: DatasetSettings(path=str(at), split="90,8,2"), {}, []),
     "several epochs, another seed": (
-        lambda at: Dataset(path=str(at), split="90, 10"),
+        lambda at: DatasetSettings(path=str(at), split="90, 10"),
         {"iterations": 900, "seed": 7},
         [],
     ),
     "a list for each split": (
-        lambda at: Dataset(
+        lambda at: DatasetSettings(
             blend=Blend(
-                train=[Part(path=f"{at}/mixed_text_document")], validation=[Part(path=f"{at}/escaped_text_document")]
+                train=[BlendPart(path=f"{at}/mixed_text_document")],
+                validation=[BlendPart(path=f"{at}/escaped_text_document")],
             )
         ),
         {},
         [],
     ),
     "arguments of its own": (
-        lambda at: Dataset(path=str(at), split="90,8,2"),
+        lambda at: DatasetSettings(path=str(at), split="90,8,2"),
         {},
         ["--mid-level-dataset-surplus", "0.02"],
     ),
@@ -134,7 +144,7 @@ def test_megatron_finds_the_index(name: str, dataset: Path, python: str, tmp_pat
 
 def test_a_killed_build_is_done_again(dataset: Path, python: str, tmp_path: Path) -> None:
     """Killed with a file cut short in its directory: nothing of it is taken, and it is swept."""
-    settings = run(tmp_path, Dataset(path=str(dataset), split="90,8,2"))
+    settings = run(tmp_path, DatasetSettings(path=str(dataset), split="90,8,2"))
     corpus = data.resolve(settings, None)
     cache = data.cache_path(corpus, settings)
     builder = os.fork()
@@ -156,7 +166,7 @@ def test_a_killed_build_is_done_again(dataset: Path, python: str, tmp_path: Path
 
 
 def test_an_index_cut_short_by_a_killed_run_is_swept(dataset: Path, python: str, tmp_path: Path) -> None:
-    settings = run(tmp_path, Dataset(path=f"{dataset}/mixed_text_document", split="90,8,2"))
+    settings = run(tmp_path, DatasetSettings(path=f"{dataset}/mixed_text_document", split="90,8,2"))
     corpus = data.resolve(settings, None)
     build_index(settings, corpus, python=[python])
     cache = data.cache_path(corpus, settings)
@@ -182,7 +192,7 @@ def test_a_blend_that_megatron_cannot_draw_from(
         (tmp_path / "in" / f"{name}.jsonl").write_text('{"text": "some words of text"}\n' * count)
     preprocess(tmp_path / "in", tmp_path / "out", HERE / "tokenizers/tiny")
     settings = run(
-        tmp_path, Dataset(path=f"{tmp_path}/out", split="98,1,1"), global_batch_size=batch, eval_iterations=1
+        tmp_path, DatasetSettings(path=f"{tmp_path}/out", split="98,1,1"), global_batch_size=batch, eval_iterations=1
     )
     corpus = data.gather(settings.dataset, None)
 

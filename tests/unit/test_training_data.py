@@ -26,7 +26,15 @@ from tokenmill.training.data.datasets import TrainingData
 from tokenmill.training.data.index import build_index, sweep
 from tokenmill.training.data.split import cuts
 from tokenmill.training.model import Model
-from tokenmill.training.settings import Blend, Checkpoint, Dataset, Part, Settings, Training, derived
+from tokenmill.training.settings import (
+    Blend,
+    BlendPart,
+    CheckpointSettings,
+    DatasetSettings,
+    Settings,
+    Training,
+    derived,
+)
 
 
 @pytest.fixture(scope="session")
@@ -73,8 +81,8 @@ def settings(path: Path | str | None = None, **changed: Any) -> Settings:
             release="run",
             model=Model(**model),
             training=Training(**training),
-            checkpoint=Checkpoint(**{"path": "/checkpoints", **sections["checkpoint"]}),
-            dataset=Dataset(**sections["dataset"]),
+            checkpoint=CheckpointSettings(**{"path": "/checkpoints", **sections["checkpoint"]}),
+            dataset=DatasetSettings(**sections["dataset"]),
         )
     )
 
@@ -187,13 +195,13 @@ def test_a_part_of_the_split_without_documents(small: Path, large: Path) -> None
     assert "none of the 50" in refusal(small, training__eval_iterations=0)
     assert resolve(small, dataset__split="1", training__eval_iterations=0).split == "1"
     # Every pair is cut, so the smallest counts.
-    blend = Blend(all=[Part(path=str(large)), Part(path=str(small))])
+    blend = Blend(all=[BlendPart(path=str(large)), BlendPart(path=str(small))])
     assert "(the smallest of 4 pairs" in refusal(dataset__blend=blend)
 
 
 def test_nothing_to_validate_on(large: Path) -> None:
     assert "training.evalIterations is 10" in refusal(large, dataset__split="1,0,0")
-    assert "dataset.blend.validation is empty" in refusal(dataset__blend=Blend(train=[Part(path=str(large))]))
+    assert "dataset.blend.validation is empty" in refusal(dataset__blend=Blend(train=[BlendPart(path=str(large))]))
     assert resolve(large, dataset__split="99,1,0").split == "99,1,0"
 
 
@@ -204,37 +212,37 @@ def test_more_pairs_than_megatron_takes(large: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, float("inf"), float("nan")])
 def test_weights_are_above_zero(large: Path, small: Path, weight: float) -> None:
-    parts = [Part(path=str(large), weight=1), Part(path=str(small), weight=weight)]
+    parts = [BlendPart(path=str(large), weight=1), BlendPart(path=str(small), weight=weight)]
     assert "it must be above 0" in refusal(dataset__blend=Blend(train=parts))
 
 
 def test_some_weights_are_none(large: Path, small: Path) -> None:
-    parts = [Part(path=str(large), weight=1), Part(path=str(small))]
+    parts = [BlendPart(path=str(large), weight=1), BlendPart(path=str(small))]
     assert f"dataset.blend.all[1] {small} has no weight" in refusal(dataset__blend=Blend(all=parts))
     assert "has no weight" in refusal(dataset__blend=Blend(all=parts[1:], by="given"))
 
 
 def test_a_blend_is_one_list_or_one_a_split(large: Path, small: Path) -> None:
-    one, other = [Part(path=str(large))], [Part(path=str(small))]
+    one, other = [BlendPart(path=str(large))], [BlendPart(path=str(small))]
     assert "not both" in refusal(dataset__blend=Blend(all=one, validation=other))
     assert "nothing to train on" in refusal(dataset__blend=Blend(validation=other))
     assert "one of the two" in refusal(large, dataset__blend=Blend(all=one))
 
 
 def test_the_same_pair_is_neither_named_twice_nor_in_two_splits(large: Path) -> None:
-    parts = [Part(path=str(large))]
+    parts = [BlendPart(path=str(large))]
     assert "is in dataset.blend.all[0] and in dataset.blend.all[1]" in refusal(dataset__blend=Blend(all=parts * 2))
     assert "dataset.blend.validation[0]" in refusal(dataset__blend=Blend(train=parts, validation=parts))
 
 
 def test_a_pair_held_out_by_name_is_not_trained_on(large: Path) -> None:
-    held = Part(path=str(large / "a_text_document"))
-    corpus = resolve(dataset__blend=Blend(train=[Part(path=str(large))], validation=[held]))
+    held = BlendPart(path=str(large / "a_text_document"))
+    corpus = resolve(dataset__blend=Blend(train=[BlendPart(path=str(large))], validation=[held]))
     assert [Path(pair.prefix).name[0] for pair in corpus.lists["train"][0].pairs] == ["b", "c"]
     assert [Path(pair.prefix).name[0] for pair in corpus.lists["validation"][0].pairs] == ["a"]
-    rest = [Part(path=str(large / f"{name}_text_document")) for name in "bc"]
+    rest = [BlendPart(path=str(large / f"{name}_text_document")) for name in "bc"]
     assert "all of its pairs are in other splits" in refusal(
-        dataset__blend=Blend(train=[Part(path=str(large))], validation=[held, *rest])
+        dataset__blend=Blend(train=[BlendPart(path=str(large))], validation=[held, *rest])
     )
 
 
@@ -262,13 +270,13 @@ def test_token_ids_outside_the_embedding_and_a_blend_of_tokenizers(
     gap = other_tokenizer("gap", 4100)
     said = refusal(gap)
     assert "token ids up to 4100" in said and "4096 rows" in said
-    said = refusal(dataset__blend=Blend(all=[Part(path=str(large)), Part(path=str(gap))]))
+    said = refusal(dataset__blend=Blend(all=[BlendPart(path=str(large)), BlendPart(path=str(gap))]))
     assert f"{large} was made with the tokenizer tiny" in said and f"{gap} with tokenizer-gap" in said
 
 
 def test_documents_that_end_differently(mill: Mill, large: Path) -> None:
     bare = mill.make("bare", {"a": 600}, "--no-append-eod")
-    said = refusal(dataset__blend=Blend(all=[Part(path=str(large)), Part(path=str(bare))]))
+    said = refusal(dataset__blend=Blend(all=[BlendPart(path=str(large)), BlendPart(path=str(bare))]))
     assert "documents end with token 0" in said and "--eod-token" in said
     assert "end with nothing" in refusal(bare, training__reset_position_ids=True, training__eod_mask_loss=True)
     assert resolve(bare).eod is None
@@ -313,7 +321,7 @@ def test_pairs_weigh_as_many_tokens_as_they_have(large: Path, tmp_path: Path) ->
 
 
 def test_lists_for_each_split_have_all_three_keys(large: Path, small: Path, tmp_path: Path) -> None:
-    blend = Blend(train=[Part(path=str(large), weight=3)], validation=[Part(path=str(small))])
+    blend = Blend(train=[BlendPart(path=str(large), weight=3)], validation=[BlendPart(path=str(small))])
     how = settings(dataset__blend=blend)
     flag, path = data.data_flags(data.resolve(how, None), how, tmp_path).flags
     assert flag == "--per-split-data-args-path"
@@ -326,7 +334,10 @@ def test_lists_for_each_split_have_all_three_keys(large: Path, small: Path, tmp_
 
 def test_shares_of_a_blend(large: Path, small: Path) -> None:
     def shares(**how: Any) -> list[float]:
-        parts = [Part(path=str(large), weight=how.pop("one", None)), Part(path=str(small), weight=how.pop("two", None))]
+        parts = [
+            BlendPart(path=str(large), weight=how.pop("one", None)),
+            BlendPart(path=str(small), weight=how.pop("two", None)),
+        ]
         return [source.share for source in resolve(dataset__blend=Blend(train=parts, validation=parts[:0], **how),
                                                    training__eval_iterations=0).train]  # fmt: skip
 
@@ -453,10 +464,10 @@ def test_blend_writes_values_that_settings_take(large: Path, small: Path, tmp_pa
     out = tmp_path / "values.yaml"
     done = tokenmill("blend", out, large, small.name, "--split", "90,8,2", "--values", "--root", large.parent)
     assert done.code == 0, done.err
-    dataset = msgspec.convert(yaml.safe_load(out.read_text())["dataset"], Dataset)
+    dataset = msgspec.convert(yaml.safe_load(out.read_text())["dataset"], DatasetSettings)
     assert dataset.blend is not None and [part.path for part in dataset.blend.all] == ["large", "small"]
     corpus, direct = data.gather(dataset, large.parent), resolve(
-        dataset__blend=Blend(all=[Part(path=str(large)), Part(path=str(small))]), dataset__split="90,8,2"
+        dataset__blend=Blend(all=[BlendPart(path=str(large)), BlendPart(path=str(small))]), dataset__split="90,8,2"
     )  # fmt: skip
     assert data.listing(corpus) == data.listing(direct)
 

@@ -11,7 +11,7 @@ from tokenmill.cli import options as o
 
 if TYPE_CHECKING:
     from tokenmill.training.data.split import Names
-    from tokenmill.training.settings import Part
+    from tokenmill.training.settings import BlendPart
 
 PART = "PART[=WEIGHT]"
 
@@ -60,7 +60,7 @@ def blend(
     words = {"train" if held_out else "all": parts, "validation": validation, "test": test}
     chosen = s.Blend(**{name: [_part(word, root) for word in given] for name, given in words.items()}, by=by)  # type: ignore[arg-type]
     with explained(out):
-        corpus = data.gather(s.Dataset(blend=chosen, key=key, split=split or "990,9,1"), root, _options())
+        corpus = data.gather(s.DatasetSettings(blend=chosen, key=key, split=split or "990,9,1"), root, _options())
         flags, _, content = data.listing(corpus, file=True)
         assert content is not None  # noqa: S101
         write_atomic(out.absolute(), _values(corpus, key, root) if values else content)
@@ -86,16 +86,16 @@ def _options() -> "Names":
     return Options()
 
 
-def _part(word: str, root: Path) -> "Part":
+def _part(word: str, root: Path) -> "BlendPart":
     """Take a word apart; a path that holds = itself needs a weight, or must exist."""
     from tokenmill.errors import RequestError
     from tokenmill.training import settings as s
 
     path, equals, weight = word.rpartition("=")
     if not equals or os.path.exists(root / word):  # noqa: PTH110 - which raises nothing, however long the word
-        return s.Part(path=word)
+        return s.BlendPart(path=word)
     try:
-        return s.Part(path=path, weight=float(weight))
+        return s.BlendPart(path=path, weight=float(weight))
     except ValueError:
         raise RequestError(f"{word}: {weight!r} is no weight; give {PART}") from None
 

@@ -110,7 +110,7 @@ def fit(
     if recompute:
         o.one_of("--recompute", recompute, "none", "selective", "full")
     bytes_per_second, held = plan.storage_for(storage, write_bandwidth, capacity)
-    request = plan.Request(
+    request = plan.LayoutRequest(
         model=plan.model_for(model, custom, changed, seq_length),
         machines=plan.machines_for(gpus, gpus_per_node, gpu_memory),
         wanted=Wanted(

@@ -79,7 +79,7 @@ class Model(msgspec.Struct, rename="camel", forbid_unknown_fields=True, frozen=T
         }
 
 
-class Recipe(msgspec.Struct, rename="camel", forbid_unknown_fields=True, frozen=True, kw_only=True):
+class TrainingRecipe(msgspec.Struct, rename="camel", forbid_unknown_fields=True, frozen=True, kw_only=True):
     """What a run of a preset takes beside its architecture; `make charts` makes values/models of it."""
 
     nodes: int
@@ -115,13 +115,13 @@ def preset(name: str, /, **changed: Any) -> Model:
     return from_fields({"name": name, **fields, **changed}, f"the model {name}")
 
 
-def recipe(name: str) -> Recipe:
+def recipe(name: str) -> TrainingRecipe:
     """Return the recipe of a preset.
 
     Raises:
         RequestError: there is no such preset.
     """
-    return msgspec.convert(_read(name)["recipe"], Recipe)
+    return msgspec.convert(_read(name)["recipe"], TrainingRecipe)
 
 
 def recipe_batch(name: str) -> int | None:

@@ -30,7 +30,7 @@ PATIENCE = 60.0
 
 
 @dataclass(frozen=True)
-class Found:
+class PreflightResult:
     """What was found that does not forbid every start."""
 
     said: list[str]
@@ -38,7 +38,7 @@ class Found:
     """What is wrong with this machine, and perhaps not with the next one."""
 
 
-def check(settings: Settings, corpus: TrainingData, *, machine: bool) -> Found:
+def check(settings: Settings, corpus: TrainingData, *, machine: bool) -> PreflightResult:
     """Check a run; `machine` looks at this node's image, GPUs and disk, too.
 
     Raises:
@@ -55,7 +55,7 @@ def check(settings: Settings, corpus: TrainingData, *, machine: bool) -> Found:
         said += warnings
     if wrong:
         raise RequestError(cannot_start([*wrong, *sick]))
-    return Found(said, sick)
+    return PreflightResult(said, sick)
 
 
 def cannot_start(wrong: list[str]) -> str:

@@ -110,7 +110,7 @@ class Training(Section, frozen=True):
     """A dataset that would be read more often is refused; repeated text stops helping long before."""
 
 
-class Checkpoint(Section, frozen=True):
+class CheckpointSettings(Section, frozen=True):
     """Where checkpoints are, how often they are written, how many are kept."""
 
     path: str
@@ -123,7 +123,7 @@ class Checkpoint(Section, frozen=True):
     """Start from this run's weights when `path` holds no checkpoint yet."""
 
 
-class Part(Section, frozen=True):
+class BlendPart(Section, frozen=True):
     """One dataset of a blend: an output of preprocess, and its weight beside the others'."""
 
     path: str
@@ -133,14 +133,14 @@ class Part(Section, frozen=True):
 class Blend(Section, frozen=True):
     """Datasets to mix: one list cut by `split`, or a list for each split."""
 
-    all: list[Part] = []
-    train: list[Part] = []
-    validation: list[Part] = []
-    test: list[Part] = []
+    all: list[BlendPart] = []
+    train: list[BlendPart] = []
+    validation: list[BlendPart] = []
+    test: list[BlendPart] = []
     by: Literal["tokens", "documents", "bytes", "given"] = "tokens"
 
 
-class Dataset(Section, frozen=True):
+class DatasetSettings(Section, frozen=True):
     """What to train on: one output of preprocess, or a blend of several."""
 
     path: str | None = None
@@ -194,8 +194,8 @@ class Settings(Section, frozen=True):
     release: str
     model: Model
     training: Training
-    checkpoint: Checkpoint
-    dataset: Dataset
+    checkpoint: CheckpointSettings
+    dataset: DatasetSettings
     parallelism: Parallelism = Parallelism()
     logs: Logs = Logs()
     gpu: Gpu = Gpu()

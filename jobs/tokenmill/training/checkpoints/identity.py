@@ -36,7 +36,7 @@ DATA_FLAGS = (
 """Flags of extraArgs that change which samples there are, in ways that no other part of an identity shows."""
 
 
-class Part(msgspec.Struct, frozen=True):
+class IdentityPart(msgspec.Struct, frozen=True):
     """A dataset of a list: where it was, what it holds, its share of the samples."""
 
     path: str
@@ -53,7 +53,7 @@ class Part(msgspec.Struct, frozen=True):
 class Identity(msgspec.Struct, frozen=True):
     """What decides which tokens a run's n-th sample holds."""
 
-    lists: dict[str, list[Part]]
+    lists: dict[str, list[IdentityPart]]
     """As in TrainingData: `all`, or a list for each split."""
     split: str | None
     sequence_length: int
@@ -96,8 +96,8 @@ def identity_of(corpus: "TrainingData", words: Sequence[str], extra_args: Sequen
     )
 
 
-def _part(source: "WeightedDataset") -> Part:
-    return Part(source.path, source.content, source.tokens, source.share)
+def _part(source: "WeightedDataset") -> IdentityPart:
+    return IdentityPart(source.path, source.content, source.tokens, source.share)
 
 
 def _data_words(extra_args: Sequence[str]) -> list[str]:
@@ -199,7 +199,7 @@ def _differences(old: Identity, new: Identity) -> list[str]:
     return [*found, *(f"{name}: {before} -> {after}" for name, (before, after) in plain.items() if before != after)]
 
 
-def _contents(identity: Identity) -> dict[str, Part]:
+def _contents(identity: Identity) -> dict[str, IdentityPart]:
     return {part.content: part for parts in identity.lists.values() for part in parts}
 
 

@@ -85,7 +85,7 @@ def resolve(settings: s.Settings, root: Path | None = None) -> TrainingData:
     return corpus
 
 
-def gather(dataset: s.Dataset, root: Path | None, names: Names | None = None) -> TrainingData:
+def gather(dataset: s.DatasetSettings, root: Path | None, names: Names | None = None) -> TrainingData:
     """Find the datasets and give each its share; hold them to what any run on them needs."""
     names = names or Names()
     blend = dataset.blend
@@ -93,7 +93,7 @@ def gather(dataset: s.Dataset, root: Path | None, names: Names | None = None) ->
         raise RequestError("give dataset.path (an output of tokenmill preprocess), or dataset.blend: one of the two")
     if blend is None:
         assert dataset.path is not None  # noqa: S101
-        lists = {"all": [s.Part(path=dataset.path)]}
+        lists = {"all": [s.BlendPart(path=dataset.path)]}
         by = "tokens"
     else:
         lists = {name: getattr(blend, name) for name in ("all", *SPLITS) if getattr(blend, name)}
@@ -372,7 +372,7 @@ def _apart(lists: dict[str, list[WeightedDataset]]) -> list[str]:
     return notes
 
 
-def _shares(sources: list[WeightedDataset], parts: Sequence[s.Part], by: str) -> list[WeightedDataset]:
+def _shares(sources: list[WeightedDataset], parts: Sequence[s.BlendPart], by: str) -> list[WeightedDataset]:
     """Give each source its share: by weight where weights are given, else by tokens, documents or bytes."""
     given = [part.weight for part in parts]
     if by == "given" or any(weight is not None for weight in given):

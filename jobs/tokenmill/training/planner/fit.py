@@ -109,7 +109,7 @@ class Fit:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """What a search came to: fits, best first, and without any, what was nearest or why nothing is accepted."""
 
     fits: list[tuple[Fit, Cost]]
@@ -118,7 +118,7 @@ class Found:
     tried: int
 
 
-def search(model: Model, machines: Machines, global_batch: int, wanted: Wanted) -> Found:
+def search(model: Model, machines: Machines, global_batch: int, wanted: Wanted) -> SearchResult:
     """Weigh every layout.
 
     Of those that differ in virtual stages and micro-batch alone the cheapest is kept, with as little recomputation
@@ -143,7 +143,7 @@ def search(model: Model, machines: Machines, global_batch: int, wanted: Wanted) 
             if kind not in fits or price.total < fits[kind][1].total:
                 fits[kind] = fit, price
     ranked = sorted(fits.values(), key=lambda each: (round(each[1].total, 4), each[0].layout.model_parallel))
-    return Found(ranked, nearest, refused, tried)
+    return SearchResult(ranked, nearest, refused, tried)
 
 
 def _layout(model: Model, machines: Machines, global_batch: int, micro: int, cut: dict[str, Any]) -> Layout:
@@ -340,7 +340,7 @@ def described(at: Layout) -> str:
     return f"{' x '.join(words)}, micro-batch {at.micro_batch}, recomputation {at.recompute}"
 
 
-def nothing(model: Model, machines: Machines, batch: int, wanted: Wanted, found: Found) -> RequestError:
+def nothing(model: Model, machines: Machines, batch: int, wanted: Wanted, found: SearchResult) -> RequestError:
     """Say what was nearest, by how much it missed, and what to change."""
     place = f"{machines.gpus:,} GPUs of {machines.memory:g} GiB"
     near = found.nearest

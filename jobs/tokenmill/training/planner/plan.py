@@ -30,7 +30,7 @@ CUT_FIELDS = frozenset(
 
 
 @dataclass(frozen=True)
-class Request:
+class LayoutRequest:
     """What is to be planned; `bytes_per_second` is the storage's, `node_hours` between a node's failures."""
 
     model: Model
@@ -50,16 +50,16 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Plan:
+class LayoutPlan:
     """The layouts that fit, best first, at least one; and what follows for checkpoints."""
 
-    request: Request
+    request: LayoutRequest
     fits: list[tuple[Fit, Cost]]
     notes: list[str]
     step_seconds: float | None
     """Of the best layout."""
     saving: storage.Saving | None
-    room: storage.Room | None
+    room: storage.StorageRoom | None
 
     @property
     def grace_seconds(self) -> int:
@@ -233,7 +233,7 @@ def storage_for(
     return found.bytes_per_second, found.capacity if capacity is None else capacity
 
 
-def make(request: Request) -> Plan:
+def make(request: LayoutRequest) -> LayoutPlan:
     """Plan.
 
     Raises:
@@ -272,13 +272,13 @@ def make(request: Request) -> Plan:
         saving = storage.Saving(checkpoint_bytes(best), request.bytes_per_second, hours, machines.nodes)
     room = None
     if request.capacity is not None:
-        room = storage.Room(request.capacity, request.data_bytes, checkpoint_bytes(best), request.kept)
-    plan = Plan(request, found.fits, notes, seconds, saving, room)
+        room = storage.StorageRoom(request.capacity, request.data_bytes, checkpoint_bytes(best), request.kept)
+    plan = LayoutPlan(request, found.fits, notes, seconds, saving, room)
     notes.extend(_gates(plan))
     return plan
 
 
-def _gates(plan: Plan) -> Iterator[str]:
+def _gates(plan: LayoutPlan) -> Iterator[str]:
     """Say what of checkpoints cannot work with this storage."""
     saving, room = plan.saving, plan.room
     if saving is not None and plan.grace_seconds > GRACE_SECONDS:
@@ -300,7 +300,7 @@ def _gates(plan: Plan) -> Iterator[str]:
         )
 
 
-def _holds(room: storage.Room) -> str:
+def _holds(room: storage.StorageRoom) -> str:
     return (
         f"{room.kept} checkpoints kept and one being written, {_terabytes((room.kept + 1) * room.checkpoint)}, "
         f"and {_terabytes(room.data)} of data"
@@ -314,7 +314,7 @@ def _terabytes(number: float) -> str:
 # -- for a person
 
 
-def text(plan: Plan, top: int, values: Path | None) -> str:
+def text(plan: LayoutPlan, top: int, values: Path | None) -> str:
     """Return the plan as lines to read."""
     at, request = plan.best, plan.request
     count, machines = parameters(at), request.machines
@@ -340,7 +340,7 @@ def text(plan: Plan, top: int, values: Path | None) -> str:
     return "\n".join(lines)
 
 
-def _assumed(plan: Plan) -> str:
+def _assumed(plan: LayoutPlan) -> str:
     """Say where a global batch that was not given comes from."""
     if plan.request.global_batch:
         return ""
@@ -353,7 +353,7 @@ def _count(number: float) -> str:
     return f"{number / 1e9:.1f} billion" if number >= 1e9 else f"{number / 1e6:.0f} million"
 
 
-def _table(plan: Plan, top: int) -> list[str]:
+def _table(plan: LayoutPlan, top: int) -> list[str]:
     experts = plan.best.experts
     head = ["", "TP", "PP", "VPP", "CP", *(["EP", "ETP"] if experts else [])]
     head += ["DP", "micro-batch", "accumulated", "recompute"]
@@ -390,7 +390,7 @@ NAMES = {
 }
 
 
-def _explanation(plan: Plan) -> list[str]:
+def _explanation(plan: LayoutPlan) -> list[str]:
     at, cost = plan.best, plan.fits[0][1]
     parts = sorted(cost.parts.items(), key=lambda part: -part[1])
     said = " + ".join(f"{share:.2f} {NAMES[name]}" for name, share in parts if share >= 0.005)
@@ -407,7 +407,7 @@ def _explanation(plan: Plan) -> list[str]:
     return lines
 
 
-def _checkpoint(plan: Plan) -> list[str]:
+def _checkpoint(plan: LayoutPlan) -> list[str]:
     size = f"checkpoint: {checkpoint_bytes(plan.best) / 1e9:,.1f} GB"
     saving = plan.saving
     if saving is None:
@@ -421,12 +421,12 @@ def _checkpoint(plan: Plan) -> list[str]:
     ]
 
 
-def _room(plan: Plan) -> list[str]:
+def _room(plan: LayoutPlan) -> list[str]:
     room, request = plan.room, plan.request
     if room is None:
         if not request.data_bytes:
             return []
-        room = storage.Room(math.inf, request.data_bytes, checkpoint_bytes(plan.best), request.kept)
+        room = storage.StorageRoom(math.inf, request.data_bytes, checkpoint_bytes(plan.best), request.kept)
         return [f"on the storage: {_holds(room)}, {_terabytes(room.needed)}; whether it has them, with --capacity"]
     left = f"{_terabytes(room.left)} are left" if room.left >= 0 else f"{_terabytes(-room.left)} are missing"
     return [f"the storage has {_terabytes(room.capacity)}: {_holds(room)}; {left}"]
@@ -435,7 +435,7 @@ def _room(plan: Plan) -> list[str]:
 # -- for the chart
 
 
-def values_of(plan: Plan) -> dict[str, Any]:
+def values_of(plan: LayoutPlan) -> dict[str, Any]:
     """Return the best layout as values of the training chart."""
     at, machines, model = plan.best, plan.request.machines, plan.request.model
     parallelism: dict[str, Any] = {
@@ -470,7 +470,7 @@ def values_of(plan: Plan) -> dict[str, Any]:
     }
     if plan.request.peak_tflops:
         values["gpu"]["peakTflops"] = _whole(plan.request.peak_tflops)
-    if plan.request.kept != Request.kept:
+    if plan.request.kept != LayoutRequest.kept:
         values["checkpoint"] = {"keep": plan.request.kept}
     if plan.grace_seconds > GRACE_SECONDS:
         values["job"] = {"terminationGracePeriodSeconds": plan.grace_seconds}
@@ -492,7 +492,7 @@ def _custom(model: Model) -> dict[str, Any]:
     return given
 
 
-def write_values(plan: Plan, file: Path, arguments: Sequence[str]) -> None:
+def write_values(plan: LayoutPlan, file: Path, arguments: Sequence[str]) -> None:
     """Write the best layout as a values file, with what it was made from.
 
     Raises:

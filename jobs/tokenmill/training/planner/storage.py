@@ -61,7 +61,7 @@ class Saving:
 
 
 @dataclass(frozen=True)
-class Room:
+class StorageRoom:
     """What lies on a storage of `capacity` bytes while a checkpoint is written: data, those kept, and the new one."""
 
     capacity: float

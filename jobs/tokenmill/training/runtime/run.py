@@ -30,7 +30,7 @@ from tokenmill.training.runtime.attempts import Attempt, Records
 from tokenmill.training.runtime.lease import CurrentRun, Lease, run_name
 from tokenmill.training.runtime.node import Node, inherited, launcher, node_of
 from tokenmill.training.runtime.rendezvous import Gathering
-from tokenmill.training.runtime.supervise import End, Patience, Signals, Supervisor, say
+from tokenmill.training.runtime.supervise import End, HangTimeouts, Signals, Supervisor, say
 from tokenmill.training.runtime.watch import Signs, Watch
 from tokenmill.training.settings import Settings, read
 
@@ -40,12 +40,12 @@ LEAVING = 5.0
 """Seconds for other nodes to end with node 0: what then still runs the operator removes, and its log with it."""
 
 
-class Retry(Stopped):
+class RetryRun(Stopped):
     """The attempt has not reached the target, and another one may: exit 143."""
 
 
 @dataclass(frozen=True)
-class Run:
+class TrainingRun:
     """A run on this node, checked."""
 
     settings: Settings
@@ -75,7 +75,7 @@ class Run:
         return 0
 
 
-def prepare(path: Path, *, scratch: Path, dry_run: bool = False) -> Run:
+def prepare(path: Path, *, scratch: Path, dry_run: bool = False) -> TrainingRun:
     """Read the settings, check all that can be checked on this node, and compose its command.
 
     Raises:
@@ -91,7 +91,9 @@ def prepare(path: Path, *, scratch: Path, dry_run: bool = False) -> Run:
     training = settings.training
     start = launcher(node, settings.trainer.launcher, training.gpus_per_node, settings.release)
     identity = identity_of(corpus, words, settings.extra_args)
-    return Run(settings, node, [*start, settings.trainer.script, *words], read_from.cache, said, found.sick, identity)
+    return TrainingRun(
+        settings, node, [*start, settings.trainer.script, *words], read_from.cache, said, found.sick, identity
+    )
 
 
 def index(path: Path) -> None:
@@ -109,7 +111,7 @@ def train(path: Path) -> None:
 
     Raises:
         RequestError: it cannot start, or cannot go on.
-        Retry: it has not reached its target, and another start may.
+        RetryRun: it has not reached its target, and another start may.
     """
     with Signals() as signals, _retried(signals), tempfile.TemporaryDirectory(prefix="tokenmill-train-") as scratch:
         run = prepare(path, scratch=Path(scratch))
@@ -127,19 +129,21 @@ def _retried(signals: Signals) -> Iterator[None]:
     try:
         yield
     except TokenmillError as problem:
-        if problem.exit_code in (RequestError.exit_code, Retry.exit_code):
+        if problem.exit_code in (RequestError.exit_code, RetryRun.exit_code):
             raise
-        raise Retry(str(problem)) from problem
+        raise RetryRun(str(problem)) from problem
     except OSError as problem:
-        raise Retry(f"{problem}; the next start goes on from the last checkpoint") from problem
+        raise RetryRun(f"{problem}; the next start goes on from the last checkpoint") from problem
     except Exception as problem:
         if signals.ending:
             raise
         traceback.print_exc()
-        raise Retry(f"a mistake of tokenmill ({problem!r}), after the trainer had run; it is tried again") from problem
+        raise RetryRun(
+            f"a mistake of tokenmill ({problem!r}), after the trainer had run; it is tried again"
+        ) from problem
 
 
-def _lead(run: Run, signals: Signals) -> None:
+def _lead(run: TrainingRun, signals: Signals) -> None:
     """Be node 0: hold the checkpoints, repair, record, supervise, judge, prune."""
     records = Records(run.checkpoints)
     lease = Lease(records.directory, run_name(), run.settings.release)
@@ -155,7 +159,7 @@ def _lead(run: Run, signals: Signals) -> None:
         time.sleep(LEAVING)
 
 
-def _attempt(run: Run, records: Records, lease: Lease, signals: Signals) -> tuple[int, str]:
+def _attempt(run: TrainingRun, records: Records, lease: Lease, signals: Signals) -> tuple[int, str]:
     settings = run.settings
     start = checkpoints.prepare(run.checkpoints, say=say)
     for line in start.done:
@@ -187,7 +191,7 @@ def _attempt(run: Run, records: Records, lease: Lease, signals: Signals) -> tupl
     return _over(records, attempt, *_judge(run, end, watch, attempt, retried))
 
 
-def _note(run: Run, records: Records, attempt: Attempt, watch: Watch) -> None:
+def _note(run: TrainingRun, records: Records, attempt: Attempt, watch: Watch) -> None:
     """Record how far an attempt came, and delete old checkpoints after a new one."""
     reached = run.reached()
     if reached > (attempt.saved or attempt.began_at) or watch.started > attempt.iterated:
@@ -208,7 +212,7 @@ def _over(records: Records, attempt: Attempt, code: int, words: str) -> tuple[in
     return code, words
 
 
-def _judge(run: Run, end: End, watch: Watch, attempt: Attempt, retried: bool) -> tuple[int, str]:
+def _judge(run: TrainingRun, end: End, watch: Watch, attempt: Attempt, retried: bool) -> tuple[int, str]:
     """Say how an attempt ended: 0, 2 or 143, and why; `retried` once these settings came to their training loop."""
     reached = attempt.saved or 0
     where = f"iteration {reached:,} of {run.target:,} is saved"
@@ -241,7 +245,7 @@ def _ending(end: End) -> str:
     return f"signal {-end.code}" if end.code < 0 else f"exit code {end.code}"
 
 
-def _follow(run: Run, signals: Signals) -> None:
+def _follow(run: TrainingRun, signals: Signals) -> None:
     """Be another node: supervise, then end as node 0 says."""
     records = Records(run.checkpoints)
     if _done(run):
@@ -278,7 +282,7 @@ def _follow(run: Run, signals: Signals) -> None:
     _end(143, f"the trainer ended with 0, and iteration {run.target:,} is not saved as far as this node can see")
 
 
-def _done(run: Run) -> bool:
+def _done(run: TrainingRun) -> bool:
     """Tell whether node 0 will find the run done, by what it goes by itself.
 
     A node that ends with 0 does not come back, so a tracker that names what is not whole, or that is an old state
@@ -324,12 +328,12 @@ class Others:
 
 
 def _supervised(
-    run: Run, watch: Watch, others: Others, chores: Sequence[Callable[[], object]], signals: Signals
+    run: TrainingRun, watch: Watch, others: Others, chores: Sequence[Callable[[], object]], signals: Signals
 ) -> End:
     settings = run.settings
     supervision = settings.supervision
     meeting = supervision.distributed_timeout_minutes if run.node.nodes > 1 else supervision.start_minutes
-    patience = Patience(meeting * 60, supervision.start_minutes * 60, supervision.hang_minutes * 60)
+    patience = HangTimeouts(meeting * 60, supervision.start_minutes * 60, supervision.hang_minutes * 60)
     environment = inherited()
     if (settings.parallelism.tensor_model_parallel_size or 1) * settings.parallelism.context_parallel_size > 1:
         environment.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # which Megatron-LM asserts before Blackwell
@@ -366,4 +370,4 @@ def _end(code: int, words: str) -> None:
     """End with a code and its reason; the last line is what Kubernetes shows as the pod's termination message."""
     if code == 0:
         return say(words)
-    raise RequestError(words) if code == RequestError.exit_code else Retry(words)
+    raise RequestError(words) if code == RequestError.exit_code else RetryRun(words)

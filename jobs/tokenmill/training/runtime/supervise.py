@@ -81,7 +81,7 @@ class End:
 
 
 @dataclass(frozen=True)
-class Patience:
+class HangTimeouts:
     """Seconds without a sign of life after which a run hangs.
 
     `meeting` counts from when all nodes are here until the ranks are started, `start` until the first iteration and
@@ -102,7 +102,7 @@ class Supervisor:
     """
 
     watch: Watch
-    patience: Patience
+    patience: HangTimeouts
     others: Callable[[], Signs | None]
     """Returns what other nodes see; any change is a sign of life."""
     chores: Sequence[Callable[[], object]]
