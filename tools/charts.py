@@ -3,9 +3,10 @@
 A schema is made of sources alone, never of the schema that it replaces; each chart's own part is its schema.yaml, by
 hand. Values and schema of a stage's chart: its own part, then what charts/common holds for all of them. The schema of
 the training chart: its own part, what charts/common holds for all pods, and the sections of the settings file, whose
-types have their home in tokenmill.training.settings. Those of the pipeline: a section for each stage, made of its own
-chart's part, and what is the same for all. The list of storage back ends: from their templates. values/models: from the
-recipes in tokenmill.training.models. READMEs: from the comments in values.yaml, by helm-docs.
+types have their home in tokenmill.training.settings. The names of encoders: from tokenmill.tokens.engines. Those of the
+pipeline: a section for each stage, made of its own chart's part, and what is the same for all. The list of storage back
+ends: from their templates. values/models: from the recipes in tokenmill.training.models. READMEs: from the comments in
+values.yaml, by helm-docs.
 
     python tools/charts.py            write it
     python tools/charts.py --check    exit 1, naming the files, when something is not what would be written
@@ -22,6 +23,7 @@ import msgspec
 import yaml
 from fresh import write_or_check
 
+from tokenmill.tokens import engines
 from tokenmill.training import model, settings
 
 ROOT = Path(__file__).parents[1]
@@ -71,6 +73,12 @@ def fragment(name: str) -> dict[str, Any]:
     return content
 
 
+def own_properties(chart: str) -> dict[str, Any]:
+    """Return the schema of a stage chart's own keys; those of an encoder are the names of the tokenizer engines."""
+    own: dict[str, Any] = fragment(f"{chart}/schema.yaml")["properties"]
+    return own | ({"encoder": {"enum": list(engines.choices())}} if "encoder" in own else {})
+
+
 def document(properties: dict[str, Any], required: list[str]) -> str:
     """Return a chart's schema as its file holds it, with a note that it is a product."""
     whole = {
@@ -93,7 +101,7 @@ def schema(chart: Path) -> str:
     So one file in values/datasets serves all stages.
     """
     shared = fragment(SHARED)
-    own = fragment(f"{chart.name}/schema.yaml")["properties"]
+    own = own_properties(chart.name)
     own["dataset"]["properties"] |= shared["dataset"]
     return document(own | shared["properties"], [*shared["required"], "dataset"])
 
@@ -153,7 +161,7 @@ def pipeline_schema() -> str:
     again["workers"] = again["workers"] | {"type": ["integer", "null"]}
     sections = {}
     for stage in STAGES:
-        own = {key: partial(value) for key, value in fragment(f"dataset-{stage}/schema.yaml")["properties"].items()}
+        own = {key: partial(value) for key, value in own_properties(f"dataset-{stage}").items()}
         sections[stage] = {**closed({"enabled": {"type": "boolean"}} | own | again), "required": ["enabled"]}
     parts = {"dataset": closed(shared["dataset"])} | sections | shared["properties"]
     return document(parts, ["dataset", *STAGES, *shared["required"]])

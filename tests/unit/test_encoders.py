@@ -13,14 +13,9 @@ import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from tokenmill.errors import RequestError
-from tokenmill.tokens.encoders import (
-    EncoderUnavailable,
-    by_speed,
-    load_encoder,
-    quick_to_load,
-    spell_guard,
-    template,
-)
+from tokenmill.tokens.encoders import load_encoder, quick_to_load, spell_guard
+from tokenmill.tokens.engines import ENGINES, by_speed
+from tokenmill.tokens.engines.base import EncoderUnavailable, template
 from tokenmill.tokens.gate import (
     ASKED,
     Verdict,
@@ -33,7 +28,7 @@ from tokenmill.tokens.gate import (
 )
 
 TINY = Path(__file__).parents[1] / "conformance/tokenizers/tiny/tokenizer.json"
-NAMES = ("fastokens", "gigatoken", "hf")
+NAMES = tuple(ENGINES)
 TEXTS = ["", "Hello, world", "", "naïve 世界 \U0001f44d", "<|endoftext|> in text", "x" * 5_000, "\U0001f468\u200d"]
 
 
@@ -153,7 +148,7 @@ def pieces(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_text_by_text_across_a_renewal(pieces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """gigatoken takes SentencePiece's style text by text, and is loaded anew before its cache grows large."""
-    monkeypatch.setattr("tokenmill.tokens.encoders.GIGATOKEN_CHARACTERS", 5_000)
+    monkeypatch.setattr("tokenmill.tokens.engines.gigatoken.RENEWAL_CHARACTERS", 5_000)
     texts = ["", "abc abc de", "", "na\u00efve <s> </s>x", "abc" * 400, " lead", "trail "]
     encoder, exact = load_encoder("gigatoken", pieces, True), load_encoder("hf", pieces, True)
     for asked in [texts] * 6 + [[], [""]]:

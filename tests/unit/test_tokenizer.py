@@ -74,7 +74,7 @@ def test_facts_and_copies(tiny: tuple[ResolvedTokenizer, Verdict, Path]) -> None
     assert resolved.fingerprint == hashlib.sha256(backend.encode()).hexdigest() == FINGERPRINT
     assert '"merges":["' in (out / "backend.json").read_text()  # as encoders load them fastest
     assert (verdict.encoder, verdict.rejected) == ("fastokens", ())
-    assert ResolvedTokenizer.from_json(json.loads((out / "resolved.json").read_text())) == resolved
+    assert ResolvedTokenizer.of_json(json.loads((out / "resolved.json").read_text())) == resolved
     assert Verdict.from_json(json.loads((out / "verdict.json").read_text())) == verdict
 
 

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tokenmill.tokens.engines import choices
+
 if TYPE_CHECKING:
     from tokenmill.corpus.blocks import Reading
     from tokenmill.selection import Selection
@@ -104,7 +106,11 @@ SpecialInText = Annotated[
     ),
 ]
 EncoderName = Annotated[
-    str, typer.Option("--encoder", help="auto, fastokens, gigatoken or hf; auto takes the first that proves exact.")
+    str,
+    typer.Option(
+        "--encoder",
+        help=f"{', '.join(choices()[:-1])} or {choices()[-1]}; auto takes the first that proves exact.",
+    ),
 ]
 VerifyEncoder = Annotated[
     str,
@@ -174,6 +180,11 @@ def one_of(option: str, value: str, *allowed: str) -> str:
     if value not in allowed:
         raise typer.BadParameter(f"{value!r} is not one of {', '.join(allowed)}", param_hint=option)
     return value
+
+
+def known_encoder(name: str) -> str:
+    """Return what --encoder takes, else end with a usage message."""
+    return one_of("--encoder", name, *choices())
 
 
 def format_of_lines(value: str | None) -> str | None:

@@ -93,7 +93,7 @@ def preprocess(
         target,
         how,
         recipe=recipe,
-        encoder=o.one_of("--encoder", encoder, "auto", "fastokens", "gigatoken", "hf"),
+        encoder=o.known_encoder(encoder),
         verify_encoder=o.one_of("--verify-encoder", verify_encoder, "all", "sample", "start"),
         encoder_patience=encoder_patience,
         on_bad_record=o.one_of("--on-bad-record", on_bad_record, "fail", "quarantine"),

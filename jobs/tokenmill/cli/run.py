@@ -82,7 +82,7 @@ def run(
         deadline_seconds=deadline,
         stall_seconds=stall_seconds,
         endpoint=endpoint,
-        encoder=o.one_of("--encoder", encoder, "auto", "fastokens", "gigatoken", "hf"),
+        encoder=o.known_encoder(encoder),
         verify_encoder=o.one_of("--verify-encoder", verify_encoder, "all", "sample", "start"),
         encoder_patience=encoder_patience,
         on_bad_record=o.one_of("--on-bad-record", on_bad_record, "fail", "quarantine"),

@@ -1,6 +1,6 @@
 """What a block holds, from `corpus.blocks`, which cuts it, to `corpus.parse`, which takes the texts out of it."""
 
-from tokenmill.machine import memory, memory_words
+from tokenmill.machine import memory_words
 
 LINES = "lines"
 """A JSON record a line."""
@@ -21,11 +21,6 @@ EXACT_MEMORY = 200
 
 MOST = 1 << 30
 """Bytes of a record that are taken at most where the memory does not say less."""
-
-
-def longest_record(encoder: str) -> int:
-    """Return how many bytes a record may have, so that what encodes it has the memory for that."""
-    return min(MOST, memory() // (EXACT_MEMORY if encoder == "hf" else MEMORY))
 
 
 def too_long(size: int, most: int, head: bytes) -> bytes:

@@ -27,6 +27,7 @@ from tokenmill.flow.workspace import OutputFile, Workspace
 from tokenmill.inputs import walk_files
 from tokenmill.tokens.contract import PREPROCESS, PairBasis, PairDetails, PairSpec, basis_of, tokenizer_of
 from tokenmill.tokens.encoder_store import Encoders, Recipe
+from tokenmill.tokens.engines import REFERENCE
 
 if TYPE_CHECKING:
     from tokenmill.tokens.tokenizer import ResolvedTokenizer
@@ -37,7 +38,7 @@ KEY = "text"
 
 SUFFIXES = ("bin", "idx")
 
-ENCODER = "hf"
+ENCODER = REFERENCE
 """Nothing is encoded: only Hugging Face's own backend is wanted, which turns ids back into text."""
 
 LOOK_PAIRS, LOOK_DOCUMENTS = 64, 16

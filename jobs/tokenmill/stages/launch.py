@@ -186,9 +186,9 @@ def preprocess(
 ) -> Summary:
     """Tokenise the files of `source` into indexed datasets in `output`; a stream has a selection of its own."""
     from tokenmill.corpus.compression import ZSTD_WINDOW
-    from tokenmill.corpus.kinds import longest_record
     from tokenmill.stages.preprocess import Preprocess, local, prepare, streamed
     from tokenmill.suffixes import DATA_SUFFIXES
+    from tokenmill.tokens.engines import longest_record
     from tokenmill.tokens.unit_tokenizer import spelled_warning
     from tokenmill.tokens.workers.pool import EncoderProcesses
 

@@ -304,7 +304,10 @@ def _read_as(kind: "type[T]", value: Any, path: Path) -> "T":
 
 def _versions() -> dict[str, str]:
     """Return the versions that a resolution depends on."""
-    from importlib.metadata import version
+    from tokenmill.tokens import engines
 
-    names = ("fastokens", "gigatoken", "sentencepiece", "tokenizers", "tokenmill", "transformers")
-    return {name: version(name) for name in names}
+    packages = {engine.package for engine in engines.ENGINES.values()}
+    return {
+        name: engines.package_version(name)
+        for name in sorted({*packages, "sentencepiece", "tokenmill", "transformers"})
+    }

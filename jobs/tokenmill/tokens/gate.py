@@ -25,15 +25,10 @@ from typing import IO, TYPE_CHECKING, Any
 from tokenmill.errors import RequestError, TransientError
 from tokenmill.machine import memory_words
 from tokenmill.redaction import SECRET_NAME
+from tokenmill.tokens import engines
 
 if TYPE_CHECKING:
-    from tokenmill.tokens.encoders import Encoder, Ids, Offsets
-
-CANDIDATES = ("fastokens", "gigatoken", "hf")
-"""What may be asked for beside auto, which tries them in the order of `encoders.by_speed`."""
-
-_PACKAGES = {"fastokens": "fastokens", "gigatoken": "gigatoken", "hf": "tokenizers"}
-"""The distribution that each encoder comes from."""
+    from tokenmill.tokens.engines.base import Encoder, Ids, Offsets
 
 TIMEOUT_SECONDS = 300.0
 """How long a candidate may take: the slowest needs seconds, on a machine with nothing else to do."""
@@ -148,7 +143,7 @@ def answering(
 
 def judge(
     directory: Path,
-    encoder: str = "auto",
+    encoder: str = engines.AUTO,
     *,
     begun: "subprocess.Popen[bytes] | None" = None,
     timeout: float = TIMEOUT_SECONDS,
@@ -160,7 +155,7 @@ def judge(
     ahead. Raises RequestError when none agrees, TransientError when the process was killed: that says nothing about
     the encoder.
     """
-    names = _read(directory / "question.json")["order"] if encoder == "auto" else [encoder]
+    names = _read(directory / "question.json")["order"] if encoder == engines.AUTO else [encoder]
     rejected: list[Rejection] = []
     while names:
         if begun:
@@ -182,7 +177,7 @@ def judge(
             if not answer.get("refused"):  # where the process ended
                 break
     why = "; ".join(map(str, rejected))
-    if encoder == "auto":
+    if encoder == engines.AUTO:
         raise RequestError(
             f"no encoder agrees with this tokenizer's own ids: {why}; use another tokenizer, or report it"
         )
@@ -263,12 +258,7 @@ def ignore_stops() -> None:
 
 def encoder_version(name: str) -> str:
     """Return the installed version of an encoder's package, "none" without it."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version(_PACKAGES[name])
-    except PackageNotFoundError:
-        return "none"
+    return engines.package_version(engines.get(name).package)
 
 
 def is_installed(encoder: str, version: str) -> bool:
@@ -277,9 +267,9 @@ def is_installed(encoder: str, version: str) -> bool:
     What pip writes beside the package says so at once; importlib.metadata takes as long to import as all that
     a worker does with its plan.
     """
-    if encoder not in _PACKAGES:  # of another version of tokenmill
+    if encoder not in engines.ENGINES:  # of another version of tokenmill
         return False
-    found = importlib.util.find_spec(_PACKAGES[encoder])
+    found = importlib.util.find_spec(engines.get(encoder).package)
     if found is not None and found.origin is not None:
         package = Path(found.origin).parent
         if package.with_name(f"{package.name}-{version}.dist-info").is_dir():
@@ -309,7 +299,7 @@ def prepare(
     encode: Callable[..., Any],
     *,
     end: int | None = None,
-    encoder: str = "auto",
+    encoder: str = engines.AUTO,
     say: Callable[[bytes], None] = lambda word: None,
 ) -> None:
     """Write the backend as workers load it, what candidates are asked, and the ids that `encode` gives.
@@ -320,12 +310,12 @@ def prepare(
     import numpy as np
     import orjson
 
-    from tokenmill.tokens.encoders import flatten
+    from tokenmill.tokens.engines.base import flatten
 
     order, normalizes = _write_backend(directory, backend)
     chunks = _joined(code_point_probes(normalizes))
     question = {
-        "order": order if encoder == "auto" else [encoder],
+        "order": order if encoder == engines.AUTO else [encoder],
         "parts": parts,
         "chunks": chunks,
         "normalizes": normalizes,
@@ -352,19 +342,20 @@ def _write_backend(directory: Path, backend: str) -> tuple[tuple[str, ...], bool
     """Write the backend as workers load it; return the encoders in order, and whether it has a normalizer."""
     import orjson
 
-    from tokenmill.tokens.encoders import by_speed, quick_to_load
+    from tokenmill.tokens.encoders import quick_to_load
 
     known = orjson.loads(backend)
     (directory / "backend.json").write_bytes(orjson.dumps(quick_to_load(known)))
     normalizer = known["normalizer"] or {}
-    return by_speed(known["pre_tokenizer"]), bool(normalizer) and normalizer.get("normalizers") != []
+    return engines.by_speed(known["pre_tokenizer"]), bool(normalizer) and normalizer.get("normalizers") != []
 
 
 def answer(name: str, directory: Path, wait: Callable[[], None] = lambda: None) -> dict[str, Any]:
     """Compare an encoder with the reference in a directory, once it is there; return what `judge` reads."""
     import numpy as np
 
-    from tokenmill.tokens.encoders import EncoderUnavailable, load_encoder, spell_guard, wrap
+    from tokenmill.tokens.encoders import load_encoder, spell_guard
+    from tokenmill.tokens.engines.base import EncoderUnavailable, wrap
     from tokenmill.tokens.merges import write_fewer
 
     question = _read(directory / "question.json")
@@ -373,7 +364,7 @@ def answer(name: str, directory: Path, wait: Callable[[], None] = lambda: None) 
     texts = [*plain, *map("".join, chunks)]
     backend = directory / "backend.json"
     found: dict[str, Any] = {"version": encoder_version(name), "checked": len(texts), "guard": ""}
-    if name != "hf":
+    if name != engines.REFERENCE:
         write_fewer(backend)  # here rather than before: Hugging Face answers meanwhile
     try:
         encoder = load_encoder(name, backend, add, end=end)
@@ -385,8 +376,8 @@ def answer(name: str, directory: Path, wait: Callable[[], None] = lambda: None) 
     with np.load(directory / "reference.npz") as reference:
         exact = wrap(reference["ids"], reference["offsets"], [], [] if end is None else [end])
     wrong = _differing(mine, exact)
-    if name != "hf" and any(i >= len(plain) for i in wrong):
-        hf = load_encoder("hf", backend, add, end=end)
+    if name != engines.REFERENCE and any(i >= len(plain) for i in wrong):
+        hf = load_encoder(engines.REFERENCE, backend, add, end=end)
         guard = _guard(encoder, hf, question["normalizes"])
         if 0 < len(guard) <= MAX_GUARD:
             found["guard"] = spell_guard(guard)
@@ -428,7 +419,9 @@ def _twice(encoder: "Encoder", texts: list[str]) -> tuple[tuple["Ids", "Offsets"
 
     mine = ids, offsets = encoder.encode(texts)
     unsteady = []
-    short = [i for i, text in enumerate(texts) if len(text) < SHORT_RUN_BYTES] if encoder.name != "hf" else []
+    short = (
+        [i for i, text in enumerate(texts) if len(text) < SHORT_RUN_BYTES] if encoder.name != engines.REFERENCE else []
+    )
     for first in range(0, len(short), CHUNK):
         chosen = short[first : first + CHUNK]
         again, starts = encoder.encode([texts[i] for i in chosen])

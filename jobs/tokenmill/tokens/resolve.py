@@ -23,7 +23,8 @@ from typing import Any, NamedTuple
 
 from tokenmill.errors import RequestError
 from tokenmill.tokens import spm
-from tokenmill.tokens.encoders import EncoderUnavailable, quick_to_load, template
+from tokenmill.tokens.encoders import quick_to_load
+from tokenmill.tokens.engines.base import EncoderUnavailable, template
 from tokenmill.tokens.gate import code_point_probes, hostile_texts, ignore_stops, prepare
 from tokenmill.tokens.spm import Model, only_model
 

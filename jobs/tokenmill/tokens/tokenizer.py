@@ -28,10 +28,9 @@ from tokenmill.errors import MachineError, RequestError, TokenmillError, Transie
 from tokenmill.files.codec import readable_json
 from tokenmill.files.explain import TMPDIR, explained
 from tokenmill.files.publish import write_atomic
-from tokenmill.tokens import merges
+from tokenmill.tokens import engines, merges
 from tokenmill.tokens.contract import ResolvedTokenizer as ResolvedTokenizer  # noqa: PLC0414 - part of this module's interface
 from tokenmill.tokens.gate import (
-    CANDIDATES,
     Verdict,
     answering,
     environment,
@@ -96,7 +95,7 @@ def resolve_tokenizer(
     destination: Path,
     scratch: Path,
     need_eod: bool = True,
-    encoder: str = "auto",
+    encoder: str = engines.AUTO,
     endpoint: str | None = None,
     source: str | None = None,
     special_in_text: str = "keep",
@@ -112,8 +111,8 @@ def resolve_tokenizer(
     who waits. Raises RequestError where the tokenizer cannot be used, TransientError where the Hub cannot be reached,
     or a process was killed.
     """
-    if encoder not in ("auto", *CANDIDATES):
-        raise RequestError(f"no encoder {encoder!r}; give one of auto, {', '.join(CANDIDATES)}")
+    if encoder != engines.AUTO:
+        engines.get(encoder)
     directory = local_directory(reference, revision)
     if directory is None:
         with or_a_directory(reference):

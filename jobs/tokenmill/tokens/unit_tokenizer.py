@@ -178,7 +178,7 @@ class Tokenising:
         settings, common = self.workspace.settings, self.workspace.common
         reading: Reading = settings["reading"]
         if settings["max_record_size"] is None:
-            from tokenmill.corpus.kinds import longest_record
+            from tokenmill.tokens.engines import longest_record
 
             return reading._replace(most=longest_record(common.processes.task.encoder))
         return reading

@@ -23,6 +23,7 @@ from typing import Any
 from tokenmill.corpus import kinds
 from tokenmill.errors import TransientError
 from tokenmill.machine import memory_words
+from tokenmill.tokens.engines import REFERENCE
 from tokenmill.tokens.gate import environment
 from tokenmill.tokens.workers.channel import Channel
 from tokenmill.tokens.workers.serve import Answer, Column, Found, Segment, Task
@@ -337,7 +338,7 @@ class _Process:
         self.begin()
 
     def _encode_exactly(self, slot: Slot, why: str) -> Answer:
-        task = self._pool.task._replace(encoder="hf", guard="", verify="start")
+        task = self._pool.task._replace(encoder=REFERENCE, guard="", verify="start")
         child, self._exact = self._exact or _alone(task, self.slots), None
         child.submit(slot)
         try:
@@ -421,9 +422,9 @@ class EncoderProcesses:
         """Say that a process failed; when that goes on, let Hugging Face do all."""
         self._failures += 1
         said = f"the encoder {self.task.encoder} {why}; its records went to Hugging Face, and another took its place"
-        if self._failures == MAX_FAILURES and self.task.encoder != "hf":
+        if self._failures == MAX_FAILURES and self.task.encoder != REFERENCE:
             said += f". That was the {MAX_FAILURES}th time: Hugging Face does all that is left, exact and slower"
-            self.task = self.task._replace(encoder="hf", guard="", verify="start")
+            self.task = self.task._replace(encoder=REFERENCE, guard="", verify="start")
         self._warn(said)
 
     @contextmanager

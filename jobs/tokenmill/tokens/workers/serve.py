@@ -26,7 +26,7 @@ from tokenmill.tokens.workers.slab import Slab
 
 if TYPE_CHECKING:
     from tokenmill.corpus.parse import Parsed
-    from tokenmill.tokens.encoders import Encoder
+    from tokenmill.tokens.engines.base import Encoder
 
 NICENESS = 5
 """Of an encoder process: where it shares a CPU with who feeds it, which takes little, it does not interrupt that."""
@@ -102,6 +102,7 @@ class Answer(NamedTuple):
 class _Server:
     def __init__(self, task: Task) -> None:
         from tokenmill.tokens.encoders import load_encoder
+        from tokenmill.tokens.engines import REFERENCE
         from tokenmill.tokens.spelled import Finder
 
         self._task = task
@@ -110,8 +111,8 @@ class _Server:
         backend = Path(task.backend)
         self._encoder = load_encoder(task.encoder, backend, task.special_tokens, task.guard, end=task.eod)
         self._exact: Encoder | None = None
-        if task.verify != "start" and task.encoder != "hf":
-            self._exact = load_encoder("hf", backend, task.special_tokens, end=task.eod)
+        if task.verify != "start" and task.encoder != REFERENCE:
+            self._exact = load_encoder(REFERENCE, backend, task.special_tokens, end=task.eod)
         self._slabs: list[tuple[Slab, Slab]] = []
         self._blocks = 0
         self._end = 0  # of the last column's ids
