@@ -21,7 +21,11 @@ from .corpora import SLIMPAJAMA, Corpus, shaped
 from .measure import MB, Failed, machine
 from .mill import Setting, say
 from .planning import planning
-from .report import Section, read, write
+from .report import Section, published, read, write
+
+DOCUMENT = Path("docs/benchmarks.md")
+RESULTS = Path("bench-results")
+"""Ignored by git: a release has what was measured for it as an attachment."""
 
 SMALL_BARS = {"hf": 10.0}
 LARGE_BARS = {"raw": 0.65, "aim": 0.80, "hf": 25.0}
@@ -83,7 +87,7 @@ def commit() -> str:
     def git(*arguments: str) -> str:
         return subprocess.run(["git", *arguments], capture_output=True, text=True, check=False).stdout.strip()
 
-    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs/benchmarks*")
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", f":!{DOCUMENT}")
     return (git("describe", "--always") or "unknown") + ("-dirty" if changed else "")
 
 
@@ -146,19 +150,24 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, help="runs of each side (5)")
     parser.add_argument("--cpus", help="two CPUs to use, such as 2,3; pinned to one means the last")
     parser.add_argument("--cache", type=Path, default=Path(".cache/bench"), help="for corpora and everything made")
-    parser.add_argument("--results", type=Path, help="where to write (docs/benchmarks; with --quick, the cache)")
+    parser.add_argument("--results", type=Path, help=f"where to write ({RESULTS}; with --quick, the cache)")
     parser.add_argument("--report", action="store_true", help="write results.md from results.json, measure nothing")
+    parser.add_argument("--publish", action="store_true", help=f"write the table of {DOCUMENT}, measure nothing")
     parser.add_argument("--alternatives", metavar="PYTHON", help="in whose environment datatrove is")
     parser.add_argument("--megatron", type=Path, metavar="DIRECTORY", help="a checkout of Megatron-LM")
     parser.add_argument("--megatron-python", default=sys.executable, metavar="PYTHON", help="that can run it")
     asked = parser.parse_args()
 
-    directory = asked.results or (asked.cache / "quick" if asked.quick else Path("docs/benchmarks"))
+    directory = asked.results or (asked.cache / "quick" if asked.quick else RESULTS)
     results = read(directory)
-    if asked.report:
+    if asked.report or asked.publish:
         if not results:
             sys.exit(f"{directory} has no results.json of this form; measure first, or name a directory with --results")
+        if asked.publish and results.get("quick"):
+            sys.exit(f"{directory}/results.json was made with --quick: its figures are not to be published")
         write(results, directory)
+        if asked.publish:
+            DOCUMENT.write_text(published(results, DOCUMENT.read_text()))
         return
     if asked.tokenizers is None:
         parser.error("--tokenizers is needed; make bench fetches them")

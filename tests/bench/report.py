@@ -65,12 +65,15 @@ def ratios(over: Iterable[Run | float], under: Iterable[Run | float]) -> list[fl
     return [a / b for a, b in zip(*seconds, strict=True)]
 
 
+BEGIN, END = "<!-- results: make bench FLAGS=--publish -->", "<!-- end of results -->"
+"""Between them stands the table in docs/benchmarks.md."""
+
 TEXT = ("what", "against", "whole process", "bar", "")
 """Columns of words."""
 
 HEAD = """# Benchmark results
 
-Written by `make bench` from [results.json](results.json); what is measured, and how: [benchmarks.md](../benchmarks.md).
+Written by `make bench` from results.json; what is measured, and how: docs/benchmarks.md and tests/bench/README.md.
 Figures are medians (least to greatest); ratios are taken within a round. "times" is how many times as fast.
 """
 
@@ -81,12 +84,7 @@ def markdown(results: Mapping[str, Any]) -> str:
     lines = [HEAD]
     if results.get("quick"):
         lines += ["**Made with --quick: tiny inputs and one round, nothing here is worth quoting.**", ""]
-    barred = [(name, f) for name, section in sections.items() for f in section["figures"] if _bar(f)]
-    lines += [
-        "## Figures that have a bar",
-        "",
-        *_table(("what", "against", "median (least to greatest)", "bar", ""), [_row(f, bar=True) for _, f in barred]),
-    ]
+    lines += ["## Figures that have a bar", "", *_barred(sections)]
     for name, section in sections.items():
         others = [_row(figure)[:3] for figure in section["figures"] if not _bar(figure)]
         lines += ["", f"## {name}: {section['title']}", ""]
@@ -99,6 +97,23 @@ def markdown(results: Mapping[str, Any]) -> str:
         lines.append(f"- Measured {section['at']} at commit {section['commit']}; load average before and after: {load}")
     lines += ["", "## Where", "", *(f"- {row}" for row in _machine(results))]
     return "\n".join(lines) + "\n"
+
+
+def published(results: Mapping[str, Any], document: str) -> str:
+    """Return docs/benchmarks.md with the table of these results in place of its earlier one."""
+    sections: dict[str, Any] = results["sections"]
+    times = sorted(section["at"] for section in sections.values())
+    commits = sorted({section["commit"] for section in sections.values()})
+    head, rest = document.split(BEGIN)
+    _, tail = rest.split(END)
+    about = f"{_machine(results)[0]}; measured {times[0][:10]} to {times[-1][:10]} at {', '.join(commits)}."
+    return "\n".join([head + BEGIN, about, "", *_barred(sections), END]) + tail
+
+
+def _barred(sections: Mapping[str, Any]) -> list[str]:
+    figures = [figure for section in sections.values() for figure in section["figures"] if _bar(figure)]
+    head = ("what", "against", "median (least to greatest)", "bar", "")
+    return _table(head, [_row(figure, bar=True) for figure in figures])
 
 
 def _row(figure: Mapping[str, Any], bar: bool = False) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ import pytest
 
 from bench.encoding import same_tokens
 from bench.measure import Failed, Run, in_rounds, run
-from bench.report import Figure, Section, ratios, read, write
+from bench.report import BEGIN, END, Figure, Section, published, ratios, read, write
 
 
 def done(seconds: float, tokens: int = 0) -> Run:
@@ -85,3 +85,7 @@ def test_figures_are_judged_by_their_medians(tmp_path: Path) -> None:
     before = (tmp_path / "results.md").read_bytes()
     write(read(tmp_path), tmp_path)
     assert (tmp_path / "results.md").read_bytes() == before
+    once = published(read(tmp_path), f"method\n{BEGIN}\n| old |\n{END}\nmore\n")
+    assert once.startswith(f"method\n{BEGIN}\n") and once.endswith(f"\n{END}\nmore\n") and "| old |" not in once
+    assert "| speed | zstd | 0.95 (0.80 to 1.00) | at least 0.9 | met |" in once and "at abc." in once
+    assert published(read(tmp_path), once) == once

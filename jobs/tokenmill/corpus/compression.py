@@ -51,7 +51,7 @@ class _PassingFile:
     """A file read from its beginning to its end, which does not fill the page cache with what is read once.
 
     What was in the cache before stays there. New pages cost more than the reading where a virtual machine's host takes
-    those away that are not in use (docs/benchmarks.md), and a corpus would drive out everything else.
+    those away that are not in use (tests/bench/README.md), and a corpus would drive out everything else.
     """
 
     def __init__(self, path: Path) -> None:
