@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import secrets
 import socket
 from functools import cache
 from pathlib import Path
@@ -94,6 +95,11 @@ def _numbers(path: Path, count: int) -> list[int | None]:
 def machine_tag() -> str:
     """Return the machine and pid namespace as 8 hex digits, for file names."""
     return hashlib.sha256(repr(machine()).encode()).hexdigest()[:8]
+
+
+def process_name() -> str:
+    """Return a new name that says which process makes what it names, so that others can tell whether it lives."""
+    return f"{machine_tag()}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
 def memory_words() -> str:

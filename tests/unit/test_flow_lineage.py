@@ -12,7 +12,7 @@ import pytest
 
 from tokenmill.corpus.source import Selection
 from tokenmill.errors import RequestError, TransientError
-from tokenmill.flow.attempt import LEASE, owner_record
+from tokenmill.flow.attempt import planning_lease
 from tokenmill.flow.contract import Part
 from tokenmill.flow.lineage import Dataset, upstream_of
 from tokenmill.flow.progress import Reporter
@@ -137,7 +137,7 @@ def test_a_stage_without_a_plan_yet_is_refused(root: Path) -> None:
     record = StageRecord(root / "extracted", EXTRACT)
     record.directory.mkdir(parents=True)
     assert stage_and_place(upstream(root)) == ("download", root)  # nobody is at it: it never began
-    (record.directory / LEASE).write_bytes(owner_record())
+    planning_lease(record).take()
     with pytest.raises(RequestError, match="has no plan yet"):
         upstream(root)
 

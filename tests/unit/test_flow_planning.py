@@ -12,6 +12,7 @@ import pytest
 from support.commandline import tokenmill
 from tokenmill.errors import InputError, MachineError, RequestError, Stopped, Superseded
 from tokenmill.files.tree import Tree
+from tokenmill.flow.attempt import planning_lease
 from tokenmill.flow.contract import Kind, Record, RemoteFile
 from tokenmill.flow.planning import Request, agree
 from tokenmill.flow.progress import Reporter
@@ -247,14 +248,13 @@ def test_a_name_that_is_no_utf8_is_a_name_like_others(source: Path, tmp_path: Pa
 
 def test_a_lease_of_a_dead_planner_is_broken(source: Path, tmp_path: Path) -> None:
     record = StageRecord(tmp_path / "out", CONCATENATE)
-    record.directory.mkdir(parents=True)
-    from tokenmill.flow.attempt import owner_record
-
-    owner = json.loads(owner_record())
-    owner["owner"]["started"] += 1  # a process that had this id before this one
-    (record.directory / "planning.json").write_text(json.dumps(owner))
+    lease = planning_lease(record)
+    assert lease.take()
+    claim = json.loads(lease.path.read_bytes())
+    claim["owner"]["started"] += 1  # a process that had this id before this one
+    lease.path.write_text(json.dumps(claim))
     assert join(source, tmp_path / "out", 2, how())
-    assert not (record.directory / "planning.json").exists()
+    assert not lease.path.exists()
 
 
 def test_workers_in_any_order_make_what_one_makes(source: Path, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tokenmill.flow.attempt import LEASE, new_attempt_directory, owner_record
+from tokenmill.flow.attempt import new_attempt_directory, planning_lease
 from tokenmill.flow.contract import Files, InputFile, Receipt
 from tokenmill.flow.record import Plan, StageRecord, Unit
 from tokenmill.flow.status import statuses
@@ -29,10 +29,10 @@ def test_a_plan_that_is_ready_while_it_is_looked_for_was_being_planned(
     def plan_follows(self: StageRecord) -> Plan | None:
         plan = read_plan(self)
         record.plan_path.write_bytes(PLAN.to_bytes())
-        (record.directory / LEASE).unlink(missing_ok=True)
+        planning_lease(record).path.unlink(missing_ok=True)
         return plan
 
-    (record.directory / LEASE).write_bytes(owner_record())
+    planning_lease(record).take()
     monkeypatch.setattr(StageRecord, "read_plan", plan_follows)
     assert statuses(record.output, KINDS)[0].state == "planning"
 

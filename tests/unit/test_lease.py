@@ -11,7 +11,7 @@ import pytest
 from tokenmill.errors import RequestError, Superseded
 from tokenmill.files.publish import write_atomic
 from tokenmill.training.runtime import lease as module
-from tokenmill.training.runtime.lease import CurrentRun, Lease
+from tokenmill.training.runtime.lease import CheckpointLease, CurrentRun
 
 ELSEWHERE = {"host": "node-7", "boot": "another", "namespace": "pid:[1]", "pid": 1, "started": 5}
 
@@ -48,7 +48,7 @@ def beating(directory: Path, seconds: float, **changed: Any) -> threading.Thread
 def taken(directory: Path, run: str = "new") -> tuple[float, list[str]]:
     said: list[str] = []
     begun = time.monotonic()
-    Lease(directory, run, "try").take(said.append)
+    CheckpointLease(directory, run, "try").take(said.append)
     return time.monotonic() - begun, said
 
 
@@ -71,7 +71,7 @@ def test_a_run_without_a_name_is_another_one(tmp_path: Path) -> None:
 
 
 def test_a_run_without_a_name_is_called_by_its_release(tmp_path: Path) -> None:
-    first = Lease(tmp_path, "", "mine")
+    first = CheckpointLease(tmp_path, "", "mine")
     first.take(print)
     found = json.loads((tmp_path / "owner.json").read_text())
     owned(tmp_path, **(found | {"owner": ELSEWHERE}))  # as another machine sees it
@@ -93,16 +93,16 @@ def test_another_run_that_goes_on_is_not_disturbed(tmp_path: Path) -> None:
 
 
 def test_who_lost_it_is_told_and_gives_nothing_back(tmp_path: Path) -> None:
-    first, second = Lease(tmp_path, "run", "try"), Lease(tmp_path, "run", "try")
+    first, second = CheckpointLease(tmp_path, "run", "try"), CheckpointLease(tmp_path, "run", "try")
     first.take(print)
     first.beat()
     second.take(print)
     with pytest.raises(Superseded):
         first.beat()
-    first.give_back()
+    first.release()
     second.beat(stopping=True)
     assert json.loads((tmp_path / "owner.json").read_text())["stopping"]
-    second.give_back()
+    second.release()
     assert not (tmp_path / "owner.json").exists()
 
 

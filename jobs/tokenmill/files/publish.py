@@ -1,14 +1,10 @@
 """Put a small file in place so that a reader sees the old content or the new, also after a power cut."""
 
 import os
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tokenmill.files.tree import Tree
-from tokenmill.machine import is_alive, machine_tag
-
-_TEMPORARY = re.compile(r"\.([0-9a-f]{8})-(\d+)-[0-9a-f]{8}\.tmp$")
 
 
 def fsync_directory(path: Path) -> None:
@@ -22,19 +18,6 @@ def write_atomic(path: Path, data: bytes | Iterable[bytes], *, directory: Path |
     `directory` below the file's own keeps the temporary file out of sight. No link is written through.
     """
     Tree(path.parent).write_atomic(path, data, directory=directory)
-
-
-def abandoned(path: Path) -> bool:
-    """Tell whether a file is a temporary one of ours whose writer is dead: gone, or silent for ten minutes."""
-    match = _TEMPORARY.search(path.name)
-    if not match:
-        return False
-    if match.group(1) == machine_tag():
-        return not is_alive(int(match.group(2)))
-    try:
-        return Tree(path.parent).server_time("") - path.lstat().st_mtime > 600
-    except OSError:
-        return False
 
 
 def size_of(path: str | Path) -> int | None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from tokenmill.errors import RequestError
-from tokenmill.machine import machine_tag
+from tokenmill.machine import process_name
 
 if TYPE_CHECKING:
     from io import BufferedRandom
@@ -368,7 +368,7 @@ class Tree:
 
     def _write_temporary(self, name: str, data: bytes | Iterable[bytes], place: int, path: Relative) -> str:
         """Write and sync a file under a name that no other attempt uses; return the name."""
-        temporary = f".{name[:100]}.{machine_tag()}-{os.getpid()}-{secrets.token_hex(4)}.tmp"
+        temporary = f".{name[:100]}.{process_name()}.tmp"
         self._write_new(temporary, data, place, path)
         return temporary
 

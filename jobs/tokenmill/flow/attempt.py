@@ -1,102 +1,49 @@
-"""Who is writing, and whether they still can be: attempts, their heartbeat and what they left behind.
+"""Attempts at units: whose they are, and what dead ones leave behind.
 
 Two attempts at one unit may overlap (an upgrade's grace period, a pod that lost its node), and a
 killed one leaves its directory. A leftover is taken over or removed only when its attempt cannot be
 alive, or cannot matter because the unit has its receipt.
 """
 
-import os
-import secrets
-import socket
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
-from enum import Enum
-from functools import cache
+from dataclasses import dataclass, field
 from pathlib import Path
 from stat import S_ISDIR
-from typing import Any
 
-from msgspec import Struct, ValidationError, convert
-
-from tokenmill.files.codec import read_json, readable_json
-from tokenmill.files.publish import abandoned
+from tokenmill.files.lease import (
+    OWNER,
+    STALE_SECONDS,
+    Claim,
+    Lease,
+    Liveness,
+    abandoned,
+    encode_claim,
+    liveness,
+    new_token,
+    read_claim,
+    this_process,
+)
 from tokenmill.files.tree import CLOCK, ForeignEntry, Tree, kind_of
 from tokenmill.flow.record import StageRecord
-from tokenmill.machine import is_alive, machine, machine_tag, start_ticks
-
-OWNER = "owner.json"
-LEASE = "planning.json"
-"""Held by the worker that is making the plan; its heartbeat is its modification time."""
-HEARTBEAT_SECONDS = 10.0
-STALE_SECONDS = 600.0
-"""An attempt on another machine that gave no sign for this long is dead: 60 heartbeats missed."""
+from tokenmill.machine import process_name
 
 
-class Liveness(Enum):
-    """What can be said of another attempt from here."""
+class AttemptClaim(Claim, kw_only=True):
+    """Who makes an attempt, and the plan that the attempt is for."""
 
-    ALIVE = "alive"
-    DEAD = "dead"
-    UNKNOWN = "unknown"
-
-
-@dataclass(frozen=True)
-class Owner:
-    """Identity of the process behind an attempt; equal only for the same process."""
-
-    host: str
-    boot: str
-    namespace: str
-    pid: int
-    started: int
-
-    @classmethod
-    def me(cls) -> "Owner":
-        """Return this process's identity."""
-        return _process(os.getpid())
-
-    def liveness(self) -> Liveness:
-        """Tell whether the process lives; only its own machine and pid namespace can know."""
-        if (self.boot, self.namespace) != machine():
-            return Liveness.UNKNOWN
-        return Liveness.ALIVE if is_alive(self.pid, self.started) else Liveness.DEAD
-
-
-@cache
-def _process(pid: int) -> Owner:
-    boot, namespace = machine()
-    return Owner(socket.gethostname(), boot, namespace, pid, start_ticks(pid) or 0)
-
-
-class _OwnerFile(Struct):
-    """An owner's record, with the plan that an attempt is for."""
-
-    owner: Owner
     plan: str | None = None
 
-    def __post_init__(self) -> None:
-        """Refuse what no process has as its id."""
-        if not 0 < self.owner.pid < 1 << 31:
-            raise ValueError(f"no process has the id {self.owner.pid}")
+
+def planning_lease(record: StageRecord) -> Lease[Claim]:
+    """Return the lease that the worker holds which makes the plan."""
+    return Lease(record.tree, record.directory / "planning.json", Claim(owner=this_process(), token=new_token()))
 
 
-def read_owner(tree: Tree, path: Path) -> Owner | None:
-    """Read an owner's record; None when it is missing or torn."""
-    file = _read_owner_file(tree, path)
-    return file.owner if file else None
-
-
-def _read_owner_file(tree: Tree, path: Path) -> _OwnerFile | None:
-    try:
-        return convert(read_json(path, tree=tree), _OwnerFile)
-    except ValidationError:
-        return None
-
-
-def owner_record(**extra: Any) -> bytes:
-    """Encode this process's identity with what else the reader needs to know."""
-    return readable_json({"owner": asdict(Owner.me()), **extra})
+def is_planning(record: StageRecord) -> bool:
+    """Tell whether a process that may be alive makes the plan."""
+    claim = planning_lease(record).read()
+    return claim is not None and liveness(claim.owner) is not Liveness.DEAD
 
 
 @dataclass(frozen=True)
@@ -106,9 +53,16 @@ class Leftover:
     tree: Tree
     path: Path
     unit: str
-    plan: str | None
+    claim: AttemptClaim | None
+    """None where it cannot be read."""
     liveness: Liveness
     beat: float = field(compare=False)
+    """When it gave its last sign of life, as the file server's clock says."""
+
+    @property
+    def plan(self) -> str | None:
+        """Return the id of the plan that it is for."""
+        return self.claim.plan if self.claim else None
 
     def remove(self) -> None:
         """Delete it; a directory that another worker deletes at the same time is as good as deleted."""
@@ -117,15 +71,16 @@ class Leftover:
 
 def new_attempt_directory(record: StageRecord, unit_id: str, plan_id: str) -> Path:
     """Create the directory of a new attempt: it appears with its owner in it, so that none takes it for a leftover."""
-    name, tree = f"{os.getpid()}-{secrets.token_hex(4)}", record.tree
-    path, made = record.attempts / f"{unit_id}~{name}", record.attempts / f".{machine_tag()}-{name}.tmp"
+    name, tree = process_name(), record.tree
+    path, made = record.attempts / f"{unit_id}~{name.partition('-')[2]}", record.attempts / f".{name}.tmp"
+    claim = AttemptClaim(owner=this_process(), token=new_token(), plan=plan_id)
     while True:
         try:
             tree.make_directory(made)
             # Not synced: the rename lets others see it whole, and a power cut can take it only from an attempt that
             # is seconds old, whose work is then begun anew.
             with tree.open(made / OWNER, "wb") as file:
-                file.write(owner_record(plan=plan_id))
+                file.write(encode_claim(claim))
             tree.rename(made, path)
             return path
         except FileNotFoundError:  # the work directory was empty, and another worker's sweep removed it
@@ -155,27 +110,11 @@ def leftovers(record: StageRecord) -> dict[str, list[Leftover]]:
                     "remove it, and run the same command again"
                 )
             beat = (tree.stat(path / OWNER) or status).st_mtime
-            file = _read_owner_file(tree, path / OWNER)
-            life = file.owner.liveness() if file else Liveness.UNKNOWN
-            if life is Liveness.UNKNOWN and now - beat > STALE_SECONDS:
-                life = Liveness.DEAD
+            claim = read_claim(tree, path / OWNER, AttemptClaim)
+            alive = liveness(claim.owner if claim else None, now - beat, STALE_SECONDS)
             unit = name.rpartition("~")[0]
-            found.setdefault(unit, []).append(Leftover(tree, path, unit, file.plan if file else None, life, beat))
+            found.setdefault(unit, []).append(Leftover(tree, path, unit, claim, alive, beat))
     return found
-
-
-def break_lease(tree: Tree, lease: Path, owner: Owner | None) -> None:
-    """Remove the lease of a dead planner, unless a live one has taken its place meanwhile.
-
-    It is renamed to a name of its own first, so that of several workers only one breaks this lease.
-    """
-    broken = lease.with_name(f".planning.{machine_tag()}-{os.getpid()}-{secrets.token_hex(4)}.tmp")
-    with suppress(FileNotFoundError):
-        tree.rename(lease, broken)
-        if read_owner(tree, broken) == owner:
-            tree.unlink(broken)
-        else:
-            tree.rename(broken, lease)
 
 
 def sweep(record: StageRecord, units: Iterable[str]) -> None:
@@ -191,10 +130,10 @@ def sweep(record: StageRecord, units: Iterable[str]) -> None:
             gone = leftover.liveness is Liveness.DEAD
             if gone or (unit in finished and leftover.liveness is Liveness.UNKNOWN):
                 leftover.remove()
-    tree, lease = record.tree, record.directory / LEASE
-    planner = read_owner(tree, lease)
-    if planner is not None and planner.liveness() is Liveness.DEAD:
-        break_lease(tree, lease, planner)
+    tree, lease = record.tree, planning_lease(record)
+    planner = lease.watch()
+    if planner is not None and planner.liveness is Liveness.DEAD:
+        lease.break_(planner.claim)
     for unit in failed:
         if unit in finished:  # its worker was killed between the receipt and the removal
             tree.unlink(record.failure_path(unit))

@@ -17,7 +17,7 @@ from tokenmill.files.codec import JsonText, content_id, pack, unpack
 from tokenmill.files.mounts import patiently, settle_seconds
 from tokenmill.files.paths import RECORDS
 from tokenmill.files.tree import Tree
-from tokenmill.flow.attempt import LEASE, Liveness, read_owner
+from tokenmill.flow.attempt import is_planning
 from tokenmill.flow.contract import InputFile, Kind, Part, RemoteFile
 from tokenmill.flow.progress import size
 from tokenmill.flow.provenance import whole
@@ -146,10 +146,8 @@ def records_of(path: Path, kinds: Sequence[Kind], stage: str | None) -> list[Sta
 
 def _begun(record: StageRecord) -> bool:
     """Tell whether a stage has a plan, or somebody who may be alive is making one."""
-    planner = read_owner(record.tree, record.directory / LEASE)
-    return record.tree.size(record.plan_path) is not None or (
-        planner is not None and planner.liveness() is not Liveness.DEAD
-    )
+    planning = is_planning(record)  # before: one that ends in between has made the plan
+    return planning or record.tree.size(record.plan_path) is not None
 
 
 def upstream_of(

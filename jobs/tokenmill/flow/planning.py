@@ -8,17 +8,16 @@ a truncated file that was mended is finished by the same command.
 """
 
 import json
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
 
 from tokenmill.errors import WITH_REPLACE, RequestError, Stopped, Superseded, TokenmillError
 from tokenmill.files.codec import readable_json
-from tokenmill.flow.attempt import LEASE, Liveness, break_lease, leftovers, owner_record, read_owner
+from tokenmill.files.lease import Liveness
+from tokenmill.flow.attempt import leftovers, planning_lease
 from tokenmill.flow.record import PLANNING, Plan, StageRecord, Unit, record_failure
 from tokenmill.flow.runs import Runs
 
@@ -55,7 +54,7 @@ def agree(
     that this run had agreed on.
     """
     runs = Runs(record, request.run)
-    watched: tuple[str, float, float] | None = None
+    lease = planning_lease(record)
     plan: Plan | None = None
     while True:
         _go_on(should_stop)
@@ -66,11 +65,13 @@ def agree(
                 runs.enter(plan)
                 return plan
             _check_may_replace(record, plan, request, runs)
-        with _lease(record) as held:
+        with lease.hold() as held:
             if held:
                 plan = _plan_under_lease(record, request, runs, should_stop, say)
                 continue
-        watched = _watch(record, watched)
+        planner = lease.watch(LEASE_SECONDS)
+        if planner is not None and planner.liveness is Liveness.DEAD:
+            lease.break_(planner.claim)
         time.sleep(0.2)
 
 
@@ -234,48 +235,3 @@ def _difference(record: StageRecord, plan: Plan, request: Request) -> str:
         + f"\nrun with the old parameters to continue it, choose another output directory, or add {WITH_REPLACE}: "
         "it removes what the old run made there and the new one does not, and keeps what is the same in both"
     )
-
-
-@contextmanager
-def _lease(record: StageRecord) -> Iterator[bool]:
-    """Hold the planning lease, if nobody else does."""
-    path = record.directory / LEASE
-    held = record.tree.publish_once(path, owner_record())
-    if not held:
-        yield False
-        return
-    done = threading.Event()
-
-    def beat() -> None:
-        while not done.wait(5.0):
-            with suppress(OSError):
-                record.tree.touch(path)
-
-    threading.Thread(target=beat, daemon=True).start()
-    try:
-        yield True
-    finally:
-        done.set()
-        record.tree.unlink(path)
-
-
-def _watch(record: StageRecord, before: tuple[str, float, float] | None) -> tuple[str, float, float] | None:
-    """Break the lease of a planner that is dead: certainly, or because its file has not changed for long.
-
-    Returns (identity, modification time, when this process first saw that time), its argument next time.
-    """
-    path = record.directory / LEASE
-    owner, status = read_owner(record.tree, path), record.tree.stat(path)
-    if status is None:
-        return None
-    changed = status.st_mtime
-    now = time.monotonic()
-    seen = (repr(owner), changed, now)
-    if before is not None and before[:2] == seen[:2]:
-        seen = before
-    dead = owner is not None and owner.liveness() is Liveness.DEAD
-    unchanged = now - seen[2] > LEASE_SECONDS and (owner is None or owner.liveness() is not Liveness.ALIVE)
-    if dead or unchanged:
-        break_lease(record.tree, path, owner)
-        return None
-    return seen

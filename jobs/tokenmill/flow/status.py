@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import RequestError
-from tokenmill.flow.attempt import HEARTBEAT_SECONDS, LEASE, OWNER, Leftover, Liveness, leftovers, read_owner
+from tokenmill.files.lease import HEARTBEAT_SECONDS, Liveness
+from tokenmill.flow.attempt import Leftover, is_planning, leftovers
 from tokenmill.flow.contract import Failure, Kind, Receipt
 from tokenmill.flow.lineage import records_of
 from tokenmill.flow.record import StageRecord, complete
@@ -51,12 +52,11 @@ def statuses(path: Path, kinds: Sequence[Kind], stage: str | None = None) -> lis
 def _status(record: StageRecord) -> StageStatus:
     # Read who works before what is done: in the other order, one that ends in between is missed, and a stage that
     # goes on is called stopped.
-    planner = read_owner(record.tree, record.directory / LEASE)
+    planning = is_planning(record)
     plan = record.read_plan()
     if plan is None:
         failures = record.failures()
-        alive = planner is not None and planner.liveness() is not Liveness.DEAD
-        state = "planning" if alive else "failed while planning" if failures else "stopped while planning"
+        state = "planning" if planning else "failed while planning" if failures else "stopped while planning"
         return StageStatus(record.stage, record.output, state, 0, 0, 0, 0, None, None, [], failures, {})
     at_work = [
         unit
@@ -100,10 +100,8 @@ def _status(record: StageRecord) -> StageStatus:
 
 def _recent(attempt: Leftover) -> bool:
     """Tell whether an attempt on another machine gave a sign of life just now."""
-    owner, status = read_owner(attempt.tree, attempt.path / OWNER), attempt.tree.stat(attempt.path / OWNER)
-    if owner is None or status is None or owner.liveness() is Liveness.DEAD:
-        return False
-    return time.time() - status.st_mtime < 6 * HEARTBEAT_SECONDS
+    known = attempt.claim is not None and attempt.liveness is not Liveness.DEAD
+    return known and time.time() - attempt.beat < 6 * HEARTBEAT_SECONDS
 
 
 def _rate(receipts: list[Receipt]) -> float | None:

@@ -24,16 +24,11 @@ import xxhash
 from tokenmill.errors import WITH_HASHES, InputError, Stopped, Superseded, TokenmillError, TransientError
 from tokenmill.files.codec import readable_json
 from tokenmill.files.hashing import COPY_CHUNK, update_hash
+from tokenmill.files.lease import HEARTBEAT_SECONDS, OWNER, Liveness
 from tokenmill.files.mounts import patiently
 from tokenmill.files.paths import inside
 from tokenmill.files.tree import Tree
-from tokenmill.flow.attempt import (
-    HEARTBEAT_SECONDS,
-    OWNER,
-    Leftover,
-    Liveness,
-    new_attempt_directory,
-)
+from tokenmill.flow.attempt import Leftover, new_attempt_directory
 from tokenmill.flow.contract import EmptyPair, FileEntry, InputFile, InputRange, Receipt
 from tokenmill.flow.record import Counts, Plan, StageRecord, Unit
 from tokenmill.inputs import OpenInput

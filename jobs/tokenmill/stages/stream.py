@@ -4,7 +4,6 @@ So a corpus of 627 billion tokens costs shared storage what its pairs hold, not 
 bytes are those of download and preprocess one after the other; a shard whose unit is killed is fetched again.
 """
 
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -17,9 +16,10 @@ from tokenmill.corpus.fetch import Lines, fetch_head, fetch_to
 from tokenmill.corpus.source import Patience, RemoteFile, open_source, without_secrets
 from tokenmill.errors import RequestError
 from tokenmill.files.explain import TMPDIR, explained
+from tokenmill.files.lease import Liveness, maker_liveness
 from tokenmill.flow.contract import InputFile
 from tokenmill.flow.lineage import DataFile
-from tokenmill.machine import is_alive, machine_tag
+from tokenmill.machine import process_name
 from tokenmill.selection import Selection
 from tokenmill.stages.download import names, select
 
@@ -131,14 +131,13 @@ class Stream:
     def _scratch(self) -> Iterator[Path]:
         """Give a directory of this process's own; those that killed ones left are removed."""
         place, called = self._place()
-        mine = f"tokenmill-scratch-{machine_tag()}-"
         with explained(place, called):
             place.mkdir(parents=True, exist_ok=True)
-            for left in place.glob(f"{mine}*"):
-                pid = left.name.removeprefix(mine).partition("-")[0]
-                if pid.isdecimal() and not is_alive(int(pid)):
+            for left in place.glob("tokenmill-scratch-*"):
+                if maker_liveness(left.name) is Liveness.DEAD:
                     shutil.rmtree(left, ignore_errors=True)
-            directory = Path(tempfile.mkdtemp(dir=place, prefix=f"{mine}{os.getpid()}-"))
+            directory = place / f"tokenmill-scratch-{process_name()}"
+            directory.mkdir(mode=0o700)
         try:
             yield directory
         finally:

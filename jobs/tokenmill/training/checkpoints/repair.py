@@ -23,9 +23,10 @@ from pathlib import Path
 
 from tokenmill.errors import InputError, RequestError
 from tokenmill.files.explain import explained
+from tokenmill.files.lease import abandoned
 from tokenmill.files.mounts import patiently, settle_seconds
 from tokenmill.files.paths import RECORDS
-from tokenmill.files.publish import abandoned, write_atomic
+from tokenmill.files.publish import write_atomic
 from tokenmill.files.tree import ForeignEntry, Tree
 from tokenmill.training.checkpoints import torch_dist as distcp
 from tokenmill.training.checkpoints.metadata import Damage

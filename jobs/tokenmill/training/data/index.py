@@ -10,7 +10,6 @@ one; so the files are made elsewhere and moved, their descriptions last, without
 import argparse
 import json
 import os
-import secrets
 import shutil
 import signal
 import subprocess
@@ -23,9 +22,10 @@ from typing import Any
 from tokenmill.errors import MachineError, RequestError, TokenmillError
 from tokenmill.files.codec import content_id, read_json, readable_json
 from tokenmill.files.explain import explained
-from tokenmill.files.publish import abandoned, fsync_directory, size_of, write_atomic
+from tokenmill.files.lease import STALE_SECONDS, abandoned, heartbeat
+from tokenmill.files.publish import fsync_directory, size_of, write_atomic
 from tokenmill.files.tree import Tree
-from tokenmill.machine import machine_tag, memory_words
+from tokenmill.machine import memory_words, process_name
 from tokenmill.training.arguments import megatron_arguments
 from tokenmill.training.data import index_child
 from tokenmill.training.data.blend import cache_path, data_flags
@@ -51,9 +51,6 @@ UNKNOWN = (
     "--yaml-cfg",
 )
 """Flags that change which samples there are in ways that are not followed here."""
-
-ORPHANED_SECONDS = 600.0
-"""In a cache that several runs share, a file that was not written for so long is nobody's any more."""
 
 
 def build_index(
@@ -113,14 +110,14 @@ def sweep(cache: Path, *, shared: bool) -> list[Path]:
     """Remove index files that were cut short, which Megatron-LM would take and fail on at every start.
 
     For node 0, before the trainer starts. In a cache that other runs write to (`shared`), what was written
-    lately is left alone. Returns what was removed.
+    lately (STALE_SECONDS) is left alone. Returns what was removed.
     """
     tree = _tree(cache, shared=shared)
     now = tree.server_time(cache) if shared else 0.0
     removed = []
     for path in (cache / name for name in tree.names(cache) if name.endswith(".npy")):
         status = tree.stat(path)
-        if status is None or _whole(tree, path) or (shared and now - status.st_mtime < ORPHANED_SECONDS):
+        if status is None or _whole(tree, path) or (shared and now - status.st_mtime < STALE_SECONDS):
             continue
         tree.unlink(path)
         removed.append(path)
@@ -150,8 +147,7 @@ def _whole(tree: Tree, path: Path) -> bool:
 
 def _staging(cache: Path) -> Path:
     """Make a directory for this build alone, whose name says who to look for."""
-
-    staging = cache / f".index.{machine_tag()}-{os.getpid()}-{secrets.token_hex(4)}.tmp"
+    staging = cache / f".index.{process_name()}.tmp"
     staging.mkdir()
     return staging
 
@@ -187,12 +183,8 @@ def _run(command: Sequence[str], staging: Path) -> Any:
     with (staging / "log").open("wb") as log:
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environ)
         try:
-            while True:
-                try:
-                    code = child.wait(timeout=30)
-                    break
-                except subprocess.TimeoutExpired:
-                    os.utime(staging)
+            with heartbeat(lambda: os.utime(staging)):
+                code = child.wait()
         finally:
             child.kill()
             child.wait()

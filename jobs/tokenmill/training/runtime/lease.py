@@ -8,99 +8,92 @@ run's is waited for while it ends, and refused beside while it does not.
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
-from uuid import uuid4
 
 from tokenmill.errors import RequestError, Superseded
-from tokenmill.files.codec import read_json, readable_json
+from tokenmill.files.lease import HEARTBEAT_SECONDS, OWNER, Claim, Holder, Lease, Liveness, new_token, this_process
 from tokenmill.files.mounts import settle_seconds
 from tokenmill.files.tree import Tree
-from tokenmill.flow.attempt import Liveness, Owner, read_owner
 
-OWNER = "owner.json"
-BEAT = 10.0
 SILENT = 60.0
-"""Seconds without a beat after which an owner on another machine is dead."""
+"""Seconds without a heartbeat after which a run on another machine is dead."""
 PATIENCE = 90.0
-"""Seconds that an owner may take to be told to end, and to say so."""
+"""Seconds that a live run may take to record that it is stopping."""
 
 
-class Lease:
+class RunClaim(Claim, kw_only=True):
+    """Which run writes to the checkpoints."""
+
+    run: str = ""
+    release: str = ""
+    stopping: bool = False
+    """Whether it is about to end."""
+
+
+class CheckpointLease:
     """The right to write to a run's checkpoints."""
 
     def __init__(self, records: Path, run: str, release: str) -> None:
-        """Want it for a run; without a name every start is a run of its own, which messages call by its release."""
-        self.path = records / OWNER
-        self._tree = Tree(self.path.parents[2])
-        self.run = run
-        self.release = release
-        self._id = uuid4().hex
+        """Prepare to take it for a run; without a name every start is a run of its own, named by its release."""
+        self._checkpoints = records.parents[1]
+        self._claim = RunClaim(owner=this_process(), token=new_token(), run=run, release=release)
+        self._lease = Lease(Tree(self._checkpoints), records / OWNER, self._claim)
         self._beaten = 0.0
 
     def take(self, say: Callable[[str], None]) -> None:
-        """Wait until nobody else's other run writes there, and begin to beat.
+        """Wait until no other run writes there, and write the claim.
 
         Raises:
-            RequestError: another run is there and is not about to end.
+            RequestError: another run writes there and is not about to end.
         """
-        before = other = read_json(self.path, tree=self._tree)
-        slack = settle_seconds(self.path.parent)
-        begun = changed = time.monotonic()
-        while (
-            isinstance(other, dict) and other.get("id") != self._id and not (self.run and other.get("run") == self.run)
-        ):
-            now = time.monotonic()
-            owner = read_owner(self._tree, self.path)
-            alive = owner.liveness() if owner else Liveness.UNKNOWN
-            name = other.get("run") or other.get("release") or "(no name)"
-            who = f"run {name} on {owner.host if owner else 'an unknown host'}"
-            if other != before:
-                before, changed = other, now
-            if alive is Liveness.DEAD or (alive is Liveness.UNKNOWN and now - changed > SILENT + slack):
+        slack = settle_seconds(self._lease.path.parent)
+        begun = time.monotonic()
+        while (holder := self._lease.watch(SILENT + slack)) and (other := self._other_run(holder)):
+            waited = time.monotonic() - begun
+            name = other.run or other.release or "(no name)"
+            who = f"run {name} on {other.owner.host}"
+            if holder.liveness is Liveness.DEAD:
                 say(f"{who} held the checkpoints and has gone without a word")
                 break
-            proven = alive is Liveness.ALIVE or changed > begun
-            if proven and now - begun > PATIENCE + slack and not other.get("stopping"):
+            proven = holder.liveness is Liveness.ALIVE or holder.changed
+            if proven and waited > PATIENCE + slack and not other.stopping:
                 raise RequestError(
-                    f"{who} writes to these checkpoints ({self.path.parents[2]}): end it first, or give this one "
+                    f"{who} writes to these checkpoints ({self._checkpoints}): end it first, or give this one "
                     "another directory (in a chart: --set storage.checkpointPath=...)"
                 )
-            if now - begun < 1:
+            if waited < 1:
                 say(f"{who} writes to these checkpoints: waiting until it has ended")
             time.sleep(1)
-            other = read_json(self.path, tree=self._tree)
         self._write()
 
+    def _other_run(self, holder: Holder[RunClaim]) -> RunClaim | None:
+        """Return the claim of another run; None for an earlier start of this run, and where it cannot be read."""
+        claim, mine = holder.claim, self._claim
+        if claim is None or claim.token == mine.token or (mine.run and claim.run == mine.run):
+            return None
+        return claim
+
     def beat(self, *, stopping: bool = False) -> None:
-        """Say that this process lives, and whether it is about to end.
+        """Show that this process lives, and whether it is about to end.
 
         Raises:
-            Superseded: another one has taken over.
+            Superseded: another start has taken over.
         """
-        found = read_json(self.path, tree=self._tree)
-        if isinstance(found, dict) and found.get("id") != self._id:
-            raise Superseded("another start has taken over the checkpoints, and two must not write there")
-        if not found or time.monotonic() - self._beaten > BEAT or found.get("stopping") != stopping:
-            self._write(stopping)
+        try:
+            current = self._lease.check()
+        except Superseded:
+            raise Superseded("another start has taken over the checkpoints, and two must not write there") from None
+        self._claim.stopping = stopping
+        if current != self._claim or time.monotonic() - self._beaten > HEARTBEAT_SECONDS:
+            self._write()
 
-    def give_back(self) -> None:
-        """Let the next one begin at once."""
-        found: Any = read_json(self.path, tree=self._tree)
-        if isinstance(found, dict) and found.get("id") == self._id:
-            self._tree.unlink(self.path)
+    def release(self) -> None:
+        """Let the next run begin at once."""
+        self._lease.release()
 
-    def _write(self, stopping: bool = False) -> None:
+    def _write(self) -> None:
         self._beaten = time.monotonic()
-        value = {
-            "owner": asdict(Owner.me()),
-            "run": self.run,
-            "release": self.release,
-            "id": self._id,
-            "stopping": stopping,
-        }
-        self._tree.write_atomic(self.path, readable_json(value | {"beat": time.time()}))
+        self._lease.write()
 
 
 def run_name() -> str:

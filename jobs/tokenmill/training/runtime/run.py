@@ -27,7 +27,7 @@ from tokenmill.training.data import blend as data
 from tokenmill.training.data.index import build_index, sweep
 from tokenmill.training.preflight import cannot_start, check
 from tokenmill.training.runtime.attempts import Attempt, Records
-from tokenmill.training.runtime.lease import CurrentRun, Lease, run_name
+from tokenmill.training.runtime.lease import CheckpointLease, CurrentRun, run_name
 from tokenmill.training.runtime.node import Node, inherited, launcher, node_of
 from tokenmill.training.runtime.rendezvous import Gathering
 from tokenmill.training.runtime.supervise import End, HangTimeouts, Signals, Supervisor, say
@@ -146,20 +146,20 @@ def _retried(signals: Signals) -> Iterator[None]:
 def _lead(run: TrainingRun, signals: Signals) -> None:
     """Be node 0: hold the checkpoints, repair, record, supervise, judge, prune."""
     records = Records(run.checkpoints)
-    lease = Lease(records.directory, run_name(), run.settings.release)
+    lease = CheckpointLease(records.directory, run_name(), run.settings.release)
     lease.take(say)
     try:
         code, words = _attempt(run, records, lease, signals)
     finally:
         with contextlib.suppress(OSError, TokenmillError):  # what somebody put in its place changes no end
-            lease.give_back()
+            lease.release()
     _end(code, words)
     if run.node.nodes > 1:
         signals.ending = False  # it is done, whatever comes
         time.sleep(LEAVING)
 
 
-def _attempt(run: TrainingRun, records: Records, lease: Lease, signals: Signals) -> tuple[int, str]:
+def _attempt(run: TrainingRun, records: Records, lease: CheckpointLease, signals: Signals) -> tuple[int, str]:
     settings = run.settings
     start = checkpoints.prepare(run.checkpoints, say=say)
     for line in start.done:

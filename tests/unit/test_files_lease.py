@@ -1,0 +1,227 @@
+"""Whether a process lives, by one rule, and a file that one process at a time holds."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tokenmill.errors import Superseded
+from tokenmill.files import lease as module
+from tokenmill.files.lease import (
+    Claim,
+    Lease,
+    Liveness,
+    Owner,
+    abandoned,
+    liveness,
+    maker_liveness,
+    new_token,
+    this_process,
+)
+from tokenmill.files.tree import ForeignEntry, Tree
+from tokenmill.machine import machine, machine_tag, process_name, start_ticks
+
+ELSEWHERE = Owner("node-7", "another", "pid:[1]", 1, 5)
+
+
+def here(pid: int, started: int) -> Owner:
+    return Owner("host", *machine(), pid, started)
+
+
+@pytest.fixture
+def dead() -> int:
+    """Return the id of a process that has ended."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def lease(directory: Path, owner: Owner | None = None) -> Lease[Claim]:
+    return Lease(Tree(directory), directory / "lease.json", Claim(owner=owner or this_process(), token=new_token()))
+
+
+def test_a_process_of_this_machine_is_looked_for_however_long_it_was_silent(dead: int) -> None:
+    for silent in (0.0, 1e9):
+        assert liveness(this_process(), silent, 60) is Liveness.ALIVE
+        assert liveness(here(os.getppid(), start_ticks(os.getppid()) or 0), silent, 60) is Liveness.ALIVE
+        assert liveness(here(dead, 5), silent, 60) is Liveness.DEAD
+        assert liveness(here(os.getpid(), 5), silent, 60) is Liveness.DEAD  # another process had this id before
+
+
+@pytest.mark.parametrize("owner", [ELSEWHERE, None, Owner("host", machine()[0], "pid:[1]", os.getpid(), 5)])
+def test_any_other_process_is_dead_once_it_was_silent_for_long(owner: Owner | None) -> None:
+    assert liveness(owner) is liveness(owner, 1e9) is liveness(owner, 60, 60) is Liveness.UNKNOWN
+    assert liveness(owner, -3600, 60) is Liveness.UNKNOWN  # a file from the future
+    assert liveness(owner, 60.5, 60) is Liveness.DEAD
+
+
+def test_a_temporary_file_is_abandoned_by_the_same_rule(tmp_path: Path, dead: int) -> None:
+    def made(name: str, age: float) -> Path:
+        path = tmp_path / name
+        path.touch()
+        os.utime(path, (time.time() - age,) * 2)
+        return path
+
+    mine, other = f".a.json.{process_name()}.tmp", "0" * 8
+    assert not abandoned(made(mine, 1e6))
+    assert abandoned(made(f".a.json.{machine_tag()}-{dead}-0123abcd.tmp", 0))
+    assert not abandoned(made(f".a.json.{other}-{dead}-0123abcd.tmp", 500))
+    assert not abandoned(made(f".a.json.{other}-{dead}-0123abcd.tmp", -1e6))
+    assert abandoned(made(f".a.json.{other}-{dead}-0123abcd.tmp", 700))
+    for name in (".a.tmp", "a.json", f".a.{other}-x-0123abcd.tmp", f".a.{other}-1-0123abcd"):
+        assert not abandoned(made(name, 1e6))
+    assert maker_liveness(f"scratch-{machine_tag()}-{dead}-0123abcd") is Liveness.DEAD
+    assert maker_liveness(f"scratch-{process_name()}") is Liveness.ALIVE
+    assert maker_liveness(f"scratch-{other}-{dead}-0123abcd") is Liveness.UNKNOWN
+    assert maker_liveness("scratch") is None
+
+
+def test_one_of_several_holds_it_until_its_block_ends(tmp_path: Path) -> None:
+    first, second = lease(tmp_path), lease(tmp_path)
+    assert second.watch() is None
+    with first.hold() as held, second.hold() as also:
+        assert (held, also) == (True, False)
+        holder = second.watch(0)
+        assert holder is not None and (holder.claim, holder.liveness) == (first.claim, Liveness.ALIVE)
+    assert os.listdir(tmp_path) == []
+    with pytest.raises(ValueError, match="not made"), second.hold() as held:
+        assert held
+        raise ValueError("not made")
+    assert second.take()
+
+
+def test_a_lease_that_somebody_else_took_is_neither_beaten_nor_released(tmp_path: Path) -> None:
+    first, second = lease(tmp_path), lease(tmp_path)
+    assert first.take()
+    second.write()
+    with pytest.raises(Superseded, match=r"lease\.json"):
+        first.beat()
+    first.release()
+    assert second.check() == second.claim
+    second.release()
+    second.beat()  # a file that vanished is written again
+    assert first.read() == second.claim
+
+
+def test_only_a_lease_that_was_looked_at_is_broken(tmp_path: Path, dead: int) -> None:
+    old, new, other = lease(tmp_path, here(dead, 5)), lease(tmp_path), lease(tmp_path)
+    assert old.take()
+    holder = other.watch()
+    assert holder is not None and holder.liveness is Liveness.DEAD
+    new.write()
+    other.break_(holder.claim)
+    assert other.read() == new.claim and os.listdir(tmp_path) == ["lease.json"]
+    other.break_(new.claim)
+    other.break_(new.claim)
+    assert os.listdir(tmp_path) == []
+
+
+def test_another_machine_is_dead_once_its_file_does_not_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
+    far, near = lease(tmp_path, ELSEWHERE), lease(tmp_path)
+    assert far.take()
+    os.utime(far.path, (2e9, 2e9))  # its clock is years ahead
+
+    def after(seconds: float) -> tuple[Liveness, bool]:
+        clock[0] += seconds
+        holder = near.watch(60)
+        assert holder is not None
+        return holder.liveness, holder.changed
+
+    assert after(1000) == (Liveness.UNKNOWN, False)
+    assert after(59) == (Liveness.UNKNOWN, False)
+    far.beat()
+    assert after(59) == (Liveness.UNKNOWN, True)
+    assert after(59) == (Liveness.UNKNOWN, True)
+    assert after(2) == (Liveness.DEAD, True)
+    lease(tmp_path, ELSEWHERE).write()
+    assert after(1000) == (Liveness.UNKNOWN, True)
+
+
+def test_a_beat_that_fails_is_followed_by_another_and_none_follows_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HEARTBEAT_SECONDS", 0.001)
+    beats = 0
+    enough = threading.Event()
+
+    def beat() -> None:
+        nonlocal beats
+        beats += 1
+        if beats > 3:
+            enough.set()
+        raise [OSError("away"), ForeignEntry("a link")][beats % 2]
+
+    with module.heartbeat(beat):
+        assert enough.wait(60)
+    last = beats
+    time.sleep(0.01)
+    assert beats == last
+
+
+CLAIM: dict[str, Any] = {"owner": {"host": "h", "boot": "b", "namespace": "n", "pid": 1, "started": 5}, "id": "x"}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"7",
+        b'{"owner": 7}',
+        b'{"id": "x"}',
+        b"[" * 100_000,
+        b'{"owner": ' * 100_000,
+        b" " * (1 << 20),
+        b"\xff",
+        json.dumps(CLAIM | {"id": 7}).encode(),
+        *(json.dumps(CLAIM | {"owner": CLAIM["owner"] | {"pid": pid}}).encode() for pid in (0, -1, 1 << 31, "1", 1.5)),
+    ],
+    ids=range(16),
+)
+def test_what_cannot_be_read_belongs_to_nobody_known(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "lease.json").write_bytes(content)
+    holder = lease(tmp_path).watch(60)
+    assert holder is not None and (holder.claim, holder.liveness) == (None, Liveness.UNKNOWN)
+    lease(tmp_path).break_(None)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_claim_of_a_later_version_is_read(tmp_path: Path) -> None:
+    (tmp_path / "lease.json").write_text(json.dumps(CLAIM | {"later": [1], "owner": CLAIM["owner"] | {"gpu": 3}}))
+    assert lease(tmp_path).read() == Claim(owner=Owner("h", "b", "n", 1, 5), token="x")
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        os.mkfifo,
+        Path.mkdir,
+        lambda path: path.symlink_to("elsewhere.json"),
+        lambda path: path.symlink_to("/dev/zero"),
+        lambda path: socket.socket(socket.AF_UNIX).bind(str(path)),
+    ],
+    ids=["pipe", "directory", "link", "device", "socket"],
+)
+def test_what_is_no_file_is_refused_and_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: Callable[[Path], Any]
+) -> None:
+    (tmp_path / "elsewhere.json").write_text(json.dumps(CLAIM))
+    monkeypatch.chdir(tmp_path)  # a socket's path is short
+    plant(Path("lease.json"))
+    mine = lease(tmp_path)
+    assert not mine.take()
+    for look in (mine.read, mine.watch, mine.beat):
+        with pytest.raises(ForeignEntry, match=r"lease\.json"):
+            look()
+    mine.release()
+    assert sorted(os.listdir(tmp_path)) == ["elsewhere.json", "lease.json"]
+    assert (tmp_path / "elsewhere.json").read_text() == json.dumps(CLAIM)
