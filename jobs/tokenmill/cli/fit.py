@@ -94,8 +94,11 @@ def fit(
     json: o.Json = False,
 ) -> None:
     """List the layouts of a model that fit the GPUs, best first, with memory, bubble, batch and checkpoint."""
-    from tokenmill.training.planner import plan
     from tokenmill.training.planner.fit import Wanted
+    from tokenmill.training.planner.plan import LayoutRequest, make
+    from tokenmill.training.planner.render import text, to_json
+    from tokenmill.training.planner.request import machines_for, model_for, storage_for
+    from tokenmill.training.planner.values import write_values
 
     if check is not None:
         _check(check)
@@ -109,10 +112,10 @@ def fit(
             raise typer.BadParameter(f"{number} is no number to plan with", param_hint=f"--{name}")
     if recompute:
         o.one_of("--recompute", recompute, "none", "selective", "full")
-    bytes_per_second, held = plan.storage_for(storage, write_bandwidth, capacity)
-    request = plan.LayoutRequest(
-        model=plan.model_for(model, custom, changed, seq_length),
-        machines=plan.machines_for(gpus, gpus_per_node, gpu_memory),
+    bytes_per_second, held = storage_for(storage, write_bandwidth, capacity)
+    request = LayoutRequest(
+        model=model_for(model, custom, changed, seq_length),
+        machines=machines_for(gpus, gpus_per_node, gpu_memory),
         wanted=Wanted(
             tensor, pipeline, context, expert, expert_tensor, layers_per_virtual_stage, micro_batch, recompute
         ),
@@ -126,13 +129,13 @@ def fit(
         mfu=mfu,
         iterations=iterations,
     )
-    made = plan.make(request)
+    plan = make(request)
     if values is not None:
-        plan.write_values(made, values, sys.argv[1:])
+        write_values(plan, values, sys.argv[1:])
     if json:
-        sys.stdout.write(jsonlib.dumps(made.to_json(top)) + "\n")
+        sys.stdout.write(jsonlib.dumps(to_json(plan, top)) + "\n")
     else:
-        sys.stdout.write(plan.text(made, top, values) + "\n")
+        sys.stdout.write(text(plan, top, values) + "\n")
 
 
 def _check(file: Path) -> None:
