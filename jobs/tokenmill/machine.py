@@ -92,6 +92,12 @@ def _numbers(path: Path, count: int) -> list[int | None]:
 
 
 @cache
+def available_cpus() -> int:
+    """Return how many CPUs this process may use: its affinity, and its container's quota."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(count, int(cpu_quota() or count)))
+
+
 def machine_tag() -> str:
     """Return the machine and pid namespace as 8 hex digits, for file names."""
     return hashlib.sha256(repr(machine()).encode()).hexdigest()[:8]

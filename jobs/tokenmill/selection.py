@@ -9,11 +9,13 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from tokenmill.errors import RequestError
-from tokenmill.inputs import Obstacle
 from tokenmill.suffixes import strip_compression
+
+if TYPE_CHECKING:
+    from tokenmill.inputs import Obstacle
 
 PREFERENCES = {
     "compressed": ("zst", "xz", "gz", "bz2", None),
@@ -68,7 +70,7 @@ class Offer(NamedTuple):
     is_data: Callable[[str], bool]
     strict: bool = False
     by_name: bool = False
-    obstacles: Sequence[Obstacle] = ()
+    obstacles: Sequence["Obstacle"] = ()
     second_names: Sequence[tuple[str, str]] = ()
 
 

@@ -1,5 +1,8 @@
 """What the name of a file says about its content: the codec, the format, and whether it holds records at all."""
 
+from collections.abc import Callable
+from functools import partial
+
 COMPRESSIONS = {
     "zst": "zst",
     "zstd": "zst",
@@ -48,3 +51,8 @@ def is_data_file(name: str, wanted: str | None = None) -> bool:
     if wanted is None:
         return name.lower().endswith(DATA_SUFFIXES)
     return not f"/{name.lower()}".endswith(_OTHER[wanted])
+
+
+def usable(endings: tuple[str, ...], wanted: str | None) -> tuple[str, ...] | Callable[[str], bool]:
+    """Return which files of a directory are read: those with these endings, or those that may be of a wanted format."""
+    return partial(is_data_file, wanted=wanted) if wanted else endings

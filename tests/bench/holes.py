@@ -12,7 +12,7 @@ from tokenmill.files.publish import write_atomic
 from tokenmill.flow.contract import FileEntry, Receipt, RemoteFile
 from tokenmill.flow.provenance import whole
 from tokenmill.flow.record import Plan, StageRecord, Unit, make_manifest
-from tokenmill.stages.kinds import DOWNLOAD
+from tokenmill.stages.registry import DOWNLOAD
 
 
 def name(number: int) -> str:

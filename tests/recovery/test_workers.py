@@ -141,19 +141,29 @@ def test_a_killed_child(forge: Forge, tmp_path: Path) -> None:
 
 KILLS = """
 import os, signal, time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 from tokenmill.flow.contract import Kind, Record
 from tokenmill.flow.planning import Request
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.record import Plan, Unit
-from tokenmill.flow.stage import Job, nothing_shared
-from tokenmill.flow.worker import Distribution, run
+from tokenmill.flow.run import run_stage
+from tokenmill.flow.stage import Run, Stage
 
-class Kills:
-    kind, concurrency, resumable = Kind("kills", Record), "processes", False
-    shared = staticmethod(nothing_shared)
+@dataclass(frozen=True)
+class Kills(Stage):
+    output: Path
 
-    def do(self, unit, workspace):
+    kind: ClassVar = Kind("kills", Record)
+    concurrency: ClassVar = "processes"
+    resumable: ClassVar = False
+
+    def prepare(self, run, pinned=None):
+        units = [Unit("long", 1, Record(), []), Unit("short", 1, Record(), [])]
+        return Request({}, lambda: Plan("kills", {}, units))
+
+    def do(self, unit, workspace, shared):
         names = (unit.id, {"short": "long", "long": "short"}[unit.id])
         mine, other = map(Path(__file__).with_name, names)
         mine.write_text(str(os.getpid()))
@@ -171,9 +181,7 @@ class Kills:
 
 if __name__ == "__main__":
     here = Path(__file__).parent
-    units = [Unit("long", 1, Record(), []), Unit("short", 1, Record(), [])]
-    request = Request({}, lambda: Plan("kills", {}, units))
-    run(Job(Kills(), here / "out", here), request, Distribution(processes=2), Reporter())
+    run_stage(Kills(here / "out"), Run(Reporter(), processes=2))
 """
 
 

@@ -167,10 +167,10 @@ def warm() -> None:
     import tokenmill.corpus.hub
     import tokenmill.corpus.readers
     import tokenmill.flow.output_names
+    import tokenmill.flow.run
     import tokenmill.stages.concatenate
     import tokenmill.stages.download
     import tokenmill.stages.extract
-    import tokenmill.stages.launch
     import tokenmill.stages.preprocess
     import tokenmill.tokens.encoders
     import tokenmill.tokens.indexed

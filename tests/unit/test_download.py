@@ -15,12 +15,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support import stages
 from support.commandline import data_of, tokenmill
 from support.hub import Fault, Hub
 from tokenmill.corpus.source import Listing, Patience, RemoteFile, Selection, open_source
 from tokenmill.errors import InputError, RequestError, TransientError
 from tokenmill.flow.progress import Reporter
-from tokenmill.stages import launch
+from tokenmill.flow.stage import Run
 from tokenmill.stages.download import prepare, select
 
 SLIMPAJAMA = [
@@ -33,17 +34,8 @@ SLIMPAJAMA = [
 
 def fetch(uri: Any, output: Path, **wanted: Any) -> None:
     """Download in this process, where what is asked is not how a process ends."""
-    launch.download(
-        str(uri),
-        output,
-        launch.Run(Reporter()),
-        revision=None,
-        selection=Selection(**wanted),
-        connections=4,
-        deadline_seconds=20,
-        stall_seconds=1,
-        endpoint=None,
-    )
+    how_much = {"connections": 4, "deadline": 20, "stall_seconds": 1}
+    stages.download(uri, output, Run(Reporter()), Selection(**wanted), **how_much)
 
 
 def listing(*paths: str) -> Listing:

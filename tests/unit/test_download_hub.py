@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
+from support import stages
 from support.commandline import Ended, data_of, finish, start, tokenmill
 from support.hub import Fault, Hub
 from tokenmill.corpus.source import Selection, normalize_source, open_source
 from tokenmill.errors import InputError, RequestError, TransientError
 from tokenmill.flow.progress import Reporter
+from tokenmill.flow.stage import Run
 from tokenmill.flow.worker import Summary
-from tokenmill.stages import launch
-from tokenmill.stages.launch import Run
 
 URI = "hf://datasets/org/corpus"
 CONNECTIONS = 8
@@ -72,17 +72,9 @@ def download(hub: Hub, output: Path, *more: Any, **options: Any) -> Ended:
 
 def fetch(hub: Hub, output: Path, uri: str = URI, *, run: Run | None = None, **wanted: Any) -> Summary:
     """Download in this process, where what is asked is not how a process ends."""
-    return launch.download(
-        uri,
-        output,
-        run or Run(Reporter()),
-        revision=wanted.pop("revision", None),
-        selection=Selection(**wanted),
-        connections=CONNECTIONS,
-        deadline_seconds=30,
-        stall_seconds=0.5,
-        endpoint=hub.endpoint,
-    )
+    about = {"revision": wanted.pop("revision", None), "endpoint": hub.endpoint}
+    how_much = {"connections": CONNECTIONS, "deadline": 30, "stall_seconds": 0.5}
+    return stages.download(uri, output, run or Run(Reporter()), Selection(**wanted), **about, **how_much)
 
 
 def receipts(output: Path) -> set[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from support import stages
 from tokenmill.corpus.source import Selection
 from tokenmill.errors import RequestError, TransientError
 from tokenmill.flow.attempt import planning_lease
@@ -17,18 +18,18 @@ from tokenmill.flow.contract import Part
 from tokenmill.flow.lineage import Dataset, upstream_of
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.record import StageRecord
+from tokenmill.flow.stage import Run
 from tokenmill.flow.status import statuses
 from tokenmill.flow.worker import Summary
-from tokenmill.stages import launch
-from tokenmill.stages.kinds import CONCATENATE, EXTRACT, KINDS, PREPROCESS, before
+from tokenmill.stages.registry import CONCATENATE, EXTRACT, KINDS, PREPROCESS, before
 from tokenmill.suffixes import DATA_SUFFIXES
 from tokenmill.tokens.dataset import check
 
 FILES = 4
 
 
-def how(worker: int = 0, workers: int = 1, *, replace: bool = False) -> launch.Run:
-    return launch.Run(Reporter(), worker, workers, processes=1, replace=replace)
+def how(worker: int = 0, workers: int = 1, *, replace: bool = False) -> Run:
+    return Run(Reporter(), worker, workers, processes=1, replace=replace)
 
 
 def fill(source: Path, files: int = FILES, text: str = "document") -> Path:
@@ -39,26 +40,17 @@ def fill(source: Path, files: int = FILES, text: str = "document") -> Path:
     return source
 
 
-def download(source: Path | str, output: Path, run: launch.Run | None = None, *, sample: int | None = None) -> Summary:
-    return launch.download(
-        str(source),
-        output,
-        run or how(),
-        revision=None,
-        selection=Selection(sample=sample),
-        connections=4,
-        deadline_seconds=30,
-        stall_seconds=5,
-        endpoint=None,
-    )
+def download(source: Path | str, output: Path, run: Run | None = None, *, sample: int | None = None) -> Summary:
+    how_much = {"connections": 4, "deadline": 30, "stall_seconds": 5}
+    return stages.download(source, output, run or how(), Selection(sample=sample), **how_much)
 
 
-def extract(root: Path, run: launch.Run | None = None) -> Summary:
-    return launch.extract(root, root / "extracted", run or how())
+def extract(root: Path, run: Run | None = None) -> Summary:
+    return stages.extract(root, root / "extracted", run or how())
 
 
-def concatenate(root: Path, output: Path | None = None, *, files: int = 2, run: launch.Run | None = None) -> Summary:
-    return launch.concatenate(root, output or root / "concatenated", run or how(), target_files=files, name="part")
+def concatenate(root: Path, output: Path | None = None, *, files: int = 2, run: Run | None = None) -> Summary:
+    return stages.concatenate(root, output or root / "concatenated", run or how(), target_files=files, name="part")
 
 
 def upstream(path: Path, **options: str) -> Dataset:
@@ -122,14 +114,14 @@ def test_what_a_stage_counted_is_not_counted_again(root: Path) -> None:
 
 
 def test_an_unfinished_stage_is_refused_with_how_far_it_is(root: Path) -> None:
-    launch.extract(root, root / "extracted", how(0, 2))
+    stages.extract(root, root / "extracted", how(0, 2))
     receipts = len(list((root / "extracted/.tokenmill/extract/receipts").iterdir()))
     assert 0 < receipts < FILES
     with pytest.raises(RequestError, match=rf"extract in .* is not finished: {receipts} of {FILES} units") as caught:
         upstream(root)
     assert "first missing: " in str(caught.value) and "--from" in str(caught.value)
     assert stage_and_place(upstream(root, only="download")) == ("download", root)
-    launch.extract(root, root / "extracted", how(1, 2))
+    stages.extract(root, root / "extracted", how(1, 2))
     assert stage_and_place(upstream(root)) == ("extract", root / "extracted")
 
 
@@ -222,7 +214,7 @@ def test_a_damaged_file_of_the_stage_to_read_fails_its_unit_alone(
     truncated.write_bytes(whole[truncated][:-5])
     gone.unlink()
     with pytest.raises(RequestError, match=r"manifest of the extract .* run tokenmill extract again") as caught:
-        concatenate(root, files=FILES, run=launch.Run(Reporter(), processes=1))
+        concatenate(root, files=FILES, run=Run(Reporter(), processes=1))
     for path, found in ((truncated, f"has {len(whole[truncated]) - 5} bytes"), (gone, "is missing")):
         assert f"{path} {found}, and the manifest of the extract that made it says {len(whole[path])}" in str(
             caught.value
@@ -280,10 +272,10 @@ def test_a_plain_directory_is_read_as_it_lies_but_not_what_it_is_written_to(tmp_
 def test_what_was_made_of_plain_files_is_no_more_of_them(tmp_path: Path) -> None:
     root = fill(tmp_path / "plain")
     extract(root)
-    launch.extract(root, root / "again", how())
+    stages.extract(root, root / "again", how())
     assert len(list((root / "again").glob("**/*.jsonl"))) == FILES
     with pytest.raises(RequestError, match="output directory of its own"):
-        launch.extract(root, root, how())
+        stages.extract(root, root, how())
 
 
 def test_a_directory_that_two_links_lead_to_is_read_once(tmp_path: Path) -> None:
@@ -377,7 +369,7 @@ def test_the_same_content_has_the_same_manifest_wherever_and_however_it_was_made
     for worker in (2, 0, 1):
         download(tmp_path / "source", there, how(worker, 3))
     for worker in (1, 0):
-        launch.extract(there, there / "extracted", how(worker, 2))
+        stages.extract(there, there / "extracted", how(worker, 2))
     assert upstream(there).upstream == upstream(root).upstream
 
 
@@ -459,8 +451,8 @@ def test_an_input_that_is_still_written_to_is_not_taken_for_whole(tmp_path: Path
     for name in ("a", "b"):
         (tmp_path / "plain").mkdir(exist_ok=True)
         (tmp_path / f"plain/{name}.jsonl").write_text('{"text": "x"}\n')
-    run = launch.Run(Meddler(tmp_path / "plain/b.jsonl", content), processes=1)
+    run = Run(Meddler(tmp_path / "plain/b.jsonl", content), processes=1)
     more = {"target_files": 1, "name": "part"} if stage == "concatenate" else {}
     with pytest.raises(TransientError, match="somebody writes to it"):
-        getattr(launch, stage)(tmp_path / "plain", tmp_path / "out", run, **more)
+        getattr(stages, stage)(tmp_path / "plain", tmp_path / "out", run, **more)
     assert not StageRecord(tmp_path / "out", next(kind for kind in KINDS if kind.name == stage)).manifest_path.exists()

@@ -5,10 +5,13 @@ import json
 import os
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
+from support import stages
 from support.commandline import tokenmill
 from tokenmill.errors import InputError, MachineError, RequestError, Stopped, Superseded
 from tokenmill.files.tree import Tree
@@ -17,18 +20,17 @@ from tokenmill.flow.contract import Kind, Record, RemoteFile
 from tokenmill.flow.planning import Request, agree
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.record import Counts, Plan, StageRecord, Unit
+from tokenmill.flow.run import run_stage
 from tokenmill.flow.runs import Runs
-from tokenmill.flow.stage import Job, nothing_shared
-from tokenmill.flow.worker import Distribution, run
+from tokenmill.flow.stage import Run, Stage
 from tokenmill.flow.workspace import Workspace
-from tokenmill.stages import launch
-from tokenmill.stages.kinds import CONCATENATE, DOWNLOAD, EXTRACT
+from tokenmill.stages.registry import CONCATENATE, DOWNLOAD, EXTRACT
 
 
 def how(
     worker: int = 0, workers: int = 1, *, replace: bool = False, verify_hashes: bool = False, run: str | None = None
-) -> launch.Run:
-    return launch.Run(Reporter(), worker, workers, 1, replace, verify_hashes, run)
+) -> Run:
+    return Run(Reporter(), worker, workers, 1, replace, verify_hashes, run)
 
 
 def tree(output: Path) -> dict[str, bytes]:
@@ -43,9 +45,9 @@ def source(tmp_path: Path) -> Path:
     return tmp_path / "source"
 
 
-def join(source: Path, output: Path, files: int, run: launch.Run) -> bool:
+def join(source: Path, output: Path, files: int, run: Run) -> bool:
     """Concatenate; return whether the whole is there."""
-    summary = launch.concatenate(source, output, run, target_files=files, name="part")
+    summary = stages.concatenate(source, output, run, target_files=files, name="part")
     return summary.completion.manifest is not None
 
 
@@ -94,12 +96,12 @@ def test_replace_removes_what_the_old_receipts_name_and_nothing_else(source: Pat
 
 def test_replace_keeps_units_that_stay_the_same(source: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
-    launch.extract(source, output, how())
+    stages.extract(source, output, how())
     receipts = output / ".tokenmill/extract/receipts"
     before = {path.name: json.loads(path.read_text())["finished"] for path in receipts.iterdir()}
     (source / "5.jsonl").unlink()
     (source / "6.jsonl").write_text('{"text": "new"}\n')
-    summary = launch.extract(source, output, how(replace=True))
+    summary = stages.extract(source, output, how(replace=True))
     assert summary.completion.manifest is not None
     assert (summary.done_now, summary.done_before) == (1, 5)
     after = {path.name: json.loads(path.read_text())["finished"] for path in receipts.iterdir()}
@@ -109,11 +111,11 @@ def test_replace_keeps_units_that_stay_the_same(source: Path, tmp_path: Path) ->
 
 def test_replace_remakes_a_unit_of_the_same_name_with_other_content(source: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
-    launch.extract(source, output, how())
+    stages.extract(source, output, how())
     (source / "0.jsonl").write_text('{"text": "changed, and longer than before"}\n')
     with pytest.raises(RequestError, match=r"changed: 0\.jsonl\).*--replace"):
-        launch.extract(source, output, how())
-    assert launch.extract(source, output, how(replace=True)).completion.manifest is not None
+        stages.extract(source, output, how())
+    assert stages.extract(source, output, how(replace=True)).completion.manifest is not None
     assert "changed" in (output / "0.jsonl").read_text()
 
 
@@ -124,12 +126,12 @@ def test_a_mended_file_is_finished_by_the_same_command(
     (source / "3.jsonl").unlink()
     (source / "3.jsonl.gz").write_bytes(whole[:-4])
     with pytest.raises(InputError, match=r"3\.jsonl\.gz.*cut short"):
-        launch.extract(source, output, how())
+        stages.extract(source, output, how())
     (source / "3.jsonl.gz").write_bytes(whole)
-    summary = launch.extract(source, output, launch.Run(Reporter(), processes=1))
+    summary = stages.extract(source, output, Run(Reporter(), processes=1))
     assert (summary.done_now, summary.done_before) == (1, 5) and summary.completion.manifest is not None
     assert "the input changed (changed: 3.jsonl.gz)" in capfd.readouterr().err
-    launch.extract(source, tmp_path / "fresh", how())
+    stages.extract(source, tmp_path / "fresh", how())
     assert tree(output) == tree(tmp_path / "fresh")
 
 
@@ -138,10 +140,10 @@ def test_a_file_that_is_gone_is_never_passed_over(source: Path, tmp_path: Path) 
     (source / "3.jsonl.gz").write_bytes(gzip.compress(b'{"text": "three"}\n')[:-4])
     (source / "3.jsonl").unlink()
     with pytest.raises(InputError, match="cut short"):
-        launch.extract(source, output, how())
+        stages.extract(source, output, how())
     (source / "3.jsonl.gz").unlink()
     with pytest.raises(RequestError, match=r"gone: 3\.jsonl\.gz.*--replace"):
-        launch.extract(source, output, how())
+        stages.extract(source, output, how())
 
 
 def test_other_options_with_a_changed_input_still_need_replace(source: Path, tmp_path: Path) -> None:
@@ -274,7 +276,7 @@ def test_more_workers_than_units_leave_some_without_work(source: Path, tmp_path:
 def test_one_bad_input_does_not_stop_the_others(source: Path, tmp_path: Path) -> None:
     (source / "3.jsonl").rename(source / "3.jsonl.gz")
     with pytest.raises(InputError, match=r"3\.jsonl\.gz"):
-        launch.extract(source, tmp_path / "out", how())
+        stages.extract(source, tmp_path / "out", how())
     assert len(tree(tmp_path / "out")) == 5
     failures = StageRecord(tmp_path / "out", EXTRACT).failures()
     assert [failure.unit for failure in failures] == ["3.jsonl"]
@@ -289,13 +291,22 @@ def test_finished_files_are_read_again_on_request(source: Path, tmp_path: Path) 
     assert tree(tmp_path / "out") == expected
 
 
-class Endless:
+@dataclass(frozen=True)
+class Endless(Stage):
     """A stage one of whose units fails by a bug, once all are at work, and whose others go on."""
 
-    kind, concurrency, resumable = Kind("endless", Record), "threads", False
-    shared = staticmethod(nothing_shared)
+    output: Path
 
-    def do(self, unit: Unit, workspace: Workspace) -> Counts:
+    kind: ClassVar = Kind("endless", Record)
+    concurrency: ClassVar = "threads"
+    resumable: ClassVar = False
+
+    def prepare(self, run: Run, pinned: str | None = None) -> Request:
+        """Plan two units."""
+        units = [Unit(name, 1, Record(), []) for name in ("broken", "whole")]
+        return Request({}, lambda: Plan("endless", {}, units))
+
+    def do(self, unit: Unit, workspace: Workspace, shared: None) -> Counts:
         """Do a unit."""
         workspace.path("begun").touch()
         if unit.id == "broken":
@@ -307,23 +318,26 @@ class Endless:
 
 
 def test_a_bug_in_one_unit_ends_the_run_though_another_would_go_on(tmp_path: Path) -> None:
-    units = [Unit("broken", 1, Record(), []), Unit("whole", 1, Record(), [])]
     with pytest.raises(ZeroDivisionError):
-        run(
-            Job(Endless(), tmp_path / "out", tmp_path),
-            Request({}, lambda: Plan("endless", {}, units)),
-            Distribution(processes=2),
-            Reporter(),
-        )
+        run_stage(Endless(tmp_path / "out"), Run(Reporter(), processes=2))
 
 
-class Full:
+@dataclass(frozen=True)
+class Full(Stage):
     """A stage one of whose units has bad input, and whose others then meet a full disk."""
 
-    kind, concurrency, resumable = Kind("full", Record), "threads", False
-    shared = staticmethod(nothing_shared)
+    output: Path
 
-    def do(self, unit: Unit, workspace: Workspace) -> Counts:
+    kind: ClassVar = Kind("full", Record)
+    concurrency: ClassVar = "threads"
+    resumable: ClassVar = False
+
+    def prepare(self, run: Run, pinned: str | None = None) -> Request:
+        """Plan eight units."""
+        units = [Unit(name, 1, Record(), []) for name in ("bad", *map(str, range(7)))]
+        return Request({}, lambda: Plan("full", {}, units))
+
+    def do(self, unit: Unit, workspace: Workspace, shared: None) -> Counts:
         """Do a unit."""
         if unit.id == "bad":
             raise InputError("damaged")
@@ -343,14 +357,8 @@ class Slow(Reporter):
 def test_a_full_disk_is_said_once_however_many_units_are_at_work(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    units = [Unit(name, 1, Record(), []) for name in ("bad", *map(str, range(7)))]
     with pytest.raises(RequestError, match="8 of 8 units of full failed") as failed:
-        run(
-            Job(Full(), tmp_path / "out", tmp_path),
-            Request({}, lambda: Plan("full", {}, units)),
-            Distribution(processes=8),
-            Slow(),
-        )
+        run_stage(Full(tmp_path / "out"), Run(Slow(), processes=8))
     said = capfd.readouterr().err
     assert said.count("full of bad failed: damaged") == 1
     assert said.count("failed: no space left") == 1

@@ -274,7 +274,7 @@ def test_a_plan_of_many_units_and_its_manifest_take_little_memory(record: StageR
 import tracemalloc
 from pathlib import Path
 from tokenmill.flow.record import StageRecord, complete
-from tokenmill.stages.kinds import EXTRACT
+from tokenmill.stages.registry import EXTRACT
 record = StageRecord(Path({str(record.output)!r}), EXTRACT)
 complete(record, record.read_plan())  # what is imported on the way is no plan
 tracemalloc.start()

@@ -9,7 +9,7 @@ from tokenmill.flow.attempt import new_attempt_directory, planning_lease
 from tokenmill.flow.contract import Files, InputFile, Receipt
 from tokenmill.flow.record import Plan, StageRecord, Unit
 from tokenmill.flow.status import statuses
-from tokenmill.stages.kinds import EXTRACT, KINDS
+from tokenmill.stages.registry import EXTRACT, KINDS
 
 PLAN = Plan("extract", {}, [Unit(name, 1, Files([InputFile(name, "1")]), [name]) for name in ("a", "b")], require="out")
 

@@ -15,8 +15,8 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenmill.corpus.blocks import Reading
 from tokenmill.corpus.compression import open_decompressed
+from tokenmill.corpus.kinds import Reading
 from tokenmill.corpus.parse import Rejected
 from tokenmill.corpus.readers import OnBad, first_documents, read_documents
 from tokenmill.corpus.values import Cutter

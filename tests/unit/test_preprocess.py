@@ -10,44 +10,26 @@ import numpy as np
 import pytest
 import zstandard
 
+from support import stages
 from support.corpus import TOKENIZER as TINY
 from support.hub import Hub
-from tokenmill.corpus.blocks import Reading
 from tokenmill.corpus.source import Selection
 from tokenmill.errors import InputError, RequestError
 from tokenmill.flow.contract import EmptyPair
 from tokenmill.flow.progress import Reporter
+from tokenmill.flow.stage import Run
 from tokenmill.flow.worker import Summary
-from tokenmill.stages import launch
-from tokenmill.stages.kinds import KINDS
+from tokenmill.stages.registry import KINDS
 from tokenmill.tokens.dataset import check, find_dataset, find_document
-from tokenmill.tokens.encoder_store import Recipe
 from tokenmill.tokens.indexed import IndexedReader
 from tokenmill.tokens.tokenizer import decode
 
 EOD = 0
 
 
-def preprocess(source: Path, output: Path, **options: Any) -> Summary:
-    recipe = {
-        "tokenizer": str(TINY),
-        "tokenizer_revision": None,
-        "keys": ["text"],
-        "append_eod": True,
-        "eod_token": None,
-        "special_tokens": True,
-        "target_files": None,
-        "name": "part",
-        "tokenizer_source": None,
-        "special_in_text": "keep",
-        "reading": Reading(),
-    }
-    how = {"encoder": "auto", "on_bad_record": "fail", "max_bad_records": 1000, "max_record_size": None}
-    how["selection"] = None
-    recipe |= {k: v for k, v in options.items() if k in recipe}
-    how |= {k: v for k, v in options.items() if k in how}
-    run = launch.Run(Reporter(), processes=1, replace=options.get("replace", False))
-    return launch.preprocess(source, output, run, recipe=Recipe(**recipe), endpoint=None, **how)
+def preprocess(source: Path, output: Path, *, replace: bool = False, **options: Any) -> Summary:
+    run = Run(Reporter(), processes=1, replace=replace)
+    return stages.preprocess(source, output, run, **{"tokenizer": str(TINY), **options})
 
 
 @pytest.fixture(scope="session")
@@ -135,9 +117,9 @@ KEEP = "Keep such records aside with --on-bad-record=quarantine (in a chart: --s
 
 
 def fetched(source: str, output: Path, *, replace: bool = False, endpoint: str | None = None) -> Summary:
-    run, nothing = launch.Run(Reporter(), processes=1, replace=replace), Selection()
-    about: dict[str, Any] = {"revision": None, "selection": nothing, "connections": 2, "endpoint": endpoint}
-    return launch.download(source, output, run, deadline_seconds=30, stall_seconds=5, **about)
+    run = Run(Reporter(), processes=1, replace=replace)
+    about: dict[str, Any] = {"connections": 2, "endpoint": endpoint, "deadline": 30, "stall_seconds": 5}
+    return stages.download(source, output, run, Selection(), **about)
 
 
 def test_a_bad_record_of_an_earlier_stages_file_is_corrected_at_the_source(tmp_path: Path, output: Path) -> None:
@@ -148,8 +130,8 @@ def test_a_bad_record_of_an_earlier_stages_file_is_corrected_at_the_source(tmp_p
 
     def stages(*, replace: bool = False) -> Summary:
         fetched(str(source), root, replace=replace)
-        run = launch.Run(Reporter(), processes=1, replace=replace)
-        launch.concatenate(root, root / "joined", run, target_files=1, name="part")
+        run = Run(Reporter(), processes=1, replace=replace)
+        stages.concatenate(root, root / "joined", run, target_files=1, name="part")
         return preprocess(root, output)
 
     with pytest.raises(InputError) as failure:
@@ -250,11 +232,11 @@ def test_a_file_that_an_earlier_stage_lost_fails_its_unit_alone_though_it_is_the
     source.mkdir()
     for name in "abc":
         (source / f"{name}.jsonl").write_text('{"text": "a"}\n')
-    launch.extract(source, tmp_path / "extracted", launch.Run(Reporter(), processes=1))
+    stages.extract(source, tmp_path / "extracted", Run(Reporter(), processes=1))
     (tmp_path / "extracted/a.jsonl").unlink()
     with pytest.raises(InputError, match=r"a\.jsonl is missing.*run tokenmill extract again"):
         preprocess(tmp_path / "extracted", output)
-    launch.extract(source, tmp_path / "extracted", launch.Run(Reporter(), processes=1))
+    stages.extract(source, tmp_path / "extracted", Run(Reporter(), processes=1))
     summary = preprocess(tmp_path / "extracted", output)
     assert (summary.done_now, summary.done_before) == (1, 2) and summary.completion.manifest is not None
 
@@ -292,8 +274,8 @@ def test_nothing_to_read_is_said(tmp_path: Path, output: Path) -> None:
 def test_a_key_that_leads_nowhere_is_refused_even_with_quarantine(tmp_path: Path, output: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a", "meta": {"text": "nested"}}\n' * 3)
     with pytest.raises(RequestError, match=r"none of the first 3 records.*meta\.txt"):
-        preprocess(tmp_path / "a.jsonl", output, keys=["meta.txt"], on_bad_record="quarantine")
-    preprocess(tmp_path / "a.jsonl", output, keys=["meta.text"])
+        preprocess(tmp_path / "a.jsonl", output, keys="meta.txt", on_bad_record="quarantine")
+    preprocess(tmp_path / "a.jsonl", output, keys="meta.text")
     assert documents(output, "a_meta.text_document") == ["nested"] * 3
 
 
@@ -305,7 +287,7 @@ def test_a_parquet_without_the_column_is_refused(tmp_path: Path, output: Path) -
     with pytest.raises(RequestError, match=r"a\.parquet.*text.*content"):
         preprocess(tmp_path / "a.parquet", output)
     with pytest.raises(InputError, match=r"a\.parquet.*row 2"):
-        preprocess(tmp_path / "a.parquet", output, keys=["content"])
+        preprocess(tmp_path / "a.parquet", output, keys="content")
 
 
 def test_no_eos_and_no_eod_token_is_refused(tmp_path: Path) -> None:
@@ -380,8 +362,8 @@ def test_two_inputs_whose_names_and_keys_make_one_name_are_refused(tmp_path: Pat
     for name in ("wiki", "wiki_en"):
         (corpus / f"{name}.jsonl").write_text('{"text": "one", "en_text": "two and three"}\n')
     with pytest.raises(RequestError, match=r"both make wiki_en_text_document\.bin; give --target-files 2"):
-        preprocess(corpus, output, keys=["text", "en_text"])
-    assert preprocess(corpus, output, keys=["text", "en_text"], target_files=2).completion.manifest is not None
+        preprocess(corpus, output, keys="text,en_text")
+    assert preprocess(corpus, output, keys="text,en_text", target_files=2).completion.manifest is not None
 
 
 @pytest.mark.parametrize("wrong", [{"name": "../../x"}, {"name": "a/b"}, {"name": ""}, {"keys": ["../../x"]}])
@@ -444,11 +426,11 @@ def test_a_corpus_that_spells_none_has_no_such_count(tmp_path: Path, output: Pat
     assert "special_in_text" not in summary.completion.manifest.counts
 
 
-FORMATS: dict[str, tuple[Reading, str, bytes, list[str]]] = {
-    "jsonl": (Reading("jsonl"), "AA/wiki_00", b'{"text": "0"}\n\n{"text": "1"}\n', ["0", "1"]),
-    "json": (Reading("json"), "a.json.gz", gzip.compress(b'[{"text": "0"},\n{"text": "1"}]'), ["0", "1"]),
-    "txt": (Reading("txt"), "b.txt", b"a book\n\nof two lines\n", ["a book\n\nof two lines\n"]),
-    "txt lines": (Reading("txt", lines=True), "b.txt.zst", zstandard.compress(b"0\r\n\n1"), ["0", "1"]),
+FORMATS: dict[str, tuple[dict[str, str], str, bytes, list[str]]] = {
+    "jsonl": ({"format": "jsonl"}, "AA/wiki_00", b'{"text": "0"}\n\n{"text": "1"}\n', ["0", "1"]),
+    "json": ({"format": "json"}, "a.json.gz", gzip.compress(b'[{"text": "0"},\n{"text": "1"}]'), ["0", "1"]),
+    "txt": ({"format": "txt"}, "b.txt", b"a book\n\nof two lines\n", ["a book\n\nof two lines\n"]),
+    "txt lines": ({"format": "txt", "txt_document": "line"}, "b.txt.zst", zstandard.compress(b"0\r\n\n1"), ["0", "1"]),
 }
 
 
@@ -459,16 +441,16 @@ def test_a_format_is_read_under_any_name_and_its_documents_are_traced(tmp_path: 
         (tmp_path / folder / name).parent.mkdir(parents=True)
         (tmp_path / folder / name).write_bytes(data)
     (tmp_path / "in/README.md").write_text("no data")
-    summary = preprocess(tmp_path / "in", output, reading=reading, target_files=1)
+    summary = preprocess(tmp_path / "in", output, **reading, target_files=1)
     assert documents(output, "part-00000-of-00001_text_document") == texts * 2
     for number in range(2 * len(texts)):
         found = find_document(find_dataset(output), number, key=None, prefix="part-00000-of-00001_text_document")
         folder, record = ("", "more/")[number // len(texts)], number % len(texts)
         assert found.source == (f"{folder}{name}", record)
-    assert summary.plan.request["format"] == summary.plan.basis["format"] == reading.format
-    assert ("txt_document" in summary.plan.request) == (reading.format == "txt")
+    assert summary.plan.request["format"] == summary.plan.basis["format"] == reading["format"]
+    assert ("txt_document" in summary.plan.request) == (reading["format"] == "txt")
     with pytest.raises(RequestError, match=r"made with other parameters(.|\n)*format: "):
-        preprocess(tmp_path / "in", output, reading=Reading("jsonl" if reading.format == "json" else "json"))
+        preprocess(tmp_path / "in", output, format="jsonl" if reading["format"] == "json" else "json")
 
 
 def test_a_stray_file_before_the_data_can_be_left_out(tmp_path: Path, output: Path) -> None:
@@ -489,29 +471,29 @@ def test_a_format_goes_together_with_a_selection(tmp_path: Path, output: Path) -
         (source / name).write_text(f'{{"text": "{name}"}}\n')
     (source / "train/wiki_00.zst").write_bytes(zstandard.compress((source / "train/wiki_00").read_bytes()))
     (source / "train/cover.png").write_bytes(b"\x89PNG")
-    lines = Reading("jsonl")
+    lines = {"format": "jsonl"}
     with pytest.raises(RequestError, match=r"wiki_00 and train/wiki_00\.zst in .* are one text in two forms"):
-        preprocess(source, output, reading=lines)
+        preprocess(source, output, **lines)
     for selection, texts in {
         Selection(prefer="compressed"): ["train/more/wiki_01", "train/wiki_00"],
         Selection(split="test"): ["test/wiki_00"],
         Selection(include=("train/*",), exclude=("*.png", "*_00*")): ["train/more/wiki_01"],
     }.items():
-        preprocess(source, output, reading=lines, selection=selection, target_files=1, replace=True)
+        preprocess(source, output, **lines, selection=selection, target_files=1, replace=True)
         assert documents(output, "part-00000-of-00001_text_document") == texts
-    preprocess(source / "test/wiki_00", output, reading=lines, replace=True)
+    preprocess(source / "test/wiki_00", output, **lines, replace=True)
     assert documents(output, "wiki_00_text_document") == ["test/wiki_00"]
 
 
 def test_special_tokens_are_found_in_every_format(tmp_path: Path, output: Path) -> None:
     for reading, data, where in (
-        (Reading("txt"), "a\n<|endoftext|>", "record 1"),
-        (Reading("txt", lines=True), "a\n\n<|endoftext|>", "line 3"),
-        (Reading("json"), '[{"text": "a"}, {"text": "<|endoftext|>"}]', "record 2"),
+        ({"format": "txt"}, "a\n<|endoftext|>", "record 1"),
+        ({"format": "txt", "txt_document": "line"}, "a\n\n<|endoftext|>", "line 3"),
+        ({"format": "json"}, '[{"text": "a"}, {"text": "<|endoftext|>"}]', "record 2"),
     ):
         (tmp_path / "a").write_text(data)
         with pytest.raises(InputError, match=f"{where}: the text spells the special token"):
-            preprocess(tmp_path / "a", output, reading=reading, special_in_text="fail", replace=True)
+            preprocess(tmp_path / "a", output, **reading, special_in_text="fail", replace=True)
 
 
 def test_a_plan_without_a_format_is_what_it_was(tmp_path: Path, output: Path) -> None:
@@ -594,23 +576,23 @@ def test_a_record_that_is_too_long_is_kept_aside(tmp_path: Path, output: Path) -
 
 
 def test_stages_that_copy_lines_refuse_what_is_none(tmp_path: Path, output: Path) -> None:
-    source, quiet = tmp_path / "in", launch.Run(Reporter(), processes=1)
+    source, quiet = tmp_path / "in", Run(Reporter(), processes=1)
     source.mkdir()
     (source / "wiki_00").write_text('{"text": "a"}\n')
     (source / "wiki_01").write_bytes(gzip.compress(b'{"text": "b"}'))
-    launch.extract(source, tmp_path / "extracted", quiet, wanted="jsonl")
+    stages.extract(source, tmp_path / "extracted", quiet, format="jsonl")
     assert [path.name for path in sorted((tmp_path / "extracted").glob("w*"))] == ["wiki_00.jsonl", "wiki_01.jsonl"]
     preprocess(tmp_path / "extracted", output, target_files=1)
     assert documents(output, "part-00000-of-00001_text_document") == ["a", "b"]
     with pytest.raises(RequestError, match=r"--format json: extract took each line .*--from download"):
-        preprocess(tmp_path / "extracted", output, reading=Reading("json"))
+        preprocess(tmp_path / "extracted", output, format="json")
     with pytest.raises(InputError, match=r"wiki_01: its content is gz data, .*tokenmill extract"):
-        launch.concatenate(source, tmp_path / "joined", quiet, target_files=1, name="part", wanted="jsonl")
+        stages.concatenate(source, tmp_path / "joined", quiet, target_files=1, name="part", format="jsonl")
     (source / "wiki_01").write_text("<html>login</html>")
-    for stage in (launch.extract, launch.concatenate):
-        options = {} if stage is launch.extract else {"target_files": 1, "name": "part"}
+    for stage in (stages.extract, stages.concatenate):
+        options = {} if stage is stages.extract else {"target_files": 1, "name": "part"}
         with pytest.raises(InputError, match=r"wiki_01: an HTML page"):
-            stage(source, tmp_path / stage.__name__, quiet, wanted="jsonl", **options)
+            stage(source, tmp_path / stage.__name__, quiet, format="jsonl", **options)
         for spread in ('[\n{"text": "a"}\n]', '[{"text": "a"},\n{"text": "b"}]', '\n{\n "text": "a"\n}'):
             (tmp_path / "a.json").write_text(spread)
             with pytest.raises(
@@ -620,4 +602,4 @@ def test_stages_that_copy_lines_refuse_what_is_none(tmp_path: Path, output: Path
                     tmp_path / "a.json", tmp_path / f"{stage.__name__} alone", quiet._replace(replace=True), **options
                 )
     with pytest.raises(RequestError, match=r"--keys text,title: a text has no keys"):
-        preprocess(source, tmp_path / "other", reading=Reading("txt"), keys=["text", "title"])
+        preprocess(source, tmp_path / "other", format="txt", keys="text,title")

@@ -6,8 +6,12 @@ from typing import Annotated
 import typer
 
 from tokenmill.cli import options as o
+from tokenmill.cli.groups import spread
+from tokenmill.options import RunOptions, WorkerOptions
+from tokenmill.tokens.options import TokenizerOptions
 
 
+@spread
 def adopt(
     prefixes: Annotated[
         list[Path],
@@ -16,8 +20,9 @@ def adopt(
             help="Pairs, with or without .bin or .idx, or directories of which all pairs are taken.",
         ),
     ],
-    tokenizer: o.Tokenizer = ...,  # type: ignore[assignment]
-    tokenizer_revision: o.TokenizerRevision = None,
+    tokenizer: TokenizerOptions,
+    workers: WorkerOptions,
+    run: RunOptions,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -32,29 +37,17 @@ def adopt(
             "out, what some documents end with decides.",
         ),
     ] = None,
-    eod_token: o.EodToken = None,
-    tokenizer_source: o.TokenizerSource = None,
     endpoint: o.Endpoint = None,
-    worker_index: o.WorkerIndex = 0,
-    workers: o.Workers = 1,
     processes: o.Processes = None,
-    replace: o.Replace = False,
-    json: o.Json = False,
 ) -> None:
     """Verify and hash pairs that Megatron-LM, NeMo or another tool made, and record them as an output of preprocess."""
     from tokenmill.cli.report import how_to_run, report
-    from tokenmill.stages import launch
+    from tokenmill.files.explain import explained
+    from tokenmill.flow.run import run_stage
+    from tokenmill.stages.adopt import Adopt, find_pairs
 
-    how = how_to_run(worker_index, workers, processes, replace, False, json)
-    summary, target = launch.adopt(
-        prefixes,
-        output,
-        how,
-        tokenizer=tokenizer,
-        tokenizer_revision=tokenizer_revision,
-        append_eod=True if append_eod is None and eod_token else append_eod,
-        eod_token=eod_token,
-        endpoint=endpoint,
-        tokenizer_source=tokenizer_source and o.one_of("--tokenizer-source", tokenizer_source, "file", "class"),
-    )
-    report(summary, target, json)
+    with explained(output or prefixes[0]):
+        pairs = find_pairs(prefixes, output)
+    ends = True if append_eod is None and tokenizer.eod_token else append_eod
+    stage = Adopt(pairs=pairs, output=pairs.output, tokenizer=tokenizer, append_eod=ends, endpoint=endpoint)
+    report(run_stage(stage, how_to_run(run, workers, processes)), stage.output, run.json)

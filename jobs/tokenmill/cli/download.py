@@ -6,44 +6,30 @@ from typing import Annotated
 import typer
 
 from tokenmill.cli import options as o
+from tokenmill.cli.groups import spread
+from tokenmill.corpus.options import SourceOptions
+from tokenmill.options import FileOptions, RunOptions, WorkerOptions
 
 
+@spread
 def download(
-    source: Annotated[str, typer.Argument(help="hf://datasets/ORG/NAME, https://, s3://, gs://, az:// or a path.")],
+    uri: Annotated[
+        str,
+        typer.Argument(metavar="SOURCE", help="hf://datasets/ORG/NAME, https://, s3://, gs://, az:// or a path."),
+    ],
     output: Annotated[Path, typer.Argument(help="Directory to write to.")],
-    revision: o.Revision = None,
-    include: o.Include = [],  # noqa: B006 - typer copies it
-    exclude: o.Exclude = [],  # noqa: B006
-    split: o.Split = None,
-    sample: o.Sample = None,
-    prefer: o.Prefer = None,
+    source: SourceOptions,
+    files: FileOptions,
+    workers: WorkerOptions,
+    run: RunOptions,
     layout: Annotated[str, typer.Option(help="flat: all files in OUTPUT; tree: as they lie in the source.")] = "flat",
-    connections: o.Connections = 8,
-    deadline: o.Deadline = o.DAY,
-    stall_seconds: o.StallSeconds = 60.0,
-    endpoint: o.Endpoint = None,
-    worker_index: o.WorkerIndex = 0,
-    workers: o.Workers = 1,
-    replace: o.Replace = False,
-    verify_hashes: o.VerifyHashes = False,
-    json: o.Json = False,
 ) -> None:
     """Fetch a corpus from the Hub, a bucket, the web or a disk, checking every file's hash."""
     from tokenmill.cli.report import how_to_run, report
     from tokenmill.corpus.source import normalize_source
-    from tokenmill.stages import launch
+    from tokenmill.flow.run import run_stage
+    from tokenmill.stages.download import Download
 
-    selection = o.selection(include, exclude, split, sample, prefer)
-    how = how_to_run(worker_index, workers, None, replace, verify_hashes, json)
-    summary = launch.download(
-        normalize_source(source),
-        output,
-        how,
-        revision=revision,
-        selection=selection._replace(layout=o.one_of("--layout", layout, "flat", "tree")),
-        connections=connections,
-        deadline_seconds=deadline,
-        stall_seconds=stall_seconds,
-        endpoint=endpoint,
-    )
-    report(summary, output, json)
+    selection = files.selection(source.sample, o.one_of("--layout", layout, "flat", "tree"))
+    stage = Download(uri=normalize_source(uri), output=output, selection=selection, source=source)
+    report(run_stage(stage, how_to_run(run, workers)), output, run.json)

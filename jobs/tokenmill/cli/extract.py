@@ -1,38 +1,35 @@
 """`tokenmill extract`: decompress."""
 
 from tokenmill.cli import options as o
+from tokenmill.cli.groups import spread
+from tokenmill.corpus.options import LineOptions, WindowOptions
+from tokenmill.options import FileOptions, RunOptions, WorkerOptions
 
 
+@spread
 def extract(
     input: o.Input,
+    lines: LineOptions,
+    zstd: WindowOptions,
+    files: FileOptions,
+    workers: WorkerOptions,
+    run: RunOptions,
     output: o.Output = None,
-    format: o.FormatOfLines = None,
-    zstd_window: o.ZstdWindow = None,
     from_stage: o.From = None,
-    include: o.Include = [],  # noqa: B006 - typer copies it
-    exclude: o.Exclude = [],  # noqa: B006
-    split: o.Split = None,
-    prefer: o.Prefer = None,
-    worker_index: o.WorkerIndex = 0,
-    workers: o.Workers = 1,
     processes: o.Processes = None,
-    replace: o.Replace = False,
-    verify_hashes: o.VerifyHashes = False,
-    json: o.Json = False,
 ) -> None:
     """Decompress .zst .gz .bz2 .xz to .jsonl. Optional: preprocess reads compressed files itself."""
     from tokenmill.cli.report import how_to_run, report
-    from tokenmill.stages import launch
+    from tokenmill.flow.run import run_stage
+    from tokenmill.stages.extract import Extract
+    from tokenmill.stages.registry import EXTRACT, default_output
 
-    target = output or launch.default_output(input, "extract")
-    how = how_to_run(worker_index, workers, processes, replace, verify_hashes, json)
-    summary = launch.extract(
-        input,
-        target,
-        how,
+    stage = Extract(
+        input=input,
+        output=output or default_output(input, EXTRACT),
+        selection=files.selection(),
+        format=lines.format,
+        zstd_window=zstd.zstd_window,
         from_stage=from_stage,
-        selection=o.selection(include, exclude, split, None, prefer),
-        wanted=o.format_of_lines(format),
-        zstd_window=o.window_of(zstd_window),
     )
-    report(summary, target, json)
+    report(run_stage(stage, how_to_run(run, workers, processes)), stage.output, run.json)

@@ -9,20 +9,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from tokenmill.flow.progress import Reporter, duration, size
 from tokenmill.flow.record import kept_aside
+from tokenmill.flow.stage import Run
 from tokenmill.flow.worker import Summary
-from tokenmill.stages.launch import Pipeline, Run, default_output
-
-NEXT = {
-    "download": "{tokenmill} preprocess {path} --tokenizer NAME_OR_DIRECTORY",
-    "extract": "{tokenmill} preprocess {path} --tokenizer NAME_OR_DIRECTORY",
-    "concatenate": "{tokenmill} preprocess {path} --tokenizer NAME_OR_DIRECTORY",
-    "preprocess": "{tokenmill} verify {path}",
-}
-"""The usual next command after each stage."""
+from tokenmill.options import RunOptions, WorkerOptions
+from tokenmill.pipeline import Pipeline
+from tokenmill.stages.registry import KINDS, PREPROCESS, default_output, entry_of
 
 
 def program() -> str:
@@ -30,16 +23,18 @@ def program() -> str:
     return "tokenmill" if shutil.which("tokenmill") or not sys.argv[0].endswith("tokenmill") else sys.argv[0]
 
 
-def how_to_run(
-    worker: int, workers: int, processes: int | None, replace: bool, verify_hashes: bool, json_lines: bool
-) -> Run:
-    """Check the shared options and combine them."""
-    if worker >= workers:
-        raise typer.BadParameter(
-            f"{worker} is not below --workers {workers}: they are counted from 0", param_hint="--worker-index"
-        )
-    run = os.environ.get("TOKENMILL_RUN") or None
-    return Run(Reporter(json_lines=json_lines), worker, workers, processes, replace, verify_hashes, run)
+def how_to_run(run: RunOptions, workers: WorkerOptions | None = None, processes: int | None = None) -> Run:
+    """Combine the options of how a stage is run."""
+    workers = workers or WorkerOptions()
+    return Run(
+        Reporter(json_lines=run.json),
+        workers.worker_index,
+        workers.workers,
+        processes,
+        run.replace,
+        run.verify_hashes,
+        os.environ.get("TOKENMILL_RUN") or None,
+    )
 
 
 def facts(summary: Summary, output: Path) -> dict[str, Any]:
@@ -88,18 +83,17 @@ def report(summary: Summary, output: Path, json_lines: bool) -> None:
     said += filter(None, [kept_aside(counts, output)])
     sys.stdout.write(
         f"{command}: complete, {', '.join([made, *said])} in {duration(summary.seconds)}: {output}\n"
-        f"next: {NEXT[stage].format(path=shlex.quote(str(output)), tokenmill=program())}\n"
+        f"next: {entry_of(stage).next.format(path=shlex.quote(str(output)), tokenmill=program())}\n"
     )
 
 
 def report_pipeline(pipeline: Pipeline, summaries: list[Summary], how: Run) -> None:
     """Verify what a pipeline made, then say what each stage did, where the files lie and what to type next."""
     from tokenmill.errors import InputError
-    from tokenmill.stages.kinds import KINDS
     from tokenmill.tokens.dataset import check
 
     started = time.monotonic()
-    data = default_output(pipeline.output, "preprocess")
+    data = default_output(pipeline.output, PREPROCESS)
     _, wrong = check(data, KINDS, full=True)
     seconds = time.monotonic() - started
     if wrong:

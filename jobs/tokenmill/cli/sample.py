@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from tokenmill.cli import options as o
+from tokenmill.options import RunOptions
 
 
 def sample(
@@ -15,19 +16,19 @@ def sample(
 ) -> None:
     """Try it: take text that ships with Python, as a directory of files, through all stages."""
     from tokenmill.cli.report import how_to_run, report_pipeline
+    from tokenmill.pipeline import Pipeline
     from tokenmill.sample.harvest import NAME, harvest
-    from tokenmill.stages.launch import Pipeline
-    from tokenmill.tokens.encoder_store import Recipe
+    from tokenmill.tokens.options import PreprocessOptions
 
-    how = how_to_run(0, 1, processes, False, False, json)
+    how = how_to_run(RunOptions(json=json), processes=processes)
     corpus = output.resolve() / NAME  # the records name it, so it has the same path in every run
     found = harvest(corpus)
     how.reporter.say(f"harvested {found.documents:,} documents of train, validation and test into {output / NAME}")
     tokenizer = Path(__file__).parent.parent / "sample" / "tokenizer"
     pipeline = Pipeline(
-        corpus.as_uri(),
-        output,
-        Recipe(str(tokenizer), None, ["text"], True, None, True, None, "sample"),
+        uri=corpus.as_uri(),
+        output=output,
+        options=PreprocessOptions(tokenizer=str(tokenizer), name="sample"),
         extract=True,
         concatenate=4,
     )

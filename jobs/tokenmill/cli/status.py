@@ -19,7 +19,7 @@ def status(
     from tokenmill.flow.progress import duration, size
     from tokenmill.flow.record import kept_aside
     from tokenmill.flow.status import statuses
-    from tokenmill.stages.kinds import KINDS
+    from tokenmill.stages.registry import KINDS
 
     for found in statuses(path, KINDS, stage):
         if json:

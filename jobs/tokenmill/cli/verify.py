@@ -18,7 +18,7 @@ def verify(
     json: o.Json = False,
 ) -> None:
     """Check outputs as Megatron-LM will read them, and against the hashes recorded when they were made."""
-    from tokenmill.stages.kinds import KINDS
+    from tokenmill.stages.registry import KINDS
     from tokenmill.tokens.dataset import check
 
     checked, wrong = check(path, KINDS, full=not quick, stage=stage)

@@ -9,11 +9,11 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tokenmill.corpus import foreign, values
-from tokenmill.corpus.compression import REMEDY, ZSTD_WINDOW, open_decompressed
-from tokenmill.corpus.kinds import LINES, ROWS, TEXT, TEXT_LINES, TOO_LONG, too_long
+from tokenmill.corpus.compression import REMEDY, open_decompressed
+from tokenmill.corpus.kinds import LINES, ROWS, TEXT, TEXT_LINES, TOO_LONG, Reading, too_long
 from tokenmill.corpus.records import BOM
 from tokenmill.errors import InputError
 from tokenmill.suffixes import LINE_SUFFIXES, strip_compression
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
     from tokenmill.corpus.compression import Digest
-
-FORMATS = ("jsonl", "txt", "json", "parquet", "arrow")
 
 _ARROW = (b"ARROW1", b"\xff\xff\xff\xff")
 """How a file and a stream of Arrow begin."""
@@ -43,19 +41,6 @@ class Room(Protocol):
         """The memory: not to be held across `grow`."""
 
     def grow(self, size: int) -> None: ...
-
-
-class Reading(NamedTuple):
-    """How files are read: `format` is one of FORMATS, None is what each file's name or content says.
-
-    With `lines` a document of txt is a line, else a file. A record with more than `most` bytes is not taken, nor
-    is a zstd frame with a window larger than `window`.
-    """
-
-    format: str | None = None
-    lines: bool = False
-    window: int = ZSTD_WINDOW
-    most: int = 1 << 30
 
 
 class Blocks(Protocol):

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import IO, Protocol, Self, cast
 
 from tokenmill.corpus import foreign
+from tokenmill.corpus.kinds import ZSTD_WINDOW, ZSTD_WINDOW_MOST
 from tokenmill.errors import InputError
 from tokenmill.suffixes import strip_compression
 
@@ -26,10 +27,6 @@ _BZ2_BLOCK = b"1AY&SY"
 _ZSTD_MAGIC = 0xFD2FB528
 _ZSTD_SKIPPABLE = 0x184D2A50  # the low four bits are free
 _ZSTD_BLOCK = 128 << 10  # no block regenerates more
-ZSTD_WINDOW = 128 << 20
-"""The decoder allocates as much as a frame's window; `zstd -d` has the same limit."""
-ZSTD_WINDOW_MOST = 2 << 30
-"""What the decoder can take at most: `zstd --long=31`."""
 _ZSTD_RLE = 1  # block type: one byte, repeated
 
 

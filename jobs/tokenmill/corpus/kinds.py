@@ -1,6 +1,16 @@
 """What a block holds, from `corpus.blocks`, which cuts it, to `corpus.parse`, which takes the texts out of it."""
 
+from typing import NamedTuple
+
 from tokenmill.machine import memory_words
+
+FORMATS = ("jsonl", "txt", "json", "parquet", "arrow")
+"""What a file can be read as, whatever its name says."""
+
+ZSTD_WINDOW = 128 << 20
+"""Largest window of a zstd frame unless the user names another: the decoder allocates it; `zstd -d` has this limit."""
+ZSTD_WINDOW_MOST = 2 << 30
+"""What the decoder can take at most: `zstd --long=31`."""
 
 LINES = "lines"
 """A JSON record a line."""
@@ -21,6 +31,19 @@ EXACT_MEMORY = 200
 
 MOST = 1 << 30
 """Bytes of a record that are taken at most where the memory does not say less."""
+
+
+class Reading(NamedTuple):
+    """How files are read: `format` is one of FORMATS, None is what each file's name or content says.
+
+    With `lines` a document of txt is a line, else a file. A record with more than `most` bytes is not taken, nor
+    is a zstd frame with a window larger than `window`.
+    """
+
+    format: str | None = None
+    lines: bool = False
+    window: int = ZSTD_WINDOW
+    most: int = MOST
 
 
 def too_long(size: int, most: int, head: bytes) -> bytes:

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from tokenmill.corpus.blocks import Reading, format_of, open_blocks
+from tokenmill.corpus.blocks import format_of, open_blocks
 from tokenmill.corpus.foreign import ForeignContent, misread
-from tokenmill.corpus.kinds import LINES, ROWS
+from tokenmill.corpus.kinds import LINES, ROWS, Reading
 from tokenmill.corpus.parse import Rejected, Text, parse_block
 from tokenmill.errors import InputError
 

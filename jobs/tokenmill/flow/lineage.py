@@ -19,7 +19,7 @@ from tokenmill.files.paths import RECORDS
 from tokenmill.files.tree import Tree
 from tokenmill.flow.attempt import is_planning
 from tokenmill.flow.contract import InputFile, Kind, Part, RemoteFile
-from tokenmill.flow.progress import size
+from tokenmill.flow.progress import Reporter, size
 from tokenmill.flow.provenance import whole
 from tokenmill.flow.record import PLANNING, Manifest, StageRecord, complete
 from tokenmill.inputs import (
@@ -92,6 +92,18 @@ class Dataset:
     notes: list[str]
     warnings: Sequence[str] = ()
     damaged: frozenset[str] = frozenset()
+
+    def announce(self, reporter: Reporter) -> None:
+        """Say what is read, and warn of what is not there."""
+        for note in self.notes:
+            reporter.say(note)
+        for warning in self.warnings:
+            reporter.warn(warning)
+
+    @property
+    def identities(self) -> dict[str, str]:
+        """The identities of the files, by path."""
+        return {file.path: file.identity for file in self.files}
 
     @property
     def readable(self) -> list[DataFile]:

@@ -10,6 +10,7 @@ a truncated file that was mended is finished by the same command.
 import json
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -28,12 +29,14 @@ LEASE_SECONDS = 60.0
 class Request(NamedTuple):
     """What is asked of a stage, by whom, and how to plan it.
 
+    `input_root` is the directory that the paths of its inputs are relative to, the output's own where left out.
     `inputs` are the identities of the files that are read now, by path; `run` is the id of the workers that ask
     together. `outdated` tells whether a plan made for the same request would be another one now: asked with `replace`.
     """
 
     content: dict[str, Any]
     make: Callable[[], Plan]
+    input_root: Path | None = None
     replace: bool = False
     run: str | None = None
     inputs: dict[str, str] | None = None

@@ -1,4 +1,4 @@
-"""The loop that runs a worker's share of a plan, in this process, in threads or in child processes.
+"""The loop that runs a worker's share of a plan.
 
 What it promises: a unit with a receipt is not done again; one bad input does not stop the others; a
 full disk stops everything at once; SIGTERM stops at the next batch and exits 143 unless the share is
@@ -7,24 +7,22 @@ complete; a killed child is noticed; the exit code says whether a retry can help
 
 import contextlib
 import os
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
 from itertools import islice
 from typing import Any, NamedTuple
 
-from tokenmill import redaction
 from tokenmill.errors import MachineError, RequestError, Stopped, Superseded, TokenmillError, TransientError
 from tokenmill.files.explain import explained
-from tokenmill.flow.attempt import Leftover, leftovers, sweep
+from tokenmill.flow.attempt import leftovers, sweep
+from tokenmill.flow.executors import Counter, executor
 from tokenmill.flow.partition import share
 from tokenmill.flow.planning import Request, agree
 from tokenmill.flow.progress import Reporter, size
 from tokenmill.flow.record import Completion, Plan, Unit, complete, record_failure
-from tokenmill.flow.stage import Job
-from tokenmill.flow.workspace import Workspace
+from tokenmill.flow.signals import STOP, interruptible, stopping_on_signals
+from tokenmill.flow.stage import Job, Run, Stage
 from tokenmill.machine import memory_words
 
 STOP_SECONDS = 5.0
@@ -33,14 +31,6 @@ STOP_SECONDS = 5.0
 
 class WorkerDied(TransientError):
     """A child process ended without a word."""
-
-
-class Distribution(NamedTuple):
-    """Which worker of how many this is, and how many units it does at a time."""
-
-    worker: int = 0
-    workers: int = 1
-    processes: int = 1
 
 
 class Summary(NamedTuple):
@@ -54,64 +44,32 @@ class Summary(NamedTuple):
     done_before: int
 
 
-_STOP = threading.Event()
-_PLANNING = threading.Event()
-"""Set while a plan is made, by libraries that sleep and retry as they like: then a signal interrupts them."""
-
-
-def stop_requested() -> bool:
-    """Tell whether SIGTERM or Ctrl-C arrived."""
-    return _STOP.is_set()
-
-
-@contextlib.contextmanager
-def stopping_on_signals() -> Iterator[None]:
-    """Set the stop flag on SIGTERM and Ctrl-C instead of dying; a second Ctrl-C kills as usual."""
-
-    def stop(number: int, _frame: Any) -> None:
-        _STOP.set()
-        signal.signal(number, signal.SIG_DFL)
-        if _PLANNING.is_set():
-            raise Stopped("stopped while planning; run the same command again")
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def run(
-    job: Job, request: Request, distribution: Distribution, reporter: Reporter, *, verify_hashes: bool = False
-) -> Summary:
+def work(stage: Stage, request: Request, run: Run, warm: Any = None) -> Summary:
     """Agree on a plan, do this worker's share of it, and complete the manifest when all is there.
 
-    Raises RequestError when an input is bad (after everything else is done), TransientError when a
-    retry can help, Stopped when asked to stop with work left.
+    Raises as `run.run_stage` does; `warm` is what `Stage.warm_up` gave.
     """
     started = time.monotonic()
+    reporter = run.reporter
+    job = Job(stage, request.input_root or stage.output)
     record = job.record
-    with stopping_on_signals(), explained(job.output), record.naming_damage():
+    with stopping_on_signals(), explained(stage.output), record.naming_damage():
         record.tree.make_directory(record.directory)
         request = request._replace(make=_interruptible(request.make, plan_of=record.stage, reporter=reporter))
-        plan = agree(record, request, should_stop=_STOP.is_set, say=reporter.say)
+        plan = agree(record, request, should_stop=STOP.is_set, say=reporter.say)
         planned = time.monotonic()
-        mine = share(plan.units, distribution.worker, distribution.workers)
+        mine = share(plan.units, run.worker, run.workers)
         with record.tree.held():
-            done = {u.id for u in mine if record.read_receipt(plan, u, verify_hashes=verify_hashes) is not None}
+            done = {u.id for u in mine if record.read_receipt(plan, u, verify_hashes=run.verify_hashes) is not None}
         todo = [unit for unit in mine if unit.id not in done]
-        if verify_hashes:
+        if run.verify_hashes:
             # Else the commit would find the old receipt, whose sizes are right, and give way to it.
             for unit in todo:
                 record.tree.unlink(record.receipt_path(unit.id))
         if todo:
             record.tree.unlink(record.manifest_path)
-        _announce(reporter, plan, distribution, mine, done)
-        _execute(job, plan, mine, todo, distribution, reporter)
+        _announce(reporter, plan, run, mine, done)
+        _execute(job, plan, mine, todo, run, warm)
         # One that appears later was written by a worker that saw more.
         stood = record.tree.size(record.manifest_path) is not None
         completion = complete(record, plan)
@@ -125,23 +83,20 @@ def run(
 def _interruptible(make: Callable[[], Plan], *, plan_of: str, reporter: Reporter) -> Callable[[], Plan]:
     def planned() -> Plan:
         reporter.say(f"{plan_of}: planning; {memory_words()}")  # the last line of a planner killed for memory
-        _PLANNING.set()
         try:
-            with reporter.waiting(f"{plan_of}: still planning"):
+            with interruptible(), reporter.waiting(f"{plan_of}: still planning"):
                 return make()
         except MemoryError as error:
             raise TransientError(
                 f"{plan_of}: memory ran out while planning ({memory_words()}); raise the limit (in a chart: --set "
                 "resources.limits.memory=16Gi), or cut records of hundreds of megabytes"
             ) from error
-        finally:
-            _PLANNING.clear()
 
     return planned
 
 
-def _announce(reporter: Reporter, plan: Plan, spread: Distribution, mine: list[Unit], done: set[str]) -> None:
-    of = f" (worker {spread.worker} of {spread.workers})" if spread.workers > 1 else ""
+def _announce(reporter: Reporter, plan: Plan, run: Run, mine: list[Unit], done: set[str]) -> None:
+    of = f" (worker {run.worker} of {run.workers})" if run.workers > 1 else ""
     left = [unit for unit in mine if unit.id not in done]
     reporter.say(
         f"{plan.command}{of}: {len(left)} units to do, {size(sum(unit.weight for unit in left))}"
@@ -153,23 +108,22 @@ def _announce(reporter: Reporter, plan: Plan, spread: Distribution, mine: list[U
     )
 
 
-def _execute(
-    job: Job, plan: Plan, mine: list[Unit], todo: list[Unit], spread: Distribution, reporter: Reporter
-) -> None:
+def _execute(job: Job, plan: Plan, mine: list[Unit], todo: list[Unit], run: Run, warm: Any) -> None:
     if not todo:
         return
+    stage, reporter = job.stage, run.reporter
     failures: list[tuple[Unit, TokenmillError]] = []
     left = leftovers(job.record)
     total, before = sum(u.weight for u in mine), sum(u.weight for u in mine) - sum(u.weight for u in todo)
-    counter = _Counter()
+    counter = Counter()
     finished = len(mine) - len(todo)
 
     def read() -> tuple[int, int]:
         return before + counter.value, finished
 
     with (
-        job.stage.shared(job, plan, todo, reporter.warn) as common,
-        _executor(job, plan, min(spread.processes, len(todo)), counter, common) as pool,
+        stage.shared(plan, todo, warm, reporter.warn) as shared,
+        executor(job, plan, min(stage.width(run.cpus), len(todo)), counter, shared) as pool,
         reporter.progress(plan.stage, total, len(mine), read) as progress,
         contextlib.ExitStack() as whatever_happens,
     ):
@@ -177,7 +131,7 @@ def _execute(
         running: dict[Future[None], Unit] = {}
         whatever_happens.callback(wait, running)
         whatever_happens.callback(pool.stop)  # before: else after a bug in one unit it would wait for the others' ends
-        while not _STOP.is_set():
+        while not STOP.is_set():
             begin = list(islice(waiting, pool.width - len(running)))
             progress.at_work([(unit.id, unit.weight) for unit in (*running.values(), *begin)])
             for unit in begin:
@@ -202,7 +156,7 @@ def _execute(
             if fatal:
                 break
         pool.stop()
-        if _STOP.is_set() and job.stage.concurrency == "threads" and wait(running, timeout=STOP_SECONDS).not_done:
+        if STOP.is_set() and stage.concurrency == "threads" and wait(running, timeout=STOP_SECONDS).not_done:
             # A thread that waits for a silent server cannot be told, and a grace period is shorter than its patience.
             reporter.warn(f"{plan.stage} stopped while waiting for an answer; run the same command again to go on")
             os._exit(Stopped.exit_code)
@@ -216,7 +170,7 @@ def _execute(
 
 def _conclude(plan: Plan, failures: list[tuple[Unit, TokenmillError]], left: int) -> None:
     """Raise what the exit code must say; return when this worker's share is complete."""
-    if _STOP.is_set() and left:
+    if STOP.is_set() and left:
         raise Stopped(
             f"{plan.command} stopped with {left} of this worker's units left; run the same command again to go on"
         )
@@ -248,163 +202,3 @@ def _problem(future: Future[None], unit: Unit) -> TokenmillError | None:
 def _hopeless(problem: TokenmillError) -> bool:
     """Tell whether the next unit must meet the same fate: the machine is at fault, not the unit's input."""
     return isinstance(problem, MachineError | Superseded | WorkerDied)
-
-
-def do_unit(
-    job: Job,
-    plan: Plan,
-    unit: Unit,
-    found: list[Leftover],
-    should_stop: Callable[[], bool],
-    advance: Callable[[int], None],
-    common: Any = None,
-) -> None:
-    """Do one unit and commit it."""
-    with explained(job.output), job.record.naming_damage():
-        workspace = Workspace(
-            job.record,
-            plan,
-            unit,
-            input_root=job.input_root,
-            settings=job.settings,
-            should_stop=should_stop,
-            advance=advance,
-            found=found,
-            resumable=job.stage.resumable,
-            common=common,
-        )
-        with workspace:
-            workspace.checkpoint()
-            workspace.commit(job.stage.do(unit, workspace))
-
-
-class _Counter:
-    """Bytes of input done, added to from threads; child processes add to a shared one instead."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._value = 0
-        self.shared: Any = None
-
-    @property
-    def value(self) -> int:
-        # Without its lock, which a child that was killed may have held.
-        return int(self.shared.get_obj().value) if self.shared is not None else self._value
-
-    def add(self, count: int) -> None:
-        with self._lock:
-            self._value += count
-
-
-class _Pool:
-    """Runs units somewhere: `width` at a time, and told to stop by a flag that all of them see.
-
-    Who gives it units waits for them before it ends.
-    """
-
-    def __init__(self, width: int, submit: Callable[..., Future[None]], stop: Callable[[], None]) -> None:
-        self.width = width
-        self.submit = submit
-        self.stop = stop
-
-
-@contextlib.contextmanager
-def _executor(job: Job, plan: Plan, width: int, counter: _Counter, common: Any) -> Iterator[_Pool]:
-    if job.stage.concurrency == "threads":
-        halt = threading.Event()
-
-        def stopped() -> bool:
-            return halt.is_set() or _STOP.is_set()
-
-        with ThreadPoolExecutor(width) as threads:
-            yield _Pool(
-                width,
-                lambda unit, found: threads.submit(do_unit, job, plan, unit, found, stopped, counter.add, common),
-                halt.set,
-            )
-        return
-    if width <= 1:
-        yield _Pool(1, lambda unit, found: _now(job, plan, unit, found, counter), lambda: None)
-        return
-    with _children(job, plan, width, counter) as pool:
-        yield pool
-
-
-@contextlib.contextmanager
-def _children(job: Job, plan: Plan, width: int, counter: _Counter) -> Iterator[_Pool]:
-    """Run units in child processes, any of which may be killed at any moment.
-
-    Then it may hold a lock: that of the counter, or that of the queue from which the others take their units, where
-    they would wait for ever. So this process takes none of theirs, and ends them all once none has a unit.
-    """
-    import multiprocessing
-    from concurrent.futures import ProcessPoolExecutor
-
-    context = multiprocessing.get_context("spawn")
-    counter.shared = context.Value("q", 0)
-    told = context.RawValue("b", 0)
-
-    def submit(unit: Unit, found: list[Leftover]) -> Future[None]:
-        try:
-            return pool.submit(_in_child, unit, found)
-        except BrokenExecutor as error:  # one died since the last unit ended
-            future: Future[None] = Future()
-            future.set_exception(error)
-            return future
-
-    def stop() -> None:
-        told.value = 1
-
-    with ProcessPoolExecutor(
-        width, mp_context=context, initializer=_start_child, initargs=(job, plan.id, told, counter.shared)
-    ) as pool:
-        try:
-            yield _Pool(width, submit, stop)
-        finally:
-            for child in multiprocessing.active_children():
-                child.kill()
-
-
-def _now(job: Job, plan: Plan, unit: Unit, found: list[Leftover], counter: _Counter) -> Future[None]:
-    """Do a unit at once in this process, so that one process means one process."""
-    future: Future[None] = Future()
-    try:
-        do_unit(job, plan, unit, found, _STOP.is_set, counter.add)
-    except BaseException as error:
-        future.set_exception(error)
-    else:
-        future.set_result(None)
-    return future
-
-
-_CHILD: dict[str, Any] = {}
-
-
-def _start_child(job: Job, plan_id: str, told: Any, shared: Any) -> None:
-    """Prepare a child process: it reads the plan itself, leaves signals to its parent, and dies with it."""
-    import multiprocessing
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    redaction.install()
-    parent = multiprocessing.parent_process()
-
-    def follow() -> None:
-        if parent is not None:
-            parent.join()
-            os._exit(1)
-
-    threading.Thread(target=follow, daemon=True).start()
-    plan = job.record.read_plan()
-    if plan is None or plan.id != plan_id:
-        raise Superseded(f"{job.record.plan_path} was replaced by another run while this one started")
-
-    def advance(count: int) -> None:
-        with shared.get_lock():
-            shared.value += count
-
-    _CHILD.update(job=job, plan=plan, should_stop=lambda: bool(told.value), advance=advance)
-
-
-def _in_child(unit: Unit, found: list[Leftover]) -> None:
-    do_unit(_CHILD["job"], _CHILD["plan"], unit, found, _CHILD["should_stop"], _CHILD["advance"])

@@ -167,12 +167,10 @@ class Workspace:
         unit: Unit,
         *,
         input_root: Path,
-        settings: dict[str, Any],
         should_stop: Callable[[], bool],
         advance: Callable[[int], None],
         found: list[Leftover],
         resumable: bool,
-        common: Any = None,
     ) -> None:
         """Begin the attempt; leftovers of dead attempts at the unit are taken over or removed."""
         self.record = record
@@ -180,9 +178,6 @@ class Workspace:
         self.plan = plan
         self.unit = unit
         self.input_root = input_root
-        self.settings = settings
-        self.common = common
-        """What the stage's units share in this process (see stage.Stage)."""
         self.inputs: list[InputRange] = []
         """Where each input's records begin in the output, for the receipt."""
         self.adopted: list[FileEntry] = []

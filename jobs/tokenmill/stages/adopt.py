@@ -7,27 +7,28 @@ is copied or changed; with an output of its own each pair is copied there.
 
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from tokenmill.errors import InputError, RequestError, TransientError
 from tokenmill.files.codec import content_id
 from tokenmill.files.paths import safe_name
 from tokenmill.files.tree import Tree
 from tokenmill.flow.contract import EmptyPair, FileEntry, InputFile, InputRange
-from tokenmill.flow.planning import refuse_foreign
+from tokenmill.flow.planning import Request, refuse_foreign
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.provenance import narrow, whole
 from tokenmill.flow.record import COPIED, IN_PLACE, Counts, Plan, StageRecord, Unit
-from tokenmill.flow.stage import nothing_shared
+from tokenmill.flow.stage import Run, Stage
 from tokenmill.flow.workspace import OutputFile, Workspace
 from tokenmill.inputs import walk_files
 from tokenmill.tokens.contract import PREPROCESS, PairBasis, PairDetails, PairSpec, basis_of, tokenizer_of
-from tokenmill.tokens.encoder_store import Encoders, Recipe
+from tokenmill.tokens.encoder_store import Encoders
 from tokenmill.tokens.engines import REFERENCE
+from tokenmill.tokens.options import PreprocessOptions, TokenizerOptions
 
 if TYPE_CHECKING:
     from tokenmill.tokens.tokenizer import ResolvedTokenizer
@@ -157,70 +158,6 @@ def _identity(status: os.stat_result) -> str:
     return f"{status.st_size}@{status.st_mtime_ns}"
 
 
-def prepare(
-    pairs: Pairs, recipe: Recipe, *, append_eod: bool | None, endpoint: str | None, reporter: Reporter
-) -> tuple[dict[str, Any], Callable[[], Plan]]:
-    """Plan one unit per pair; whoever makes the plan resolves the tokenizer and settles whether EOD ends documents.
-
-    `append_eod` None leaves that to what some documents end with.
-    """
-    from tokenmill.tokens.tokenizer import tokenizer_request
-
-    # Not the root: the same pairs give the same plan wherever they lie.
-    listing = content_id(sorted(pairs.identities.items()))
-    upstream = {"stage": None, "listing": listing}
-    request: dict[str, Any] = {
-        "input": upstream,
-        "tokenizer": tokenizer_request(recipe.tokenizer, recipe.tokenizer_revision),
-        "append_eod": append_eod,
-        "eod_token": recipe.eod_token,
-        "adopted": pairs.how,
-        **recipe.choices(),
-    }
-    encoders = Encoders(StageRecord(pairs.output, PREPROCESS))
-    plan = encoders.record.read_plan()
-    _refuse_ours(pairs, plan)
-    if plan is not None and plan.request == request and not encoders.ready(plan, ENCODER):
-        known = tokenizer_of(plan)
-        again = recipe._replace(tokenizer_revision=known.revision or recipe.tokenizer_revision)
-        tokenizer = encoders.resolve([], again, request["tokenizer"], ENCODER, endpoint, reporter)
-        if tokenizer.fingerprint != known.fingerprint:
-            raise RequestError(
-                f"the tokenizer {known.reference} is not the one {pairs.output} was adopted with: other versions of "
-                "transformers or tokenizers read it differently; use those"
-            )
-
-    def make() -> Plan:
-        old = encoders.record.read_plan()
-        _refuse_ours(pairs, old)
-        units = _units(pairs)
-        refuse_foreign(encoders.record, old, units)
-        tokenizer = encoders.resolve([], recipe, request["tokenizer"], ENCODER, endpoint, reporter)
-        eod = tokenizer.eod_id if append_eod else None
-        if append_eod is None:
-            eod = _settled_eod(pairs, tokenizer, reporter)
-        basis = PairBasis(
-            tokenizer=tokenizer.fingerprint,
-            keys=[KEY],
-            eod=eod,
-            special_tokens=recipe.special_tokens,
-            dtype=tokenizer.dtype,
-            **recipe.choices(),
-        )
-        return Plan(
-            PREPROCESS.name,
-            request,
-            units,
-            basis=basis.to_json(),
-            details=PairDetails(tokenizer).to_json(),
-            source={"uri": f"file:{pairs.root.name}", "adopted": pairs.how},
-            upstream=upstream,
-            require="tokens",
-        )
-
-    return request, make
-
-
 def _refuse_ours(pairs: Pairs, plan: Plan | None) -> None:
     """Refuse an output whose files tokenmill made or copied: a new plan might remove what is to be adopted."""
     if plan is not None and plan.adopted != pairs.how:
@@ -296,15 +233,86 @@ def _look(prefix: Path, reporter: Reporter) -> Iterator[_End]:
         return
 
 
-class Adopt:
-    """Check pairs that another tool made, and hash them; they stand where preprocess writes its own."""
+@dataclass(frozen=True, kw_only=True)
+class Adopt(Stage):
+    """Check pairs that another tool made, and hash them; they stand where preprocess writes its own.
 
-    kind: Final = PREPROCESS
-    concurrency: Final = "processes"
-    resumable: Final = False
-    shared = staticmethod(nothing_shared)
+    `append_eod` None leaves what ends a document to what some documents end with.
+    """
 
-    def do(self, unit: Unit, workspace: Workspace) -> Counts:
+    pairs: Pairs
+    output: Path
+    tokenizer: TokenizerOptions
+    append_eod: bool | None = None
+    endpoint: str | None = None
+
+    kind: ClassVar = PREPROCESS
+    concurrency: ClassVar = "processes"
+    resumable: ClassVar = False
+
+    def prepare(self, run: Run, pinned: str | None = None) -> Request:
+        """Plan one unit per pair; whoever plans resolves the tokenizer and settles whether EOD ends documents."""
+        from tokenmill.tokens.tokenizer import tokenizer_request
+
+        pairs, append_eod, reporter = self.pairs, self.append_eod, run.reporter
+        for note in pairs.notes:
+            reporter.say(note)
+        options = PreprocessOptions(**vars(self.tokenizer), keys=KEY, append_eod=bool(append_eod), encoder=ENCODER)
+        # Not the root: the same pairs give the same plan wherever they lie.
+        listing = content_id(sorted(pairs.identities.items()))
+        upstream = {"stage": None, "listing": listing}
+        request: dict[str, Any] = {
+            "input": upstream,
+            "tokenizer": tokenizer_request(options.tokenizer, options.tokenizer_revision),
+            "append_eod": append_eod,
+            "eod_token": options.eod_token,
+            "adopted": pairs.how,
+            **options.choices(),
+        }
+        encoders = Encoders(StageRecord(pairs.output, PREPROCESS))
+        plan = encoders.record.read_plan()
+        _refuse_ours(pairs, plan)
+        if plan is not None and plan.request == request and not encoders.ready(plan, ENCODER):
+            known = tokenizer_of(plan)
+            again = replace(options, tokenizer_revision=known.revision or options.tokenizer_revision)
+            tokenizer = encoders.resolve([], again, request["tokenizer"], self.endpoint, reporter)
+            if tokenizer.fingerprint != known.fingerprint:
+                raise RequestError(
+                    f"the tokenizer {known.reference} is not the one {pairs.output} was adopted with: other versions "
+                    "of transformers or tokenizers read it differently; use those"
+                )
+
+        def make() -> Plan:
+            old = encoders.record.read_plan()
+            _refuse_ours(pairs, old)
+            units = _units(pairs)
+            refuse_foreign(encoders.record, old, units)
+            tokenizer = encoders.resolve([], options, request["tokenizer"], self.endpoint, reporter)
+            eod = tokenizer.eod_id if append_eod else None
+            if append_eod is None:
+                eod = _settled_eod(pairs, tokenizer, reporter)
+            basis = PairBasis(
+                tokenizer=tokenizer.fingerprint,
+                keys=[KEY],
+                eod=eod,
+                special_tokens=options.special_tokens,
+                dtype=tokenizer.dtype,
+                **options.choices(),
+            )
+            return Plan(
+                PREPROCESS.name,
+                request,
+                units,
+                basis=basis.to_json(),
+                details=PairDetails(tokenizer).to_json(),
+                source={"uri": f"file:{pairs.root.name}", "adopted": pairs.how},
+                upstream=upstream,
+                require="tokens",
+            )
+
+        return Request(request, make, pairs.root, inputs=pairs.identities)
+
+    def do(self, unit: Unit, workspace: Workspace, shared: None) -> Counts:
         """Check one pair as `verify` does, and hash it; copied first where it is to lie elsewhere."""
         from tokenmill.tokens.check import examine
 

@@ -6,10 +6,11 @@ file is left out, since in the middle of a file it would be a broken record.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, ClassVar
 
 import xxhash
 
@@ -18,60 +19,22 @@ from tokenmill.corpus.compression import codec_of_content
 from tokenmill.corpus.records import BOM, RecordCounter
 from tokenmill.errors import InputError, RequestError, TransientError
 from tokenmill.flow.contract import Files, InputFile, InputRange, Part
-from tokenmill.flow.lineage import Dataset
+from tokenmill.flow.lineage import Dataset, upstream_of
 from tokenmill.flow.overlap import Follower
 from tokenmill.flow.partition import groups
+from tokenmill.flow.planning import Request
 from tokenmill.flow.provenance import narrow
 from tokenmill.flow.record import Counts, Plan, Unit
-from tokenmill.flow.stage import nothing_shared
+from tokenmill.flow.stage import Run, Stage
 from tokenmill.flow.workspace import OutputFile, Workspace
-from tokenmill.stages.kinds import CONCATENATE
+from tokenmill.selection import Selection
+from tokenmill.stages.registry import CONCATENATE, before
 
 PIECE = 16 << 20
 """Bytes copied before they are read back: few enough to be in the page cache still."""
 AHEAD = 2
 """How many such pieces the copy may be ahead of the reading back."""
 BUFFER = 512 << 10
-
-
-def prepare(
-    dataset: Dataset, *, target_files: int, name: str, wanted: str | None = None
-) -> tuple[dict[str, Any], Callable[[], Plan]]:
-    """Plan one unit per output: a run of neighbouring files, in the order of their names."""
-    from tokenmill.flow.output_names import check_label
-
-    check_label(name)
-    request = {
-        "input": dataset.upstream,
-        "target_files": target_files,
-        "name": name,
-        **({"format": wanted} if wanted else {}),
-    }
-
-    def make() -> Plan:
-        from tokenmill.suffixes import strip_compression
-
-        files = dataset.files
-        for file in files:
-            if strip_compression(file.path)[1] or file.path.lower().endswith((".parquet", ".arrow")):
-                raise RequestError(
-                    f"{file.path} is compressed, and joining it could join two lines; run tokenmill extract first, or "
-                    f"leave both out: tokenmill preprocess --target-files {target_files} reads it directly"
-                )
-        if target_files > len(files):
-            raise RequestError(
-                f"--target-files {target_files} is more than the {len(files)} files there are to join; give "
-                f"{len(files)} or fewer"
-            )
-        units = []
-        for index, run in enumerate(groups([file.bytes for file in files], target_files)):
-            inputs = [files[i].input for i in run]
-            final = f"{name}-{index:05d}-of-{target_files:05d}.jsonl"
-            weight = sum(files[i].bytes for i in run)
-            units.append(Unit(final, weight, Files(inputs), [final]))
-        return Plan(CONCATENATE.name, request, units, source=dataset.source, upstream=dataset.upstream, require="out")
-
-    return request, make
 
 
 @dataclass(slots=True)
@@ -153,15 +116,77 @@ class _Account:
         self._back.close()
 
 
-class Concatenate:
-    """Join runs of files."""
+@dataclass(frozen=True, kw_only=True)
+class Concatenate(Stage):
+    """Join the files of `input` into `target_files`; `format` jsonl takes files under any name."""
 
-    kind: Final = CONCATENATE
-    concurrency: Final = "processes"
-    resumable: Final = False
-    shared = staticmethod(nothing_shared)
+    input: Path
+    output: Path
+    target_files: int
+    name: str = "part"
+    selection: Selection = Selection()
+    format: str | None = None
+    from_stage: str | None = None
 
-    def do(self, unit: Unit, workspace: Workspace) -> Counts:
+    kind: ClassVar = CONCATENATE
+    concurrency: ClassVar = "processes"
+    resumable: ClassVar = False
+
+    def prepare(self, run: Run, pinned: str | None = None) -> Request:
+        """Plan one unit per output: a run of neighbouring files, in the order of their names."""
+        from tokenmill.flow.output_names import check_label
+        from tokenmill.suffixes import DATA_SUFFIXES, usable
+
+        dataset = upstream_of(
+            self.input,
+            CONCATENATE.name,
+            before(CONCATENATE),
+            only=self.from_stage,
+            usable=usable(DATA_SUFFIXES, self.format),
+            selection=self.selection,
+            output=self.output,
+        )
+        dataset.announce(run.reporter)
+        check_label(self.name)
+        request: dict[str, Any] = {
+            "input": dataset.upstream,
+            "target_files": self.target_files,
+            "name": self.name,
+            **({"format": self.format} if self.format else {}),
+        }
+
+        def make() -> Plan:
+            units = self._units(dataset)
+            return Plan(
+                CONCATENATE.name, request, units, source=dataset.source, upstream=dataset.upstream, require="out"
+            )
+
+        return Request(request, make, dataset.root, inputs=dataset.identities)
+
+    def _units(self, dataset: Dataset) -> list[Unit]:
+        from tokenmill.suffixes import strip_compression
+
+        files = dataset.files
+        for file in files:
+            if strip_compression(file.path)[1] or file.path.lower().endswith((".parquet", ".arrow")):
+                raise RequestError(
+                    f"{file.path} is compressed, and joining it could join two lines; run tokenmill extract first, or "
+                    f"leave both out: tokenmill preprocess --target-files {self.target_files} reads it directly"
+                )
+        if self.target_files > len(files):
+            raise RequestError(
+                f"--target-files {self.target_files} is more than the {len(files)} files there are to join; give "
+                f"{len(files)} or fewer"
+            )
+        units = []
+        for index, run in enumerate(groups([file.bytes for file in files], self.target_files)):
+            inputs = [files[i].input for i in run]
+            final = f"{self.name}-{index:05d}-of-{self.target_files:05d}.jsonl"
+            weight = sum(files[i].bytes for i in run)
+            units.append(Unit(final, weight, Files(inputs), [final]))
+        return units
+
+    def do(self, unit: Unit, workspace: Workspace, shared: None) -> Counts:
         """Join one run of files here, while a thread hashes and counts, keeping where each file's records begin."""
         output = workspace.open(unit.outputs[0])
         waiting: list[_Piece] = []

@@ -4,155 +4,123 @@ The plan pins the commit and names every file with its size and hash; a unit is 
 have that hash. What a server refuses is asked again until the deadline, never skipped.
 """
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
-from typing import Any, Final
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
 
 from tokenmill.corpus.fetch import Lines, fetch, worth_keeping
-from tokenmill.corpus.source import (
-    Listing,
-    Patience,
-    RemoteFile,
-    Source,
-    open_source,
-    without_secrets,
-)
-from tokenmill.errors import InputError
+from tokenmill.corpus.listing import names, select
+from tokenmill.corpus.options import SourceOptions
+from tokenmill.corpus.source import Listing, Patience, RemoteFile, Source, local_path, open_source, without_secrets
 from tokenmill.files.paths import safe_name
 from tokenmill.flow.contract import InputRange
+from tokenmill.flow.lineage import check_apart
+from tokenmill.flow.planning import Request
 from tokenmill.flow.provenance import whole
 from tokenmill.flow.record import Counts, Plan, Unit
-from tokenmill.flow.stage import Job
+from tokenmill.flow.signals import stop_requested
+from tokenmill.flow.stage import Run, Stage
 from tokenmill.flow.workspace import Workspace
-from tokenmill.selection import Offer, Selection
-from tokenmill.selection import select as choose
-from tokenmill.stages.kinds import DOWNLOAD
+from tokenmill.selection import Selection
+from tokenmill.stages.registry import DOWNLOAD
+
+COMMITTING_FILES = 4
+"""Downloaded files that are synced and recorded while all connections fetch others."""
 
 
-def prepare(
-    uri: str,
-    revision: str | None,
-    selection: Selection,
-    *,
-    endpoint: str | None,
-    say: Callable[[str], None],
-    patience: Patience,
-    wanted: str | None = None,
-    pinned: str | None = None,
-) -> tuple[dict[str, Any], Callable[[], Plan]]:
-    """Plan one unit per selected file; only the worker that makes the plan asks the source.
+class Fetching(NamedTuple):
+    """What the units share: one source, for a server's patience is one, and its connections."""
 
-    `pinned`: the commit at which to list, whatever the revision stands for now.
-    """
-    request = {
-        "source": without_secrets(uri),
-        "revision": revision,
-        **selection.request(),
-        "layout": selection.layout,
-        **({"format": wanted} if wanted else {}),
-    }
-
-    def make() -> Plan:
-        opened = open_source(uri, stall_seconds=60.0, endpoint=endpoint, pinned=pinned)
-        listing = opened.list(revision, patience)
-        files, notes = select(listing, selection, wanted)
-        for note in notes:
-            say(note)
-        units = [_unit(file, name) for file, name in zip(files, names(files, selection.layout), strict=True)]
-        source = {"uri": listing.uri, "revision": listing.revision}
-        return Plan(DOWNLOAD.name, request, units, details={"notes": notes}, source=source)
-
-    return request, make
+    source: Source
+    lines: Lines
 
 
-def _unit(file: RemoteFile, name: str) -> Unit:
-    return Unit(safe_name(name), file.size or 0, file, [name])
+@dataclass(frozen=True, kw_only=True)
+class Download(Stage):
+    """Fetch the files of `uri`; `format` is what they are to be read as, by which data files are told from others."""
 
+    uri: str
+    output: Path
+    selection: Selection = Selection()
+    source: SourceOptions = SourceOptions()
+    format: str | None = None
+    begun: float = field(default_factory=time.monotonic, repr=False)
 
-def select(listing: Listing, selection: Selection, wanted: str | None = None) -> tuple[list[RemoteFile], list[str]]:
-    """Return the wanted files by path, and notes on what was left out; see `tokenmill.selection`.
+    kind: ClassVar = DOWNLOAD
+    concurrency: ClassVar = "threads"
+    resumable: ClassVar = True
 
-    Data files are those that may be of the `wanted` format.
-    """
-    from tokenmill.suffixes import is_data_file
+    def prepare(self, run: Run, pinned: str | None = None) -> Request:
+        """Plan one unit per selected file; only the worker that makes the plan asks the source."""
+        directory = local_path(self.uri)
+        if directory:
+            check_apart(directory, self.output)
+        request: dict[str, Any] = {
+            "source": without_secrets(self.uri),
+            "revision": self.source.revision,
+            **self.selection.request(),
+            "layout": self.selection.layout,
+            **({"format": self.format} if self.format else {}),
+        }
 
-    for file in listing.files:
-        _check_name(file.path, listing.uri)
-    offer = Offer(
-        listing.uri,
-        partial(is_data_file, wanted=wanted),
-        by_name=listing.by_name,
-        obstacles=listing.obstacles,
-        second_names=listing.second_names,
-    )
-    files, notes = choose(listing.files, selection, offer, path=lambda file: file.path)
-    return files, [*listing.notes, *notes]
+        def make() -> Plan:
+            listing = self._list(run, pinned)
+            files, notes = select(listing, self.selection, self.format)
+            for note in notes:
+                run.reporter.say(note)
+            units = [_unit(file, name) for file, name in zip(files, names(files, self.selection.layout), strict=True)]
+            source = {"uri": listing.uri, "revision": listing.revision}
+            return Plan(DOWNLOAD.name, request, units, details={"notes": notes}, source=source)
 
+        def outdated(plan: Plan) -> bool:
+            """Tell whether a directory has other files than were planned; one that is gone says nothing."""
+            return directory is not None and directory.exists() and make().id != plan.id
 
-def _check_name(path: str, uri: str) -> None:
-    parts = path.split("/")
-    if any(part in ("", ".", "..") for part in parts) or "\0" in path or "\\" in path:
-        raise InputError(
-            f"{uri} lists a file named {path!r}, which would leave the output directory: the listing is not to be "
-            "trusted; nothing was downloaded"
-        )
+        return Request(request, make, outdated=outdated)
 
+    def listed(self, run: Run, pinned: str | None) -> list[RemoteFile]:
+        """Return the selected files as they are now."""
+        return select(self._list(run, pinned), self.selection, self.format)[0]
 
-def names(files: list[RemoteFile], layout: str) -> list[str]:
-    """Name the files of a listing below the output, `flat` or as a `tree`."""
-    from tokenmill.flow.output_names import distinct, flat, tree
+    def _list(self, run: Run, pinned: str | None) -> Listing:
+        opened = open_source(self.uri, stall_seconds=60.0, endpoint=self.source.endpoint, pinned=pinned)
+        return opened.list(self.source.revision, Patience(self._give_up_at, stop_requested, run.reporter.say))
 
-    paths = [file.path for file in files]
-    if layout == "tree":
-        folders = {parent for path in paths for parent in _parents(path)}
-        for path in folders.intersection(paths):
-            raise InputError(
-                f"the listing has a file {path!r} and files below it as a folder, which no disk can hold; take them "
-                "with --layout flat, or leave one out with --exclude"
-            )
-        return distinct(paths, map(tree, paths))
-    # The bare file name where that is unique in the listing, as people expect of a flat directory.
-    bare = [path.rpartition("/")[2] for path in paths]
-    return distinct(paths, map(flat, bare if len(set(bare)) == len(bare) else paths))
+    @property
+    def _give_up_at(self) -> float:
+        return self.begun + self.source.deadline
 
-
-def _parents(path: str) -> list[str]:
-    folders = path.split("/")[:-1]
-    return ["/".join(folders[: i + 1]) for i in range(len(folders))]
-
-
-class Download:
-    """Fetch files one by one."""
-
-    kind: Final = DOWNLOAD
-    concurrency: Final = "threads"
-    resumable: Final = True
+    def width(self, cpus: int) -> int:
+        """Return how many files are at work: those that are fetched, and those that are synced meanwhile."""
+        return self.source.connections + COMMITTING_FILES
 
     @contextmanager
-    def shared(
-        self, job: Job, plan: Plan, todo: Sequence[Unit], warn: Callable[[str], None]
-    ) -> Iterator[tuple[Source, Lines]]:
-        """Give the units one source, for a server's patience is one, and the connections that they share."""
-        uri, endpoint, stall, connections = (
-            job.settings[name] for name in ("uri", "endpoint", "stall_seconds", "connections")
-        )
-        yield open_source(uri, stall_seconds=stall, endpoint=endpoint, warn=warn), Lines(connections)
+    def shared(self, plan: Plan, todo: Sequence[Unit], warm: None, warn: Callable[[str], None]) -> Iterator[Fetching]:
+        """Open the source and its connections."""
+        how = self.source
+        source = open_source(self.uri, stall_seconds=how.stall_seconds, endpoint=how.endpoint, warn=warn)
+        yield Fetching(source, Lines(how.connections))
 
-    def do(self, unit: Unit, workspace: Workspace) -> Counts:
+    def do(self, unit: Unit, workspace: Workspace, shared: Fetching) -> Counts:
         """Fetch one file, from where a dead attempt stopped, and check its hash."""
         file = unit.spec(RemoteFile)
         output = workspace.open(unit.outputs[0], temporary="data", keep=worth_keeping(file, workspace.path("data")))
-        source, lines = workspace.common
         fetch(
-            source,
+            shared.source,
             file,
             workspace.plan.source["revision"],
             output,
-            give_up_at=workspace.settings["give_up_at"],
+            give_up_at=self._give_up_at,
             checkpoint=workspace.checkpoint,
-            lines=lines,
+            lines=shared.lines,
         )
         output.describe(parts=whole(file.path))
         workspace.inputs = [InputRange(file.path, 0, None)]
         return {"in": 1, "out": 1, "rejected": 0, "bytes": output.bytes}
+
+
+def _unit(file: RemoteFile, name: str) -> Unit:
+    return Unit(safe_name(name), file.size or 0, file, [name])

@@ -3,18 +3,21 @@
 Stands between download and concatenate, and can be left out: preprocess reads compressed files itself.
 """
 
-from collections.abc import Callable
-from typing import Any, Final
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
 
 from tokenmill.errors import RequestError
 from tokenmill.files.paths import safe_name
 from tokenmill.flow.contract import Files, InputRange
-from tokenmill.flow.lineage import Dataset
+from tokenmill.flow.lineage import Dataset, upstream_of
+from tokenmill.flow.planning import Request
 from tokenmill.flow.provenance import narrow
 from tokenmill.flow.record import Counts, Plan, Unit
-from tokenmill.flow.stage import nothing_shared
+from tokenmill.flow.stage import Run, Stage
 from tokenmill.flow.workspace import Workspace
-from tokenmill.stages.kinds import EXTRACT
+from tokenmill.selection import Selection
+from tokenmill.stages.registry import EXTRACT, before
 
 BUFFER = 1 << 20
 """Bytes decompressed at a time: large enough to amortise the hand-over, small enough for the caches."""
@@ -22,53 +25,51 @@ BUFFERS = 4
 """How many of them: one is filled, one is counted, hashed and written, and the others level out."""
 
 
-def prepare(dataset: Dataset, wanted: str | None = None) -> tuple[dict[str, Any], Callable[[], Plan]]:
-    """Plan one unit per file of the dataset; Parquet is refused, since preprocess reads it as it is."""
-    request = {"input": dataset.upstream, **({"format": wanted} if wanted else {})}
+@dataclass(frozen=True, kw_only=True)
+class Extract(Stage):
+    """Decompress the files of `input`; `format` jsonl takes files under any name."""
 
-    def make() -> Plan:
-        from tokenmill.flow.output_names import distinct
-        from tokenmill.suffixes import LINE_SUFFIXES, strip_compression
+    input: Path
+    output: Path
+    selection: Selection = Selection()
+    format: str | None = None
+    zstd_window: int | None = None
+    from_stage: str | None = None
 
-        sources, names = [], []
-        for file in dataset.files:
-            if file.path.lower().endswith((".parquet", ".arrow")):
-                kind = "Parquet" if file.path.lower().endswith(".parquet") else "Arrow"
-                raise RequestError(
-                    f"{file.path} is {kind}, which extract does not turn into JSONL; tokenmill preprocess reads it "
-                    "directly, without extract and concatenate"
-                )
-            stem = strip_compression(file.path)[0]
-            sources.append(file.path)
-            names.append(stem if stem.lower().endswith(LINE_SUFFIXES) else f"{stem}.jsonl")
-        units = [
-            Unit(
-                id=safe_name(name),
-                weight=file.bytes,
-                spec=Files([file.input]),
-                outputs=[name],
-            )
-            for file, name in zip(dataset.files, distinct(sources, names), strict=True)
-        ]
-        return Plan(EXTRACT.name, request, units, source=dataset.source, upstream=dataset.upstream, require="out")
+    kind: ClassVar = EXTRACT
+    concurrency: ClassVar = "processes"
+    resumable: ClassVar = False
 
-    return request, make
+    def prepare(self, run: Run, pinned: str | None = None) -> Request:
+        """Plan one unit per file of the dataset; Parquet is refused, since preprocess reads it as it is."""
+        from tokenmill.suffixes import COMPRESSIONS, DATA_SUFFIXES, usable
 
+        endings = (*DATA_SUFFIXES, *(f".{suffix}" for suffix in COMPRESSIONS))
+        dataset = upstream_of(
+            self.input,
+            EXTRACT.name,
+            before(EXTRACT),
+            only=self.from_stage,
+            usable=usable(endings, self.format),
+            selection=self.selection,
+            output=self.output,
+        )
+        dataset.announce(run.reporter)
+        request: dict[str, Any] = {"input": dataset.upstream, **({"format": self.format} if self.format else {})}
 
-class Extract:
-    """Decompress files one by one."""
+        def make() -> Plan:
+            units = _units(dataset)
+            return Plan(EXTRACT.name, request, units, source=dataset.source, upstream=dataset.upstream, require="out")
 
-    kind: Final = EXTRACT
-    concurrency: Final = "processes"
-    resumable: Final = False
-    shared = staticmethod(nothing_shared)
+        return Request(request, make, dataset.root, inputs=dataset.identities)
 
-    def do(self, unit: Unit, workspace: Workspace) -> Counts:
+    def do(self, unit: Unit, workspace: Workspace, shared: None) -> Counts:
         """Decompress one file here, while a thread counts its records, hashes and writes."""
         import xxhash
 
         from tokenmill.corpus import foreign
-        from tokenmill.corpus.compression import ZSTD_WINDOW, open_decompressed
+        from tokenmill.corpus.compression import open_decompressed
+        from tokenmill.corpus.kinds import ZSTD_WINDOW
         from tokenmill.corpus.records import RecordCounter
         from tokenmill.flow.overlap import Follower
 
@@ -89,9 +90,7 @@ class Extract:
         read = turn = 0
         with (
             workspace.reading(file, unit.weight) as path,
-            open_decompressed(
-                path, display=str(path), digest=digest, window=workspace.settings["zstd_window"] or ZSTD_WINDOW
-            ) as reader,
+            open_decompressed(path, display=str(path), digest=digest, window=self.zstd_window or ZSTD_WINDOW) as reader,
             Follower(BUFFERS - 1) as follower,
         ):
             while (got := reader.readinto(memoryview(ring[turn]))) == BUFFER:
@@ -109,3 +108,29 @@ class Extract:
         output.describe(records=records, blank=counter.blank, parts=narrow(file.parts or [], records))
         workspace.inputs = [InputRange(file.path, 0, records)]
         return {"in": records, "out": records, "rejected": 0, "blank": counter.blank}
+
+
+def _units(dataset: Dataset) -> list[Unit]:
+    from tokenmill.flow.output_names import distinct
+    from tokenmill.suffixes import LINE_SUFFIXES, strip_compression
+
+    sources, names = [], []
+    for file in dataset.files:
+        if file.path.lower().endswith((".parquet", ".arrow")):
+            kind = "Parquet" if file.path.lower().endswith(".parquet") else "Arrow"
+            raise RequestError(
+                f"{file.path} is {kind}, which extract does not turn into JSONL; tokenmill preprocess reads it "
+                "directly, without extract and concatenate"
+            )
+        stem = strip_compression(file.path)[0]
+        sources.append(file.path)
+        names.append(stem if stem.lower().endswith(LINE_SUFFIXES) else f"{stem}.jsonl")
+    return [
+        Unit(
+            id=safe_name(name),
+            weight=file.bytes,
+            spec=Files([file.input]),
+            outputs=[name],
+        )
+        for file, name in zip(dataset.files, distinct(sources, names), strict=True)
+    ]

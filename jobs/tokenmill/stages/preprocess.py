@@ -6,30 +6,38 @@ The last data stage. A unit is one output pair per key, made from one input file
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from tokenmill.corpus.kinds import LINES
+from tokenmill.corpus.kinds import LINES, ZSTD_WINDOW
+from tokenmill.corpus.source import local_path
 from tokenmill.errors import InputError, RequestError
 from tokenmill.files.paths import safe_name
-from tokenmill.flow.lineage import DataFile, Dataset
+from tokenmill.flow.contract import RemoteFile
+from tokenmill.flow.lineage import DataFile, Dataset, check_apart, upstream_of
 from tokenmill.flow.partition import groups
-from tokenmill.flow.planning import refuse_foreign
-from tokenmill.flow.progress import Reporter
+from tokenmill.flow.planning import Request, refuse_foreign
 from tokenmill.flow.record import REJECTED, Counts, Plan, StageRecord, Unit
-from tokenmill.flow.stage import Job
+from tokenmill.flow.stage import Run, Stage
 from tokenmill.flow.workspace import Workspace
-from tokenmill.tokens.contract import PREPROCESS, PairBasis, PairDetails, PairSpec, tokenizer_of
-from tokenmill.tokens.encoder_store import Encoders, Recipe
-from tokenmill.tokens.unit_tokenizer import SharedByUnits, Tokenising
+from tokenmill.machine import memory_words
+from tokenmill.selection import Selection
+from tokenmill.stages.registry import CONCATENATE, EXTRACT, before
+from tokenmill.suffixes import DATA_SUFFIXES, usable
+from tokenmill.tokens.contract import PREPROCESS, PairBasis, PairDetails, PairSpec, ResolvedTokenizer, tokenizer_of
+from tokenmill.tokens.encoder_store import Encoders
+from tokenmill.tokens.options import PreprocessOptions
+from tokenmill.tokens.stream import AHEAD, Stream
+from tokenmill.tokens.unit_tokenizer import Tokenisation, Tokenising, spelled_warning
 
 if TYPE_CHECKING:
     from tokenmill.corpus.readers import Batch
-    from tokenmill.corpus.source import Patience
-    from tokenmill.stages.stream import Stream
     from tokenmill.tokens.workers.pool import EncoderProcesses
 
 
+COMMITTING_PAIRS = 1
+"""Units that are synced and recorded while all encoder processes have others."""
 MANY_INPUTS = 1024
 """Up to this many inputs each gets an output of its own; Megatron-LM loads fewer than 32,767 datasets."""
 FEW_OUTPUTS = 256
@@ -40,7 +48,7 @@ FIRST_BYTES = 1 << 20
 """How much of the first records is looked at for the keys."""
 
 
-class Found(NamedTuple):
+class Corpus(NamedTuple):
     """The files to tokenise, what they come from, and local paths of some files, or of their beginnings, to look at."""
 
     files: list[DataFile]
@@ -49,136 +57,220 @@ class Found(NamedTuple):
     beginnings: Callable[[], AbstractContextManager[list[Path]]]
 
 
-class Corpus(NamedTuple):
-    """What is tokenised: `request` names it in the plan, and `find` lists it for whoever makes the plan."""
+@dataclass(frozen=True, kw_only=True)
+class Preprocess(Stage):
+    """Tokenise runs of files into pairs: the files of a directory, or the shards of a source as they come.
 
-    request: dict[str, Any]
-    find: Callable[[], Found]
+    A stream has a selection of its own.
+    """
 
+    input: Path | Stream
+    output: Path
+    options: PreprocessOptions
+    selection: Selection = Selection()
+    from_stage: str | None = None
+    endpoint: str | None = None
 
-def local(dataset: Dataset) -> Corpus:
-    """Tokenise the files of an earlier stage, or files somebody brought."""
+    kind: ClassVar = PREPROCESS
+    concurrency: ClassVar = "threads"
+    resumable: ClassVar = True
 
-    def beginnings() -> AbstractContextManager[list[Path]]:
-        return nullcontext([dataset.root / file.path for file in dataset.readable])
+    def prepare(self, run: Run, pinned: str | None = None) -> Request:
+        """Plan one unit per output; whoever makes the plan resolves the tokenizer and judges the encoders."""
+        from tokenmill.tokens.tokenizer import tokenizer_request
 
-    found = Found(dataset.files, dataset.upstream, dataset.source, beginnings)
-    return Corpus({"input": dataset.upstream}, lambda: found)
+        options = self.options
+        _check(options)
+        if (window := options.zstd_window or 0) > ZSTD_WINDOW:
+            run.reporter.say(
+                f"zstd windows of up to {window >> 20:,} MiB are taken: each file that is being read may take so much "
+                f"memory ({memory_words()})"
+            )
+        named, find, dataset = self._corpus(run, pinned)
+        request: dict[str, Any] = {
+            **named,
+            "tokenizer": tokenizer_request(options.tokenizer, options.tokenizer_revision),
+            "keys": options.key_names,
+            "append_eod": options.append_eod,
+            "eod_token": options.eod_token,
+            "special_tokens": options.special_tokens,
+            "target_files": options.target_files,
+            "name": options.name,
+            **options.choices(),
+            **_format(options),
+        }
+        encoders = Encoders(StageRecord(self.output, PREPROCESS))
 
+        def resolve(corpus: Corpus, options: PreprocessOptions) -> ResolvedTokenizer:
+            with corpus.beginnings() as paths:
+                _check_keys(paths, options)
+                return encoders.resolve(paths, options, request["tokenizer"], self.endpoint, run.reporter)
 
-def streamed(stream: "Stream", wanted: str | None, say: Callable[[str], None], patience: "Patience") -> Corpus:
-    """Tokenise the shards of a source, which come one by one; `wanted` is their format."""
+        plan = encoders.record.read_plan()
+        if plan is not None and plan.request == request and not encoders.ready(plan, options.encoder):
+            known = tokenizer_of(plan)
+            # Of a branch, the commit that was planned with: the branch may have moved since.
+            revision = known.revision or options.tokenizer_revision
+            resolved = resolve(find(), replace(options, tokenizer_revision=revision))
+            if resolved.fingerprint != known.fingerprint:
+                raise RequestError(
+                    f"the tokenizer {known.reference} is not the one {self.output} was begun with: other versions of "
+                    "transformers or tokenizers read it differently; use those, or choose another output directory"
+                )
 
-    def find() -> Found:
-        shards, source = stream.find(wanted, say, patience)
-        return Found(shards, {}, source, lambda: stream.heads(shards, wanted, source["revision"], say, patience))
-
-    return Corpus({"source": stream.request()}, find)
-
-
-def prepare(
-    corpus: Corpus, output: Path, recipe: Recipe, *, encoder: str, endpoint: str | None, reporter: Reporter
-) -> tuple[dict[str, Any], Callable[[], Plan]]:
-    """Plan one unit per output; whoever makes the plan resolves the tokenizer and judges the encoders."""
-    from tokenmill.flow.output_names import check_label
-    from tokenmill.tokens.tokenizer import tokenizer_request
-
-    if len(set(recipe.keys)) != len(recipe.keys) or not all(recipe.keys):
-        raise RequestError(f"--keys {','.join(recipe.keys)!r}: name each key once, and none that is empty")
-    for key in recipe.keys:
-        if "/" in key:
-            raise RequestError(f"--keys {key}: the key is part of the outputs' names and may hold no /")
-    check_label(recipe.name)
-    if recipe.reading.format == "txt" and len(recipe.keys) > 1:
-        raise RequestError(
-            f"--keys {','.join(recipe.keys)}: a text has no keys; with --format txt give one, to name it"
-        )
-    request: dict[str, Any] = {
-        **corpus.request,
-        "tokenizer": tokenizer_request(recipe.tokenizer, recipe.tokenizer_revision),
-        "keys": list(recipe.keys),
-        "append_eod": recipe.append_eod,
-        "eod_token": recipe.eod_token,
-        "special_tokens": recipe.special_tokens,
-        "target_files": recipe.target_files,
-        "name": recipe.name,
-        **recipe.choices(),
-        **_format(recipe),
-    }
-
-    encoders = Encoders(StageRecord(output, PREPROCESS))
-    plan = encoders.record.read_plan()
-    if plan is not None and plan.request == request and not encoders.ready(plan, encoder):
-        known = tokenizer_of(plan)
-        # Of a branch, the commit that was planned with: the branch may have moved since.
-        again = recipe._replace(tokenizer_revision=known.revision or recipe.tokenizer_revision)
-        with corpus.find().beginnings() as paths:
-            found = encoders.resolve(paths, again, request["tokenizer"], encoder, endpoint, reporter)
-        if found.fingerprint != known.fingerprint:
-            raise RequestError(
-                f"the tokenizer {known.reference} is not the one {output} was begun with: other versions of "
-                "transformers or tokenizers read it differently; use those, or choose another output directory"
+        def make() -> Plan:
+            corpus = find()
+            units = _units(corpus.files, options)
+            refuse_foreign(encoders.record, encoders.record.read_plan(), units)
+            tokenizer = resolve(corpus, options)
+            basis = PairBasis(
+                tokenizer=tokenizer.fingerprint,
+                keys=options.key_names,
+                eod=tokenizer.eod_id if options.append_eod else None,
+                special_tokens=options.special_tokens,
+                dtype=tokenizer.dtype,
+                **options.choices(),
+                **_format(options),
+            )
+            return Plan(
+                PREPROCESS.name,
+                request,
+                units,
+                basis=basis.to_json(),
+                details=PairDetails(tokenizer).to_json(),
+                source=corpus.source,
+                upstream=corpus.upstream,
+                require="tokens",
             )
 
-    def make() -> Plan:
-        found = corpus.find()
-        units = _units(found.files, recipe)
-        refuse_foreign(encoders.record, encoders.record.read_plan(), units)
-        with found.beginnings() as paths:
-            _check_keys(paths, recipe)
-            tokenizer = encoders.resolve(paths, recipe, request["tokenizer"], encoder, endpoint, reporter)
-        basis = PairBasis(
-            tokenizer=tokenizer.fingerprint,
-            keys=list(recipe.keys),
-            eod=tokenizer.eod_id if recipe.append_eod else None,
-            special_tokens=recipe.special_tokens,
-            dtype=tokenizer.dtype,
-            **recipe.choices(),
-            **_format(recipe),
-        )
-        return Plan(
+        if dataset is None:
+            return Request(request, make)
+        return Request(request, make, dataset.root, inputs=dataset.identities)
+
+    def _corpus(self, run: Run, pinned: str | None) -> tuple[dict[str, Any], Callable[[], Corpus], Dataset | None]:
+        """Return what names the corpus in a plan, what lists it for whoever plans, and the dataset if it lies here."""
+        if isinstance(self.input, Path):
+            dataset = self._dataset(self.input, run)
+
+            def beginnings() -> AbstractContextManager[list[Path]]:
+                return nullcontext([dataset.root / file.path for file in dataset.readable])
+
+            corpus = Corpus(dataset.files, dataset.upstream, dataset.source, beginnings)
+            return {"input": dataset.upstream}, lambda: corpus, dataset
+        stream, wanted, say = self.input, self.options.format, run.reporter.say
+        if directory := local_path(stream.uri):
+            check_apart(directory, self.output)
+
+        def find() -> Corpus:
+            shards, source = stream.find(wanted, say, pinned)
+            return Corpus(shards, {}, source, lambda: stream.heads(shards, wanted, source["revision"], say))
+
+        return {"source": stream.request()}, find, None
+
+    def _dataset(self, path: Path, run: Run) -> Dataset:
+        wanted = self.options.format
+        dataset = upstream_of(
+            path,
             PREPROCESS.name,
-            request,
-            units,
-            basis=basis.to_json(),
-            details=PairDetails(tokenizer).to_json(),
-            source=found.source,
-            upstream=found.upstream,
-            require="tokens",
+            before(PREPROCESS),
+            only=self.from_stage,
+            usable=usable(DATA_SUFFIXES, wanted),
+            selection=self.selection,
+            output=self.output,
         )
+        dataset.announce(run.reporter)
+        stage = dataset.upstream.get("stage")
+        if wanted not in (None, "jsonl") and stage in (EXTRACT.name, CONCATENATE.name):
+            raise RequestError(
+                f"--format {wanted}: {stage} took each line of its input for a record; let preprocess read what "
+                f"{stage} read (--from download, or the directory of your files)"
+            )
+        return dataset
 
-    return request, make
+    def listed(self, run: Run, pinned: str | None) -> list[RemoteFile] | None:
+        """Return the shards of a source as they are now."""
+        if isinstance(self.input, Path):
+            return None
+        return self.input.listed(self.options.format, run.reporter.say, pinned)
+
+    def width(self, cpus: int) -> int:
+        """Return how many units are at work: those that keep the processes busy, and those that get ready or commit."""
+        return cpus + (COMMITTING_PAIRS if isinstance(self.input, Path) else AHEAD)
+
+    def warm_up(self, run: Run) -> AbstractContextManager["EncoderProcesses"]:
+        """Start the encoder processes, which import their libraries while the plan is made."""
+        from tokenmill.tokens.workers.pool import EncoderProcesses
+
+        processes = EncoderProcesses(run.cpus, patience=self.options.encoder_patience, warn=run.reporter.warn)
+        return closing(processes)
+
+    @contextmanager
+    def shared(
+        self, plan: Plan, todo: Sequence[Unit], warm: "EncoderProcesses", warn: Callable[[str], None]
+    ) -> Iterator[Tokenisation]:
+        """Have the encoder processes load the encoder: as many as there are, and no more than the work is worth."""
+        stream = None if isinstance(self.input, Path) else self.input
+        with (
+            stream.shards(plan.source["revision"], warn) if stream else nullcontext() as shards,
+            closing(warm),
+        ):
+            task = Encoders(StageRecord(self.output, PREPROCESS)).task(plan, self.options)
+            warm.begin(task, 1 + sum(unit.weight for unit in todo) // WORTH_A_PROCESS)
+            tokenisation = Tokenisation(self.options, self.options.reading(task.encoder), warm, shards)
+            try:
+                yield tokenisation
+            finally:
+                if warning := spelled_warning(tokenisation.spelled):
+                    warn(warning)
+
+    def do(self, unit: Unit, workspace: Workspace, shared: Tokenisation) -> Counts:
+        """Tokenise one output's files in order."""
+        return Tokenising(unit, workspace, shared).run()
 
 
-def _format(recipe: Recipe) -> dict[str, str]:
+def _check(options: PreprocessOptions) -> None:
+    """Refuse keys and names that could not be part of an output's name."""
+    from tokenmill.flow.output_names import check_label
+
+    keys = options.key_names
+    if len(set(keys)) != len(keys) or not all(keys):
+        raise RequestError(f"--keys {options.keys!r}: name each key once, and none that is empty")
+    for key in keys:
+        if "/" in key:
+            raise RequestError(f"--keys {key}: the key is part of the outputs' names and may hold no /")
+    check_label(options.name)
+    if options.format == "txt" and len(keys) > 1:
+        raise RequestError(f"--keys {options.keys}: a text has no keys; with --format txt give one, to name it")
+
+
+def _format(options: PreprocessOptions) -> dict[str, str]:
     """Return what the plan has of the format; nothing where none was asked for."""
-    wanted = recipe.reading.format
-    document = {"txt_document": "line" if recipe.reading.lines else "file"} if wanted == "txt" else {}
-    return {"format": wanted, **document} if wanted else {}
+    document = {"txt_document": options.txt_document or "file"} if options.format == "txt" else {}
+    return {"format": options.format, **document} if options.format else {}
 
 
-def _units(files: list[DataFile], recipe: Recipe) -> list[Unit]:
+def _units(files: list[DataFile], options: PreprocessOptions) -> list[Unit]:
     from tokenmill.flow.output_names import distinct, flat
 
-    count = recipe.target_files or (len(files) if len(files) <= MANY_INPUTS else FEW_OUTPUTS)
+    count = options.target_files or (len(files) if len(files) <= MANY_INPUTS else FEW_OUTPUTS)
     if count > len(files):
         raise RequestError(
             f"--target-files {count} is more than the {len(files)} input files; give {len(files)} or fewer: one input "
             "is never cut"
         )
-    if recipe.target_files is None and len(files) <= MANY_INPUTS:
+    if options.target_files is None and len(files) <= MANY_INPUTS:
         runs = [range(i, i + 1) for i in range(len(files))]
         names = distinct([f.path for f in files], (flat(_stem(f.path)) for f in files))
     else:
         runs = groups([file.bytes for file in files], count)
-        names = [f"{recipe.name}-{i:05d}-of-{count:05d}" for i in range(count)]
+        names = [f"{options.name}-{i:05d}-of-{count:05d}" for i in range(count)]
     units = [
         Unit(
             id=safe_name(name),
             weight=sum(files[i].bytes for i in run),
             spec=PairSpec(name, [files[i].input for i in run]),
             outputs=[
-                *(f"{name}_{key}_document.{kind}" for key in recipe.keys for kind in ("bin", "idx")),
+                *(f"{name}_{key}_document.{kind}" for key in options.key_names for kind in ("bin", "idx")),
                 f"{REJECTED}/{name}.jsonl",
             ],
         )
@@ -191,8 +283,8 @@ def _units(files: list[DataFile], recipe: Recipe) -> list[Unit]:
             if other is not unit:  # wiki.jsonl with the key en_text, wiki_en.jsonl with the key text
                 raise RequestError(
                     f"{other.inputs[0].path} and {unit.inputs[0].path} with the keys "
-                    f"{', '.join(recipe.keys)} would both make {name}; give --target-files {count}, which numbers the "
-                    "outputs instead of naming them after the inputs"
+                    f"{', '.join(options.key_names)} would both make {name}; give --target-files {count}, which "
+                    "numbers the outputs instead of naming them after the inputs"
                 )
     return units
 
@@ -207,7 +299,7 @@ def _stem(path: str) -> str:
     return stem
 
 
-def _check_keys(paths: Sequence[Path], recipe: Recipe) -> None:
+def _check_keys(paths: Sequence[Path], options: PreprocessOptions) -> None:
     """Refuse keys that none of the first records has: a wrong key, not bad records."""
     from tokenmill.corpus.foreign import CHAT, ForeignContent, unlike_json
     from tokenmill.corpus.readers import unit_of
@@ -215,7 +307,7 @@ def _check_keys(paths: Sequence[Path], recipe: Recipe) -> None:
     foreign: ForeignContent | None = None
     for path in paths:
         try:
-            batch = _first_records(path, recipe)
+            batch = _first_records(path, options)
         except ForeignContent as error:  # of one file among others its unit will say so
             foreign = foreign or error
             continue
@@ -223,18 +315,18 @@ def _check_keys(paths: Sequence[Path], recipe: Recipe) -> None:
             return
         if batch:
             first = batch.rejected[0]
-            unit = unit_of(path, recipe.reading, batch.kind)
+            unit = unit_of(path, options.reading(), batch.kind)
             where = f"{path}: none of the first {batch.records} records can be taken; {unit} {first.line}"
             if CHAT in first.reason:
                 raise InputError(f"{where}: {first.reason}")
-            hint = unlike_json(first.raw) if batch.kind == LINES and recipe.reading.format in (None, "jsonl") else ""
+            hint = unlike_json(first.raw) if batch.kind == LINES and options.format in (None, "jsonl") else ""
             unless = ", or, if the file is no data, leave it out with --exclude" if len(paths) > 1 else ""
             raise InputError(f"{where}: {first.reason}; {hint or 'choose the key with --keys'}{unless}")
     if foreign:
         raise foreign
 
 
-def _first_records(path: Path, recipe: Recipe) -> "Batch | None":
+def _first_records(path: Path, options: PreprocessOptions) -> "Batch | None":
     """Return a file's first batch with a record; None of one that is empty, or damaged before: its unit will say so."""
     from tokenmill.corpus.foreign import ForeignContent
     from tokenmill.corpus.readers import LOOK_BYTES, read_documents
@@ -242,7 +334,12 @@ def _first_records(path: Path, recipe: Recipe) -> "Batch | None":
     look = LOOK_BYTES
     try:
         for batch in read_documents(
-            path, recipe.keys, display=str(path), batch_bytes=FIRST_BYTES, on_bad="quarantine", reading=recipe.reading
+            path,
+            options.key_names,
+            display=str(path),
+            batch_bytes=FIRST_BYTES,
+            on_bad="quarantine",
+            reading=options.reading(),
         ):
             look -= batch.bytes
             if batch.records or look <= 0:
@@ -252,31 +349,3 @@ def _first_records(path: Path, recipe: Recipe) -> "Batch | None":
     except InputError:
         pass
     return None
-
-
-class Preprocess:
-    """Tokenise runs of files into pairs."""
-
-    kind: Final = PREPROCESS
-    concurrency: Final = "threads"
-    resumable: Final = True
-
-    @contextmanager
-    def shared(
-        self, job: Job, plan: Plan, todo: Sequence[Unit], warn: Callable[[str], None]
-    ) -> Iterator[SharedByUnits]:
-        """Have the encoder processes load the encoder: as many as there are, and no more than the work is worth."""
-        settings = job.settings
-        processes: EncoderProcesses = settings["encoders"]
-        stream: Stream | None = settings["stream"]
-        with (
-            stream.shards(plan.source["revision"], warn) if stream else nullcontext() as shards,
-            closing(processes),
-        ):
-            worth = 1 + sum(unit.weight for unit in todo) // WORTH_A_PROCESS
-            processes.begin(Encoders(job.record).task(plan, settings["encoder"], settings["verify_encoder"]), worth)
-            yield SharedByUnits(processes, shards)
-
-    def do(self, unit: Unit, workspace: Workspace) -> Counts:
-        """Tokenise one output's files in order."""
-        return Tokenising(unit, workspace).run()

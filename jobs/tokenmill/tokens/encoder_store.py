@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from tokenmill.corpus.blocks import Reading
 from tokenmill.errors import RequestError, TransientError
 from tokenmill.files.codec import content_id, read_json, readable_json
 from tokenmill.files.hashing import has_sha256, sha256_of
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.record import Plan, StageRecord
 from tokenmill.tokens.contract import PairBasis, basis_of, tokenizer_of
+from tokenmill.tokens.options import PreprocessOptions
 
 if TYPE_CHECKING:
     from tokenmill.tokens.gate import Verdict
@@ -41,27 +41,6 @@ BESIDE = ("special.json", "full.json")
 
 GATE_FILES, GATE_DOCUMENTS, GATE_BYTES = 8, 25, 128 << 10
 """On how much of the corpus the encoders are judged beside the adversarial list: documents and bytes of each file."""
-
-
-class Recipe(NamedTuple):
-    """What decides the bytes of the output."""
-
-    tokenizer: str
-    tokenizer_revision: str | None
-    keys: Sequence[str]
-    append_eod: bool
-    eod_token: str | None
-    special_tokens: bool
-    target_files: int | None
-    name: str
-    tokenizer_source: str | None = None
-    special_in_text: str = "keep"
-    reading: Reading = Reading()
-
-    def choices(self) -> dict[str, str]:
-        """Return what of the later options changes bytes, for the plan: none where they are as they always were."""
-        source, split = self.tokenizer_source, self.special_in_text == "split"
-        return ({"tokenizer_source": source} if source else {}) | ({"special_in_text": "split"} if split else {})
 
 
 class Way(NamedTuple):
@@ -97,17 +76,17 @@ class Encoders:
         placed = self._lies_there(tokenizer_of(plan).files)
         return placed and self._verdict(basis.tokenizer, way_of(basis), encoder) is not None
 
-    def task(self, plan: Plan, encoder: str, verify: str) -> "Task":
+    def task(self, plan: Plan, options: PreprocessOptions) -> "Task":
         """Return what the encoder processes are to do: with the encoder that the gate chose."""
         from tokenmill.tokens.workers.serve import Task
 
         basis = basis_of(plan)
         way = way_of(basis)
         directory = self.directory(basis.tokenizer, way)
-        verdict = self._verdict(basis.tokenizer, way, encoder)
+        verdict = self._verdict(basis.tokenizer, way, options.encoder)
         if verdict is None:
             raise TransientError(
-                f"no verdict on encoders for --encoder {encoder} in {directory} that holds for the "
+                f"no verdict on encoders for --encoder {options.encoder} in {directory} that holds for the "
                 "versions installed here; run the same command again"
             )
         return Task(
@@ -117,7 +96,7 @@ class Encoders:
             verdict.guard,
             tuple(basis.keys),
             basis.eod,
-            verify,
+            options.verify_encoder,
             () if way.split else self._special(directory),
         )
 
@@ -156,9 +135,8 @@ class Encoders:
     def resolve(
         self,
         beginnings: Sequence[Path],
-        recipe: Recipe,
+        options: PreprocessOptions,
         asked: dict[str, Any],
-        encoder: str,
         endpoint: str | None,
         reporter: Reporter,
     ) -> "ResolvedTokenizer":
@@ -168,20 +146,20 @@ class Encoders:
 
         question = {
             "tokenizer": asked,
-            "eod_token": recipe.eod_token,
-            "need_eod": recipe.append_eod,
-            "special_tokens": recipe.special_tokens,
-            "encoder": encoder,
+            "eod_token": options.eod_token,
+            "need_eod": options.append_eod,
+            "special_tokens": options.special_tokens,
+            "encoder": options.encoder,
             "versions": _versions(),
-            **recipe.choices(),
+            **options.choices(),
         }
         name = f"settled-{content_id(question)[:16]}.json"
-        way = Way(recipe.special_tokens, recipe.special_in_text == "split")
-        found = self._remembered(name, way, encoder)
+        way = Way(options.special_tokens, options.special_in_text == "split")
+        found = self._remembered(name, way, options.encoder)
         if found is None:
-            reporter.say(f"loading the tokenizer {recipe.tokenizer}, and judging encoders against it")
-        tokenizer, verdict = found or self._resolve(beginnings, recipe, way, name, encoder, endpoint, reporter.say)
-        ends = (eod_warning(tokenizer), added_eod_warning(tokenizer)) if recipe.append_eod else ()
+            reporter.say(f"loading the tokenizer {options.tokenizer}, and judging encoders against it")
+        tokenizer, verdict = found or self._resolve(beginnings, options, way, name, endpoint, reporter.say)
+        ends = (eod_warning(tokenizer), added_eod_warning(tokenizer)) if options.append_eod else ()
         for warning in (*tokenizer.notes, fallback_warning(verdict), *ends):
             if warning:
                 reporter.warn(warning)
@@ -211,10 +189,9 @@ class Encoders:
     def _resolve(
         self,
         beginnings: Sequence[Path],
-        recipe: Recipe,
+        options: PreprocessOptions,
         way: Way,
         name: str,
-        encoder: str,
         endpoint: str | None,
         say: Callable[[str], None],
     ) -> "tuple[ResolvedTokenizer, Verdict]":
@@ -230,18 +207,18 @@ class Encoders:
         with tempfile.TemporaryDirectory(dir=place, prefix="tokenmill-") as scratch:
             made = Path(scratch) / "made"
             tokenizer, verdict = resolve_tokenizer(
-                recipe.tokenizer,
-                recipe.tokenizer_revision,
-                eod_token=recipe.eod_token,
-                need_eod=recipe.append_eod,
-                add_special_tokens=recipe.special_tokens,
-                texts=_first_texts(beginnings, recipe),
+                options.tokenizer,
+                options.tokenizer_revision,
+                eod_token=options.eod_token,
+                need_eod=options.append_eod,
+                add_special_tokens=options.special_tokens,
+                texts=_first_texts(beginnings, options),
                 destination=made,
                 scratch=Path(scratch),
-                encoder=encoder,
+                encoder=options.encoder,
                 endpoint=endpoint,
-                source=recipe.tokenizer_source,
-                special_in_text=recipe.special_in_text,
+                source=options.tokenizer_source,
+                special_in_text=options.special_in_text,
                 say=say,
             )
             self._place(made / "tokenizer", tokenizer.files)
@@ -255,7 +232,7 @@ class Encoders:
                 elif part not in hashes:
                     tree.unlink(directory / part)
             tree.write_atomic(directory / HASHES, readable_json(hashes))
-        tree.write_atomic(directory / _verdict_name(way, encoder), readable_json(verdict.to_json()))
+        tree.write_atomic(directory / _verdict_name(way, options.encoder), readable_json(verdict.to_json()))
         tree.write_atomic(directory / name, readable_json(tokenizer.to_json()))
         return tokenizer, verdict
 
@@ -279,13 +256,13 @@ def _verdict_name(way: Way, encoder: str) -> str:
     return f"verdict-{encoder}{'' if way.special_tokens else '-no-special'}.json"
 
 
-def _first_texts(paths: Sequence[Path], recipe: Recipe) -> list[str]:
+def _first_texts(paths: Sequence[Path], options: PreprocessOptions) -> list[str]:
     from tokenmill.corpus.readers import first_documents
 
     texts: list[str] = []
     for path in paths[:GATE_FILES]:
-        for key in recipe.keys:
-            texts += first_documents(path, key, GATE_DOCUMENTS, GATE_BYTES, reading=recipe.reading)
+        for key in options.key_names:
+            texts += first_documents(path, key, GATE_DOCUMENTS, GATE_BYTES, reading=options.reading())
     return texts
 
 

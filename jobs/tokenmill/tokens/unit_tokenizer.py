@@ -7,11 +7,10 @@ disk: a later attempt goes on there.
 
 import time
 from collections import deque
-from collections.abc import Callable
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokenmill.errors import WITH_REPLACE, InputError, RequestError, TransientError
 from tokenmill.files.codec import read_json, readable_json
@@ -22,8 +21,10 @@ from tokenmill.flow.workspace import OutputFile, Workspace
 from tokenmill.tokens.contract import Journal, PairSpec, basis_of
 
 if TYPE_CHECKING:
-    from tokenmill.corpus.blocks import Reading
+    from tokenmill.corpus.kinds import Reading
     from tokenmill.corpus.parse import Rejected
+    from tokenmill.tokens.options import PreprocessOptions
+    from tokenmill.tokens.stream import Shards
     from tokenmill.tokens.workers.pool import EncoderProcesses, Slot
     from tokenmill.tokens.workers.serve import Column, Found, Segment
     from tokenmill.tokens.writer import IndexedWriter
@@ -33,21 +34,6 @@ SPECIAL = "special_in_text"
 
 JOURNAL_SECONDS = 1.0
 """The journal is written at the first file boundary after this time: syncing costs milliseconds."""
-
-
-class ShardFetcher(Protocol):
-    """Fetches the shards of a source that are not here."""
-
-    def fetched(self, item: InputFile, checkpoint: Callable[[], None]) -> AbstractContextManager[Path]:
-        """Keep one shard here until it is read; `checkpoint` raises where the unit must stop."""
-        ...
-
-
-class SharedByUnits(NamedTuple):
-    """What the units of this process share: encoder processes, and a fetcher where the input is a source."""
-
-    processes: "EncoderProcesses"
-    shards: ShardFetcher | None
 
 
 class Spelling(NamedTuple):
@@ -73,6 +59,18 @@ def spelled_warning(spelled: list[tuple[int, Spelling | None]]) -> str | None:
         "Megatron-LM does. To encode them as ordinary text, give --special-in-text split; to refuse them, fail (in a "
         "chart: --set tokenizer.specialInText=split)"
     )
+
+
+@dataclass
+class Tokenisation:
+    """What the units of this process share: how they tokenise, with which processes, and the way to distant shards."""
+
+    options: "PreprocessOptions"
+    reading: "Reading"
+    processes: "EncoderProcesses"
+    shards: "Shards | None"
+    spelled: list[tuple[int, Spelling | None]] = field(default_factory=list)
+    """How often units met special tokens that a text spells, and where first."""
 
 
 @dataclass
@@ -110,11 +108,12 @@ class _Piece(NamedTuple):
 class Tokenising:
     """One unit's state between input files: what the journal holds."""
 
-    def __init__(self, unit: Unit, workspace: Workspace) -> None:
+    def __init__(self, unit: Unit, workspace: Workspace, shared: Tokenisation) -> None:
         """See run."""
         self.unit = unit
         self.spec = unit.spec(PairSpec)
         self.workspace = workspace
+        self.shared = shared
         self.basis = basis_of(workspace.plan)
         self.counts: Counts = {"in": 0, "out": 0, "rejected": 0, "blank": 0}
         self.done = 0
@@ -129,8 +128,7 @@ class Tokenising:
     def run(self) -> Counts:
         """Do the unit, or what the journal left of it."""
         self._open()
-        common: SharedByUnits = self.workspace.common
-        with common.processes.share() as self._share:
+        with self.shared.processes.share() as self._share:
             for file in self.spec.inputs[self.done :]:
                 self._read(file)
             self._submit()
@@ -152,7 +150,7 @@ class Tokenising:
         with (
             self._here(input) as path,
             closing(
-                open_blocks(path, self.basis.keys, display=str(path), digest=digest, reading=self._reading())
+                open_blocks(path, self.basis.keys, display=str(path), digest=digest, reading=self.shared.reading)
             ) as blocks,
         ):
             file, begins, compressed = _File(input, path), True, 0
@@ -173,21 +171,10 @@ class Tokenising:
             if digest is not None and blocks.digested:
                 self.workspace.check_hash(input, digest.hexdigest())
 
-    def _reading(self) -> "Reading":
-        """Return how files are read: a record may be as long as there is memory to encode it."""
-        settings, common = self.workspace.settings, self.workspace.common
-        reading: Reading = settings["reading"]
-        if settings["max_record_size"] is None:
-            from tokenmill.tokens.engines import longest_record
-
-            return reading._replace(most=longest_record(common.processes.task.encoder))
-        return reading
-
     def _here(self, input: InputFile) -> AbstractContextManager[Path]:
         """Give where an input lies, fetched where it is a shard of a source."""
-        shards: ShardFetcher | None = self.workspace.common.shards
-        if shards is not None:
-            return shards.fetched(input, self.workspace.checkpoint)
+        if self.shared.shards is not None:
+            return self.shared.shards.fetched(input, self.workspace.checkpoint)
         return self.workspace.reading(input, input.bytes or 0)
 
     def _current(self) -> "Slot":
@@ -249,7 +236,7 @@ class Tokenising:
         from tokenmill.corpus.parse import Rejected
         from tokenmill.corpus.readers import bad_record, refuse_misread, unit_of
 
-        file, reading, kind = piece.file, self.workspace.settings["reading"], piece.segment.kind
+        file, reading, kind = piece.file, self.shared.reading, piece.segment.kind
         refused = [Rejected(*values) for values in found.rejected]
         if file.records == 0:
             refuse_misread(file.path, reading, str(file.path), kind, found.documents, refused)
@@ -257,7 +244,7 @@ class Tokenising:
             file.first = self.counts["out"]
         for inside in refused:
             bad = inside._replace(record=file.records + inside.record, line=file.lines + inside.line)
-            if self.workspace.settings["on_bad_record"] == "fail":
+            if self.shared.options.on_bad_record == "fail":
                 raise bad_record(
                     str(file.path), unit_of(file.path, reading, kind), bad, self._how_to_correct(file, bad.record)
                 )
@@ -281,9 +268,9 @@ class Tokenising:
 
         place = None
         if found.line:
-            word = unit_of(file.path, self.workspace.settings["reading"], segment.kind)
+            word = unit_of(file.path, self.shared.reading, segment.kind)
             place = Spelling(str(file.path), word, file.lines + found.line, found.token)
-        if self.workspace.settings["special_in_text"] == "fail":
+        if self.shared.options.special_in_text == "fail":
             where = f"{place.path}, {place.word} {place.number:,}" if place else str(file.path)
             raise InputError(
                 f"{where}: the text spells {f'the special token {place.token!a}' if place else 'special tokens'} of "
@@ -291,7 +278,7 @@ class Tokenising:
                 "text) or keep (encode it as the token, as Megatron-LM does)"
             )
         self.counts[SPECIAL] = self.counts.get(SPECIAL, 0) + found.spelled
-        self.workspace.settings["spelled"].append((found.spelled, place))
+        self.shared.spelled.append((found.spelled, place))
 
     def _how_to_correct(self, file: _File, record: int) -> str:
         """Say where to correct a record of a file that came from elsewhere; editing it here would only damage it."""
@@ -373,7 +360,7 @@ class Tokenising:
 
     def _reject(self, name: str, rejected: "Rejected") -> None:
         """Keep a bad record beside the output, as it was, with where it stood and why."""
-        limit = self.workspace.settings["max_bad_records"]
+        limit = self.shared.options.max_bad_records
         self.counts["rejected"] += 1
         if self.counts["rejected"] > limit:
             raise InputError(

@@ -6,22 +6,27 @@ bytes are those of download and preprocess one after the other; a shard whose un
 
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tokenmill.corpus.fetch import Lines, fetch_head, fetch_to
-from tokenmill.corpus.source import Patience, RemoteFile, open_source, without_secrets
+from tokenmill.corpus.listing import names, select
+from tokenmill.corpus.options import SourceOptions
+from tokenmill.corpus.source import Listing, Patience, RemoteFile, Source, open_source, without_secrets
 from tokenmill.errors import RequestError
 from tokenmill.files.explain import TMPDIR, explained
 from tokenmill.files.lease import Liveness, maker_liveness
 from tokenmill.flow.contract import InputFile
 from tokenmill.flow.lineage import DataFile
+from tokenmill.flow.signals import stop_requested
 from tokenmill.machine import process_name
 from tokenmill.selection import Selection
-from tokenmill.stages.download import names, select
+
+if TYPE_CHECKING:
+    from tokenmill.corpus.fetch import Lines
 
 HEADS, HEAD_BYTES = 2, 4 << 20
 """Of how many shards planning looks at the beginning, and how much of each."""
@@ -30,34 +35,37 @@ AHEAD = 2
 """Units beside those that the processes keep busy, whose shards come meanwhile."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Stream:
     """A source, what of it is wanted, and how to get it."""
 
     uri: str
-    revision: str | None
-    selection: Selection
-    endpoint: str | None
-    stall_seconds: float
-    give_up_at: float
-    connections: int
-    scratch: Path | None
-    pinned: str | None = None
-    """The commit at which it is listed, whatever the revision stands for now."""
+    selection: Selection = Selection()
+    source: SourceOptions = SourceOptions()
+    scratch: Path | None = None
+    begun: float = field(default_factory=time.monotonic, repr=False)
+
+    @property
+    def give_up_at(self) -> float:
+        """When what still fails is given up, on the monotonic clock."""
+        return self.begun + self.source.deadline
 
     def request(self) -> dict[str, Any]:
         """Return what is asked for, for the plan."""
         return {
             "source": without_secrets(self.uri),
-            "revision": self.revision,
+            "revision": self.source.revision,
             **self.selection.request(),
         }
 
     def find(
-        self, wanted: str | None, say: Callable[[str], None], patience: Patience
+        self, wanted: str | None, say: Callable[[str], None], pinned: str | None
     ) -> tuple[list[DataFile], dict[str, Any]]:
-        """List the shards, named as a download would name them, and say at which revision of the source they are."""
-        listing = self._open(say, self.pinned).list(self.revision, patience)
+        """List the shards, named as a download would name them, and say at which revision of the source they are.
+
+        `wanted` is their format; `pinned` the commit at which they are listed, whatever the revision stands for now.
+        """
+        listing = self._list(say, pinned)
         files, notes = select(listing, self.selection, wanted)
         for note in notes:
             say(note)
@@ -77,9 +85,13 @@ class Stream:
         ]
         return shards, {"uri": listing.uri, "revision": listing.revision}
 
-    def listed(self, wanted: str | None, patience: Patience, pinned: str | None) -> list[RemoteFile]:
+    def listed(self, wanted: str | None, say: Callable[[str], None], pinned: str | None) -> list[RemoteFile]:
         """List the shards as they are now, at a commit where there is one."""
-        return select(self._open(lambda _: None, pinned).list(self.revision, patience), self.selection, wanted)[0]
+        return select(self._list(say, pinned), self.selection, wanted)[0]
+
+    def _list(self, say: Callable[[str], None], pinned: str | None) -> Listing:
+        patience = Patience(self.give_up_at, stop_requested, say)
+        return self._open(say, pinned).list(self.source.revision, patience)
 
     @contextmanager
     def heads(
@@ -88,15 +100,15 @@ class Stream:
         wanted: str | None,
         revision: str | None,
         say: Callable[[str], None],
-        patience: Patience,
     ) -> Iterator[list[Path]]:
         """Have the beginnings of some shards here for a while: what planning looks at.
 
         Parquet has its schema at the end, so that nothing of it is looked at before its unit reads it.
         """
         from tokenmill.corpus.blocks import is_columnar
+        from tokenmill.corpus.fetch import fetch_head
 
-        source = self._open(say)
+        source, patience = self._open(say), Patience(self.give_up_at, stop_requested, say)
         with self._scratch() as scratch:
             paths = []
             for shard in [shard for shard in shards if not is_columnar(shard.path, wanted)][:HEADS]:
@@ -110,13 +122,15 @@ class Stream:
     @contextmanager
     def shards(self, revision: str | None, warn: Callable[[str], None]) -> Iterator["Shards"]:
         """Open what the units of this process fetch their shards with."""
+        from tokenmill.corpus.fetch import Lines
+
         with self._scratch() as scratch:
             called = self._place()[1]
-            yield Shards(self._open(warn), revision, scratch, called, self.give_up_at, Lines(self.connections))
+            yield Shards(self._open(warn), revision, scratch, called, self.give_up_at, Lines(self.source.connections))
 
-    def _open(self, warn: Callable[[str], None], pinned: str | None = None) -> Any:
-        how = {"stall_seconds": self.stall_seconds, "endpoint": self.endpoint, "warn": warn, "pinned": pinned}
-        return open_source(self.uri, **how)  # type: ignore[arg-type]
+    def _open(self, warn: Callable[[str], None], pinned: str | None = None) -> Source:
+        how = self.source
+        return open_source(self.uri, stall_seconds=how.stall_seconds, endpoint=how.endpoint, warn=warn, pinned=pinned)
 
     def _place(self) -> tuple[Path, str]:
         """Return where shards are kept meanwhile, and how that directory is chosen."""
@@ -148,16 +162,18 @@ class Stream:
 class Shards:
     """The way from the source to scratch, for all units of this process."""
 
-    source: Any
+    source: Source
     revision: str | None
     scratch: Path
     called: str
     give_up_at: float
-    lines: Lines
+    lines: "Lines"
 
     @contextmanager
     def fetched(self, item: InputFile, checkpoint: Callable[[], None]) -> Iterator[Path]:
         """Have one shard here, its hash checked, until it is read."""
+        from tokenmill.corpus.fetch import fetch_to
+
         path, file = self.scratch / item.path, item.remote
         assert file is not None  # noqa: S101 - `find` gave each shard one
         try:

@@ -1,0 +1,74 @@
+"""Spread option groups over a command's flags, so that Typer sees each of their fields."""
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, Field, fields, is_dataclass
+from functools import wraps
+from inspect import Parameter
+from typing import Annotated, Any, get_args, get_type_hints
+
+import typer
+
+from tokenmill.options import Option
+
+
+def spread(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace each parameter of `command` that is an option group by one parameter for each field of the group."""
+    hints = get_type_hints(command, include_extras=True)
+    parameters: list[Parameter] = []
+    groups: dict[str, tuple[type, list[str]]] = {}
+    for parameter in inspect.signature(command).parameters.values():
+        hint = hints[parameter.name]
+        if isinstance(hint, type) and is_dataclass(hint):
+            spread_out = list(_parameters(hint))
+            groups[parameter.name] = hint, [field.name for field in spread_out]
+            parameters += spread_out
+        else:
+            parameters.append(parameter.replace(annotation=hint, kind=Parameter.KEYWORD_ONLY))
+
+    @wraps(command)
+    def run(**values: Any) -> None:
+        for name, (group, names) in groups.items():
+            values[name] = group(**{field: values.pop(field) for field in names})
+        command(**values)
+
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+def _parameters(group: type) -> Iterator[Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    for field in fields(group):
+        if get_args(hints[field.name])[1:]:
+            yield _parameter(field, hints[field.name])
+
+
+def _parameter(field: Field[Any], hint: Any) -> Parameter:
+    kind, option = get_args(hint)
+    flag = option.flag or f"--{field.name.replace('_', '-')}"
+    parse = _chosen(option) if option.choices else option.parse and _parsed(option)
+    how: dict[str, Any] = {"help": option.help, "envvar": option.env, "show_default": option.show_default}
+    how |= {"parser": parse, "metavar": "<str>"} if parse else {"min": option.least, "max": option.most}
+    default = ... if field.default is MISSING else field.default
+    annotation: Any = Annotated.__class_getitem__((kind, typer.Option(flag, **how)))  # type: ignore[attr-defined]
+    return Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _chosen(option: Option) -> Callable[[str], str]:
+    def choose(text: str) -> str:
+        if text not in option.choices:
+            raise typer.BadParameter(f"{text!r} is not one of {', '.join(option.choices)}")
+        return text
+
+    return choose
+
+
+def _parsed(option: Option) -> Callable[[str], Any]:
+    def parse(text: str) -> Any:
+        try:
+            return option.parse(text) if option.parse else text
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
+
+    return parse
