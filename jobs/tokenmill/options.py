@@ -31,6 +31,15 @@ class Option(NamedTuple):
     show_default: bool = True
 
 
+class InvalidOption(RequestError):
+    """A value of an option is wrong beside those of others."""
+
+    def __init__(self, flag: str, reason: str) -> None:
+        super().__init__(f"invalid value for {flag}: {reason}")
+        self.flag = flag
+        self.reason = reason
+
+
 def byte_size(text: str) -> int:
     """Return a number of bytes such as 64MiB, 2Gi or 10MB (ValueError)."""
     match = re.fullmatch(r"([0-9]+)([KMGT]?)(i?)B?", text.strip(), re.IGNORECASE)
@@ -68,10 +77,11 @@ class WorkerOptions:
     workers: Annotated[int, Option("How many workers share the work.", env="TOKENMILL_WORKERS", least=1)] = 1
 
     def __post_init__(self) -> None:
-        """Refuse an index that no worker has (RequestError)."""
+        """Refuse an index that no worker has (InvalidOption)."""
         if self.worker_index >= self.workers:
-            raise RequestError(
-                f"--worker-index {self.worker_index} is not below --workers {self.workers}: they are counted from 0"
+            raise InvalidOption(
+                "--worker-index",
+                f"{self.worker_index} is not below --workers {self.workers}: they are counted from 0",
             )
 
 

@@ -128,14 +128,14 @@ def test_a_bad_record_of_an_earlier_stages_file_is_corrected_at_the_source(tmp_p
     (source / "a.jsonl").write_text('{"text": "0"}\n')
     (source / "b.jsonl").write_text('\n{"text": "1"}\n{"text": "2"\n')
 
-    def stages(*, replace: bool = False) -> Summary:
+    def all_stages(*, replace: bool = False) -> Summary:
         fetched(str(source), root, replace=replace)
         run = Run(Reporter(), processes=1, replace=replace)
         stages.concatenate(root, root / "joined", run, target_files=1, name="part")
         return preprocess(root, output)
 
     with pytest.raises(InputError) as failure:
-        stages()
+        all_stages()
     joined = root / "joined/part-00000-of-00001.jsonl"
     assert str(failure.value) == (
         f"{joined}, line 4: broken JSON at column 13 (Expecting ',' delimiter); each line must be one record. {KEEP}"
@@ -143,7 +143,7 @@ def test_a_bad_record_of_an_earlier_stages_file_is_corrected_at_the_source(tmp_p
         "up to tokenmill concatenate again with --replace (in a chart: --set replace=true), and then this command."
     )
     (source / "b.jsonl").write_text('\n{"text": "1"}\n{"text": "corrected"}\n')
-    stages(replace=True)
+    all_stages(replace=True)
     assert documents(output, "part-00000-of-00001_text_document") == ["0", "1", "corrected"]
 
 
@@ -366,7 +366,7 @@ def test_two_inputs_whose_names_and_keys_make_one_name_are_refused(tmp_path: Pat
     assert preprocess(corpus, output, keys="text,en_text", target_files=2).completion.manifest is not None
 
 
-@pytest.mark.parametrize("wrong", [{"name": "../../x"}, {"name": "a/b"}, {"name": ""}, {"keys": ["../../x"]}])
+@pytest.mark.parametrize("wrong", [{"name": "../../x"}, {"name": "a/b"}, {"name": ""}, {"keys": "../../x"}])
 def test_a_name_that_is_no_part_of_a_file_name_is_refused(tmp_path: Path, output: Path, wrong: dict[str, Any]) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "one", "../../x": "two"}\n')
     with pytest.raises(RequestError, match=r"--name|--keys"):

@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
-from tokenmill.options import Option
+from tokenmill.options import InvalidOption, Option
 
 
 def spread(command: Callable[..., None]) -> Callable[..., None]:
@@ -29,7 +29,10 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
     @wraps(command)
     def run(**values: Any) -> None:
         for name, (group, names) in groups.items():
-            values[name] = group(**{field: values.pop(field) for field in names})
+            try:
+                values[name] = group(**{field: values.pop(field) for field in names})
+            except InvalidOption as error:
+                raise typer.BadParameter(error.reason, param_hint=error.flag) from error
         command(**values)
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -47,7 +50,7 @@ def _parameters(group: type) -> Iterator[Parameter]:
 def _parameter(field: Field[Any], hint: Any) -> Parameter:
     kind, option = get_args(hint)
     flag = option.flag or f"--{field.name.replace('_', '-')}"
-    parse = _chosen(option) if option.choices else option.parse and _parsed(option)
+    parse = _chosen(option, flag) if option.choices else option.parse and _parsed(option, flag)
     how: dict[str, Any] = {"help": option.help, "envvar": option.env, "show_default": option.show_default}
     how |= {"parser": parse, "metavar": "<str>"} if parse else {"min": option.least, "max": option.most}
     default = ... if field.default is MISSING else field.default
@@ -55,20 +58,20 @@ def _parameter(field: Field[Any], hint: Any) -> Parameter:
     return Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def _chosen(option: Option) -> Callable[[str], str]:
+def _chosen(option: Option, flag: str) -> Callable[[str], str]:
     def choose(text: str) -> str:
         if text not in option.choices:
-            raise typer.BadParameter(f"{text!r} is not one of {', '.join(option.choices)}")
+            raise typer.BadParameter(f"{text!r} is not one of {', '.join(option.choices)}", param_hint=flag)
         return text
 
     return choose
 
 
-def _parsed(option: Option) -> Callable[[str], Any]:
+def _parsed(option: Option, flag: str) -> Callable[[str], Any]:
     def parse(text: str) -> Any:
         try:
             return option.parse(text) if option.parse else text
         except ValueError as error:
-            raise typer.BadParameter(str(error)) from error
+            raise typer.BadParameter(str(error), param_hint=flag) from error
 
     return parse

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from tokenmill.corpus.kinds import FORMATS, ZSTD_WINDOW_MOST
-from tokenmill.errors import RequestError
-from tokenmill.options import Option, byte_size
+from tokenmill.options import InvalidOption, Option, byte_size
 
 DAY = 86400.0
 
@@ -81,9 +80,6 @@ class ReadingOptions(WindowOptions):
     ] = None
 
     def __post_init__(self) -> None:
-        """Refuse options that have no meaning together (RequestError)."""
+        """Refuse options that have no meaning together (InvalidOption)."""
         if self.txt_document is not None and self.format != "txt":
-            raise RequestError(
-                f"--txt-document {self.txt_document}: it says what a document of --format txt is; give that, too, or "
-                "leave it out"
-            )
+            raise InvalidOption("--txt-document", "it says what a document of --format txt is")
