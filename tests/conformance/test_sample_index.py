@@ -18,9 +18,11 @@ import pytest
 
 from tokenmill.errors import RequestError
 from tokenmill.training.arguments import megatron_arguments
-from tokenmill.training.data import blend as data
+from tokenmill.training.data.blend import gather
 from tokenmill.training.data.datasets import TrainingData
+from tokenmill.training.data.flags import cache_path, data_flags
 from tokenmill.training.data.index import build_index, sweep
+from tokenmill.training.data.resolve import resolve
 from tokenmill.training.model import Model
 from tokenmill.training.settings import (
     Blend,
@@ -79,7 +81,7 @@ def listing(cache: Path) -> dict[str, tuple[int, int]]:
 
 def look_up(settings: Settings, corpus: TrainingData, directory: Path, python: str) -> Any:
     """Build the datasets as a run does at its start."""
-    words = megatron_arguments(settings, data.data_flags(corpus, settings, directory))
+    words = megatron_arguments(settings, data_flags(corpus, settings, directory))
     request = {"words": words, "script": settings.trainer.script if LM else None, "answer": str(directory / "answer")}
     done = subprocess.run(
         [python, HERE / "look_up_with_megatron.py"],
@@ -124,9 +126,9 @@ CASES: dict[str, tuple[Callable[[Path], DatasetSettings], dict[str, Any], list[s
 def test_megatron_finds_the_index(name: str, dataset: Path, python: str, tmp_path: Path) -> None:
     made, training, extra = CASES[name]
     settings = run(tmp_path, made(dataset), *extra, **training)
-    corpus = data.resolve(settings, None)
+    corpus = resolve(settings, None)
     assert build_index(settings, corpus, python=[python]).startswith("sample index built")
-    cache = data.cache_path(corpus, settings)
+    cache = cache_path(corpus, settings)
     before = listing(cache)
     assert any(path.endswith("-GPTDataset-train-shuffle_index.npy") for path in before)
     found = look_up(settings, corpus, tmp_path, python)
@@ -136,7 +138,7 @@ def test_megatron_finds_the_index(name: str, dataset: Path, python: str, tmp_pat
     # The same samples as without it.
     elsewhere = run(tmp_path / "other", made(dataset), *extra, **training)
     assert look_up(elsewhere, corpus, tmp_path, python) == found
-    assert len(list(data.cache_path(corpus, elsewhere).glob("*.npy"))) == len(list(cache.glob("*.npy")))
+    assert len(list(cache_path(corpus, elsewhere).glob("*.npy"))) == len(list(cache.glob("*.npy")))
 
     assert build_index(settings, corpus, python=[python]).startswith("the sample index is there")
     assert listing(cache) == before
@@ -145,8 +147,8 @@ def test_megatron_finds_the_index(name: str, dataset: Path, python: str, tmp_pat
 def test_a_killed_build_is_done_again(dataset: Path, python: str, tmp_path: Path) -> None:
     """Killed with a file cut short in its directory: nothing of it is taken, and it is swept."""
     settings = run(tmp_path, DatasetSettings(path=str(dataset), split="90,8,2"))
-    corpus = data.resolve(settings, None)
-    cache = data.cache_path(corpus, settings)
+    corpus = resolve(settings, None)
+    cache = cache_path(corpus, settings)
     builder = os.fork()
     if builder == 0:
         os.setpgid(0, 0)
@@ -167,9 +169,9 @@ def test_a_killed_build_is_done_again(dataset: Path, python: str, tmp_path: Path
 
 def test_an_index_cut_short_by_a_killed_run_is_swept(dataset: Path, python: str, tmp_path: Path) -> None:
     settings = run(tmp_path, DatasetSettings(path=f"{dataset}/mixed_text_document", split="90,8,2"))
-    corpus = data.resolve(settings, None)
+    corpus = resolve(settings, None)
     build_index(settings, corpus, python=[python])
-    cache = data.cache_path(corpus, settings)
+    cache = cache_path(corpus, settings)
     (torn,) = cache.glob("*-train-sample_index.npy")
     whole = torn.read_bytes()
     torn.write_bytes(whole[: len(whole) // 2])
@@ -194,7 +196,7 @@ def test_a_blend_that_megatron_cannot_draw_from(
     settings = run(
         tmp_path, DatasetSettings(path=f"{tmp_path}/out", split="98,1,1"), global_batch_size=batch, eval_iterations=1
     )
-    corpus = data.gather(settings.dataset, None)
+    corpus = gather(settings.dataset, None)
 
     def refused(check: Callable[[], object]) -> str:
         try:
@@ -203,7 +205,7 @@ def test_a_blend_that_megatron_cannot_draw_from(
             return str(error)
         return ""
 
-    ours = refused(lambda: data.resolve(settings))
+    ours = refused(lambda: resolve(settings))
     theirs = refused(lambda: build_index(settings, corpus, python=[python]))
     assert bool(ours) == bool(theirs)
     if ours:

@@ -21,10 +21,14 @@ from support.corpus import TOKENIZER as TINY
 from support.mill import Mill
 from tokenmill.errors import MachineError, RequestError, TokenmillError
 from tokenmill.tokens.indexed import IndexedReader
-from tokenmill.training.data import blend as data
+from tokenmill.training.data import blend
+from tokenmill.training.data.blend import gather
 from tokenmill.training.data.datasets import TrainingData
+from tokenmill.training.data.flags import cache_path, data_flags, listing
 from tokenmill.training.data.index import build_index, sweep
+from tokenmill.training.data.resolve import resolve as resolve_data
 from tokenmill.training.data.split import cuts
+from tokenmill.training.data.summary import summary
 from tokenmill.training.model import Model
 from tokenmill.training.settings import (
     Blend,
@@ -88,7 +92,7 @@ def settings(path: Path | str | None = None, **changed: Any) -> Settings:
 
 
 def resolve(*args: Any, **changed: Any) -> TrainingData:
-    return data.resolve(settings(*args, **changed), None)
+    return resolve_data(settings(*args, **changed), None)
 
 
 def refusal(*args: Any, **changed: Any) -> str:
@@ -116,7 +120,7 @@ def test_counts_are_those_of_the_pairs(large: Path) -> None:
 
 
 def test_a_relative_path_is_below_the_root_and_a_dataset_is_found_below_its_own(large: Path) -> None:
-    one = data.resolve(settings(large.name), large.parent)
+    one = resolve_data(settings(large.name), large.parent)
     assert one.train[0].pairs == resolve(large).train[0].pairs
 
 
@@ -206,7 +210,7 @@ def test_nothing_to_validate_on(large: Path) -> None:
 
 
 def test_more_pairs_than_megatron_takes(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data, "MOST_PAIRS", 2)
+    monkeypatch.setattr(blend, "MOST_PAIRS", 2)
     assert "has 3 pairs, and Megatron-LM takes at most 2" in refusal(large)
 
 
@@ -304,26 +308,26 @@ def flat(words: list[str]) -> dict[str, float]:
 
 def test_one_pair_is_a_data_path(small: Path, tmp_path: Path) -> None:
     how = settings(small, dataset__split="90, 8, 2")
-    words = data.data_flags(data.resolve(how, None), how, tmp_path)
+    words = data_flags(resolve_data(how, None), how, tmp_path)
     assert words.flags == ["--data-path", str(small / "few_text_document"), "--split", "90,8,2"]
     assert words.tokenizer == small / "tokenizer" and not list(tmp_path.iterdir())
 
 
 def test_pairs_weigh_as_many_tokens_as_they_have(large: Path, tmp_path: Path) -> None:
     how = settings(large)
-    corpus = data.resolve(how, None)
-    flag, path, *split = data.data_flags(corpus, how, tmp_path).flags
+    corpus = resolve_data(how, None)
+    flag, path, *split = data_flags(corpus, how, tmp_path).flags
     assert (flag, split) == ("--data-args-path", ["--split", "990,9,1"])
     found = flat(Path(path).read_text().split())
     tokens = {Path(pair.prefix).name: pair.tokens for pair in corpus.train[0].pairs}
     assert found == pytest.approx({name: count / sum(tokens.values()) for name, count in tokens.items()})
-    assert data.data_flags(corpus, how, tmp_path).flags[1] == path  # named by its content, made once
+    assert data_flags(corpus, how, tmp_path).flags[1] == path  # named by its content, made once
 
 
 def test_lists_for_each_split_have_all_three_keys(large: Path, small: Path, tmp_path: Path) -> None:
     blend = Blend(train=[BlendPart(path=str(large), weight=3)], validation=[BlendPart(path=str(small))])
     how = settings(dataset__blend=blend)
-    flag, path = data.data_flags(data.resolve(how, None), how, tmp_path).flags
+    flag, path = data_flags(resolve_data(how, None), how, tmp_path).flags
     assert flag == "--per-split-data-args-path"
     lists = json.loads(Path(path).read_text())
     assert list(lists) == ["train", "valid", "test"] and lists["test"] is None
@@ -351,21 +355,21 @@ def test_shares_of_a_blend(large: Path, small: Path) -> None:
 def test_white_space_in_a_path_is_refused_where_megatron_cuts_there(large: Path, tmp_path: Path) -> None:
     (tmp_path / "my data").symlink_to(large)
     how = settings(tmp_path / "my data")
-    corpus = data.resolve(how, None)
+    corpus = resolve_data(how, None)
     with pytest.raises(RequestError, match="white space"):
-        data.data_flags(corpus, how, tmp_path)
-    one = data.resolve(settings(tmp_path / "my data" / "a_text_document"), None)
-    assert data.data_flags(one, how, tmp_path).flags[:2] == ["--data-path", f"{tmp_path}/my data/a_text_document"]
+        data_flags(corpus, how, tmp_path)
+    one = resolve_data(settings(tmp_path / "my data" / "a_text_document"), None)
+    assert data_flags(one, how, tmp_path).flags[:2] == ["--data-path", f"{tmp_path}/my data/a_text_document"]
 
 
 def test_the_cache_goes_with_the_content(mill: Mill, small: Path) -> None:
     how = settings(small, dataset__split="1", training__eval_iterations=0)
-    before = data.cache_path(data.resolve(how, None), how)
+    before = cache_path(resolve_data(how, None), how)
     assert before.parent == Path("/checkpoints/.tokenmill/index")
     again = mill.make("again", {"few": 50}, seed=2)
     elsewhere = msgspec.structs.replace(how.dataset, path=str(again), cache_path="/cache")
     how = msgspec.structs.replace(how, dataset=elsewhere)
-    after = data.cache_path(data.resolve(how, None), how)
+    after = cache_path(resolve_data(how, None), how)
     assert after.parent == Path("/cache") and after.name != before.name
 
 
@@ -374,8 +378,8 @@ def test_the_cache_goes_with_the_content(mill: Mill, small: Path) -> None:
 
 def test_the_summary_says_tokens_and_epochs(large: Path) -> None:
     how = settings(large, training__iterations=100)
-    corpus = data.resolve(how, None)
-    lines = data.summary(corpus, how)
+    corpus = resolve_data(how, None)
+    lines = summary(corpus, how)
     assert lines[0] == "100 iterations of 4 sequences of 64 tokens: 256 tokens a step, 25,600 in all"
     source = corpus.train[0]
     trained = sum(cuts("990,9,1", pair.sequences)[0][1] for pair in source.pairs) / source.sequences  # type: ignore[index]
@@ -386,7 +390,7 @@ def test_the_summary_says_tokens_and_epochs(large: Path) -> None:
 
 def test_the_summary_warns_of_many_epochs(small: Path) -> None:
     how = settings(small, dataset__split="90,8,2", training__iterations=1000)
-    (warning,) = [line for line in data.summary(data.resolve(how, None), how) if line.startswith("warning:")]
+    (warning,) = [line for line in summary(resolve_data(how, None), how) if line.startswith("warning:")]
     assert str(small) in warning and "fewer iterations" in warning
 
 
@@ -407,7 +411,7 @@ def test_a_cut_leaves_nothing_out_and_nothing_twice(shares: list[int], sequences
 
 def test_an_index_is_not_built_where_it_cannot_be(large: Path, tmp_path: Path) -> None:
     how = settings(large, checkpoint__path=str(tmp_path))
-    corpus = data.resolve(how)
+    corpus = resolve_data(how)
     for python, kind, said in (
         (sys.executable, RequestError, "build it in the training image"),
         ("echo it went wrong; exit 3", TokenmillError, "exit code 3:\nit went wrong"),
@@ -420,7 +424,7 @@ def test_an_index_is_not_built_where_it_cannot_be(large: Path, tmp_path: Path) -
     own = msgspec.structs.replace(how, extra_args=["--full-validation"])
     with pytest.raises(RequestError, match="--full-validation"):
         build_index(own, corpus)
-    assert not list(data.cache_path(corpus, how).iterdir())
+    assert not list(cache_path(corpus, how).iterdir())
 
 
 def test_index_files_cut_short_are_swept(tmp_path: Path) -> None:
@@ -466,10 +470,10 @@ def test_blend_writes_values_that_settings_take(large: Path, small: Path, tmp_pa
     assert done.code == 0, done.err
     dataset = msgspec.convert(yaml.safe_load(out.read_text())["dataset"], DatasetSettings)
     assert dataset.blend is not None and [part.path for part in dataset.blend.all] == ["large", "small"]
-    corpus, direct = data.gather(dataset, large.parent), resolve(
+    corpus, direct = gather(dataset, large.parent), resolve(
         dataset__blend=Blend(all=[BlendPart(path=str(large)), BlendPart(path=str(small))]), dataset__split="90,8,2"
     )  # fmt: skip
-    assert data.listing(corpus) == data.listing(direct)
+    assert listing(corpus) == listing(direct)
 
 
 def test_blend_of_one_pair_is_a_list_too(large: Path, tmp_path: Path) -> None:

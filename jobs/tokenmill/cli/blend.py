@@ -47,7 +47,8 @@ def blend(
     from tokenmill.files.explain import explained
     from tokenmill.files.publish import write_atomic
     from tokenmill.training import settings as s
-    from tokenmill.training.data import blend as data
+    from tokenmill.training.data.blend import gather
+    from tokenmill.training.data.flags import listing
 
     o.one_of("--by", by, "tokens", "documents", "bytes", "given")
     if out.suffix in (".bin", ".idx") or (out.exists() and not out.is_file()):
@@ -60,8 +61,8 @@ def blend(
     words = {"train" if held_out else "all": parts, "validation": validation, "test": test}
     chosen = s.Blend(**{name: [_part(word, root) for word in given] for name, given in words.items()}, by=by)  # type: ignore[arg-type]
     with explained(out):
-        corpus = data.gather(s.DatasetSettings(blend=chosen, key=key, split=split or "990,9,1"), root, _options())
-        flags, _, content = data.listing(corpus, file=True)
+        corpus = gather(s.DatasetSettings(blend=chosen, key=key, split=split or "990,9,1"), root, _options())
+        flags, _, content = listing(corpus, file=True)
         assert content is not None  # noqa: S101
         write_atomic(out.absolute(), _values(corpus, key, root) if values else content)
     for line in _table(corpus, tokens):
@@ -132,14 +133,12 @@ def _below(part: str, root: Path) -> Path:
 
 
 def _table(corpus: Any, tokens: float | None) -> list[str]:
-    from tokenmill.training.data.blend import trained_on
-
     rows = [("split", "dataset", "pairs", "documents", "tokens", "share", "epochs")]
     for name, sources in corpus.lists.items():
         for source in sources:
             epochs = ""
             if tokens and name in ("all", "train"):
-                epochs = f"{tokens * source.share / trained_on(source, corpus.split):.2f}"
+                epochs = f"{source.epochs(corpus.split, tokens):.2f}"
             counts = (f"{len(source.pairs):,}", f"{source.documents:,}", f"{source.tokens:,}", f"{source.share:.2%}")
             rows.append((corpus.split or name, source.path, *counts, epochs))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]

@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 
 from tokenmill.files.codec import content_id
+from tokenmill.training.data.split import SPLITS, cuts, fractions
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,21 @@ class WeightedDataset:
         """Names the bytes of its pairs, in their order, wherever they lie."""
         return content_id([pair.hashes for pair in self.pairs])
 
+    def sequences_in(self, split: str | None, part: str) -> int:
+        """Count the sequences that fall into a part of the split; without a split, all of them."""
+        if split is None:
+            return self.sequences
+        number = SPLITS.index(part)
+        return sum(cut[1] - cut[0] for pair in self.pairs if (cut := cuts(split, pair.sequences)[number]))
+
+    def trained_on(self, split: str | None) -> float:
+        """Return the tokens that go to training, were all sequences of one length."""
+        return self.tokens * self.sequences_in(split, "train") / self.sequences
+
+    def epochs(self, split: str | None, total: int | float) -> float:
+        """Return how often a run of `total` tokens reads what goes to training."""
+        return total * self.share / self.trained_on(split)
+
     def weighted(self) -> Iterator[tuple[float, Pair]]:
         """Yield its pairs with their weights: its share, divided by tokens."""
         for pair in self.pairs:
@@ -89,6 +105,12 @@ class TrainingData:
     reference: str = ""
     """What the tokenizer was called when the data were made."""
     notes: list[str] = field(default_factory=list)
+
+    def has(self, part: str) -> bool:
+        """Tell whether a part of the split has data."""
+        if self.split is None:
+            return bool(self.lists.get(part))
+        return fractions(self.split)[SPLITS.index(part)] > 0
 
     @property
     def sources(self) -> list[WeightedDataset]:

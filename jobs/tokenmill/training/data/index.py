@@ -28,8 +28,8 @@ from tokenmill.files.tree import Tree
 from tokenmill.machine import memory_words, process_name
 from tokenmill.training.arguments import megatron_arguments
 from tokenmill.training.data import index_child
-from tokenmill.training.data.blend import cache_path, data_flags
 from tokenmill.training.data.datasets import TrainingData
+from tokenmill.training.data.flags import cache_path, data_flags
 from tokenmill.training.settings import Settings
 
 UNKNOWN = (

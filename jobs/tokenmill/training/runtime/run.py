@@ -23,8 +23,10 @@ from tokenmill.files.mounts import settle_seconds
 from tokenmill.training.arguments import megatron_arguments
 from tokenmill.training.checkpoints import repair as checkpoints
 from tokenmill.training.checkpoints.identity import Identity, identity_of, settle
-from tokenmill.training.data import blend as data
+from tokenmill.training.data.flags import data_flags
 from tokenmill.training.data.index import build_index, sweep
+from tokenmill.training.data.resolve import resolve
+from tokenmill.training.data.summary import summary
 from tokenmill.training.preflight import cannot_start, check
 from tokenmill.training.runtime.attempts import Attempt, Records
 from tokenmill.training.runtime.lease import CheckpointLease, CurrentRun, run_name
@@ -83,10 +85,10 @@ def prepare(path: Path, *, scratch: Path, dry_run: bool = False) -> TrainingRun:
     """
     settings = read(path)
     node = node_of(settings.training.nodes) if not dry_run else Node(0, settings.training.nodes, "NODE-0", 29500)
-    corpus = data.resolve(settings)
+    corpus = resolve(settings)
     found = check(settings, corpus, machine=not dry_run)
-    said = [*found.said, *data.summary(corpus, settings)]
-    read_from = data.data_flags(corpus, settings, scratch)
+    said = [*found.said, *summary(corpus, settings)]
+    read_from = data_flags(corpus, settings, scratch)
     words = megatron_arguments(settings, read_from)
     training = settings.training
     start = launcher(node, settings.trainer.launcher, training.gpus_per_node, settings.release)
@@ -103,7 +105,7 @@ def index(path: Path) -> None:
         RequestError: the data or the settings are wrong.
     """
     settings = read(path)
-    say(build_index(settings, data.resolve(settings), python=settings.trainer.python))
+    say(build_index(settings, resolve(settings), python=settings.trainer.python))
 
 
 def train(path: Path) -> None:
