@@ -6,6 +6,7 @@ TOOLS := $(abspath .cache/bin)
 OUT ?= out
 # Tests wait for servers and processes of theirs as long as they compute.
 TEST_WORKERS ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) * 3 / 2)))
+CHECK_WORKERS ?= $(shell getconf _NPROCESSORS_ONLN)
 MEGATRON_VENV := .venv-megatron
 NPM_TOKENIZERS := .cache/npm-tokenizers
 AZURITE := .cache/azurite
@@ -17,7 +18,7 @@ IMAGE ?= localhost/tokenmill-jobs:$(VERSION)
 IMAGE_TRAINING ?= localhost/tokenmill-training:$(VERSION)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint format chart-tools azurite charts image image-training dist e2e conformance bench locks clean
+.PHONY: help run check test lint format chart-tools azurite charts image image-training dist e2e conformance bench locks clean
 
 help: ## Say what there is to make
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,6 +57,10 @@ $(AZURITE)/.installed: tests/azurite/package-lock.json
 	cp tests/azurite/package.json tests/azurite/package-lock.json $(AZURITE)
 	cd $(AZURITE) && npm ci --ignore-scripts --no-audit --no-fund --silent
 	@touch $@
+
+check: lint ## Check style and types and run the fast tests: under a minute, no Helm, no network
+	$(BIN)/python -m pytest -n $(CHECK_WORKERS) --dist loadfile -m "not slow and not conformance and not e2e" \
+	  tests/unit tests/contract tests/docs tests/bench
 
 test: lint chart-tools azurite $(VENV)/.installed-scan ## Check the code and run all tests but those of a cluster and of Megatron-LM
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) --maxprocesses 8 --dist loadfile -m "not conformance and not e2e"

@@ -2,6 +2,8 @@
 
 import itertools
 
+import pytest
+
 from bench.corpus import documents
 
 BASE = [
@@ -14,14 +16,12 @@ def texts(count: int) -> list[str]:
     return [record["text"] for record in itertools.islice(documents(BASE), count)]
 
 
-def test_same_base_gives_same_documents() -> None:
-    assert texts(400) == texts(400)
-
-
-def test_copies_differ_and_other_scripts_come_between() -> None:
-    made = texts(400)
+@pytest.mark.slow
+def test_copies_differ_and_other_scripts_come_between_the_same_each_time() -> None:
+    made = texts(100)
     first = [text for text in made if text.startswith("Reading")]
     assert len(set(made)) == len(made)
-    assert len(first) > 40
+    assert len(first) > len(BASE)
     assert any(not text.isascii() for text in made)
     assert all(made)
+    assert texts(100) == made

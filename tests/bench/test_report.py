@@ -23,6 +23,7 @@ def test_a_failing_command_ends_the_section_with_its_words() -> None:
         run(["/no-such-program"])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
 def test_a_watched_run_knows_of_a_process_that_nobody_waited_for() -> None:
     held = "import os, time; x = bytearray(200_000_000); print('held', flush=True); time.sleep(60)"

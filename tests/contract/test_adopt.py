@@ -14,6 +14,8 @@ import pytest
 from support.commandline import Ended, many
 from support.corpus import TOKENIZER as TINY
 
+pytestmark = pytest.mark.slow
+
 CODES = {"u1": 1, "i1": 2, "<i2": 3, "<i4": 4, "<i8": 5, "<f8": 6, "<f4": 7, "<u2": 8}
 IDS = (1, 2, 3, 0, 4, 0, 5, 6, 7, 8, 0)
 """Three documents that end with EOD, 0."""

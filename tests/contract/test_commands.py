@@ -74,6 +74,7 @@ def test_importing_the_package_imports_nothing_else() -> None:
     assert done.stdout.split() == ["tokenmill"]
 
 
+@pytest.mark.slow
 def test_a_worker_does_without_numpy_where_ids_have_four_bytes(tmp_path: Path, corpus: Path) -> None:
     shutil.copytree(TOKENIZER, tmp_path / "large")
     description = json.loads((TOKENIZER / "tokenizer.json").read_text())
@@ -269,6 +270,7 @@ def test_one_stage_of_several_is_looked_at_alone(corpus: Path) -> None:
     assert "1/2 units" in states[1].out and states[2].err == absent.err
 
 
+@pytest.mark.slow
 def test_what_was_made_from_a_file_is_found_by_the_files_name(corpus: Path) -> None:
     """A chart that is given a file to read, and no place to write to, asks for its stage by the same name."""
     file = corpus / "0.jsonl"
@@ -286,6 +288,7 @@ def test_without_json_the_end_says_where_and_what_next(corpus: Path) -> None:
     assert str(output) in ended.out and "next: tokenmill preprocess" in ended.out
 
 
+@pytest.mark.slow
 def test_bad_records_kept_aside_are_counted_wherever_one_looks(corpus: Path) -> None:
     (corpus / "4.jsonl").write_text('{"text": "fine"}\n{}\nnonsense\n')
     root = corpus.parent / "out"
@@ -332,6 +335,7 @@ def test_a_late_pod_of_an_old_job_does_not_replace_the_plan_back(corpus: Path) -
     assert refused.code == 2 and "TOKENMILL_RUN" in refused.err
 
 
+@pytest.mark.slow
 def test_text_that_the_locale_cannot_show_is_made_and_shown_all_the_same(tmp_path: Path) -> None:
     (tmp_path / "\u65e5.jsonl").write_text('{"text": "\u672c"}\n', encoding="utf-8")
     plain = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
@@ -344,6 +348,7 @@ def test_text_that_the_locale_cannot_show_is_made_and_shown_all_the_same(tmp_pat
 # -- formats
 
 
+@pytest.mark.slow
 def test_wide_zstd_windows_are_taken_on_request(tmp_path: Path) -> None:
     import zstandard
 
@@ -379,6 +384,7 @@ def test_formats_and_sizes_that_are_none_end_with_a_usage_message(tmp_path: Path
             assert (ended.code, f"Invalid value for {option}" in ended.err) == (2, True), ended.err
 
 
+@pytest.mark.slow
 def test_run_reads_what_the_format_says(tmp_path: Path) -> None:
     source = tmp_path / "in"
     source.mkdir()

@@ -105,6 +105,7 @@ INSTALLS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "words"), INSTALLS, ids=lambda value: value if isinstance(value, str) else value[2])
 def test_helm_takes_what_a_document_types(name: str, words: list[str], tmp_path: Path) -> None:
     for link in ("charts", "values"):
@@ -181,6 +182,7 @@ def pods(thing: Any) -> Iterator[dict[str, Any]]:
             yield from pods(each)
 
 
+@pytest.mark.slow
 def test_the_selector_for_what_helm_test_leaves_finds_these_pods_and_no_others() -> None:
     (selector,) = re.findall(r"kubectl delete pod -l '(.*?)'", (ROOT / "UPGRADING.md").read_text())
     parts = re.findall(r"([^,\s]+?)(?:=([^,]+)| in \((.*?)\))(?:,|$)", selector)
@@ -194,6 +196,7 @@ def test_the_selector_for_what_helm_test_leaves_finds_these_pods_and_no_others()
     assert found.count(True) == len(STAGES) + 1 < len(found)
 
 
+@pytest.mark.slow
 def test_the_first_training_run_lasts_long_enough_to_be_interrupted(tmp_path: Path) -> None:
     (text,) = re.findall(r"^```json\n(.*?)^```$", (ROOT / "docs/first-run.md").read_text(), re.MULTILINE | re.DOTALL)
     (tmp_path / "settings.json").write_text(text)

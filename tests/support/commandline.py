@@ -1,5 +1,7 @@
 """Run the real command line in processes of its own, away from this machine's tokens and job indices."""
 
+import contextlib
+import io
 import json
 import os
 import subprocess
@@ -73,6 +75,22 @@ def tokenmill(
 ) -> Ended:
     """Run a command to its end."""
     return finish(start(*arguments, hub=hub, patient=patient, **environment), timeout)
+
+
+def within(*arguments: Any) -> Ended:
+    """Run a command that starts nothing and keeps nothing in this process: a tenth of what a process costs."""
+    from tokenmill.cli import main
+
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    before, sys.argv = sys.argv, ["tokenmill", *map(str, arguments)]
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            main()
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    finally:
+        sys.argv = before
+    return Ended(code, out.getvalue(), err.getvalue())
 
 
 def data_of(output: Path) -> dict[str, bytes]:

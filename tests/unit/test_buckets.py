@@ -14,6 +14,8 @@ import pytest
 
 from support.commandline import Ended, data_of, finish, start, tokenmill
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 AZURITE = ROOT / ".cache/azurite/node_modules/azurite/dist/src/blob/main.js"
 TOKENIZER = ROOT / "tests/conformance/tokenizers/tiny"

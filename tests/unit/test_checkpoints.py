@@ -490,6 +490,7 @@ def test_a_hostile_metadata_is_refused_and_nothing_of_it_runs(tmp_path: Path) ->
     assert (tmp_path / "executed").exists()
 
 
+@pytest.mark.slow
 def test_no_pickle_keeps_the_command_line_busy(tmp_path: Path) -> None:
     for number, content in enumerate(endless().values(), 1):
         write(save(tmp_path, number) / ".metadata", content, NOW + 60 * number + 2)
@@ -528,6 +529,7 @@ def test_every_pickler_of_an_honest_metadata_is_understood(
     assert needed == {path: max(start + size for name, start, size in entries if name == path) for path, *_ in entries}
 
 
+@pytest.mark.slow
 def test_a_large_honest_metadata_is_whole(tmp_path: Path) -> None:
     directory = save(tmp_path, 100)
     sizes = {f"__{rank}_{part}.distcp": 100 for rank in range(500) for part in range(2)}
@@ -564,6 +566,7 @@ def test_a_refused_name_is_said_and_fit_to_print(tmp_path: Path) -> None:
     assert "\x1b" not in only(tmp_path).state
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(st.data())
 def test_no_damage_to_metadata_does_more_than_be_found(data: st.DataObject) -> None:
@@ -901,6 +904,7 @@ def test_what_is_moved_aside_never_meets_what_was_moved_before(tmp_path: Path) -
     assert ASIDE_UNFINISHED == 1
 
 
+@pytest.mark.slow
 def test_an_old_view_of_a_network_file_system_moves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tracker seems to be behind, and is not once the cache has expired."""
     save(tmp_path, 100)
@@ -1037,6 +1041,7 @@ def test_nothing_is_deleted_unless_the_tracker_names_a_whole_one(hurt: Callable[
     assert tree(path) == before
 
 
+@pytest.mark.slow
 def test_retention_that_is_killed_anywhere_leaves_nothing_that_is_half_there(tmp_path: Path) -> None:
     run_of(tmp_path / "whole" / "run")
     prune(tmp_path / "whole" / "run", 2)

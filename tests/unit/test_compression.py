@@ -343,6 +343,7 @@ def _can_pass(path: Path) -> bool:
             return False
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux alone tells what is in the page cache")
 @pytest.mark.parametrize("codec", [None, *CODECS])
 def test_what_is_read_once_does_not_fill_the_page_cache(tmp_path: Path, codec: str | None) -> None:
@@ -358,6 +359,7 @@ def test_what_is_read_once_does_not_fill_the_page_cache(tmp_path: Path, codec: s
     assert _pages_in_memory(path) * mmap.PAGESIZE >= len(data)  # whoever else needs it still finds it there
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no file system in memory here")
 @every_codec
 def test_a_file_system_without_uncached_reads_is_read_as_well(codec: str) -> None:

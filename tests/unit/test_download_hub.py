@@ -21,6 +21,8 @@ from tokenmill.flow.progress import Reporter
 from tokenmill.flow.stage import Run
 from tokenmill.flow.worker import Summary
 
+pytestmark = pytest.mark.slow
+
 URI = "hf://datasets/org/corpus"
 CONNECTIONS = 8
 # One fault each, such as a file may meet on its way; `cdn` ones strike files in LFS alone.

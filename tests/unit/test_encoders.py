@@ -27,6 +27,8 @@ from tokenmill.tokens.gate import (
     prepare,
 )
 
+pytestmark = pytest.mark.slow
+
 TINY = Path(__file__).parents[1] / "conformance/tokenizers/tiny/tokenizer.json"
 NAMES = tuple(ENGINES)
 TEXTS = ["", "Hello, world", "", "naïve 世界 \U0001f44d", "<|endoftext|> in text", "x" * 5_000, "\U0001f468\u200d"]

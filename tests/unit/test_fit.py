@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.commandline import Ended, many, tokenmill
+from support.commandline import Ended, many, within
 from support.memory import total_bytes
 from tokenmill.errors import RequestError
 from tokenmill.training.model import from_fields, names, preset
@@ -25,7 +25,7 @@ H100 = ["--gpu-memory", "80"]
 
 
 def fit(*arguments: Any) -> Ended:
-    return tokenmill("fit", *arguments, patient=True)
+    return within("fit", *arguments)
 
 
 def planned(*arguments: Any) -> dict[str, Any]:
@@ -49,6 +49,7 @@ def refused(*arguments: Any) -> str:
 # -- the search
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(
     st.sampled_from(names()),
@@ -149,6 +150,7 @@ def test_a_long_sequence_is_cut_by_context_parallelism() -> None:
     assert found["layouts"][0]["context"] >= 4
 
 
+@pytest.mark.slow
 def test_large_searches_end_soon() -> None:
     big = ["--gpus", 16384, "--gpu-memory", 80, "--top", 1]
     for name in ("175b", "mixtral-8x7b"):
@@ -446,6 +448,7 @@ def test_the_save_interval_stays_within_the_run(tmp_path: Path) -> None:
     assert yaml.safe_load(file.read_text())["training"]["saveInterval"] == 1000
 
 
+@pytest.mark.slow
 def test_the_batch_is_the_recipe_s_unless_another_is_given(tmp_path: Path) -> None:
     """The file is one more -f: what nobody asked for must not replace what values/models has."""
     file = tmp_path / "values.yaml"
@@ -489,6 +492,7 @@ def test_values_that_cannot_be_written_are_said(tmp_path: Path) -> None:
     assert "values.yaml cannot be written: No such file" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "said"),
     [

@@ -44,5 +44,6 @@ def test_a_progress_line_names_them_too(capfd: pytest.CaptureFixture[str], monke
     monkeypatch.setattr("tokenmill.flow.progress.LOG_SECONDS", 0.0)
     with Reporter().progress("extract", 10, 5, lambda: (0, 0)) as progress:
         progress.at_work([("a", 1)])
-        lines = [line for _ in range(100) for line in said(capfd, 1.0) if "0/5 units" in line][:1]
-    assert lines and lines[0].endswith(f"; at work: a (1 B); {memory_words()}")
+        lines = (line for _ in range(100) for line in said(capfd, 1.0) if "0/5 units" in line)
+        line = next(lines)
+    assert line.endswith(f"; at work: a (1 B); {memory_words()}")

@@ -258,6 +258,7 @@ def test_a_manifests_hash_knows_no_times_hosts_and_directories(record: StageReco
     assert third is not None and third.hash != first.hash
 
 
+@pytest.mark.slow
 def test_a_plan_of_many_units_and_its_manifest_take_little_memory(record: StageRecord) -> None:
     """59,166 shards are one plan, which every process of a run holds."""
     count = 2000

@@ -158,6 +158,7 @@ values = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(
     records=st.lists(st.dictionaries(st.text(max_size=3), values, min_size=1, max_size=4), max_size=5),

@@ -58,6 +58,7 @@ def encode() -> Callable[[list[str]], list[list[int]]]:
     return lambda texts: [encoding.ids for encoding in tokenizer.encode_batch(texts)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vector", TINY, ids=lambda vector: vector["name"])
 def test_bytes_equal_megatron(
     tmp_path: Path, vector: dict[str, Any], encode: Callable[[list[str]], list[list[int]]]

@@ -23,6 +23,8 @@ from tokenmill.corpus.source import Changed, Patience, open_source
 from tokenmill.errors import RequestError
 from tokenmill.inputs import OpenInput, walk_files
 
+pytestmark = pytest.mark.slow
+
 PACK: dict[str, Callable[[bytes], bytes]] = {
     ".zst": zstandard.ZstdCompressor().compress,
     ".gz": gzip.compress,

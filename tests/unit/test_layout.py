@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from support.commandline import Ended, tokenmill
+from support.commandline import Ended, within
 from tokenmill.training.planner.layout import Layout, late_refusals, refusals
 from tokenmill.training.planner.memory import (
     GIB,
@@ -68,7 +68,7 @@ SMALL: dict[str, Any] = {
 def check(tmp_path: Path, content: Any) -> tuple[Ended, list[Any]]:
     file = tmp_path / "cases.json"
     file.write_text(content if isinstance(content, str) else json.dumps(content))
-    ended = tokenmill("fit", "--check", file, patient=True)
+    ended = within("fit", "--check", file)
     return ended, [json.loads(line) for line in ended.out.splitlines()]
 
 
@@ -77,7 +77,7 @@ def check(tmp_path: Path, content: Any) -> tuple[Ended, list[Any]]:
 
 def test_all_cases_are_judged_as_megatron_does() -> None:
     cases = json.loads(CASES.read_text())["cases"]
-    ended = tokenmill("fit", "--check", CASES, patient=True)
+    ended = within("fit", "--check", CASES)
     assert ended.code == 0, ended.err
     answers = [json.loads(line) for line in ended.out.splitlines()]
     assert len(answers) == len(cases) == 900
@@ -219,7 +219,7 @@ def test_a_file_without_cases_is_refused(tmp_path: Path, content: str, said: str
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    ended = tokenmill("fit", "--check", tmp_path / "none.json", patient=True)
+    ended = within("fit", "--check", tmp_path / "none.json")
     assert ended.code == 2 and "none.json" in ended.err and "No such file" in ended.err
 
 

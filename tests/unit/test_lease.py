@@ -13,6 +13,8 @@ from tokenmill.files.publish import write_atomic
 from tokenmill.training.runtime import lease as module
 from tokenmill.training.runtime.lease import CheckpointLease, CurrentRun
 
+pytestmark = pytest.mark.slow  # they wait for seconds
+
 ELSEWHERE = {"host": "node-7", "boot": "another", "namespace": "pid:[1]", "pid": 1, "started": 5}
 
 

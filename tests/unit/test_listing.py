@@ -14,6 +14,8 @@ from support.commandline import Ended, data_of, tokenmill
 from support.corpus import TOKENIZER
 from support.hub import Hub
 
+pytestmark = pytest.mark.slow
+
 FILES = {f"{name}.jsonl": b'{"text": "%s"}\n' % name.encode() * 50 for name in "abc"}
 URI = "hf://datasets/org/c"
 IMPATIENT = "TOKENMILL_TEST_PAUSE"

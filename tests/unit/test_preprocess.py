@@ -24,6 +24,8 @@ from tokenmill.tokens.dataset import check, find_dataset, find_document
 from tokenmill.tokens.indexed import IndexedReader
 from tokenmill.tokens.tokenizer import decode
 
+pytestmark = pytest.mark.slow
+
 EOD = 0
 
 

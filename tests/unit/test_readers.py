@@ -292,6 +292,7 @@ def test_parquet_in_batches(tmp_path: Path) -> None:
     assert all(batch.bytes < 1 << 20 for batch in batches)
 
 
+@pytest.mark.slow
 def test_parquet_dictionary_that_decodes_to_much_more(tmp_path: Path) -> None:
     path = _parquet(tmp_path, {"text": ["x" * 100_000] * 3000})
     assert path.stat().st_size < 1 << 20

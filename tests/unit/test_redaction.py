@@ -145,6 +145,7 @@ def echo() -> Iterator[str]:
         server.shutdown()
 
 
+@pytest.mark.slow
 def test_a_credential_that_a_server_quotes_is_written_nowhere(echo: str, tmp_path: Path) -> None:
     """The Hub's token, a password of an address and a signature, in headers and in the reason of the refusal."""
     commands = []

@@ -4,6 +4,8 @@ import os
 import textwrap
 from pathlib import Path
 
+import pytest
+
 from support.commandline import data_of, tokenmill
 from support.corpus import TOKENIZER, text
 from tokenmill.tokens.engines import ENGINES, longest_record
@@ -38,6 +40,7 @@ def plugin(directory: Path, code: str) -> dict[str, str]:
     return {"PYTHONPATH": f"{directory}:{os.environ.get('PYTHONPATH', '')}"}
 
 
+@pytest.mark.slow
 def test_a_toy_engine_preprocesses(tmp_path: Path) -> None:
     """An engine that a module registers is offered, judged first since it is the fastest, and encodes."""
     environment = plugin(tmp_path / "plugin", TOY_ENGINE)

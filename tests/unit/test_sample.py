@@ -15,6 +15,8 @@ from support.commandline import tokenmill
 from tokenmill.corpus.readers import read_documents
 from tokenmill.sample.harvest import HarvestReport, harvest
 
+pytestmark = pytest.mark.slow
+
 TOKENIZER = Path(shipped.__path__[0]) / "tokenizer"
 VOCABULARY, EOS = 8192, "<|endoftext|>"
 

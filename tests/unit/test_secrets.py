@@ -20,6 +20,8 @@ from tokenmill.corpus.source import Patience, open_source, without_addresses, wi
 from tokenmill.errors import RequestError
 from tokenmill.tokens.gate import environment
 
+pytestmark = pytest.mark.slow
+
 TOKEN = "hf_PlantedToken0123456789abcdef"
 WRONG = "hf_AnotherToken0123456789abcdef"
 PASSWORD = "hunter2"

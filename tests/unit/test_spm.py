@@ -14,6 +14,8 @@ from tokenmill.tokens.resolve import settle
 from tokenmill.tokens.spm import NAME, only_model
 from tokenmill.tokens.tokenizer import decode, eod_warning, resolve_tokenizer
 
+pytestmark = pytest.mark.slow
+
 CORPUS = Path(__file__).parents[2] / "docs/training.md"
 TEXTS = [
     "Hello, world",

@@ -25,6 +25,8 @@ from tokenmill.tokens.tokenizer import (
     tokenizer_request,
 )
 
+pytestmark = pytest.mark.slow
+
 FINGERPRINT = "dc43a28c7c22f04448f1a0306b52bd6b4a9baf8a734a3b52b712287c787149a7"
 """Outputs begun with earlier versions have this in their plans."""
 COMMON: dict[str, Any] = {"eod_token": None, "add_special_tokens": True, "texts": ["One.", "\ud800", "Two."]}

@@ -13,6 +13,8 @@ from tokenmill.errors import RequestError
 from tokenmill.tokens.encoders import load_encoder
 from tokenmill.tokens.resolve import settle
 
+pytestmark = pytest.mark.slow
+
 TEXTS = ["In 2023 there were 12345 rows", "caf\u00e9 cafe\u0301 12 </s> <|endoftext|>x", "  two  spaces", ""]
 EOS = {"eos_token": "<|endoftext|>", "bos_token": "<|endoftext|>", "unk_token": "<|endoftext|>"}
 

@@ -40,6 +40,8 @@ from tokenmill.training.settings import (
     derived,
 )
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="session")
 def mill(tmp_path_factory: pytest.TempPathFactory) -> Mill:

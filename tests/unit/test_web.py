@@ -18,6 +18,8 @@ import zstandard
 from support.commandline import Ended, data_of, many, tokenmill
 from tokenmill.corpus.web import disposition_name
 
+pytestmark = pytest.mark.slow
+
 LINES = b"".join(b'{"text": "line %d of a corpus"}\n' % number for number in range(20_000))
 HTML = b"\n<!DOCTYPE html><html><body>Please log in</body></html>"
 ZST, GZ, BZ2, XZ = zstandard.compress(LINES), gzip.compress(LINES), bz2.compress(LINES), lzma.compress(LINES)

@@ -15,6 +15,8 @@ from tokenmill.corpus.fetch import fetch_to
 from tokenmill.corpus.source import Patience, open_source
 from tokenmill.errors import Stopped
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("hf_xet")
 
 URI = "hf://datasets/org/c"
