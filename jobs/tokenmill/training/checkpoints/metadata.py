@@ -1,7 +1,7 @@
 """Which bytes of which file a torch_dist checkpoint needs: its .metadata, read without torch and without trusting it.
 
 .metadata is a pickle of torch.distributed.checkpoint's Metadata. Megatron-LM runs whatever it names; here nothing is
-run, so that refusing it also protects the run. `distcp` compares the answer with what lies there.
+run, so that refusing it also protects the run. `torch_dist` compares the answer with what lies there.
 
 Python's own unpickler is not used: it hashes and compares whatever a pickle makes a key, and tuples within tuples of
 80 bytes keep it busy for years. The machine below knows the opcodes that Python's picklers write in protocols 2 to 5

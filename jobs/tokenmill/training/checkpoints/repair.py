@@ -2,7 +2,7 @@
 
 A run's directory, as Megatron-LM (megatron/training/checkpointing.py) and we write to it:
 
-    iter_0000100/                           a checkpoint (`distcp`)
+    iter_0000100/                           a checkpoint (`torch_dist`)
     latest_checkpointed_iteration.txt       the tracker: an iteration, or `release` for a converted model in release/
     .tokenmill/aside/NAME-N                 ours: what a start moved out of the way, N counts up
     .tokenmill/trash/NAME-N                 ours: what is being deleted

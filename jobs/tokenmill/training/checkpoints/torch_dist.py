@@ -2,9 +2,9 @@
 
 A save writes it in this order (megatron/core/dist_checkpointing, torch.distributed.checkpoint):
 
-    common.pt         what is no tensor (`torchfile`); only older Megatron-LM, whose metadata.json has a common_backend
+    common.pt         what is no tensor (`torch_file`); only older Megatron-LM, whose metadata.json has a common_backend
     __R_I.distcp      rank R's tensors, file I, synced before the next
-    .metadata         which bytes of which file hold what (`extents`); written beside and renamed
+    .metadata         which bytes of which file hold what (`metadata`); written beside and renamed
     metadata.json     {"sharded_backend": "torch_dist", ...}: without it no torch_dist checkpoint
     integrity.json    SHA-256 of every file; only with --verify-integrity
 

@@ -8,7 +8,7 @@ import json
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 from uuid import uuid4
 
 import msgspec
@@ -41,6 +41,40 @@ class Attempt:
     ended: str = ""
 
 
+class Verdict(msgspec.Struct):
+    """How node 0 judged an attempt."""
+
+    attempt: str
+    code: int
+    iteration: int
+
+
+class Arrival(msgspec.Struct):
+    """What a node writes when it comes, and again until its ranks run."""
+
+    run: str
+    start: str
+    """Tells the starts of a node apart."""
+    began: float
+    beat: int
+
+
+class _Progress(msgspec.Struct):
+    start: str
+    iteration: int | None
+    saving: bool
+    quiet: Annotated[float, msgspec.Meta(ge=0, le=10**7)]
+
+
+class _Failure(msgspec.Struct):
+    host: str
+    cause: str
+    at: float
+
+
+T = TypeVar("T")
+
+
 class Records:
     """The records of a run's attempts, in <checkpoint path>/.tokenmill/train."""
 
@@ -53,9 +87,9 @@ class Records:
 
     def attempts(self) -> list[Attempt]:
         """Read what is known of earlier starts, the oldest first; what cannot be read is left out."""
-        value = self._read("attempts.json")
-        found = [_attempt(each) for each in value] if isinstance(value, list) else []
-        return [each for each in found if each]
+        value = read_json(self.directory / "attempts.json", tree=self._tree)
+        attempts = [_converted(each, Attempt) for each in value] if isinstance(value, list) else []
+        return [attempt for attempt in attempts if attempt]
 
     def begin(self, attempt: Attempt, limit: int) -> bool:
         """Record a start; return whether an earlier one with these settings came to its training loop.
@@ -94,32 +128,24 @@ class Records:
 
     def say(self, attempt: Attempt, code: int, iteration: int) -> None:
         """Tell the other nodes how this attempt ended."""
-        self._put("verdict.json", {"attempt": attempt.id, "code": code, "iteration": iteration})
+        self._put("verdict.json", Verdict(attempt.id, code, iteration))
 
-    def verdict(self) -> dict[str, Any] | None:
+    def verdict(self) -> Verdict | None:
         """Read the last attempt's verdict, None before there is one."""
-        value = self._read("verdict.json")
-        whole = (
-            isinstance(value, dict) and isinstance(value.get("code"), int) and isinstance(value.get("iteration"), int)
-        )
-        return value if whole else None
+        return self._read("verdict.json", Verdict)
 
     def progress(self, rank: int) -> tuple[str, Signs] | None:
         """Read which start of a node it is, and how far it says that it is."""
-        try:
-            value = msgspec.convert(self._read(f"progress-{rank}.json"), _Progress)
-        except msgspec.ValidationError:
-            return None
-        return value.start, Signs(value.iteration, value.saving, value.quiet)
+        progress = self._read(f"progress-{rank}.json", _Progress)
+        return (progress.start, Signs(progress.iteration, progress.saving, progress.quiet)) if progress else None
 
     def write_progress(self, rank: int, signs: Signs) -> None:
         """Say how far this node is."""
-        self._put(f"progress-{rank}.json", {"start": self.start, **asdict(signs)})
+        self._put(f"progress-{rank}.json", _Progress(self.start, signs.iteration, signs.saving, signs.quiet))
 
-    def arrival(self, rank: int) -> dict[str, Any]:
-        """Read what a node wrote when it came, empty before that."""
-        value = self._read(f"arrival-{rank}.json")
-        return value if isinstance(value, dict) else {}
+    def arrival(self, rank: int) -> Arrival | None:
+        """Read what a node wrote when it came, None before that."""
+        return self._read(f"arrival-{rank}.json", Arrival)
 
     def arrived_after(self, rank: int, since: float) -> bool:
         """Tell whether a node came, or came again, after a time of this machine's clock.
@@ -133,41 +159,32 @@ class Records:
 
     def write_arrival(self, rank: int, run: str, began: float, beat: int) -> None:
         """Say that this node is here since then, and waits for the others."""
-        self._put(f"arrival-{rank}.json", {"run": run, "start": self.start, "began": began, "beat": beat})
+        self._put(f"arrival-{rank}.json", Arrival(run, self.start, began, beat))
 
     def write_failure(self, rank: int, host: str, cause: str) -> None:
         """Say why the trainer failed on a node that does not judge."""
-        self._put(f"failure-{rank}.json", {"host": host, "cause": cause, "at": time.time()})
+        self._put(f"failure-{rank}.json", _Failure(host, cause, time.time()))
 
     def _failures(self, since: float) -> str:
         """Word why other nodes failed, as far as they said so; their clocks may differ by a minute."""
         said = ""
         names = [name for name in self._tree.names(self.directory) if name.startswith("failure-")]
         for path in (self.directory / name for name in names if name.endswith(".json")):
-            value = self._read(path.name)
-            if isinstance(value, dict) and isinstance(at := value.get("at"), float) and at > since - 60:
-                said += f"; {path.stem.replace('failure-', 'node ')} ({value.get('host')}): {value.get('cause')}"
+            failure = self._read(path.name, _Failure)
+            if failure and failure.at > since - 60:
+                said += f"; {path.stem.replace('failure-', 'node ')} ({failure.host}): {failure.cause}"
         return said[:1000]
 
-    def _read(self, name: str) -> Any:
-        return read_json(self.directory / name, tree=self._tree)
+    def _read(self, name: str, kind: type[T]) -> T | None:
+        return _converted(read_json(self.directory / name, tree=self._tree), kind)
 
-    def _put(self, name: str, value: dict[str, Any]) -> None:
-        self._tree.write_atomic(self.directory / name, redact(json.dumps(value)).encode())
-
-
-class _Progress(msgspec.Struct):
-    """How far a node says that it is."""
-
-    start: str
-    iteration: int | None
-    saving: bool
-    quiet: Annotated[float, msgspec.Meta(ge=0, le=10**7)]
+    def _put(self, name: str, record: msgspec.Struct) -> None:
+        self._tree.write_atomic(self.directory / name, redact(json.dumps(msgspec.to_builtins(record))).encode())
 
 
-def _attempt(value: Any) -> Attempt | None:
-    """Take a record of this version or another; None when it holds what no attempt does."""
+def _converted(value: Any, kind: type[T]) -> T | None:
+    """Take a record of this version or another; None when it holds something else."""
     try:
-        return msgspec.convert(value, Attempt)
+        return msgspec.convert(value, kind)
     except msgspec.ValidationError:
         return None

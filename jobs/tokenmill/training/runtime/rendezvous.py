@@ -11,11 +11,10 @@ show an old state for a while leaves that to the clocks for as long.
 import contextlib
 import time
 from collections.abc import Callable
-from typing import Any
 
 from tokenmill.errors import Superseded
 from tokenmill.files.mounts import settle_seconds
-from tokenmill.training.runtime.attempts import Records
+from tokenmill.training.runtime.attempts import Arrival, Records
 from tokenmill.training.runtime.node import Node
 
 LOOK = 5.0
@@ -72,23 +71,22 @@ class Gathering:
         self._records.write_arrival(self._node.rank, self._run, self._began, self._beats + 1)
         self._beats, self._beaten = self._beats + 1, now
 
-    def _arrival(self, rank: int) -> dict[str, Any]:
-        """Read what a node of this run wrote; empty where there is nothing, or another release's."""
+    def _arrival(self, rank: int) -> Arrival | None:
+        """Read what a node of this run wrote; None where there is nothing, or another release's."""
         arrival = self._records.arrival(rank)
-        return arrival if arrival.get("run") == self._run else {}
+        return arrival if arrival and arrival.run == self._run else None
 
-    def _meet(self, rank: int, arrival: dict[str, Any], now: float) -> None:
+    def _meet(self, rank: int, arrival: Arrival | None, now: float) -> None:
         seen = self._seen[rank]
-        if not arrival or arrival == seen:
+        if arrival is None or arrival == seen:
             return
         self._seen[rank] = arrival
         self._awaited.discard(rank)
-        start, began = arrival.get("start"), arrival.get("began")
         if not self._met:
-            if not self._node.judges and self._with not in ("", start):
+            if not self._node.judges and self._with not in ("", arrival.start):
                 self._left = now
-            self._with = str(start)
+            self._with = arrival.start
             return
-        later = now >= self._sure or (isinstance(began, float) and began > self._met + SKEW)
-        if later and seen and start != seen.get("start"):
+        later = now >= self._sure or arrival.began > self._met + SKEW
+        if later and seen and arrival.start != seen.start:
             raise Superseded(f"node {rank} has started anew, and the ranks here wait for those it had")

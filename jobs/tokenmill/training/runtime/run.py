@@ -29,11 +29,14 @@ from tokenmill.training.data.resolve import resolve
 from tokenmill.training.data.summary import summary
 from tokenmill.training.preflight import cannot_start, check
 from tokenmill.training.runtime.attempts import Attempt, Records
+from tokenmill.training.runtime.judge import after, ending, judge
 from tokenmill.training.runtime.lease import CheckpointLease, CurrentRun, run_name
 from tokenmill.training.runtime.node import Node, inherited, launcher, node_of
+from tokenmill.training.runtime.others import Others
+from tokenmill.training.runtime.output import say
 from tokenmill.training.runtime.rendezvous import Gathering
-from tokenmill.training.runtime.supervise import End, HangTimeouts, Signals, Supervisor, say
-from tokenmill.training.runtime.watch import Signs, Watch
+from tokenmill.training.runtime.supervise import End, HangTimeouts, Signals, Supervisor
+from tokenmill.training.runtime.watch import Watch
 from tokenmill.training.settings import Settings, read
 
 VERDICT_PATIENCE = 150.0
@@ -190,7 +193,7 @@ def _attempt(run: TrainingRun, records: Records, lease: CheckpointLease, signals
     end = _supervised(run, watch, others, chores, signals)
     attempt.saved, attempt.stopped = max(attempt.saved or start.iteration, run.reached()), end.stopped
     attempt.iterated = attempt.iterated or watch.started or end.iterated
-    return _over(records, attempt, *_judge(run, end, watch, attempt, retried))
+    return _over(records, attempt, *judge(run.target, end, watch, attempt, retried=retried))
 
 
 def _note(run: TrainingRun, records: Records, attempt: Attempt, watch: Watch) -> None:
@@ -214,39 +217,6 @@ def _over(records: Records, attempt: Attempt, code: int, words: str) -> tuple[in
     return code, words
 
 
-def _judge(run: TrainingRun, end: End, watch: Watch, attempt: Attempt, retried: bool) -> tuple[int, str]:
-    """Say how an attempt ended: 0, 2 or 143, and why; `retried` once these settings came to their training loop."""
-    reached = attempt.saved or 0
-    where = f"iteration {reached:,} of {run.target:,} is saved"
-    if reached >= run.target:
-        return 0, f"done: {where}{_after(end)}"
-    again = "the next start goes on from there"
-    if end.stopped:
-        return 143, f"stopped by a signal: {where}; {again}"
-    if end.ended:
-        return 143, f"{end.ended}: {where}; {again}"
-    fresh = not (attempt.iterated or retried or attempt.began_at)
-    how = f"the trainer ended with {_ending(end)}"
-    if end.code == 0 and not fresh:
-        return 143, f"the trainer ended with 0 before its target: {where}; {again}"
-    cause = f": {watch.cause}" if watch.cause else ""
-    lasting = watch.lasting and not retried and not end.iterated
-    if end.code == 0 or (end.code > 0 and not watch.passing and (fresh or lasting)):
-        return 2, (
-            f"{how} before its first iteration{cause}; no retry can help: mend the settings, the image or the data, "
-            "and start it again"
-        )
-    return 143, f"{how}{cause}; {where}; {again}"
-
-
-def _after(end: End) -> str:
-    return "" if end.code == 0 else f"; the trainer then ended with {_ending(end)}, which changes nothing"
-
-
-def _ending(end: End) -> str:
-    return f"signal {-end.code}" if end.code < 0 else f"exit code {end.code}"
-
-
 def _follow(run: TrainingRun, signals: Signals) -> None:
     """Be another node: supervise, then end as node 0 says."""
     records = Records(run.checkpoints)
@@ -263,21 +233,21 @@ def _follow(run: TrainingRun, signals: Signals) -> None:
     if end.code == 0 and run.reached() >= run.target:
         return _end(0, f"done: iteration {run.target:,} is saved")
     if end.code != 0 and not end.stopped and _done(run):  # torchrun may fail where node 0's was the first to leave
-        return _end(0, f"done: iteration {run.target:,} is saved{_after(end)}")
+        return _end(0, f"done: iteration {run.target:,} is saved{after(end)}")
     if end.stopped:
         _end(143, "stopped by a signal; the next start goes on from the last checkpoint")
     if end.code != 0:
-        cause = end.ended or watch.cause or _ending(end)
+        cause = end.ended or watch.cause or ending(end)
         with contextlib.suppress(OSError):
             records.write_failure(run.node.rank, gethostname(), cause)
-        _end(143, f"the trainer ended with {_ending(end)} on this node: {cause}; node 0 judges")
+        _end(143, f"the trainer ended with {ending(end)} on this node: {cause}; node 0 judges")
     deadline = time.monotonic() + VERDICT_PATIENCE
     while time.monotonic() < deadline and not signals.asked:
         verdict = records.verdict()
-        if run.reached() >= run.target or (verdict and verdict["code"] == 0 and verdict["iteration"] >= run.target):
+        if run.reached() >= run.target or (verdict and verdict.code == 0 and verdict.iteration >= run.target):
             return _end(0, f"done: iteration {run.target:,} is saved")
         if verdict and verdict != before:
-            _end(143, f"node 0 says that the run goes on from iteration {verdict['iteration']:,}")
+            _end(143, f"node 0 says that the run goes on from iteration {verdict.iteration:,}")
         if records.arrived_after(0, end.met):  # so that a verdict on the start here will never come
             _end(143, "node 0 was lost and has started anew; this node joins it")
         time.sleep(0.5)
@@ -296,37 +266,6 @@ def _done(run: TrainingRun) -> bool:
         if last is None or not last.complete:
             return False
     return True
-
-
-class Others:
-    """What the nodes that Megatron-LM's output comes from, the first and the last, tell each other and the rest."""
-
-    def __init__(self, records: Records, node: Node) -> None:
-        """Remember what there is of earlier starts."""
-        self.records, self._rank = records, node.rank
-        self._tells = node.rank in (0, node.nodes - 1) and node.nodes > 1
-        self._ranks = {0, node.nodes - 1} - {node.rank}
-        self._before = {rank: self._start(rank) for rank in self._ranks}
-        self._told: Signs | None = None
-
-    def tell(self, signs: Signs) -> None:
-        """Tell the others, where this node knows something."""
-        if self._tells and signs != self._told:
-            self.records.write_progress(self._rank, signs)
-            self._told = signs
-
-    def signs(self) -> Signs | None:
-        """Return what the others know of this start; None while that is nothing."""
-        told = [self.records.progress(rank) for rank in self._ranks if self._start(rank) != self._before[rank]]
-        known = [each[1] for each in told if each]
-        if not known:
-            return None
-        iterations = [each.iteration for each in known if each.iteration is not None]
-        return Signs(max(iterations, default=None), any(e.saving for e in known), max(e.quiet for e in known))
-
-    def _start(self, rank: int) -> str | None:
-        progress = self.records.progress(rank)
-        return progress[0] if progress else None
 
 
 def _supervised(

@@ -1,21 +1,27 @@
 """One start of the training script on one node: started, listened to, stopped when asked or when it hangs."""
 
 import contextlib
-import ctypes
-import os
 import queue
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import TracebackType
-from typing import IO, Self
+from typing import Self
 
 from tokenmill.errors import RequestError, Stopped, Superseded
+from tokenmill.training.runtime.output import flush, pass_on, pump, say
+from tokenmill.training.runtime.processes import (
+    adopt_orphans,
+    die_with_parent,
+    dump_stacks,
+    kill_all,
+    ranks_of,
+    reap,
+    signal_ranks,
+)
 from tokenmill.training.runtime.watch import Signs, Watch
 
 POLL = 0.2
@@ -34,8 +40,6 @@ BARRIER = 60.0
 """Seconds for a launcher whose ranks have ended; torchrun waits 300 for those of other nodes, which may have died."""
 KILL = 30.0
 """Seconds for killed processes to be gone; one that waits for a dead device or file server may never be."""
-LINE = 1 << 16
-"""Bytes that are kept back at most for the end of their line."""
 
 
 class Signals:
@@ -136,7 +140,7 @@ class Supervisor:
         self.signals.ending = False
         if self.signals.asked:
             return End(-self.signals.asked[0], stopped=True, ended="", iterated=False, met=time.time())
-        _adopt_orphans()
+        adopt_orphans()
         try:
             process = subprocess.Popen(
                 command,
@@ -144,7 +148,7 @@ class Supervisor:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_die_with_parent,  # noqa: PLW1509 - no thread has been started yet
+                preexec_fn=die_with_parent,  # noqa: PLW1509 - no thread has been started yet
             )
         except (FileNotFoundError, PermissionError, NotADirectoryError) as problem:
             raise RequestError(
@@ -156,7 +160,7 @@ class Supervisor:
             self._follow(process)
         finally:
             self._done.set()
-            _kill_all()
+            kill_all(KILL)
         looking.join(KILL)
         self._look()
         code = process.poll()
@@ -169,8 +173,8 @@ class Supervisor:
         working, before = 0.0, set[int]()
         while not self._done.wait(LOOK if self._met else FIRST_LOOK):
             self._look()
-            _reap(launcher)
-            found = set(_ranks(launcher))
+            reap(launcher)
+            found = set(ranks_of(launcher))
             if found & before:  # what torchrun's own imports start (ldconfig) is gone by the next look
                 working = time.monotonic()
                 if not self._met:
@@ -179,7 +183,7 @@ class Supervisor:
             elif not found and working and time.monotonic() - working > BARRIER and not self._finished:
                 self._finished = True
                 say("the ranks have ended well, and the launcher waits for those of other nodes: not any longer")
-                _kill_all()
+                kill_all(KILL)
             before = found
 
     def _look(self) -> None:
@@ -205,7 +209,7 @@ class Supervisor:
 
     def _follow(self, process: "subprocess.Popen[bytes]") -> None:
         batches: queue.Queue[list[bytes] | None] = queue.Queue(maxsize=64)
-        threading.Thread(target=_pump, args=(process.stdout, batches), daemon=True).start()
+        threading.Thread(target=pump, args=(process.stdout, batches), daemon=True).start()
         self._moved = time.monotonic()
         seen, over, exited, heard = self._elsewhere, False, 0.0, 0.0
         while True:
@@ -229,10 +233,10 @@ class Supervisor:
         for line in batch:
             text = line.decode(errors="replace")
             alive, said = self.watch.read(text)
-            _pass_on("".join([text, *(f"tokenmill: {words}\n" for words in said)]))
+            pass_on("".join([text, *(f"tokenmill: {words}\n" for words in said)]))
             if alive:
                 self._moved, self._met = time.monotonic(), self._met or time.time()
-        _flush()
+        flush()
 
     def _stop(self, process: "subprocess.Popen[bytes]") -> None:
         """Pass on what was asked for: that the ranks save and end, or, at a second Ctrl-C, that they end."""
@@ -240,18 +244,18 @@ class Supervisor:
         if asked and not self._stopping:
             self._stopping = True
             say(f"{signal.Signals(asked[0]).name}: the ranks save and end")
-            if not _signal_ranks(process.pid, signal.SIGTERM) or not self._met:
+            if not signal_ranks(process.pid, signal.SIGTERM) or not self._met:
                 process.terminate()
         if asked.count(signal.SIGINT) > 1:  # SIGTERM twice is no hurry: engines repeat it, and a save may be under way
             say("asked twice: they end now")
-            _kill_all()
+            kill_all(KILL)
             asked.remove(signal.SIGINT)
 
     def _end_what_must_not_go_on(self, process: "subprocess.Popen[bytes]", now: float) -> None:
         self._ended = self._ended or self.watch.astray
         if now > self._kill_at or (self._ended and self._kill_at == float("inf")):
             self._kill_at = now + KILL
-            _kill_all()
+            kill_all(KILL)
         allowed = self._allowed()
         if self._ended or now - self._moved <= allowed:
             return
@@ -260,7 +264,7 @@ class Supervisor:
             self._ended = f"all nodes are here, and did not meet for {allowed / 60:.3g} minutes: look at their network"
         self._kill_at = now + STACKS
         say(f"no iteration for {allowed / 60:.3g} minutes: the stacks of all ranks, then the end")
-        threading.Thread(target=_dump_stacks, args=(process.pid,), daemon=True).start()
+        threading.Thread(target=dump_stacks, args=(process.pid, STACKS), daemon=True).start()
 
     def _allowed(self) -> float:
         if not self._met:
@@ -272,123 +276,3 @@ class Supervisor:
 
     def _signs(self) -> list[Signs]:
         return [self.watch.signs, *([self._elsewhere] if self._elsewhere else [])]
-
-
-def _pump(pipe: IO[bytes] | None, batches: "queue.Queue[list[bytes] | None]") -> None:
-    """Cut output into lines, at carriage returns too, which progress bars end with; a last one is ended."""
-    rest = b""
-    while pipe and (data := pipe.read1(LINE)):  # type: ignore[attr-defined]
-        lines = (rest + data).splitlines(keepends=True)
-        rest = b"" if lines[-1].endswith((b"\n", b"\r")) or len(lines[-1]) > LINE else lines.pop()
-        if lines:
-            batches.put(lines)
-    batches.put([rest + b"\n"] if rest else [])
-    batches.put(None)
-
-
-def say(words: str) -> None:
-    """Say something in the log."""
-    _pass_on(f"tokenmill: {words}\n")
-    _flush()
-
-
-def _pass_on(text: str) -> None:
-    with contextlib.suppress(OSError):  # whoever read it has gone, which is no reason to end
-        sys.stdout.write(text)
-
-
-def _flush() -> None:
-    with contextlib.suppress(OSError):
-        sys.stdout.flush()
-
-
-def _signal_ranks(launcher: int, number: signal.Signals) -> int:
-    """Send a signal to the launcher's children; return how many there were."""
-    ranks = _ranks(launcher)
-    for pid in ranks:
-        _try_signal(pid, number)
-    return len(ranks)
-
-
-def _try_signal(pid: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
-
-
-def _dump_stacks(launcher: int) -> None:
-    """Have one rank after another write its stacks: all at once they write into each other's lines.
-
-    Meanwhile the others are held, which would fail when they lose a peer, and the launcher, which would end them then.
-    """
-    ranks = _ranks(launcher)
-    for pid in (launcher, *ranks):
-        _try_signal(pid, signal.SIGSTOP)
-    for pid in ranks:
-        with contextlib.suppress(OSError):
-            variables = Path(f"/proc/{pid}/environ").read_text(errors="replace").split("\0")
-            rank = next((each for each in variables if each.startswith("RANK=")), "RANK=unknown")
-            # Where the ranks write, too: what is said here might overtake the stacks of the rank before.
-            with Path(f"/proc/{launcher}/fd/1").open("a") as output:
-                output.write(f"tokenmill: stacks of {rank}\n")
-        _try_signal(pid, signal.SIGABRT)
-        _try_signal(pid, signal.SIGCONT)
-        until = time.monotonic() + STACKS / 2 / len(ranks)
-        while pid in _processes() and time.monotonic() < until:
-            time.sleep(0.02)
-    _try_signal(launcher, signal.SIGCONT)
-
-
-def _ranks(launcher: int) -> list[int]:
-    return [pid for pid, parent in _processes().items() if parent == launcher]
-
-
-def _prctl(option: int, value: int) -> None:
-    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
-
-
-def _die_with_parent() -> None:
-    """Let the launcher end its ranks when this process is killed (prctl(2), PR_SET_PDEATHSIG)."""
-    _prctl(1, signal.SIGTERM)
-
-
-def _adopt_orphans() -> None:
-    """Become the parent of ranks whose launcher dies, so that they are found (prctl(2), PR_SET_CHILD_SUBREAPER)."""
-    _prctl(36, 1)
-
-
-def _reap(launcher: int) -> None:
-    """Take away adopted processes that have ended, of which a long run may leave as many as there are process ids."""
-    with contextlib.suppress(ChildProcessError):
-        while ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-            if ended.si_pid == launcher:
-                return
-            os.waitpid(ended.si_pid, 0)
-
-
-def _kill_all() -> None:
-    """Kill all that descends from this process: torch gives ranks sessions of their own, so a group is not enough."""
-    deadline = time.monotonic() + KILL
-    while time.monotonic() < deadline:
-        parents = _processes()
-        found = {os.getpid()}
-        while more := {pid for pid, parent in parents.items() if parent in found} - found:
-            found |= more
-        if len(found) == 1:
-            return
-        for pid in found - {os.getpid()}:
-            _try_signal(pid, signal.SIGKILL)
-        time.sleep(0.01)
-    say(f"warning: killed processes are not gone after {KILL:.0f} s: they wait for a device or a file server")
-
-
-def _processes() -> dict[int, int]:
-    """Return the parent of every live process (proc(5), fields 3 and 4 of stat)."""
-    found = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if fields[0] not in "ZX":
-            found[int(path.parent.name)] = int(fields[1])
-    return found
