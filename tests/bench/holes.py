@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tokenmill.files.codec import readable_pieces
 from tokenmill.files.publish import write_atomic
-from tokenmill.flow.contract import FileEntry, Receipt, RemoteFile
+from tokenmill.flow.contract import FileEntry, Origin, Receipt, RemoteFile
 from tokenmill.flow.provenance import whole
 from tokenmill.flow.record import Plan, StageRecord, Unit, make_manifest
 from tokenmill.stages.registry import DOWNLOAD
@@ -32,7 +32,7 @@ def make(output: Path, count: int) -> None:
     units = [
         Unit(names[i], size(i), RemoteFile(name(i), size(i), sha256=f"{i:064x}"), [names[i]]) for i in range(count)
     ]
-    plan = Plan("download", {}, units, source={"uri": "hf://datasets/org/corpus", "revision": "0" * 40})
+    plan = Plan("download", {}, units, source=Origin("hf://datasets/org/corpus", "0" * 40))
     receipts = []
     for number, unit in enumerate(units):
         with (output / unit.id).open("wb") as file:

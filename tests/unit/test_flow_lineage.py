@@ -14,7 +14,7 @@ from support import stages
 from tokenmill.corpus.source import Selection
 from tokenmill.errors import RequestError, TransientError
 from tokenmill.flow.attempt import planning_lease
-from tokenmill.flow.contract import Part
+from tokenmill.flow.contract import Origin, Part
 from tokenmill.flow.lineage import Dataset, upstream_of
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.record import StageRecord
@@ -65,7 +65,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def stage_and_place(dataset: Dataset) -> tuple[str | None, Path]:
-    return dataset.upstream["stage"], dataset.root
+    return dataset.upstream.maker, dataset.root
 
 
 def test_the_furthest_finished_stage_is_taken_and_said(root: Path) -> None:
@@ -77,7 +77,7 @@ def test_the_furthest_finished_stage_is_taken_and_said(root: Path) -> None:
     assert stage_and_place(taken) == ("concatenate", root / "concatenated")
     assert taken.notes == [f"reading 2 files of concatenate in {root / 'concatenated'}"]
     assert summary.completion.manifest is not None
-    assert taken.upstream["manifest"] == summary.completion.manifest.hash
+    assert taken.upstream.manifest == summary.completion.manifest.hash
     # The stage itself and what comes after it are no input of it.
     assert stage_and_place(upstream_of(root, "concatenate", before(CONCATENATE))) == ("extract", root / "extracted")
     assert stage_and_place(upstream_of(root, "extract", before(EXTRACT))) == ("download", root)
@@ -98,7 +98,7 @@ def test_the_source_stays_known_through_all_stages(root: Path, tmp_path: Path) -
     extract(root)
     concatenate(root)
     dataset = upstream(root)
-    assert dataset.source == {"uri": "file:source", "revision": None}
+    assert dataset.source == Origin("file:source", None)
     parts = [part for file in dataset.files for part in file.parts]
     assert parts == [Part(f"{index}.jsonl.gz", 0, index + 1) for index in range(FILES)]
 
@@ -149,7 +149,7 @@ def test_a_stage_that_never_got_a_plan_does_not_claim_a_directory_of_ones_own(tm
         with pytest.raises(RequestError, match="nothing at"):
             download(tmp_path / "nowhere", place)
     taken = upstream(own)
-    assert len(taken.files) == FILES + 1 and taken.upstream["stage"] is None
+    assert len(taken.files) == FILES + 1 and taken.upstream.stage is None
     assert not any("left out" in note for note in taken.notes)
     assert extract(own).completion.manifest is not None
 
@@ -255,7 +255,7 @@ def test_a_plain_directory_is_read_as_it_lies_but_not_what_it_is_written_to(tmp_
         (root / name).write_text('{"text": "x"}\n')
     dataset = upstream_of(root, "preprocess", before(PREPROCESS), usable=DATA_SUFFIXES, output=root / "out")
     assert [file.path for file in dataset.files] == ["b.jsonl", "sub/a.jsonl"]
-    assert dataset.upstream["stage"] is None
+    assert dataset.upstream.stage is None
     assert any("README.md" in note for note in dataset.notes)
     moved = root.rename(tmp_path / "elsewhere")
     assert (

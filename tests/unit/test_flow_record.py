@@ -21,10 +21,10 @@ from tokenmill.flow.contract import (
     Files,
     InputFile,
     Kind,
+    Origin,
     Receipt,
     Record,
-    SourceRecord,
-    UpstreamRecord,
+    Upstream,
 )
 from tokenmill.flow.provenance import whole
 from tokenmill.flow.record import Plan, StageRecord, Unit, complete, make_manifest
@@ -60,8 +60,8 @@ PLANS = st.builds(
     units=UNITS,
     basis=SPECS,
     details=SPECS,
-    source=beside(SourceRecord),
-    upstream=beside(UpstreamRecord),
+    source=st.builds(Origin, st.text(max_size=12), st.none() | st.text(max_size=12)),
+    upstream=st.builds(Upstream, st.none() | st.text(max_size=12), listing=st.text(max_size=12)),
     require=st.none() | st.just("out"),
 )
 PLAN = Plan("extract", {"input": "x"}, [Unit("a", 3, Made(1), ["a"]), Unit("b", 5, Made(2), ["b"])], require="out")
@@ -123,8 +123,8 @@ def test_everything_in_a_plan_is_in_its_id() -> None:
         replace(PLAN, request={}),
         replace(PLAN, basis={"eod": 1}),
         replace(PLAN, details={"notes": []}),
-        replace(PLAN, source={"revision": "0"}),
-        replace(PLAN, upstream={"manifest": "0"}),
+        replace(PLAN, source=Origin(revision="0")),
+        replace(PLAN, upstream=Upstream(manifest="0")),
         replace(PLAN, require=None),
         replace(PLAN, units=PLAN.units[:1]),
         replace(PLAN, units=PLAN.units[::-1]),

@@ -10,6 +10,7 @@ import typer
 from tokenmill.cli import options as o
 
 if TYPE_CHECKING:
+    from tokenmill.flow.contract import Origin
     from tokenmill.tokens.dataset import Dataset
 
 
@@ -69,7 +70,7 @@ def inspect(
             "pair": found.pair.prefix,
             "tokens": found.ids,
             "text": text,
-            "source": {**source, "file": name, "record": record},
+            "source": {**source.to_json(), "file": name, "record": record},
         }
         lines = [
             f"document {found.number} of {dataset.record.output / found.pair.prefix}: {len(found.ids):,} tokens",
@@ -86,8 +87,7 @@ def _eod(dataset: "Dataset") -> str:
     return "no EOD" if eod is None else f"EOD {dataset.tokenizer.eod_token!r} ({eod})"
 
 
-def _origin(source: dict[str, Any]) -> str:
-    revision = source.get("revision")
-    if "adopted" in source:
-        return f"{source['uri']}, adopted {source['adopted']}: no record says which text it was made from"
-    return f"{source['uri']} at revision {revision}" if revision else f"{source['uri']}, which has no revisions"
+def _origin(source: "Origin") -> str:
+    if source.adopted:
+        return f"{source.uri}, adopted {source.adopted}: no record says which text it was made from"
+    return f"{source.uri} at revision {source.commit}" if source.commit else f"{source.uri}, which has no revisions"

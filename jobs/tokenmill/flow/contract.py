@@ -135,19 +135,44 @@ class UnitRecord(Struct, forbid_unknown_fields=True):
             check_path(path)
 
 
-class SourceRecord(Struct):
-    """Where the text comes from in the end."""
+Adopted = Literal["in place", "copied"]
+IN_PLACE: Adopted = "in place"
+COPIED: Adopted = "copied"
+"""How files of another tool became outputs. What lies in its place is somebody else's, and is never removed."""
+
+
+class Origin(Record, frozen=True):
+    """Where the text comes from in the end: `revision` is the commit of a source that has commits.
+
+    `adopted` is IN_PLACE or COPIED for files that another tool made.
+    """
 
     uri: str | UnsetType = UNSET
-    revision: str | None = None
+    revision: str | UnsetType | None = UNSET
+    adopted: Adopted | UnsetType = UNSET
+
+    @property
+    def commit(self) -> str | None:
+        """The commit, None where there is none."""
+        return self.revision or None
 
 
-class UpstreamRecord(Struct):
-    """What a stage reads."""
+class Upstream(Record, frozen=True):
+    """What a stage reads: the stage that made it, and hashes that name its content.
 
-    stage: str | None = None
+    `stage` None: files that somebody brought, whose names and identities `listing` hashes. `manifest` is the hash of a
+    stage's manifest, `files` one of the names of its files, where not all are read. Of a source nothing is set.
+    """
+
+    stage: str | UnsetType | None = UNSET
     manifest: str | UnsetType = UNSET
     listing: str | UnsetType = UNSET
+    files: str | UnsetType = UNSET
+
+    @property
+    def maker(self) -> str | None:
+        """The stage of ours that made the files, None where none did."""
+        return self.stage or None
 
 
 class PlanRecord(Struct):
@@ -157,8 +182,8 @@ class PlanRecord(Struct):
     request: dict[str, Any]
     basis: dict[str, Any]
     details: dict[str, Any]
-    source: SourceRecord
-    upstream: UpstreamRecord
+    source: Origin
+    upstream: Upstream
     require: Literal["out", "tokens"] | None
 
 
@@ -228,8 +253,8 @@ class ManifestRecord(Struct):
     """A finished stage, without its files."""
 
     stage: str
-    source: SourceRecord
-    upstream: UpstreamRecord
+    source: Origin
+    upstream: Upstream
     details: dict[str, Any]
     counts: dict[str, Count]
     empty: list[EmptyPair]

@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -18,7 +17,7 @@ from tokenmill.files.mounts import patiently, settle_seconds
 from tokenmill.files.paths import RECORDS
 from tokenmill.files.tree import Tree
 from tokenmill.flow.attempt import is_planning
-from tokenmill.flow.contract import InputFile, Kind, Part, RemoteFile
+from tokenmill.flow.contract import InputFile, Kind, Origin, Part, RemoteFile, Upstream
 from tokenmill.flow.progress import Reporter, size
 from tokenmill.flow.provenance import whole
 from tokenmill.flow.record import PLANNING, Manifest, StageRecord, complete
@@ -87,8 +86,8 @@ class Dataset:
 
     root: Path
     files: list[DataFile]
-    upstream: dict[str, Any]
-    source: dict[str, Any]
+    upstream: Upstream
+    source: Origin
     notes: list[str]
     warnings: Sequence[str] = ()
     damaged: frozenset[str] = frozenset()
@@ -265,8 +264,8 @@ def _furthest(path: Path, records: list[StageRecord], stage: str, earlier: Seque
     candidates, notes = [], []
     for record in records:
         above, manifest = _look(record)
-        if above.get("stage") in present and above.get("manifest") not in current:
-            notes.append(f"{record.stage} in {record.output} was made from an older {above['stage']}; not taken")
+        if above.maker in present and above.manifest not in current:
+            notes.append(f"{record.stage} in {record.output} was made from an older {above.maker}; not taken")
         else:
             candidates.append((record, manifest))
             current |= {manifest.hash} if manifest else set()
@@ -281,7 +280,7 @@ def _furthest(path: Path, records: list[StageRecord], stage: str, earlier: Seque
     return _dataset(record, manifest, choice, notes)
 
 
-def _look(record: StageRecord) -> tuple[dict[str, Any], Manifest | None]:
+def _look(record: StageRecord) -> tuple[Upstream, Manifest | None]:
     """Return what a stage was made from, and its manifest, completing it where only that was left to do.
 
     "Not finished" is concluded only once the mount's caches must have told the truth. A recorded
@@ -289,13 +288,13 @@ def _look(record: StageRecord) -> tuple[dict[str, Any], Manifest | None]:
     stage is made.
     """
 
-    def look() -> tuple[dict[str, Any], Manifest | None]:
+    def look() -> tuple[Upstream, Manifest | None]:
         recorded = record.stored_manifest(record.plan_id())
         if recorded is not None:
-            return recorded.content["upstream"], recorded
+            return recorded.upstream, recorded
         plan = record.read_plan()
         if plan is None:
-            return {}, None
+            return Upstream(), None
         return plan.upstream, complete(record, plan, write=os.access(record.directory, os.W_OK)).manifest
 
     found = look()
@@ -357,9 +356,9 @@ def _dataset(record: StageRecord, manifest: Manifest, choice: _Choice, notes: li
             raise RequestError(problem)
         warnings = [f"{problem}. What is made from them will fail, the rest is done"]
     said = f"reading {len(files)} files of {record.stage} in {record.output}"
-    upstream, source = {"stage": record.stage, "manifest": manifest.hash}, manifest.source
+    upstream, source = Upstream(record.stage, manifest.hash), manifest.source
     if len(files) != usable:  # not always: so a plan of all files is the one that earlier versions made
-        upstream["files"] = content_id(sorted(file.path for file in files))
+        upstream = msgspec.structs.replace(upstream, files=content_id(sorted(file.path for file in files)))
     return Dataset(record.output, files, upstream, source, [*notes, said, *left_out], warnings, frozenset(damaged))
 
 
@@ -400,6 +399,6 @@ def _plain(root: Path, walk: Walk, choice: _Choice, *, by_name: bool = False) ->
     files, left_out = choice.of(root, files, walk, by_name=by_name)
     listing = content_id([[file.path, file.identity] for file in files])
     # No absolute path: the same files give the same plan wherever they lie.
-    upstream = {"stage": None, "listing": listing}
+    upstream = Upstream(None, listing=listing)
     notes = [f"reading {len(files)} files in {root}", *left_out]
-    return Dataset(root, files, upstream, {"uri": f"file:{root.name}"}, notes)
+    return Dataset(root, files, upstream, Origin(f"file:{root.name}"), notes)

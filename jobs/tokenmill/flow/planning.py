@@ -9,7 +9,7 @@ a truncated file that was mended is finished by the same command.
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from tokenmill.errors import WITH_REPLACE, RequestError, Stopped, Superseded, To
 from tokenmill.files.codec import readable_json
 from tokenmill.files.lease import Liveness
 from tokenmill.flow.attempt import leftovers, planning_lease
-from tokenmill.flow.record import PLANNING, Plan, StageRecord, Unit, record_failure
+from tokenmill.flow.record import PLANNING, Plan, StageRecord, record_failure
 from tokenmill.flow.runs import Runs
 
 LEASE_SECONDS = 60.0
@@ -122,7 +122,7 @@ def _plan_under_lease(
         _check_may_replace(record, old, request, runs)
     try:
         new = request.make()
-        refuse_foreign(record, old, new.units)
+        refuse_foreign(record, old, [name for unit in new.units for name in new.removable(unit)])
     except TokenmillError as error:
         if old is None and not isinstance(error, Stopped):
             record_failure(record, None, PLANNING, error)
@@ -151,17 +151,16 @@ def _loses_finished(record: StageRecord, old: Plan, new: Plan) -> bool:
     return any(old.unit_key(unit) not in kept and record.read_receipt(old, unit) is not None for unit in old.units)
 
 
-def refuse_foreign(record: StageRecord, old: Plan | None, units: list[Unit]) -> None:
+def refuse_foreign(record: StageRecord, old: Plan | None, names: Iterable[str]) -> None:
     """Refuse to overwrite files that no plan of this stage names: they are somebody's own."""
-    ours = {name for unit in old.units for name in unit.removable} if old else set()
+    ours = {name for unit in old.units for name in old.removable(unit)} if old else set()
     present = set(record.tree.names())
-    for unit in units:
-        for name in unit.removable:
-            if name.split("/")[0] in present and name not in ours and record.tree.exists(name):
-                raise RequestError(
-                    f"{record.output / name} exists, and no record says that tokenmill made it; move it away or choose "
-                    "another output directory"
-                )
+    for name in names:
+        if name.split("/")[0] in present and name not in ours and record.tree.exists(name):
+            raise RequestError(
+                f"{record.output / name} exists, and no record says that tokenmill made it; move it away or choose "
+                "another output directory"
+            )
 
 
 def _clear(record: StageRecord) -> None:
@@ -184,7 +183,7 @@ def _clear(record: StageRecord) -> None:
                     tree.unlink(path)
                 continue
             # Without a receipt too: an attempt may have been killed between its renames and its receipt.
-            for name in unit.removable:
+            for name in old.removable(unit):
                 tree.unlink(name)
             tree.unlink(path)
         for failure in record.failure_names():

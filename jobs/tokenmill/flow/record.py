@@ -31,6 +31,7 @@ from tokenmill.files.codec import (
 from tokenmill.files.hashing import hash_file
 from tokenmill.files.tree import ForeignEntry, Tree
 from tokenmill.flow.contract import (
+    IN_PLACE,
     REMAKE,
     DamagedRecord,
     EmptyPair,
@@ -38,8 +39,10 @@ from tokenmill.flow.contract import (
     FileEntry,
     InputFile,
     Kind,
+    Origin,
     Receipt,
     Record,
+    Upstream,
     check_manifest,
     check_plan,
     check_units,
@@ -57,9 +60,6 @@ PLANNING = "planning"
 
 REJECTED = "rejected"
 """Directory below an output where bad records are kept."""
-
-IN_PLACE, COPIED = "in place", "copied"
-"""How files of another tool were adopted. What lies in its place is somebody else's, and is never removed."""
 
 Counts = dict[str, int]
 S = TypeVar("S", bound=Record)
@@ -113,13 +113,6 @@ class Unit:
         outputs: list[str] = unpack(self.text)["outputs"]
         return outputs
 
-    @property
-    def removable(self) -> list[str]:
-        """The outputs that another plan may remove or overwrite: none where somebody else made them."""
-        value = unpack(self.text)
-        outputs: list[str] = [] if value["spec"].get("adopted") == IN_PLACE else value["outputs"]
-        return outputs
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -136,8 +129,8 @@ class Plan:
     units: list[Unit]
     basis: dict[str, Any] = field(default_factory=dict)
     details: dict[str, Any] = field(default_factory=dict)
-    source: dict[str, Any] = field(default_factory=dict)
-    upstream: dict[str, Any] = field(default_factory=dict)
+    source: Origin = Origin()  # noqa: RUF009 - frozen
+    upstream: Upstream = Upstream()  # noqa: RUF009 - frozen
     require: str | None = None
 
     def content(self) -> dict[str, Any]:
@@ -148,8 +141,8 @@ class Plan:
             "request": self.request,
             "basis": self.basis,
             "details": self.details,
-            "source": self.source,
-            "upstream": self.upstream,
+            "source": self.source.to_json(),
+            "upstream": self.upstream.to_json(),
             "require": self.require,
             "units": Packed(unit.text for unit in self.units),
         }
@@ -167,8 +160,11 @@ class Plan:
     @property
     def adopted(self) -> str | None:
         """How the files of another tool became outputs, IN_PLACE or COPIED; None where tokenmill made them."""
-        adopted = self.source.get("adopted")
-        return adopted if adopted in (IN_PLACE, COPIED) else None
+        return self.source.adopted or None
+
+    def removable(self, unit: Unit) -> list[str]:
+        """Return the outputs of a unit that another plan may remove or overwrite: none that somebody else made."""
+        return [] if self.adopted == IN_PLACE else unit.outputs
 
     @property
     def command(self) -> str:
@@ -221,9 +217,15 @@ class Plan:
                 units += map(Unit.of_text, texts, batch)
         except ValueError as error:
             raise RequestError(f"it is damaged, or of another version of tokenmill ({error})") from error
-        names = ("request", "basis", "details", "source", "upstream")
-        parts = {name: value[name] for name in names}
-        plan = cls(stage=value["stage"], units=units, require=value["require"], **parts)
+        parts = {name: value[name] for name in ("request", "basis", "details")}
+        plan = cls(
+            stage=value["stage"],
+            units=units,
+            require=value["require"],
+            source=Origin.of_json(value["source"]),
+            upstream=Upstream.of_json(value["upstream"]),
+            **parts,
+        )
         plan.__dict__["id"] = value["id"]  # just compared: hashing 59,166 units as objects again would take 2 s
         return plan
 
@@ -473,10 +475,14 @@ class Manifest:
         return msgspec.convert(self.content["empty"], list[EmptyPair])
 
     @property
-    def source(self) -> dict[str, Any]:
+    def source(self) -> Origin:
         """Where the text comes from in the end."""
-        source: dict[str, Any] = self.content["source"]
-        return source
+        return Origin.of_json(self.content["source"])
+
+    @property
+    def upstream(self) -> Upstream:
+        """What the stage read."""
+        return Upstream.of_json(self.content["upstream"])
 
     @property
     def counts(self) -> Counts:
@@ -499,8 +505,8 @@ def make_manifest(plan: Plan, receipts: Iterable[Receipt]) -> Manifest:
             "format": FORMAT,
             "stage": plan.stage,
             "plan": plan.id,
-            "upstream": plan.upstream,
-            "source": plan.source,
+            "upstream": plan.upstream.to_json(),
+            "source": plan.source.to_json(),
             "details": plan.details,
             "counts": counts,
             "files": files,

@@ -40,7 +40,7 @@ def _planned_anew(stage: Stage, request: Request, run: Run) -> Plan | None:
     plan = record.read_plan()
     if plan is None or plan.request != request.content or stop_requested():
         return None
-    commit = plan.source.get("revision")
+    commit = plan.source.commit
     try:
         listed = stage.listed(run, commit)
         if listed is None or {file.path: file for file in listed} == _planned(plan):

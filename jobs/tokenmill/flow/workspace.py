@@ -181,7 +181,7 @@ class Workspace:
         self.inputs: list[InputRange] = []
         """Where each input's records begin in the output, for the receipt."""
         self.adopted: list[FileEntry] = []
-        """Outputs that lie in their place already, for the receipt: `record.IN_PLACE`."""
+        """Outputs that lie in their place already, for the receipt: `contract.IN_PLACE`."""
         self.empty: list[EmptyPair] = []
         """Outputs that were left out because they hold nothing, for the receipt and the manifest."""
         self._should_stop = should_stop
@@ -234,7 +234,7 @@ class Workspace:
         one file from beginning to end.
         """
         path = self.input_root / file.path
-        maker = self.plan.upstream.get("stage")
+        maker = self.plan.upstream.maker
         if maker:
             self._check_size(path, size, maker)
         try:
@@ -272,7 +272,7 @@ class Workspace:
 
     def check_hash(self, file: InputFile, digest: str) -> None:
         """Refuse an input whose bytes are not those that an earlier stage made; `digest` is their xxh3-128."""
-        maker = self.plan.upstream.get("stage")
+        maker = self.plan.upstream.maker
         if maker and digest != file.identity:
             raise InputError(
                 f"{self.input_root / file.path} is damaged: its bytes are not those that the manifest of the {maker} "

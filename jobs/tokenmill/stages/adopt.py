@@ -17,11 +17,21 @@ from tokenmill.errors import InputError, RequestError, TransientError
 from tokenmill.files.codec import content_id
 from tokenmill.files.paths import safe_name
 from tokenmill.files.tree import Tree
-from tokenmill.flow.contract import EmptyPair, FileEntry, InputFile, InputRange
+from tokenmill.flow.contract import (
+    COPIED,
+    IN_PLACE,
+    Adopted,
+    EmptyPair,
+    FileEntry,
+    InputFile,
+    InputRange,
+    Origin,
+    Upstream,
+)
 from tokenmill.flow.planning import Request, refuse_foreign
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.provenance import narrow, whole
-from tokenmill.flow.record import COPIED, IN_PLACE, Counts, Plan, StageRecord, Unit
+from tokenmill.flow.record import Counts, Plan, StageRecord, Unit
 from tokenmill.flow.stage import Run, Stage
 from tokenmill.flow.workspace import OutputFile, Workspace
 from tokenmill.inputs import walk_files
@@ -56,7 +66,7 @@ class Pairs(NamedTuple):
 
     root: Path
     output: Path
-    how: str
+    how: Adopted
     files: dict[str, tuple[InputFile, InputFile]]
     notes: list[str]
 
@@ -260,9 +270,9 @@ class Adopt(Stage):
         options = PreprocessOptions(**vars(self.tokenizer), keys=KEY, append_eod=bool(append_eod), encoder=ENCODER)
         # Not the root: the same pairs give the same plan wherever they lie.
         listing = content_id(sorted(pairs.identities.items()))
-        upstream = {"stage": None, "listing": listing}
+        upstream = Upstream(None, listing=listing)
         request: dict[str, Any] = {
-            "input": upstream,
+            "input": upstream.to_json(),
             "tokenizer": tokenizer_request(options.tokenizer, options.tokenizer_revision),
             "append_eod": append_eod,
             "eod_token": options.eod_token,
@@ -286,7 +296,8 @@ class Adopt(Stage):
             old = encoders.record.read_plan()
             _refuse_ours(pairs, old)
             units = _units(pairs)
-            refuse_foreign(encoders.record, old, units)
+            names = [] if pairs.how == IN_PLACE else [name for unit in units for name in unit.outputs]
+            refuse_foreign(encoders.record, old, names)
             tokenizer = encoders.resolve([], options, request["tokenizer"], self.endpoint, reporter)
             eod = tokenizer.eod_id if append_eod else None
             if append_eod is None:
@@ -305,7 +316,7 @@ class Adopt(Stage):
                 units,
                 basis=basis.to_json(),
                 details=PairDetails(tokenizer).to_json(),
-                source={"uri": f"file:{pairs.root.name}", "adopted": pairs.how},
+                source=Origin(f"file:{pairs.root.name}", adopted=pairs.how),
                 upstream=upstream,
                 require="tokens",
             )

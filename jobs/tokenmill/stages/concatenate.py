@@ -64,7 +64,7 @@ class _Account:
         self.records = self.blank = 0
         self._output = output
         self._workspace = workspace
-        self._known = workspace.plan.upstream.get("stage") is not None  # what the inputs' bytes hash to
+        self._known = workspace.plan.upstream.maker is not None  # what the inputs' bytes hash to
         self._back = output.path.open("rb", buffering=0)
         self._buffer = bytearray(BUFFER)
         self._digest = xxhash.xxh3_128()
@@ -149,7 +149,7 @@ class Concatenate(Stage):
         dataset.announce(run.reporter)
         check_label(self.name)
         request: dict[str, Any] = {
-            "input": dataset.upstream,
+            "input": dataset.upstream.to_json(),
             "target_files": self.target_files,
             "name": self.name,
             **({"format": self.format} if self.format else {}),

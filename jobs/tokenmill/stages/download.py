@@ -16,7 +16,7 @@ from tokenmill.corpus.listing import names, select
 from tokenmill.corpus.options import SourceOptions
 from tokenmill.corpus.source import Listing, Patience, RemoteFile, Source, local_path, open_source, without_secrets
 from tokenmill.files.paths import safe_name
-from tokenmill.flow.contract import InputRange
+from tokenmill.flow.contract import InputRange, Origin
 from tokenmill.flow.lineage import check_apart
 from tokenmill.flow.planning import Request
 from tokenmill.flow.provenance import whole
@@ -72,7 +72,7 @@ class Download(Stage):
             for note in notes:
                 run.reporter.say(note)
             units = [_unit(file, name) for file, name in zip(files, names(files, self.selection.layout), strict=True)]
-            source = {"uri": listing.uri, "revision": listing.revision}
+            source = Origin(listing.uri, listing.revision)
             return Plan(DOWNLOAD.name, request, units, details={"notes": notes}, source=source)
 
         def outdated(plan: Plan) -> bool:
@@ -111,7 +111,7 @@ class Download(Stage):
         fetch(
             shared.source,
             file,
-            workspace.plan.source["revision"],
+            workspace.plan.source.commit,
             output,
             give_up_at=self._give_up_at,
             checkpoint=workspace.checkpoint,

@@ -55,7 +55,10 @@ class Extract(Stage):
             output=self.output,
         )
         dataset.announce(run.reporter)
-        request: dict[str, Any] = {"input": dataset.upstream, **({"format": self.format} if self.format else {})}
+        request: dict[str, Any] = {
+            "input": dataset.upstream.to_json(),
+            **({"format": self.format} if self.format else {}),
+        }
 
         def make() -> Plan:
             units = _units(dataset)

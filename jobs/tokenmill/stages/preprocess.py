@@ -14,7 +14,7 @@ from tokenmill.corpus.kinds import LINES, ZSTD_WINDOW
 from tokenmill.corpus.source import local_path
 from tokenmill.errors import InputError, RequestError
 from tokenmill.files.paths import safe_name
-from tokenmill.flow.contract import RemoteFile
+from tokenmill.flow.contract import Origin, RemoteFile, Upstream
 from tokenmill.flow.lineage import DataFile, Dataset, check_apart, upstream_of
 from tokenmill.flow.partition import groups
 from tokenmill.flow.planning import Request, refuse_foreign
@@ -52,8 +52,8 @@ class Corpus(NamedTuple):
     """The files to tokenise, what they come from, and local paths of some files, or of their beginnings, to look at."""
 
     files: list[DataFile]
-    upstream: dict[str, Any]
-    source: dict[str, Any]
+    upstream: Upstream
+    source: Origin
     beginnings: Callable[[], AbstractContextManager[list[Path]]]
 
 
@@ -121,7 +121,9 @@ class Preprocess(Stage):
         def make() -> Plan:
             corpus = find()
             units = _units(corpus.files, options)
-            refuse_foreign(encoders.record, encoders.record.read_plan(), units)
+            refuse_foreign(
+                encoders.record, encoders.record.read_plan(), [name for unit in units for name in unit.outputs]
+            )
             tokenizer = resolve(corpus, options)
             basis = PairBasis(
                 tokenizer=tokenizer.fingerprint,
@@ -156,14 +158,14 @@ class Preprocess(Stage):
                 return nullcontext([dataset.root / file.path for file in dataset.readable])
 
             corpus = Corpus(dataset.files, dataset.upstream, dataset.source, beginnings)
-            return {"input": dataset.upstream}, lambda: corpus, dataset
+            return {"input": dataset.upstream.to_json()}, lambda: corpus, dataset
         stream, wanted, say = self.input, self.options.format, run.reporter.say
         if directory := local_path(stream.uri):
             check_apart(directory, self.output)
 
         def find() -> Corpus:
             shards, source = stream.find(wanted, say, pinned)
-            return Corpus(shards, {}, source, lambda: stream.heads(shards, wanted, source["revision"], say))
+            return Corpus(shards, Upstream(), source, lambda: stream.heads(shards, wanted, source.commit, say))
 
         return {"source": stream.request()}, find, None
 
@@ -179,7 +181,7 @@ class Preprocess(Stage):
             output=self.output,
         )
         dataset.announce(run.reporter)
-        stage = dataset.upstream.get("stage")
+        stage = dataset.upstream.maker
         if wanted not in (None, "jsonl") and stage in (EXTRACT.name, CONCATENATE.name):
             raise RequestError(
                 f"--format {wanted}: {stage} took each line of its input for a record; let preprocess read what "
@@ -211,7 +213,7 @@ class Preprocess(Stage):
         """Have the encoder processes load the encoder: as many as there are, and no more than the work is worth."""
         stream = None if isinstance(self.input, Path) else self.input
         with (
-            stream.shards(plan.source["revision"], warn) if stream else nullcontext() as shards,
+            stream.shards(plan.source.commit, warn) if stream else nullcontext() as shards,
             closing(warm),
         ):
             task = Encoders(StageRecord(self.output, PREPROCESS)).task(plan, self.options)

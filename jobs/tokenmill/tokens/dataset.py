@@ -12,14 +12,14 @@ from tokenmill.files.hashing import has_sha256, hash_file
 from tokenmill.files.mounts import patiently, settle_seconds
 from tokenmill.files.paths import inside
 from tokenmill.files.tree import ForeignEntry
-from tokenmill.flow.contract import FileEntry, Kind
+from tokenmill.flow.contract import COPIED, IN_PLACE, FileEntry, Kind
 from tokenmill.flow.lineage import find_records, records_of, unfinished
 from tokenmill.flow.progress import size as words
 from tokenmill.flow.provenance import locate
-from tokenmill.flow.record import COPIED, IN_PLACE, Manifest, Plan, StageRecord, complete, kept_aside, make_manifest
+from tokenmill.flow.record import Manifest, Plan, StageRecord, complete, kept_aside, make_manifest
 from tokenmill.tokens.contract import PREPROCESS, PairBasis, ResolvedTokenizer, basis_of, tokenizer_of
 
-_DAMAGED = {
+_DAMAGED: dict[str, str] = {
     IN_PLACE: "put back what was adopted; or make the pair again with the tool that made it, and run the same "
     "tokenmill adopt with --replace",
     COPIED: "delete this copy and run the same tokenmill adopt again: it copies only what is missing",

@@ -19,7 +19,7 @@ from tokenmill.corpus.source import Listing, Patience, RemoteFile, Source, open_
 from tokenmill.errors import RequestError
 from tokenmill.files.explain import TMPDIR, explained
 from tokenmill.files.lease import Liveness, maker_liveness
-from tokenmill.flow.contract import InputFile
+from tokenmill.flow.contract import InputFile, Origin
 from tokenmill.flow.lineage import DataFile
 from tokenmill.flow.signals import stop_requested
 from tokenmill.machine import process_name
@@ -58,9 +58,7 @@ class Stream:
             **self.selection.request(),
         }
 
-    def find(
-        self, wanted: str | None, say: Callable[[str], None], pinned: str | None
-    ) -> tuple[list[DataFile], dict[str, Any]]:
+    def find(self, wanted: str | None, say: Callable[[str], None], pinned: str | None) -> tuple[list[DataFile], Origin]:
         """List the shards, named as a download would name them, and say at which revision of the source they are.
 
         `wanted` is their format; `pinned` the commit at which they are listed, whatever the revision stands for now.
@@ -83,7 +81,7 @@ class Stream:
             )
             for file, name in zip(files, names(files, "flat"), strict=True)
         ]
-        return shards, {"uri": listing.uri, "revision": listing.revision}
+        return shards, Origin(listing.uri, listing.revision)
 
     def listed(self, wanted: str | None, say: Callable[[str], None], pinned: str | None) -> list[RemoteFile]:
         """List the shards as they are now, at a commit where there is one."""

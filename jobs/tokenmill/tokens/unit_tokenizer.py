@@ -146,7 +146,7 @@ class Tokenising:
         from tokenmill.tokens.workers.serve import Segment
 
         # zstd frames may come without a checksum; what nobody made before has no hash to compare with
-        digest = xxhash.xxh3_128() if self.workspace.plan.upstream.get("stage") else None
+        digest = xxhash.xxh3_128() if self.workspace.plan.upstream.maker else None
         with (
             self._here(input) as path,
             closing(
@@ -283,7 +283,7 @@ class Tokenising:
     def _how_to_correct(self, file: _File, record: int) -> str:
         """Say where to correct a record of a file that came from elsewhere; editing it here would only damage it."""
         plan = self.workspace.plan
-        maker, uri, revision = plan.upstream.get("stage"), plan.source["uri"], plan.source.get("revision")
+        maker, uri, revision = plan.upstream.maker, plan.source.uri or "", plan.source.commit
         if not maker and file.input.remote is None:
             return ""
         name, place = locate(file.input.parts or [], record) or (file.input.path, record)
