@@ -1,0 +1,119 @@
+"""A stage added through the registry: plans, receipts, resume and lineage come with it; `flow` stays as it is."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from support import stages
+from support.corpus import TOKENIZER
+from tokenmill.errors import InputError, RequestError
+from tokenmill.flow.contract import Files, InputRange, Kind
+from tokenmill.flow.lineage import upstream_of
+from tokenmill.flow.planning import Request
+from tokenmill.flow.progress import Reporter
+from tokenmill.flow.provenance import narrow
+from tokenmill.flow.record import Counts, Plan, Unit
+from tokenmill.flow.run import run_stage
+from tokenmill.flow.stage import Run, Stage
+from tokenmill.flow.status import statuses
+from tokenmill.flow.workspace import Workspace
+from tokenmill.stages import registry
+from tokenmill.suffixes import DATA_SUFFIXES
+from tokenmill.tokens.dataset import check, find_dataset, find_document
+
+UPPERCASE = Kind("uppercase", Files)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uppercase(Stage):
+    """Put the text of each record into capitals; what has the word `word` is refused."""
+
+    input: Path
+    output: Path
+    word: str = ""
+
+    kind: ClassVar = UPPERCASE
+    concurrency: ClassVar = "processes"
+    resumable: ClassVar = False
+
+    def prepare(self, run: Run, pinned: str | None = None) -> Request:
+        """Plan one unit per file."""
+        earlier = registry.before(UPPERCASE)
+        dataset = upstream_of(self.input, UPPERCASE.name, earlier, usable=DATA_SUFFIXES, output=self.output)
+        request = {"input": dataset.upstream.to_json(), "word": self.word}
+
+        def make() -> Plan:
+            units = [Unit(file.path, file.bytes, Files([file.input]), [file.path]) for file in dataset.files]
+            return Plan(
+                UPPERCASE.name,
+                request,
+                units,
+                basis={"word": self.word},
+                source=dataset.source,
+                upstream=dataset.upstream,
+                require="out",
+            )
+
+        return Request(request, make, dataset.root, inputs=dataset.identities)
+
+    def do(self, unit: Unit, workspace: Workspace, shared: None) -> Counts:
+        """Write one file."""
+        (file,) = unit.spec(Files).inputs
+        output, records = workspace.open(unit.outputs[0]), 0
+        with workspace.reading(file, unit.weight) as path, path.open() as lines:
+            for line in lines:
+                record = json.loads(line)
+                if self.word and self.word in record["text"]:
+                    raise InputError(f"{path}: it has the word {self.word!r}")
+                output.write(json.dumps({"text": record["text"].upper()}).encode() + b"\n")
+                records += 1
+        output.describe(records=records, blank=0, parts=narrow(file.parts or [], records))
+        workspace.inputs = [InputRange(file.path, 0, records)]
+        return {"in": records, "out": records, "rejected": 0}
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two files, and the stage in the registry, between concatenate and preprocess."""
+    entries = (*registry.STAGES[:-1], registry.Entry(UPPERCASE, "uppercase", "see {path}"), registry.STAGES[-1])
+    monkeypatch.setattr(registry, "STAGES", entries)
+    monkeypatch.setattr(registry, "KINDS", tuple(entry.kind for entry in entries))
+    directory = tmp_path / "corpus"
+    directory.mkdir()
+    for name in ("a", "b"):
+        (directory / f"{name}.jsonl").write_text(f'{{"text": "one {name}"}}\n{{"text": "two {name}"}}\n')
+    return directory
+
+
+def run(worker: int = 0, workers: int = 1, *, replace: bool = False) -> Run:
+    return Run(Reporter(), worker, workers, processes=1, replace=replace)
+
+
+@pytest.mark.slow
+def test_a_new_stage_is_planned_resumed_and_read_by_the_next(source: Path) -> None:
+    stage = Uppercase(input=source, output=registry.default_output(source, UPPERCASE))
+    assert run_stage(stage, run(0, 2)).completion.manifest is None
+    assert [(status.stage, status.units_done) for status in statuses(source, registry.KINDS)] == [("uppercase", 1)]
+    assert run_stage(stage, run()).done_before == 1
+    assert run_stage(stage, run()).done_now == 0
+    assert (stage.output / "a.jsonl").read_text() == '{"text": "ONE A"}\n{"text": "TWO A"}\n'
+
+    stages.preprocess(source, source / "pairs", run(), tokenizer=str(TOKENIZER))
+    assert check(source / "pairs", registry.KINDS, full=True)[1] == []
+    dataset = find_dataset(source / "pairs")
+    assert dataset.manifest.upstream.maker == "uppercase"
+    assert find_document(dataset, 3, key=None, prefix=None).source == ("b.jsonl", 1)
+
+
+def test_a_new_stage_fails_and_is_replaced_as_the_others_are(source: Path) -> None:
+    output = registry.default_output(source, UPPERCASE)
+    with pytest.raises(InputError, match=r"b\.jsonl: it has the word 'two b'"):
+        run_stage(Uppercase(input=source, output=output, word="two b"), run())
+    assert [failure.unit for failure in statuses(source, registry.KINDS)[0].failures] == ["b.jsonl"]
+    other = Uppercase(input=source, output=output, word="three")
+    with pytest.raises(RequestError, match=r'word: "two b" -> "three"'):
+        run_stage(other, run())
+    assert run_stage(other, run(replace=True)).completion.manifest is not None
