@@ -20,11 +20,12 @@ def train(
 ) -> None:
     """Start, supervise and judge a Megatron-LM run: exit 0 at its target alone, 143 to be tried again, 2 for good."""
     from tokenmill.training.runtime import run
+    from tokenmill.training.runtime.prepare import prepare
 
     if build_index:
         run.index(settings)
     elif dry_run:
-        prepared = run.prepare(settings, scratch=Path(tempfile.mkdtemp(prefix="tokenmill-dry-run-")), dry_run=True)
+        prepared = prepare(settings, scratch=Path(tempfile.mkdtemp(prefix="tokenmill-dry-run-")), dry_run=True)
         for line in prepared.said:
             sys.stderr.write(f"{line}\n")
         sys.stdout.write(shlex.join(prepared.command) + "\n")

@@ -11,6 +11,7 @@ Modules, those that read others below them:
     others      what the nodes tell each other of their progress
     rendezvous  which nodes have come, and which have come again
     lease       one run at a time writes to the checkpoints
+    prepare     the run, checked and composed from its settings file
     judge       how an attempt ended: exit code and reason
     run         `tokenmill train`: all of it in order
 """

@@ -11,7 +11,6 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGTERM
 from socket import gethostname
@@ -20,20 +19,18 @@ from tokenmill.errors import RequestError, Stopped, TokenmillError
 from tokenmill.files.codec import content_id
 from tokenmill.files.explain import explained
 from tokenmill.files.mounts import settle_seconds
-from tokenmill.training.arguments import megatron_arguments
 from tokenmill.training.checkpoints import repair as checkpoints
-from tokenmill.training.checkpoints.identity import Identity, identity_of, settle
-from tokenmill.training.data.flags import data_flags
+from tokenmill.training.checkpoints.identity import settle
 from tokenmill.training.data.index import build_index, sweep
 from tokenmill.training.data.resolve import resolve
-from tokenmill.training.data.summary import summary
-from tokenmill.training.preflight import cannot_start, check
+from tokenmill.training.preflight import cannot_start
 from tokenmill.training.runtime.attempts import Attempt, Records
 from tokenmill.training.runtime.judge import after, ending, judge
 from tokenmill.training.runtime.lease import CheckpointLease, CurrentRun, run_name
-from tokenmill.training.runtime.node import Node, inherited, launcher, node_of
+from tokenmill.training.runtime.node import inherited
 from tokenmill.training.runtime.others import Others
 from tokenmill.training.runtime.output import say
+from tokenmill.training.runtime.prepare import TrainingRun, prepare
 from tokenmill.training.runtime.rendezvous import Gathering
 from tokenmill.training.runtime.supervise import End, HangTimeouts, Signals, Supervisor
 from tokenmill.training.runtime.watch import Watch
@@ -47,58 +44,6 @@ LEAVING = 5.0
 
 class RetryRun(Stopped):
     """The attempt has not reached the target, and another one may: exit 143."""
-
-
-@dataclass(frozen=True)
-class TrainingRun:
-    """A run on this node, checked."""
-
-    settings: Settings
-    node: Node
-    command: list[str]
-    cache: Path
-    """Where Megatron-LM keeps its sample index."""
-    said: list[str]
-    sick: list[str]
-    """What is wrong with this machine."""
-    identity: Identity
-
-    @property
-    def checkpoints(self) -> Path:
-        """Where its checkpoints are."""
-        return Path(self.settings.checkpoint.path)
-
-    @property
-    def target(self) -> int:
-        """The iteration at which it is done."""
-        return self.settings.training.iterations
-
-    def reached(self) -> int:
-        """Return the iteration of the last checkpoint, 0 before there is one or when it cannot be read just now."""
-        with contextlib.suppress(TokenmillError, OSError):
-            return checkpoints.read_tracker(self.checkpoints) or 0
-        return 0
-
-
-def prepare(path: Path, *, scratch: Path, dry_run: bool = False) -> TrainingRun:
-    """Read the settings, check all that can be checked on this node, and compose its command.
-
-    Raises:
-        RequestError: something is wrong that a retry cannot help.
-    """
-    settings = read(path)
-    node = node_of(settings.training.nodes) if not dry_run else Node(0, settings.training.nodes, "NODE-0", 29500)
-    corpus = resolve(settings)
-    found = check(settings, corpus, machine=not dry_run)
-    said = [*found.said, *summary(corpus, settings)]
-    read_from = data_flags(corpus, settings, scratch)
-    words = megatron_arguments(settings, read_from)
-    training = settings.training
-    start = launcher(node, settings.trainer.launcher, training.gpus_per_node, settings.release)
-    identity = identity_of(corpus, words, settings.extra_args)
-    return TrainingRun(
-        settings, node, [*start, settings.trainer.script, *words], read_from.cache, said, found.sick, identity
-    )
 
 
 def index(path: Path) -> None:
