@@ -245,9 +245,8 @@ def test_a_forged_path_leads_nowhere(scene: Callable[[], Scene], where: str, pat
         match where:
             case "outputs":
                 plan["units"][0]["outputs"][0] = path
-            case "tokenizer files":
-                files = plan["details"].setdefault("tokenizer", {"reference": "x", "vocab_size": 5, "eod_id": 1})
-                files["files"] = {path: "0" * 64}
+            case "tokenizer files" if "tokenizer" in plan["details"]:
+                plan["details"]["tokenizer"]["files"] = {path: "0" * 64}
             case "inputs" if "inputs" in plan["units"][0]["spec"]:
                 plan["units"][0]["spec"]["inputs"][0]["path"] = path
             case _:
@@ -271,7 +270,9 @@ FORGED: dict[str, Callable[[dict[str, Any]], object]] = {
     "source is a list": lambda plan: plan.update(source=[]),
     "the basis is a list": lambda plan: plan.update(basis=[1]),
     "details are text": lambda plan: plan.update(details="x"),
-    "the tokenizer is text": lambda plan: plan["details"].update(tokenizer="x"),
+    "the tokenizer is text": lambda plan: plan.update(
+        details={"tokenizer": "x"} if "tokenizer" in plan["details"] else "x"
+    ),
     "the request is a list": lambda plan: plan.update(request=[]),
     "the stage is a number": lambda plan: plan.update(stage=3),
     "require is unknown": lambda plan: plan.update(require="gold"),
