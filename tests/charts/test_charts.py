@@ -26,6 +26,7 @@ from support.rendering import (
     rendered,
 )
 from tokenmill import __version__
+from tokenmill.corpus.schemes import SCHEMES, Authority
 
 CHARTS = sorted(path.parent for path in (ROOT / "charts").glob("*/values.yaml"))
 
@@ -160,7 +161,6 @@ REFUSED = [
     ("download", {"dataset.source": "https://me:secret@host/x"}, "dataset.source holds a password"),
     ("download", {"dataset.source": "https://me:se/cret@host/x"}, "dataset.source holds a password"),
     ("download", {"dataset.source": "https://token@host/x"}, "dataset.source holds a password"),
-    ("download", {"dataset.source": "s3://key:12/34@bucket/x"}, "dataset.source holds a password"),
     ("download", {"dataset.source": "https://host/x?a=b&SIG=c"}, "dataset.source holds a signature"),
     ("download", {"dataset.source": "https://host/x?X-Amz-Signature=c"}, "dataset.source holds a signature"),
     (
@@ -170,6 +170,11 @@ REFUSED = [
     ),
     ("preprocess", {"encoder": "fast"}, "/encoder"),
     ("preprocess", {"tokenizer.name": ""}, "/tokenizer/name"),
+    *(
+        ("download", {"dataset.source": f"{name}://key:12/34@bucket/x"}, "dataset.source holds a password")
+        for name, scheme in SCHEMES.items()
+        if scheme.authority in (Authority.NAME, Authority.CONTAINER)
+    ),
 ]
 
 

@@ -11,7 +11,9 @@ import pytest
 import yaml
 
 from support.rendering import HELMS, ROOT, STAGES, applying, arguments, conform, helm, overlays, parse, render, rendered
-from tokenmill.corpus.source import Listing, RemoteFile, Selection
+from tokenmill.corpus.source import Listing
+from tokenmill.flow.contract import RemoteFile
+from tokenmill.selection import Selection
 from tokenmill.stages.download import names, select
 
 KINDS = ("clusters", "datasets", "models", "parallelism", "storage")

@@ -18,11 +18,15 @@ from hypothesis import strategies as st
 from support import stages
 from support.commandline import data_of, tokenmill
 from support.hub import Fault, Hub
+from tokenmill.corpus.factory import open_source
 from tokenmill.corpus.listing import select
-from tokenmill.corpus.source import Listing, Patience, RemoteFile, Selection, open_source
+from tokenmill.corpus.retry import Patience
+from tokenmill.corpus.source import Listing
 from tokenmill.errors import InputError, RequestError, TransientError
+from tokenmill.flow.contract import RemoteFile
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.stage import Run
+from tokenmill.selection import Selection
 from tokenmill.stages.download import Download
 
 SLIMPAJAMA = [

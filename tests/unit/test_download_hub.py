@@ -15,11 +15,13 @@ import pytest
 from support import stages
 from support.commandline import Ended, data_of, finish, start, tokenmill
 from support.hub import Fault, Hub
-from tokenmill.corpus.source import Selection, normalize_source, open_source
+from tokenmill.corpus.factory import open_source
+from tokenmill.corpus.uri import normalize_source
 from tokenmill.errors import InputError, RequestError, TransientError
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.stage import Run
 from tokenmill.flow.worker import Summary
+from tokenmill.selection import Selection
 
 pytestmark = pytest.mark.slow
 

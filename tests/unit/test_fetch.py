@@ -16,10 +16,12 @@ import pytest
 
 from support.commandline import data_of
 from support.hub import Fault, Hub
+from tokenmill.corpus.factory import open_source
 from tokenmill.corpus.fetch import Lines, fetch_to
-from tokenmill.corpus.source import Patience, RemoteFile, open_source
+from tokenmill.corpus.retry import Patience
 from tokenmill.corpus.transfer import Gate
 from tokenmill.errors import RequestError, Stopped, TransientError
+from tokenmill.flow.contract import RemoteFile
 
 CONTENT = bytes(range(251)) * 8000
 URI = "hf://datasets/org/c"

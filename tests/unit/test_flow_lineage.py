@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from support import stages
-from tokenmill.corpus.source import Selection
 from tokenmill.errors import RequestError, TransientError
 from tokenmill.flow.attempt import planning_lease
 from tokenmill.flow.contract import Origin, Part
@@ -21,6 +20,7 @@ from tokenmill.flow.record import StageRecord
 from tokenmill.flow.stage import Run
 from tokenmill.flow.status import statuses
 from tokenmill.flow.worker import Summary
+from tokenmill.selection import Selection
 from tokenmill.stages.registry import CONCATENATE, EXTRACT, KINDS, PREPROCESS, before
 from tokenmill.suffixes import DATA_SUFFIXES
 from tokenmill.tokens.dataset import check

@@ -19,7 +19,9 @@ import zstandard
 
 from support.commandline import Ended, tokenmill
 from tokenmill.cli import main
-from tokenmill.corpus.source import Changed, Patience, open_source
+from tokenmill.corpus.factory import open_source
+from tokenmill.corpus.retry import Patience
+from tokenmill.corpus.source import Changed
 from tokenmill.errors import RequestError
 from tokenmill.inputs import OpenInput, walk_files
 

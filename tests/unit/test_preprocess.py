@@ -13,12 +13,12 @@ import zstandard
 from support import stages
 from support.corpus import TOKENIZER as TINY
 from support.hub import Hub
-from tokenmill.corpus.source import Selection
 from tokenmill.errors import InputError, RequestError
 from tokenmill.flow.contract import EmptyPair
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.stage import Run
 from tokenmill.flow.worker import Summary
+from tokenmill.selection import Selection
 from tokenmill.stages.registry import KINDS
 from tokenmill.tokens.dataset import check, find_dataset, find_document
 from tokenmill.tokens.indexed import IndexedReader

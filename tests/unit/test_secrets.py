@@ -16,7 +16,9 @@ import pytest
 from support.commandline import Ended, data_of, many, tokenmill
 from support.corpus import TOKENIZER
 from support.hub import Fault, Hub
-from tokenmill.corpus.source import Patience, open_source, without_addresses, without_secrets
+from tokenmill.corpus.factory import open_source
+from tokenmill.corpus.retry import Patience
+from tokenmill.corpus.uri import without_addresses, without_secrets
 from tokenmill.errors import RequestError
 from tokenmill.tokens.gate import environment
 

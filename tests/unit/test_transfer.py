@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from requests.structures import CaseInsensitiveDict
 
 from support.hub import Fault, Hub
-from tokenmill.corpus.source import Retry
+from tokenmill.corpus.retry import Retry
 from tokenmill.corpus.transfer import Gate, Transfer, told_to_wait
 
 PLAIN, PACKED = b"plain text\n" * 100, bytes(range(256)) * 40

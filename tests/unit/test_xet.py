@@ -11,8 +11,9 @@ import pytest
 
 from support.commandline import Ended, data_of, finish, start, tokenmill
 from support.hub import Fault, Hub
+from tokenmill.corpus.factory import open_source
 from tokenmill.corpus.fetch import fetch_to
-from tokenmill.corpus.source import Patience, open_source
+from tokenmill.corpus.retry import Patience
 from tokenmill.errors import Stopped
 
 pytestmark = pytest.mark.slow

@@ -52,7 +52,7 @@ password with a slash, what looks like a port is the beginning. Input: an URI, o
 */}}
 {{- define "tokenmill.validateSource" -}}
 {{- $first := "(?i)^[a-z0-9+.-]+://[^/?#@:]*:" -}}
-{{- $password := list (print $first "[^/?#]*@") (print $first "[0-9]*[^0-9/?#@][^@]*@") "(?i)^https?://[^/?#]*@" "(?i)^(s3|gs|az|abfs)://[^/?#]*:[^@]*@" -}}
+{{- $password := list (print $first "[^/?#]*@") (print $first "[0-9]*[^0-9/?#@][^@]*@") "(?i)^https?://[^/?#]*@" "(?i)^(hf|s3|gs|az|abfs)://[^/?#]*:[^@]*@" -}}
 {{- if regexMatch (join "|" $password) . }}
 {{- fail "\ndataset.source holds a password, which would be seen in the Job and in logs.\nTake it out, and give credentials by serviceAccount or by extraEnv with a secretKeyRef." }}
 {{- end }}

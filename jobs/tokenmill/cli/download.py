@@ -8,15 +8,13 @@ import typer
 from tokenmill.cli import options as o
 from tokenmill.cli.groups import spread
 from tokenmill.corpus.options import SourceOptions
+from tokenmill.corpus.schemes import addresses
 from tokenmill.options import FileOptions, RunOptions, WorkerOptions
 
 
 @spread
 def download(
-    uri: Annotated[
-        str,
-        typer.Argument(metavar="SOURCE", help="hf://datasets/ORG/NAME, https://, s3://, gs://, az:// or a path."),
-    ],
+    uri: Annotated[str, typer.Argument(metavar="SOURCE", help=f"{addresses()}.")],
     output: Annotated[Path, typer.Argument(help="Directory to write to.")],
     source: SourceOptions,
     files: FileOptions,
@@ -26,7 +24,7 @@ def download(
 ) -> None:
     """Fetch a corpus from the Hub, a bucket, the web or a disk, checking every file's hash."""
     from tokenmill.cli.report import how_to_run, report
-    from tokenmill.corpus.source import normalize_source
+    from tokenmill.corpus.uri import normalize_source
     from tokenmill.flow.run import run_stage
     from tokenmill.stages.download import Download
 

@@ -26,7 +26,7 @@ def preprocess(
 ) -> None:
     """Tokenise JSONL, compressed or not, Parquet, Arrow, JSON or text into .bin/.idx, as Megatron-LM does."""
     from tokenmill.cli.report import how_to_run, report
-    from tokenmill.corpus.source import normalize_source
+    from tokenmill.corpus.uri import normalize_source
     from tokenmill.flow.run import run_stage
     from tokenmill.stages.preprocess import Preprocess
     from tokenmill.stages.registry import PREPROCESS, default_output

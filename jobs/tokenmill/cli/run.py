@@ -8,16 +8,14 @@ import typer
 from tokenmill.cli import options as o
 from tokenmill.cli.groups import spread
 from tokenmill.corpus.options import SourceOptions
+from tokenmill.corpus.schemes import addresses
 from tokenmill.options import FileOptions, RunOptions
 from tokenmill.tokens.options import PreprocessOptions
 
 
 @spread
 def run(
-    uri: Annotated[
-        str,
-        typer.Argument(metavar="SOURCE", help="hf://datasets/ORG/NAME, https://, s3://, gs://, az:// or a path."),
-    ],
+    uri: Annotated[str, typer.Argument(metavar="SOURCE", help=f"{addresses()}.")],
     output: Annotated[Path, typer.Argument(help="Directory to write to, one below it for each stage.")],
     options: PreprocessOptions,
     source: SourceOptions,
@@ -33,7 +31,7 @@ def run(
 ) -> None:
     """Take a source through download, preprocess and verify on this machine; extract and concatenate on request."""
     from tokenmill.cli.report import how_to_run, report_pipeline
-    from tokenmill.corpus.source import normalize_source
+    from tokenmill.corpus.uri import normalize_source
     from tokenmill.pipeline import Pipeline
 
     how = how_to_run(run, processes=processes)

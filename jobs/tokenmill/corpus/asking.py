@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from tokenmill.corpus.source import Patience, RemoteFile, Retry
+from tokenmill.corpus.retry import Patience, Retry
 from tokenmill.corpus.transfer import Transfer, pause
 from tokenmill.errors import RequestError, TransientError
+from tokenmill.flow.contract import RemoteFile
 from tokenmill.redaction import quotes_credential, remember, remember_address
 
 UNREACHABLE = 4

@@ -1,38 +1,36 @@
-"""Buckets (s3://, gs://, az://) as sources, by fsspec; a directory is one of its own: `corpus.directory`."""
+"""Buckets as sources, by fsspec; a directory is one of its own: `corpus.directory`."""
 
 from collections.abc import Iterator
 from typing import Any
 
-from tokenmill.corpus.source import (
-    NO_OBJECT,
-    Changed,
-    Listing,
-    Patience,
-    RemoteFile,
-    Retry,
-    without_addresses,
-    without_secrets,
-)
+from tokenmill.corpus.retry import Patience, Retry
+from tokenmill.corpus.source import Changed, Listing, Opening
+from tokenmill.corpus.uri import without_addresses, without_secrets
 from tokenmill.errors import RequestError, TransientError
+from tokenmill.flow.contract import RemoteFile
 from tokenmill.redaction import remember_address, remember_file
 
 CHUNK = 8 << 20
 CREDENTIAL_FILES = ("~/.aws/credentials", "~/.config/gcloud/application_default_credentials.json")
 """Where the clients of buckets look for credentials beside the environment."""
-_EXTRA = {"s3": "s3", "gs": "gs", "az": "az", "abfs": "az"}
+NO_OBJECT = (
+    "the object is gone from the bucket since it was listed, or these credentials may not read it; once they may, run "
+    "the same command again, and with --replace for what the bucket holds now"
+)
+"""What to do about an object that a store refuses."""
 
 
 class BucketSource:
     """Everything under a prefix; credentials come from the environment, as the provider's tools take them."""
 
-    def __init__(self, uri: str) -> None:
-        """Open the file system that the URI names; nothing is asked yet."""
+    def __init__(self, uri: str, _: Opening) -> None:
+        """Open the file system that the URI names; nothing is asked yet. Raises ImportError without its package."""
         import fsspec
 
         remember_address(uri)
         for path in CREDENTIAL_FILES:
             remember_file(path)
-        scheme, _, rest = uri.partition("://")
+        scheme, _mark, rest = uri.partition("://")
         protocol = scheme.lower()
         self._uri = f"{protocol}://{rest.rstrip('/')}"
         self._said = without_secrets(self._uri)
@@ -42,10 +40,6 @@ class BucketSource:
             # Each look is a new one: a listing that was kept would hide that an object changed since.
             uncached = {"use_listings_cache": False, "skip_instance_cache": True}
             self._fs, self._root = fsspec.core.url_to_fs(self._uri, **uncached)
-        except ImportError as error:
-            raise RequestError(
-                f"{protocol}:// needs a package that is not installed: pip install 'tokenmill[{_EXTRA[protocol]}]'"
-            ) from error
         except ValueError as error:
             raise RequestError(
                 f"{self._said} cannot be opened: {without_addresses(str(error))[:300]}; check the credentials in the "
@@ -115,9 +109,9 @@ class _Body:
         except Changed:
             raise
         except FileNotFoundError as error:
-            raise Retry(f"{path} is not there", refused=True, code=NO_OBJECT) from error
+            raise Retry(f"{path} is not there", refused=True, remedy=NO_OBJECT) from error
         except Exception as error:  # each store's client has its own
-            raise Retry(_words(error), refused=_is_refusal(error), code=NO_OBJECT) from error
+            raise Retry(_words(error), refused=_is_refusal(error), remedy=NO_OBJECT) from error
 
     def part(self, start: int, stop: int) -> "_Body":
         """Not divided: a bucket's own client reads ahead."""

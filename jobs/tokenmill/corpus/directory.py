@@ -1,26 +1,27 @@
 """A directory or a file on this machine (file://, or a path) as a source: the same listing as a stage's input has."""
 
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from tokenmill.corpus.source import Changed, Listing, Patience, RemoteFile, Retry
+from tokenmill.corpus import hub_uri
+from tokenmill.corpus.retry import Patience, Retry
+from tokenmill.corpus.source import Changed, Listing, Opening
+from tokenmill.corpus.uri import local_path
 from tokenmill.errors import RequestError
+from tokenmill.flow.contract import RemoteFile
 from tokenmill.inputs import OpenInput, reading_directory, refuse_special, walk_files
 
 CHUNK = 8 << 20
-_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(@.+)?")
-"""What may be the name of a dataset on the Hub."""
 
 
 class DirectorySource:
     """Everything below a directory, links followed, or one file."""
 
-    def __init__(self, uri: str, path: Path) -> None:
+    def __init__(self, uri: str, _: Opening) -> None:
         """Take the path; nothing is looked at yet."""
         self._given = uri
-        self._path = path.expanduser().absolute()
+        self._path = (local_path(uri) or Path()).expanduser().absolute()
 
     def list(self, revision: str | None, patience: Patience) -> Listing:
         """List all files below the directory, or the one file."""
@@ -40,8 +41,7 @@ class DirectorySource:
         return Listing(uri, None, files, obstacles=walk.obstacles, second_names=walk.second_names, notes=walk.notes)
 
     def _nothing(self) -> str:
-        hint = f"; a dataset on the Hub is hf://datasets/{self._given}" if _NAME.fullmatch(self._given) else ""
-        return f"nothing at file://{self._path}; check the path{hint}"
+        return f"nothing at file://{self._path}; check the path{hub_uri.hint(self._given)}"
 
     def open(
         self, file: RemoteFile, revision: str | None, offset: int, stop: int | None = None, *, plain: bool = False

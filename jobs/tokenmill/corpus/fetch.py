@@ -13,12 +13,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
-from tokenmill.corpus.judge import HEAD, impostor, unfinished
-from tokenmill.corpus.source import NO_OBJECT, Body, Changed, Patience, RemoteFile, Retry, Source
+from tokenmill.corpus.judge import HEAD, IN_ITS_PLACE, impostor, unfinished
+from tokenmill.corpus.retry import Patience, Retry
+from tokenmill.corpus.source import Body, Changed, Source
 from tokenmill.corpus.transfer import pause
 from tokenmill.errors import WITH_REPLACE, RequestError, TransientError
 from tokenmill.files.hashing import update_hash
 from tokenmill.files.publish import size_of
+from tokenmill.flow.contract import RemoteFile
 
 WRONG_HASHES = 3
 """Whole downloads of a file with a wrong hash before it is given up."""
@@ -26,7 +28,6 @@ REFUSALS = 5
 """Consecutive 401, 403 or 404 answers before they are believed."""
 BACKOFF_SECONDS = (1.0, 60.0)
 NO_ACCESS = "the repository needs a token with access (HF_TOKEN), or the file is gone from this revision"
-IN_ITS_PLACE = "it may be the page of a login or of an error: check the address, and the credentials that it needs"
 
 PART = 8 << 20
 """Bytes of a large file that one request asks for: enough that the wait for each answer is no matter."""
@@ -291,7 +292,7 @@ class _Fetch:
         hashed = self.file.sha256 or self.file.git_sha1
         for block in blocks:
             if not self.sink.bytes and not hashed and (what := impostor(bytes(block[:HEAD]), self.file.path)):
-                raise Retry(f"what the server gives is {what}", refused=True, restart=True, code=IN_ITS_PLACE)
+                raise Retry(f"what the server gives is {what}", refused=True, restart=True, remedy=IN_ITS_PLACE)
             if size is not None and self.sink.bytes + len(block) > size:
                 return f"it has more than the {size} bytes that were listed"
             self.sink.write(block)
@@ -354,8 +355,7 @@ def _shown(file: RemoteFile) -> str:
 def _believe(retry: Retry, refused: int, name: str) -> None:
     """Raise RequestError when a file was refused too often in a row for the next try to be worth while."""
     if refused >= REFUSALS:
-        remedy = retry.code if retry.code in (IN_ITS_PLACE, NO_OBJECT) else NO_ACCESS
-        raise RequestError(f"{name}: {retry}, {refused} times in a row; {remedy}") from retry
+        raise RequestError(f"{name}: {retry}, {refused} times in a row; {retry.remedy or NO_ACCESS}") from retry
 
 
 def _part_end(start: int, size: int | None) -> int:

@@ -5,50 +5,31 @@ halves what a download takes from the quota (59,166 files at 5,000 requests in 5
 one in Xet storage costs none.
 """
 
-import re
-from collections.abc import Callable
 from functools import partial
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
+from tokenmill.corpus import hub_uri
 from tokenmill.corpus.asking import Hub, ask, authorization, hub_address
-from tokenmill.corpus.source import Body, Listing, Patience, RemoteFile, without_secrets
+from tokenmill.corpus.retry import Patience
+from tokenmill.corpus.source import Body, Listing, Opening
 from tokenmill.corpus.transfer import Transfer
+from tokenmill.corpus.uri import without_secrets
 from tokenmill.corpus.xet import Xet
 from tokenmill.errors import RequestError
-
-_URI = re.compile(r"hf://datasets/([\w.-]+/[\w.-]+)(?:@(refs/(?:convert|pr)/[^/]+|[^/]+))?(?:/(.+))?")
-_PARQUET = "~parquet"
-"""What DuckDB and others write for the branch where the Hub keeps a dataset as Parquet."""
+from tokenmill.flow.contract import RemoteFile
 
 
 class HubSource:
     """`hf://datasets/ORG/NAME[@REVISION][/FOLDER]`."""
 
-    def __init__(
-        self,
-        uri: str,
-        *,
-        stall_seconds: float,
-        endpoint: str | None = None,
-        warn: Callable[[str], None] = lambda _: None,
-        pinned: str | None = None,
-    ) -> None:
-        """Parse the URI; nothing is asked yet. `pinned`: the commit to list, whatever a revision stands for now."""
-        self._pinned = pinned
-        match = _URI.fullmatch(uri.rstrip("/"))
-        if not match:
-            meant = re.fullmatch(r"hf://([\w.-]+/[\w.-]+)(@.+)?", uri.rstrip("/"))
-            hint = f" (a dataset {meant[1]} is hf://datasets/{meant[1]}{meant[2] or ''})" if meant else ""
-            raise RequestError(
-                f"{without_secrets(uri)!r} is no dataset on the Hub; write hf://datasets/ORG/NAME[@REVISION][/FOLDER]"
-                f"{hint}"
-            )
-        self.repository, revision, self._folder = match.groups()
-        self._revision = "refs/convert/parquet" if revision == _PARQUET else revision and unquote(revision)
-        self.endpoint = hub_address(endpoint)
-        self._transfer = Transfer(stall_seconds)
+    def __init__(self, uri: str, opening: Opening) -> None:
+        """Parse the URI; nothing is asked yet."""
+        self._pinned = opening.pinned
+        self.repository, self._revision, self._folder = hub_uri.parse(uri, without_secrets(uri))
+        self.endpoint = hub_address(opening.endpoint)
+        self._transfer = Transfer(opening.stall_seconds)
         self._hub = Hub(self._transfer, self.endpoint, "datasets", self.repository)
-        self._stall_seconds, self._warn = stall_seconds, warn
+        self._stall_seconds, self._warn = opening.stall_seconds, opening.warn
         self._xet: dict[str, Xet] = {}
 
     def list(self, revision: str | None, patience: Patience) -> Listing:

@@ -14,6 +14,8 @@ from tokenmill.suffixes import COMPRESSIONS, LINE_SUFFIXES, is_data_file, strip_
 
 HEAD = 4096
 """Bytes from the beginning of a file that are looked at."""
+IN_ITS_PLACE = "it may be the page of a login or of an error: check the address, and the credentials that it needs"
+"""What to do about an impostor."""
 _TAIL = 16 << 20
 _LFS = b"version https://git-lfs.github.com/spec/"
 

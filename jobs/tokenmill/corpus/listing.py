@@ -2,8 +2,9 @@
 
 from functools import partial
 
-from tokenmill.corpus.source import Listing, RemoteFile
+from tokenmill.corpus.source import Listing
 from tokenmill.errors import InputError
+from tokenmill.flow.contract import RemoteFile
 from tokenmill.flow.output_names import distinct, flat, tree
 from tokenmill.selection import Offer, Selection
 from tokenmill.selection import select as choose

@@ -19,7 +19,9 @@ import urllib3
 
 from tokenmill import __version__
 from tokenmill.corpus.judge import Undecodable, decoded
-from tokenmill.corpus.source import Changed, Retry, without_addresses
+from tokenmill.corpus.retry import Retry
+from tokenmill.corpus.source import Changed
+from tokenmill.corpus.uri import without_addresses
 from tokenmill.errors import RequestError
 from tokenmill.redaction import redact, remember
 from tokenmill.suffixes import strip_compression

@@ -5,11 +5,13 @@ import re
 from urllib.parse import unquote, urlsplit
 
 from tokenmill.corpus.asking import UNREACHABLE
-from tokenmill.corpus.fetch import IN_ITS_PLACE
-from tokenmill.corpus.judge import HEAD, impostor
-from tokenmill.corpus.source import Listing, Patience, RemoteFile, Retry, without_secrets
+from tokenmill.corpus.judge import HEAD, IN_ITS_PLACE, impostor
+from tokenmill.corpus.retry import Patience, Retry
+from tokenmill.corpus.source import Listing, Opening
 from tokenmill.corpus.transfer import Body, Transfer, pause
+from tokenmill.corpus.uri import without_secrets
 from tokenmill.errors import RequestError, TransientError
+from tokenmill.flow.contract import RemoteFile
 from tokenmill.redaction import quotes_credential, remember_address
 from tokenmill.suffixes import is_data_file
 
@@ -17,14 +19,14 @@ from tokenmill.suffixes import is_data_file
 class WebSource:
     """A single address. A query string is sent but never recorded: it may be a signature."""
 
-    def __init__(self, uri: str, *, stall_seconds: float) -> None:
+    def __init__(self, uri: str, opening: Opening) -> None:
         """Take the address; nothing is asked yet."""
         parts = urlsplit(uri)
         self._url = uri
         remember_address(uri)
         self._said = without_secrets(uri)
         self._name = _last_part(uri)
-        self._transfer = Transfer(stall_seconds)
+        self._transfer = Transfer(opening.stall_seconds)
         if parts.path in ("", "/") and not parts.query:
             raise RequestError(f"{self._said} names no file; give the address of one file")
 

@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
-from tokenmill.corpus.source import RemoteFile, Retry, without_addresses
+from tokenmill.corpus.retry import Retry
+from tokenmill.corpus.uri import without_addresses
+from tokenmill.flow.contract import RemoteFile
 
 CONFIG: dict[str, Any] = {
     # Its own defaults take gigabytes. These are of this process, whatever the number of files.

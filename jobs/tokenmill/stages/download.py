@@ -11,12 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+from tokenmill.corpus.factory import open_source
 from tokenmill.corpus.fetch import Lines, fetch, worth_keeping
 from tokenmill.corpus.listing import names, select
 from tokenmill.corpus.options import SourceOptions
-from tokenmill.corpus.source import Listing, Patience, RemoteFile, Source, local_path, open_source, without_secrets
+from tokenmill.corpus.retry import Patience
+from tokenmill.corpus.source import Listing, Source
+from tokenmill.corpus.uri import local_path, without_secrets
 from tokenmill.files.paths import safe_name
-from tokenmill.flow.contract import InputRange, Origin
+from tokenmill.flow.contract import InputRange, Origin, RemoteFile
 from tokenmill.flow.lineage import check_apart
 from tokenmill.flow.planning import Request
 from tokenmill.flow.provenance import whole

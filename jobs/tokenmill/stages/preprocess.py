@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from tokenmill.corpus.kinds import LINES, ZSTD_WINDOW
-from tokenmill.corpus.source import local_path
+from tokenmill.corpus.uri import local_path
 from tokenmill.errors import InputError, RequestError
 from tokenmill.files.paths import safe_name
 from tokenmill.flow.contract import Origin, RemoteFile, Upstream

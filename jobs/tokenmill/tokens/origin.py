@@ -103,8 +103,9 @@ def fetch(name: str, revision: str | None, endpoint: str | None) -> tuple[str, d
     download does not. The access token, if any, is huggingface_hub's (HF_TOKEN).
     """
     from tokenmill.corpus.asking import Hub, ask, authorization, hub_address
-    from tokenmill.corpus.source import Patience, RemoteFile, Retry
+    from tokenmill.corpus.retry import Patience, Retry
     from tokenmill.corpus.transfer import Transfer
+    from tokenmill.flow.contract import RemoteFile
 
     patience = Patience(time.monotonic() + PATIENCE_SECONDS)
     what, otherwise = (

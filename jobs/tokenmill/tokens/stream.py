@@ -13,13 +13,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tokenmill.corpus.factory import open_source
 from tokenmill.corpus.listing import names, select
 from tokenmill.corpus.options import SourceOptions
-from tokenmill.corpus.source import Listing, Patience, RemoteFile, Source, open_source, without_secrets
+from tokenmill.corpus.retry import Patience
+from tokenmill.corpus.source import Listing, Source
+from tokenmill.corpus.uri import without_secrets
 from tokenmill.errors import RequestError
 from tokenmill.files.explain import TMPDIR, explained
 from tokenmill.files.lease import Liveness, maker_liveness
-from tokenmill.flow.contract import InputFile, Origin
+from tokenmill.flow.contract import InputFile, Origin, RemoteFile
 from tokenmill.flow.lineage import DataFile
 from tokenmill.flow.signals import stop_requested
 from tokenmill.machine import process_name

@@ -1,0 +1,88 @@
+"""The registry of source schemes: what a new entry brings with it, and what documents and charts say of each."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from support.commandline import Ended, data_of, many
+from support.rendering import ROOT
+from tokenmill.corpus.schemes import Scheme, addresses, entries
+
+TOY = """
+from tokenmill.corpus.retry import Retry
+from tokenmill.corpus.schemes import Authority, Scheme, register
+from tokenmill.corpus.source import Listing
+from tokenmill.flow.contract import RemoteFile
+
+LINES = b'{"text": "toy"}\\n' * 9
+
+class Toy:
+    def __init__(self, uri, opening):
+        self.uri, self.opening, self.broken = uri, opening, True
+    def list(self, revision, patience):
+        return Listing(self.uri, self.opening.pinned, [RemoteFile("a/b.jsonl", len(LINES), version="1")])
+    def open(self, file, revision, offset, stop=None, *, plain=False):
+        return Bytes(self, offset)
+
+class Bytes:
+    stop = None
+    def __init__(self, toy, offset):
+        self.toy, self.offset = toy, offset
+    def __iter__(self):
+        if self.toy.broken:
+            self.toy.broken = False
+            yield LINES[:5]
+            raise Retry("the toy broke")
+        yield LINES[self.offset :]
+
+register(Scheme(("toy", "toys"), "__main__:Toy", "toy://BOX", credentials="a toy needs none"))
+register(Scheme(("lost",), "no_such_package.sources:Lost", "", extra="lost"))
+register(Scheme(("page",), "__main__:Toy", "", Authority.HOST, alias={"box": "toy://x"}.get))
+"""
+
+
+def toys(*asked: list[str]) -> list[Ended]:
+    return many(list(asked), TOY)[0]
+
+
+def test_an_entry_is_all_that_a_new_scheme_needs(tmp_path: Path) -> None:
+    wanted = {"b.jsonl": b'{"text": "toy"}\n' * 9}
+    outputs = [tmp_path / name for name in "abc"]
+    given = ["toy://box", "TOYS://box/x", "box"]
+    *ended, helped, unknown = toys(
+        *(["download", uri, str(output)] for uri, output in zip(given, outputs, strict=True)),
+        ["download", "--help"],
+        ["download", "toi://box", str(tmp_path / "no")],
+    )
+    assert [(one.code, one.err) for one in ended if one.code] == []
+    assert [data_of(output) for output in outputs] == [wanted] * 3
+    assert "toy://BOX" in helped.out
+    assert (unknown.code, "az://, toy://BOX or a path" in unknown.err) == (2, True)
+
+
+def test_what_an_entry_says_of_packages_and_credentials_is_in_the_messages(tmp_path: Path) -> None:
+    missing, password, port, hosted = toys(
+        ["download", "lost://x", str(tmp_path / "a")],
+        ["download", "toy://me:s3cret@box", str(tmp_path / "b")],
+        ["download", "page://me:s3/cret@box", str(tmp_path / "c")],
+        ["download", "page://me:s3cret@box", str(tmp_path / "d")],
+    )
+    assert (missing.code, password.code, port.code, hosted.code) == (2, 2, 2, 0), hosted.err
+    assert "lost:// needs a package that is not installed: pip install 'tokenmill[lost]'" in missing.err
+    assert "the address of 'toy://box' holds a password; take it out: a toy needs none" in password.err
+    assert "'page://box' has no host and port where they belong" in port.err
+    assert not any("s3cret" in ended.out + ended.err for ended in (password, port, hosted))
+
+
+@pytest.mark.parametrize("scheme", entries(), ids=lambda scheme: scheme.names[0])
+def test_documents_name_each_scheme_and_its_extra(scheme: Scheme) -> None:
+    sources = (ROOT / "docs/data.md").read_text().partition("## Sources")[2].partition("\n## ")[0]
+    assert scheme.shown.removeprefix("a ") in sources
+    if scheme.extra:
+        assert f"'.[{scheme.extra}]'" in sources
+        assert re.search(rf"^{scheme.extra} = ", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert addresses() in (ROOT / "docs/commands.md").read_text()
+    if scheme.shown.endswith("://"):
+        for chart in ("download", "pipeline"):
+            assert f"{scheme.shown}, " in (ROOT / f"charts/dataset-{chart}/values.yaml").read_text()
