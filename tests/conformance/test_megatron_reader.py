@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tokenmill.tokens.indexed import IndexedReader
+from tokenmill.tokens.formats.indexed.reader import IndexedReader
 
 HERE = Path(__file__).parent
 CASES = json.loads((HERE / "samples.json").read_text())["cases"]

@@ -173,7 +173,7 @@ def warm() -> None:
     import tokenmill.stages.extract
     import tokenmill.stages.preprocess
     import tokenmill.tokens.encoders
-    import tokenmill.tokens.indexed
+    import tokenmill.tokens.formats.indexed.reader
     import tokenmill.tokens.tokenizer  # noqa: F401
 
     small = typer.Typer()

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import xxhash
 
-from tokenmill.tokens import check
 from tokenmill.tokens.assemble import assemble
-from tokenmill.tokens.check import check_pair
-from tokenmill.tokens.writer import IndexedWriter
+from tokenmill.tokens.formats.indexed import check
+from tokenmill.tokens.formats.indexed.check import check_pair
+from tokenmill.tokens.formats.indexed.writer import IndexedWriter
 
 EOD = 0
 VOCABULARY = 1000

@@ -3,7 +3,6 @@
 import hashlib
 import io
 import json
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmill.errors import InputError, RequestError
-from tokenmill.tokens import writer as writing
 from tokenmill.tokens.assemble import assemble
-from tokenmill.tokens.contract import WriterState
-from tokenmill.tokens.indexed import IndexedReader, dtype_for
-from tokenmill.tokens.writer import IndexedWriter
+from tokenmill.tokens.formats.indexed import writer as writing
+from tokenmill.tokens.formats.indexed.reader import IndexedReader, dtype_for
+from tokenmill.tokens.formats.indexed.writer import IndexedWriter, WriterState
 
 CONFORMANCE = Path(__file__).parents[1] / "conformance"
 PAIR = CONFORMANCE / "small-tiny_text_document"
@@ -215,62 +213,14 @@ EVEN = (np.arange(30, dtype=np.int32), np.full(10, 3, np.int32), None)
 """A batch of documents of one sequence each, of which nothing is kept but their number."""
 
 
-@pytest.mark.parametrize("few", [0, 1000])
-def test_an_index_larger_than_a_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few: int) -> None:
+def test_an_index_larger_than_a_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     documents = [[[1] * (1 + i % 7)] for i in range(30)] + [[[1] * (i % 7)] for i in range(100)]
     write_pair(tmp_path / "one", documents)
-    monkeypatch.setattr(writing, "FEW", few)
     monkeypatch.setattr(writing, "CHUNK", 8)
     write_pair(tmp_path / "many", documents)
     reader = IndexedReader(tmp_path / "many")
     assert [reader.document(i).tolist()[:-1] for i in range(130)] == [document[0] for document in documents]
     assert (tmp_path / "one.idx").read_bytes() == (tmp_path / "many.idx").read_bytes()
-
-
-BLOCKS = st.lists(st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=3), max_size=4), max_size=5)
-"""Blocks of texts of ids."""
-
-
-@given(
-    blocks=BLOCKS, eod=st.none() | st.integers(0, 9), dtype=st.sampled_from(["int32", "uint16"]), few=st.integers(0, 20)
-)
-def test_a_block_taken_as_it_was_encoded_gives_the_bytes_of_one_assembled(
-    blocks: list[list[list[int]]], eod: int | None, dtype: str, few: int
-) -> None:
-    ends = [] if eod is None else [eod]
-    made = []
-    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as directory:
-        for name, limit in (("assembled", -1), ("as-encoded", few)):
-            patch.setattr(writing, "FEW", limit)
-            bin_file, index, taken = io.BytesIO(), Path(directory, name), 0
-            writer = IndexedWriter(bin_file, index, dtype)
-            for texts in blocks:
-                encoded = [
-                    [*(token % 65536 if dtype == "uint16" else token for token in text), *ends] for text in texts
-                ]
-                ids = np.array([token for text in encoded for token in text], np.uint32)
-                offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
-                if writer.add_as_encoded(ids.data.cast("B"), offsets.tobytes(), eod):
-                    taken += len(texts)
-                    assert all(texts)
-                    assert dtype == "int32"
-                else:
-                    writer.add(*assemble(ids, offsets, None, eod, dtype, ended=eod is not None))
-            assert writer.documents == sum(map(len, blocks))
-            made.append((bin_file.getvalue(), index_of(writer, index), writer.mark()))
-            writer.discard()
-            assert taken <= max(limit, 0)
-    assert made[0] == made[1]
-
-
-def test_most_blocks_are_taken_as_they_were_encoded(tmp_path: Path) -> None:
-    writer = IndexedWriter(io.BytesIO(), tmp_path / "p", "int32")
-    ids, offsets = np.array([5, 0, 6, 7, 0], np.uint32).data.cast("B"), np.array([0, 2, 5]).tobytes()
-    assert writer.add_as_encoded(ids, offsets, 0)
-    assert (writer.documents, writer.sequences, writer.tokens) == (2, 2, 5)
-    assert not writer.add_as_encoded(ids[:-4], offsets, 0)  # it contradicts itself, which is for `add` to say
-    assert not writer.add_as_encoded(ids, np.array([0, 1, 5]).tobytes(), 0)  # a text is empty
-    assert (writer.documents, writer.sequences, writer.tokens) == (2, 2, 5)
 
 
 def test_a_batch_that_contradicts_itself_is_a_bug(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from tokenmill.flow.worker import Summary
 from tokenmill.selection import Selection
 from tokenmill.stages.registry import KINDS
 from tokenmill.tokens.dataset import check, find_dataset, find_document
-from tokenmill.tokens.indexed import IndexedReader
+from tokenmill.tokens.formats.indexed.reader import IndexedReader
 from tokenmill.tokens.tokenizer import decode
 
 pytestmark = pytest.mark.slow

@@ -20,7 +20,7 @@ from support.commandline import tokenmill
 from support.corpus import TOKENIZER as TINY
 from support.mill import Mill
 from tokenmill.errors import MachineError, RequestError, TokenmillError
-from tokenmill.tokens.indexed import IndexedReader
+from tokenmill.tokens.formats.indexed.reader import IndexedReader
 from tokenmill.training.data import blend
 from tokenmill.training.data.blend import gather
 from tokenmill.training.data.datasets import TrainingData

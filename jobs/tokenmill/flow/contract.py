@@ -193,7 +193,7 @@ class FileEntry(Record, frozen=True):
     path: Name
     bytes: Count
     xxh3_128: str
-    role: Literal["bin", "idx", "rejected"] | None = None
+    role: Name | None = None
     key: str = ""
     prefix: str = ""
     documents: Count = -1

@@ -224,7 +224,7 @@ class _End(NamedTuple):
 
 def _look(prefix: Path, reporter: Reporter) -> Iterator[_End]:
     """Yield how the first and the last documents of a pair end; of a damaged pair nothing, as its unit will say why."""
-    from tokenmill.tokens.indexed import DamagedPair, IndexedReader
+    from tokenmill.tokens.formats.indexed.reader import DamagedPair, IndexedReader
 
     try:
         reader = IndexedReader(prefix)
@@ -325,7 +325,7 @@ class Adopt(Stage):
 
     def do(self, unit: Unit, workspace: Workspace, shared: None) -> Counts:
         """Check one pair as `verify` does, and hash it; copied first where it is to lie elsewhere."""
-        from tokenmill.tokens.check import examine
+        from tokenmill.tokens.formats.indexed.check import examine
 
         plan, spec, root = workspace.plan, unit.spec(PairSpec), workspace.input_root
         files = spec.inputs
@@ -376,7 +376,7 @@ class Adopt(Stage):
 
 def _copy(unit: Unit, files: Sequence[InputFile], workspace: Workspace) -> list[OutputFile]:
     """Copy a pair into the attempt, blocks shared where the file system can; its hashes are left to `_blocks`."""
-    from tokenmill.tokens.check import BLOCK
+    from tokenmill.tokens.formats.indexed.check import BLOCK
 
     outputs = []
     for file, final in zip(files, unit.outputs, strict=True):
@@ -393,7 +393,7 @@ def _blocks(
     files: Sequence[InputFile], outputs: Sequence[OutputFile], workspace: Workspace, path: Path
 ) -> Iterator[bytes]:
     """Read half of the pair, or of its copy, as far as it was planned, and report the progress."""
-    from tokenmill.tokens.check import BLOCK
+    from tokenmill.tokens.formats.indexed.check import BLOCK
 
     (left,) = (file.bytes or 0 for file in files if file.path.endswith(path.suffix))
     copies = [output for output in outputs if output.path == path]

@@ -25,6 +25,7 @@ from tokenmill.machine import memory_words
 from tokenmill.selection import Selection
 from tokenmill.stages.registry import CONCATENATE, EXTRACT, before
 from tokenmill.suffixes import DATA_SUFFIXES, usable
+from tokenmill.tokens import formats
 from tokenmill.tokens.contract import PREPROCESS, PairBasis, PairDetails, PairSpec, ResolvedTokenizer, tokenizer_of
 from tokenmill.tokens.encoder_store import Encoders
 from tokenmill.tokens.options import PreprocessOptions
@@ -131,6 +132,7 @@ class Preprocess(Stage):
                 eod=tokenizer.eod_id if options.append_eod else None,
                 special_tokens=options.special_tokens,
                 dtype=tokenizer.dtype,
+                output_format=formats.DEFAULT,
                 **options.choices(),
                 **_format(options),
             )
@@ -266,13 +268,14 @@ def _units(files: list[DataFile], options: PreprocessOptions) -> list[Unit]:
     else:
         runs = groups([file.bytes for file in files], count)
         names = [f"{options.name}-{i:05d}-of-{count:05d}" for i in range(count)]
+    suffixes = formats.get(formats.DEFAULT).suffixes
     units = [
         Unit(
             id=safe_name(name),
             weight=sum(files[i].bytes for i in run),
             spec=PairSpec(name, [files[i].input for i in run]),
             outputs=[
-                *(f"{name}_{key}_document.{kind}" for key in options.key_names for kind in ("bin", "idx")),
+                *(f"{name}_{key}_document.{kind}" for key in options.key_names for kind in suffixes),
                 f"{REJECTED}/{name}.jsonl",
             ],
         )

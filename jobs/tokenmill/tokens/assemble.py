@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.errors import RequestError
-from tokenmill.tokens.indexed import Array
+from tokenmill.tokens.formats.indexed.reader import Array
 
 
 def assemble(

@@ -80,6 +80,7 @@ class PairBasis(Record, frozen=True):
     special_in_text: str | None = None
     format: str | None = None
     txt_document: str | None = None
+    output_format: str = "indexed"
 
 
 class PairDetails(Record, frozen=True):
@@ -102,22 +103,11 @@ def tokenizer_of(plan: Plan) -> ResolvedTokenizer:
     return PairDetails.of_json(plan.details).tokenizer
 
 
-class WriterState(Record, frozen=True, gc=False):
-    """How far a pair is: what IndexedWriter.mark made durable, and IndexedWriter.resume goes on from."""
-
-    dtype_code: Count
-    sequences: Count
-    documents: Count
-    even: Count
-    tokens: Count
-    bin_bytes: Count
-
-
 class Journal(Record, frozen=True):
-    """How far an attempt at a unit of preprocess is (`tokens.unit_tokenizer`)."""
+    """How far an attempt at a unit of preprocess is (`tokens.unit_tokenizer`); a format's mark for each key."""
 
     done: Count
-    columns: list[WriterState]
+    columns: list[dict[str, int | str]]
     rejected_bytes: Count
     counts: dict[str, Count]
     parts: list[Part]

@@ -17,7 +17,9 @@ from tokenmill.flow.lineage import find_records, records_of, unfinished
 from tokenmill.flow.progress import size as words
 from tokenmill.flow.provenance import locate
 from tokenmill.flow.record import Manifest, Plan, StageRecord, complete, kept_aside, make_manifest
+from tokenmill.tokens import formats
 from tokenmill.tokens.contract import PREPROCESS, PairBasis, ResolvedTokenizer, basis_of, tokenizer_of
+from tokenmill.tokens.formats.base import Format
 
 _DAMAGED: dict[str, str] = {
     IN_PLACE: "put back what was adopted; or make the pair again with the tool that made it, and run the same "
@@ -38,7 +40,8 @@ class Dataset:
     @property
     def pairs(self) -> list[FileEntry]:
         """The manifest's entries of the .bin files with tokens: what Megatron-LM is given."""
-        return [entry for entry in self.manifest.files if entry.role == "bin"]
+        tokens = formats.get(self.basis.output_format).suffixes[0]
+        return [entry for entry in self.manifest.files if entry.role == tokens]
 
     @property
     def dtypes(self) -> list[str]:
@@ -130,7 +133,7 @@ def record_of_pair(prefix: Path) -> tuple[StageRecord, str] | None:
 
 def find_document(dataset: Dataset, number: int, *, key: str | None, prefix: str | None) -> Document:
     """Return document `number`, counted through the pairs of one key or within the pair `prefix`; -1 is the last."""
-    from tokenmill.tokens.indexed import IndexedReader
+    from tokenmill.tokens.formats.indexed.reader import IndexedReader
 
     keys = [k for k in dataset.basis.keys if key in (None, k)]
     if not keys:
@@ -157,7 +160,7 @@ def find_document(dataset: Dataset, number: int, *, key: str | None, prefix: str
 
 def check(path: Path, kinds: Sequence[Kind], *, full: bool, stage: str | None = None) -> tuple[list[str], list[str]]:
     """Return what was checked and what is wrong, of the stages of `kinds` below `path`, of `stage`, or a bare pair."""
-    from tokenmill.tokens.check import check_pair
+    from tokenmill.tokens.formats.indexed.check import check_pair
 
     records = records_of(path, kinds, stage) if path.is_dir() or stage else []
     if not records:
@@ -182,14 +185,13 @@ def check(path: Path, kinds: Sequence[Kind], *, full: bool, stage: str | None = 
 
 def _check_stage(record: StageRecord, full: bool, only: str | None = None) -> tuple[str, list[str]]:
     """Check one stage, or of a preprocess stage the pair with the prefix `only`."""
-    from tokenmill.tokens.check import check_pair
-
     plan = record.read_plan()
     if plan is None:
         return f"nothing of {record.stage} in {record.output}", [
             f"{record.stage} in {record.output} has no plan: see tokenmill status {record.output}; if it is "
             f"not wanted, delete {record.directory}"
         ]
+    form = formats.get(basis_of(plan).output_format if plan.stage == PREPROCESS.name else formats.DEFAULT)
     wrong, files, size, rejected = [], 0, 0, 0
     units = [unit for unit in plan.units if only is None or f"{only}.bin" in unit.outputs]
     receipts = {unit.id: record.stored_receipt(plan, unit) for unit in units}
@@ -206,22 +208,19 @@ def _check_stage(record: StageRecord, full: bool, only: str | None = None) -> tu
             if only is not None and entry.prefix != only:
                 continue
             files, size = files + 1, size + entry.bytes
-            if refused := [problem for path in _with_index(entry) if (problem := _refused(record, path))]:
+            if refused := [problem for path in _looked_at(entry, form) if (problem := _refused(record, path))]:
                 wrong.extend(refused)
-            elif entry.role == "bin":
-                index = entries[f"{entry.prefix}.idx"]
-                expected = {"bin_bytes": entry.bytes, "bin_xxh3": entry.xxh3_128}
-                expected |= {"idx_bytes": index.bytes, "idx_xxh3": index.xxh3_128}
-                problems = check_pair(
+            elif entry.role == form.suffixes[0]:
+                problems = form.check(
                     inside(record.output, entry.prefix),
+                    {suffix: entries[f"{entry.prefix}.{suffix}"] for suffix in form.suffixes},
                     vocab_size=tokenizer_of(plan).vocab_size,
                     eod=basis_of(plan).eod,
-                    expected=expected,
                     full=full,
                     foreign=_DAMAGED.get(plan.adopted or ""),
                 )
                 wrong.extend(map(str, problems))
-            elif entry.role != "idx":
+            elif entry.role not in form.suffixes:
                 wrong.extend(_check_file(record, entry, full))
     if plan.stage == PREPROCESS.name:
         wrong.extend(check_tokenizer(record, plan))
@@ -238,15 +237,11 @@ def _check_stage(record: StageRecord, full: bool, only: str | None = None) -> tu
     return f"{said}; {bad}" if bad else said, wrong
 
 
-def _with_index(entry: FileEntry) -> list[str]:
-    """Return the paths that are looked at together: of a pair both files, and none for its .idx alone."""
-    match entry.role:
-        case "bin":
-            return [entry.path, f"{entry.prefix}.idx"]
-        case "idx":
-            return []
-        case _:
-            return [entry.path]
+def _looked_at(entry: FileEntry, form: Format) -> list[str]:
+    """Return the paths that are looked at together: with a format's first file the others, which then come to none."""
+    if entry.role not in form.suffixes:
+        return [entry.path]
+    return [f"{entry.prefix}.{suffix}" for suffix in form.suffixes] if entry.role == form.suffixes[0] else []
 
 
 def _refused(record: StageRecord, path: str) -> str | None:

@@ -10,24 +10,26 @@ from collections import deque
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tokenmill.errors import WITH_REPLACE, InputError, RequestError, TransientError
 from tokenmill.files.codec import read_json, readable_json
-from tokenmill.flow.contract import EmptyPair, InputFile, InputRange, Part
+from tokenmill.flow.contract import InputFile, InputRange, Part
 from tokenmill.flow.provenance import locate, narrow
 from tokenmill.flow.record import REJECTED, Counts, Unit
 from tokenmill.flow.workspace import OutputFile, Workspace
+from tokenmill.tokens import formats
 from tokenmill.tokens.contract import Journal, PairSpec, basis_of
+from tokenmill.tokens.formats.base import Destination, Format
 
 if TYPE_CHECKING:
     from tokenmill.corpus.kinds import Reading
     from tokenmill.corpus.parse import Rejected
+    from tokenmill.tokens.formats.base import Writer
     from tokenmill.tokens.options import PreprocessOptions
     from tokenmill.tokens.stream import Shards
     from tokenmill.tokens.workers.pool import EncoderProcesses, Slot
     from tokenmill.tokens.workers.serve import Column, Found, Segment
-    from tokenmill.tokens.writer import IndexedWriter
 
 SPECIAL = "special_in_text"
 """The count of special tokens that texts spell, in receipts and manifests that have any."""
@@ -74,17 +76,6 @@ class Tokenisation:
 
 
 @dataclass
-class _Column:
-    """One key's output: the .bin being written and the .idx being built."""
-
-    key: str
-    prefix: str
-    bin: OutputFile
-    writer: "IndexedWriter"
-    index: str
-
-
-@dataclass
 class _File:
     """An input file on its way: what came back of it so far."""
 
@@ -119,7 +110,7 @@ class Tokenising:
         self.done = 0
         self.parts: list[Part] = []
         self.rejects: OutputFile | None = None
-        self.columns: list[_Column] = []
+        self.writers: list[Writer] = []
         self.marked = time.monotonic()
         self._pending: deque[tuple[Slot, list[_Piece]]] = deque()
         self._slot: Slot | None = None
@@ -205,9 +196,9 @@ class Tokenising:
             raise RequestError(f"{where}: {refused}")
         for piece, what in zip(pieces, found, strict=True):
             self._account(piece, what)
-        for column, answer in zip(self.columns, columns, strict=True):
+        for writer, answer in zip(self.writers, columns, strict=True):
             try:
-                self._add(column.writer, answer, slot)
+                self._add(writer, answer, slot)
             except RequestError as error:
                 raise RequestError(f"{where}: {error}") from error
         self._share.release(slot)
@@ -216,12 +207,8 @@ class Tokenising:
         if pieces[-1].last and more and time.monotonic() - self.marked > JOURNAL_SECONDS:
             self._mark()
 
-    def _add(self, writer: "IndexedWriter", answer: "Column", slot: "Slot") -> None:
-        """Write a block's ids; no view of the slot's memory is left behind."""
-        eod = self.basis.eod
-        with memoryview(slot.ids.data) as view, view[answer.start : answer.start + answer.size] as given:
-            if not answer.texts and writer.add_as_encoded(given, answer.offsets, eod):
-                return
+    def _add(self, writer: "Writer", answer: "Column", slot: "Slot") -> None:
+        """Write a block's ids."""
         import numpy as np
 
         from tokenmill.tokens.assemble import assemble
@@ -229,7 +216,8 @@ class Tokenising:
         ids = np.frombuffer(slot.ids.data, np.uint32, answer.size // 4, answer.start)
         texts = np.frombuffer(answer.texts, np.int64) if answer.texts else None
         offsets = np.frombuffer(answer.offsets, np.int64)
-        writer.add(*assemble(ids, offsets, texts, eod, writer.dtype, ended=eod is not None))
+        eod = self.basis.eod
+        writer.add(*assemble(ids, offsets, texts, eod, self.basis.dtype, ended=eod is not None))
 
     def _account(self, piece: _Piece, found: "Found") -> None:
         """Count a piece's records; at the end of its file, say where they stand in the output."""
@@ -297,59 +285,45 @@ class Tokenising:
         return f"{where}; run {stages} again with {WITH_REPLACE}{new}{', and then this command' if maker else ''}"
 
     def _open(self) -> None:
-        from tokenmill.tokens.writer import IndexedWriter
+        """Begin each key's files, or go on where the journal says that an earlier attempt was."""
+        form = formats.get(self.basis.output_format)
+        destinations = [
+            Destination(self.workspace, number, key, f"{self.spec.name}_{key}_document", self.basis.dtype)
+            for number, key in enumerate(self.basis.keys)
+        ]
+        journal = self._journal(form, destinations)
+        if journal is None:
+            self.writers = [form.begin(destination) for destination in destinations]
+            return
+        self.writers = [form.resume(*column) for column in zip(destinations, journal.columns, strict=True)]
+        self.counts, self.done, self.parts = journal.counts, journal.done, journal.parts
+        self.workspace.inputs = journal.inputs
+        if journal.rejected_bytes:
+            self.rejects = self._open_rejects(journal.rejected_bytes)
+        self.workspace.checkpoint(sum(file.bytes or 0 for file in self.spec.inputs[: self.done]))
 
-        journal = self._journal()
-        for number, key in enumerate(self.basis.keys):
-            prefix = f"{self.spec.name}_{key}_document"
-            state = journal.columns[number] if journal else None
-            kept = state.bin_bytes if state else 0
-            output = self.workspace.open(f"{prefix}.bin", temporary=f"bin-{number}", keep=kept, read_soon=False)
-            index = self.workspace.path(f"idx-{number}")
-            writer = (
-                IndexedWriter.resume(state, output, index) if state else IndexedWriter(output, index, self.basis.dtype)
-            )
-            self.columns.append(_Column(key, prefix, output, writer, index.name))
-        if journal:
-            self.counts, self.done, self.parts = journal.counts, journal.done, journal.parts
-            self.workspace.inputs = journal.inputs
-            if journal.rejected_bytes:
-                self.rejects = self._open_rejects(journal.rejected_bytes)
-            self.workspace.checkpoint(sum(file.bytes or 0 for file in self.spec.inputs[: self.done]))
-
-    def _journal(self) -> Journal | None:
+    def _journal(self, form: Format, destinations: list[Destination]) -> Journal | None:
         """Return a taken-over journal whose files are all there, else None and begin anew."""
-        from tokenmill.tokens.writer import CODES, HEADER
-
-        tree, path = self.workspace.tree, self.workspace.path("journal.json")
+        tree = self.workspace.tree
         try:
-            journal = Journal.of_json(read_json(path, tree=tree))
+            journal = Journal.of_json(read_json(self.workspace.path("journal.json"), tree=tree))
+            if len(journal.columns) != len(destinations) or journal.done > len(self.spec.inputs):
+                return None
+            if not all(form.holds(*column) for column in zip(destinations, journal.columns, strict=True)):
+                return None
         except ValueError:  # none, of an earlier version, or damaged: what it says of the files cannot be relied on
             return None
-        if len(journal.columns) != len(self.basis.keys) or journal.done > len(self.spec.inputs):
+        if (tree.size(self.workspace.path("rejected")) or 0) < journal.rejected_bytes:
             return None
-        if any(column.dtype_code != CODES[self.basis.dtype] for column in journal.columns):
-            return None
-        wanted = [("rejected", journal.rejected_bytes)] if journal.rejected_bytes else []
-        for number, state in enumerate(journal.columns):
-            wanted.append((f"bin-{number}", state.bin_bytes))
-            wanted.append((f"idx-{number}", HEADER.size + 4 * state.sequences))
-            if state.even < state.documents:
-                wanted.append((f"idx-{number}.documents", 8 * (state.documents - state.even)))
-        for name, size in wanted:
-            if (tree.size(self.workspace.path(name)) or 0) < size:
-                return None
         return journal
 
     def _mark(self) -> None:
         """Make what is written durable, then say in the journal that it is there."""
-        for column in self.columns:
-            column.bin.sync()
         if self.rejects:
             self.rejects.sync()
         journal = Journal(
             self.done,
-            [column.writer.mark() for column in self.columns],
+            [writer.mark() for writer in self.writers],
             self.rejects.bytes if self.rejects else 0,
             self.counts,
             self.parts,
@@ -386,23 +360,11 @@ class Tokenising:
         return output
 
     def _finish(self) -> Counts:
-        """Write the indices; a pair without tokens is recorded as empty, since Megatron-LM cannot map it."""
-        tokens = sequences = 0
-        for column in self.columns:
-            writer = column.writer
-            about: dict[str, Any] = {"key": column.key, "prefix": column.prefix, "documents": writer.documents}
-            tokens += writer.tokens
-            sequences += writer.sequences
-            if writer.tokens == 0:
-                self.workspace.drop(column.bin)
-                self.workspace.empty.append(EmptyPair(**about))
-                writer.discard()
-                continue
-            about |= {"sequences": writer.sequences, "tokens": writer.tokens}
-            column.bin.describe(role="bin", **about, parts=self.parts)
-            writer.write_header()
-            index = self.workspace.open(f"{column.prefix}.idx", temporary=column.index, keep=writer.index_bytes)
-            index.describe(role="idx", key=column.key, prefix=column.prefix)
-            writer.write_rest(index)
-            writer.close()
-        return {**self.counts, "tokens": tokens, "sequences": sequences}
+        """Complete each key's files."""
+        for writer in self.writers:
+            writer.finish(self.parts)
+        return {
+            **self.counts,
+            "tokens": sum(writer.tokens for writer in self.writers),
+            "sequences": sum(writer.sequences for writer in self.writers),
+        }

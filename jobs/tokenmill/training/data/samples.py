@@ -79,7 +79,7 @@ def _check(
 
 def _length(pair: Pair, split: str | None, number: int, built: int, sequence_length: int) -> int:
     """Count the samples of a pair's part: whole epochs, as many as hold those to be built."""
-    from tokenmill.tokens.indexed import open_index
+    from tokenmill.tokens.formats.indexed.reader import open_index
 
     tokens = pair.tokens
     cut = cuts(split, pair.sequences)[number] if split is not None else None

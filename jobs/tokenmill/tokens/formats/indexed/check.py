@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from tokenmill.tokens.indexed import (
+from tokenmill.tokens.formats.base import Problem
+from tokenmill.tokens.formats.indexed.reader import (
     REMAKE,
     Array,
     DamagedPair,
@@ -29,18 +30,6 @@ CHUNK = 1 << 20
 
 BLOCK = 8 << 20
 """Bytes of a file in memory at once; a multiple of every dtype's size."""
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One thing that is wrong with a file, and what to do about it."""
-
-    path: Path
-    what: str
-    remedy: str = REMAKE
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.what}; {self.remedy}"
 
 
 @dataclass(frozen=True)

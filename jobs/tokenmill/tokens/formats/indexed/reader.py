@@ -1,6 +1,6 @@
 """Megatron-LM's indexed dataset, mapped for reading: a pair as verify, inspect and training open it.
 
-`tokens.writer` gives its layout.
+`writer` gives its layout.
 """
 
 from pathlib import Path
@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.errors import WITH_HASHES, InputError
-from tokenmill.tokens.writer import CODES, HEADER, MAGIC, VERSION
+from tokenmill.tokens.formats.indexed.writer import CODES, HEADER, MAGIC, VERSION
 
 Array = npt.NDArray[Any]
 

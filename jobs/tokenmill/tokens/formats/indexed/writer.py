@@ -14,22 +14,19 @@ The layout, all little-endian (source: Megatron-LM, `megatron/core/datasets/inde
               i8[S]    mode of each sequence: in multimodal datasets alone, never written here
 """
 
-import itertools
 import os
 import struct
 from collections.abc import Iterator
-from operator import sub
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Protocol, Self
+from typing import IO, Any, Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
 
 from tokenmill.errors import InputError
+from tokenmill.flow.contract import Count, Record
 
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from tokenmill.tokens.contract import WriterState
-
-    Array = npt.NDArray[Any]
+Array = npt.NDArray[Any]
 
 HEADER = struct.Struct("<9sQBQQ")
 MAGIC = b"MMIDIDX\0\0"
@@ -49,11 +46,16 @@ CODES = {
 CHUNK = 1 << 14
 """Entries of an index that are in memory at once."""
 
-FEW = 1 << 18
-"""Documents up to which a pair does without numpy, which takes longer to import than plain Python for so many: it does
-in 10 ns for each what that does in 200."""
 
-_INT32_MAX = 2**31 - 1
+class WriterState(Record, frozen=True, gc=False):
+    """How far a pair is: what IndexedWriter.mark made durable, and IndexedWriter.resume goes on from."""
+
+    dtype_code: Count
+    sequences: Count
+    documents: Count
+    even: Count
+    tokens: Count
+    bin_bytes: Count
 
 
 class SupportsWrite(Protocol):
@@ -87,7 +89,7 @@ class IndexedWriter:
         self._documents: IO[bytes] | None = None
 
     @classmethod
-    def resume(cls, state: "WriterState", write_bin: SupportsWrite, index: Path) -> Self:
+    def resume(cls, state: WriterState, write_bin: SupportsWrite, index: Path) -> Self:
         """Go on from a mark: what was written after it is cut off.
 
         Files that are missing or shorter than the mark are an InputError: the unit must start over.
@@ -127,34 +129,11 @@ class IndexedWriter:
         """Count the bytes of the `.idx` that lie in the file `index`: header and lengths."""
         return HEADER.size + 4 * self.sequences
 
-    def add_as_encoded(self, ids: memoryview, offsets: bytes, eod: int | None) -> bool:
-        """Append documents of one text each as an encoder gave them, where there is nothing to do to them.
-
-        `ids` are uint32, with EOD behind each text where it is wanted; text i has ids[offsets[i]:offsets[i+1]], int64
-        from 0. That they fit the dtype, `tokens.resolve` saw to. False where `tokens.assemble` and `add` are to do it,
-        and nothing was written: a text is empty, the pair's ids are not of 4 bytes, or numpy is worth its import.
-        """
-        documents = len(offsets) // 8 - 1
-        if self._itemsize != 4 or self._documents is not None or self.documents + documents > FEW:
-            return False
-        ends = struct.unpack(f"<{documents + 1}q", offsets)
-        lengths = tuple(map(sub, ends[1:], ends))
-        shortest = min(lengths, default=2)
-        if shortest <= (eod is not None) or ends[0] or ends[-1] * 4 != len(ids) or ends[-1] > _INT32_MAX:
-            return False
-        self._bin.write(ids)
-        self._index.write(struct.pack(f"<{documents}i", *lengths))
-        self._even += documents
-        self._count(ends[-1], documents, documents)
-        return True
-
-    def add(self, ids: "Array", lengths: "Array", sequences_per_document: "Array | None") -> None:
+    def add(self, ids: Array, lengths: Array, sequences_per_document: Array | None) -> None:
         """Append a batch as `tokens.assemble` returns it; None for documents of one sequence each.
 
         A batch that contradicts itself is a ValueError.
         """
-        import numpy as np
-
         counts = sequences_per_document
         if int(lengths.sum(dtype=np.int64)) != ids.size or (counts is not None and int(counts.sum()) != lengths.size):
             raise ValueError("lengths must sum to the number of ids, sequences per document to that of lengths")
@@ -176,10 +155,8 @@ class IndexedWriter:
         self.sequences += sequences
         self.documents += documents
 
-    def mark(self) -> "WriterState":
+    def mark(self) -> WriterState:
         """Make what `index` holds durable and return the state to resume from."""
-        from tokenmill.tokens.contract import WriterState
-
         for file in (self._index, self._documents):
             if file is not None:
                 file.flush()
@@ -193,15 +170,15 @@ class IndexedWriter:
 
     def write_rest(self, out: SupportsWrite) -> None:
         """Write what follows in the `.idx`: where each sequence and each document begins."""
-        few, start = max(self.sequences, self._even) <= FEW, 0
+        start = 0
         self._index.flush()
         self._index.seek(HEADER.size)
         # Not to the file's end: the rest may be written to this very file.
         for lengths in _chunks(self._index, 4, self.sequences):
-            starts, start = _starts(lengths, start, self._itemsize, few)
+            starts, start = _starts(lengths, start, self._itemsize)
             out.write(starts)
         for first in range(0, self._even + 1, CHUNK):
-            out.write(_ascending(first, min(first + CHUNK, self._even + 1), few))
+            out.write(np.arange(first, min(first + CHUNK, self._even + 1), dtype="<i8").data.cast("B"))
         if self._documents is not None:
             self._documents.flush()
             self._documents.seek(0)
@@ -221,10 +198,8 @@ class IndexedWriter:
             Path(name).unlink(missing_ok=True)
 
 
-def _write(out: SupportsWrite | IO[bytes], array: "Array") -> None:
+def _write(out: SupportsWrite | IO[bytes], array: Array) -> None:
     if array.size:  # an empty array has no byte view
-        import numpy as np
-
         out.write(np.ascontiguousarray(array).data.cast("B"))
 
 
@@ -236,25 +211,9 @@ def _chunks(file: IO[bytes], size: int, count: int) -> Iterator[bytes]:
         count -= taken
 
 
-def _starts(lengths: bytes, start: int, itemsize: int, few: bool) -> tuple[memoryview, int]:
+def _starts(lengths: bytes, start: int, itemsize: int) -> tuple[memoryview, int]:
     """Return where sequences of these int32 lengths begin from `start` on, int64, and where the last ends, in bytes."""
-    if few:
-        count = len(lengths) // 4
-        ends = itertools.accumulate(struct.unpack(f"<{count}i", lengths), initial=0)
-        *starts, end = [start + itemsize * tokens for tokens in ends]
-        return memoryview(struct.pack(f"<{count}q", *starts)), end
-    import numpy as np
-
     places = np.zeros(len(lengths) // 4 + 1, "<i8")
     np.cumsum(np.frombuffer(lengths, "<i4"), out=places[1:])
     places = start + places * itemsize
     return places[:-1].data.cast("B"), int(places[-1])
-
-
-def _ascending(first: int, end: int, few: bool) -> memoryview:
-    """Return the int64 from first to end."""
-    if few:
-        return memoryview(struct.pack(f"<{end - first}q", *range(first, end)))
-    import numpy as np
-
-    return np.arange(first, end, dtype="<i8").data.cast("B")

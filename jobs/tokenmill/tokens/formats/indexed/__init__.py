@@ -1,0 +1,119 @@
+"""Megatron-LM's indexed dataset: a pair of `.bin` and `.idx` for each key of a unit.
+
+`writer` describes the layout and writes it, `reader` maps it, `check` checks it as Megatron-LM will read it.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tokenmill.flow.contract import EmptyPair
+from tokenmill.tokens.formats.base import Destination, Format, Problem, State, Writer
+
+if TYPE_CHECKING:
+    from tokenmill.flow.contract import FileEntry, Part
+    from tokenmill.flow.workspace import OutputFile
+    from tokenmill.tokens.formats.base import Array
+    from tokenmill.tokens.formats.indexed.writer import IndexedWriter
+
+
+class _Pair:
+    """One key's pair: the .bin being written, and the .idx being built beside it."""
+
+    def __init__(self, destination: Destination, output: "OutputFile", writer: "IndexedWriter") -> None:
+        self._destination = destination
+        self._bin = output
+        self._writer = writer
+
+    @property
+    def documents(self) -> int:
+        return self._writer.documents
+
+    @property
+    def sequences(self) -> int:
+        return self._writer.sequences
+
+    @property
+    def tokens(self) -> int:
+        return self._writer.tokens
+
+    def add(self, ids: "Array", lengths: "Array", sequences_per_document: "Array | None") -> None:
+        self._writer.add(ids, lengths, sequences_per_document)
+
+    def mark(self) -> State:
+        self._bin.sync()
+        return self._writer.mark().to_json()
+
+    def finish(self, parts: "list[Part]") -> None:
+        """Write the index; a pair without tokens is recorded as empty, since Megatron-LM cannot map it."""
+        to, writer = self._destination, self._writer
+        if writer.tokens == 0:
+            to.workspace.drop(self._bin)
+            to.workspace.empty.append(EmptyPair(to.key, to.prefix, writer.documents))
+            writer.discard()
+            return
+        self._bin.describe(
+            role="bin",
+            key=to.key,
+            prefix=to.prefix,
+            documents=writer.documents,
+            sequences=writer.sequences,
+            tokens=writer.tokens,
+            parts=parts,
+        )
+        writer.write_header()
+        index = to.open("idx", keep=writer.index_bytes)
+        index.describe(role="idx", key=to.key, prefix=to.prefix)
+        writer.write_rest(index)
+        writer.close()
+
+
+class _Indexed:
+    name = "indexed"
+    suffixes = ("bin", "idx")
+
+    def begin(self, destination: Destination) -> Writer:
+        from tokenmill.tokens.formats.indexed.writer import IndexedWriter
+
+        output = destination.open("bin", read_soon=False)
+        return _Pair(destination, output, IndexedWriter(output, destination.path("idx"), destination.dtype))
+
+    def holds(self, destination: Destination, state: State) -> bool:
+        from tokenmill.tokens.formats.indexed.writer import CODES, HEADER, WriterState
+
+        mark = WriterState.of_json(state)
+        index = destination.path("idx").name
+        return (
+            mark.dtype_code == CODES[destination.dtype]
+            and destination.has(destination.path("bin").name, mark.bin_bytes)
+            and destination.has(index, HEADER.size + 4 * mark.sequences)
+            and destination.has(f"{index}.documents", 8 * (mark.documents - mark.even))
+        )
+
+    def resume(self, destination: Destination, state: State) -> Writer:
+        from tokenmill.tokens.formats.indexed.writer import IndexedWriter, WriterState
+
+        mark = WriterState.of_json(state)
+        output = destination.open("bin", keep=mark.bin_bytes, read_soon=False)
+        return _Pair(destination, output, IndexedWriter.resume(mark, output, destination.path("idx")))
+
+    def check(
+        self,
+        prefix: Path,
+        files: "Mapping[str, FileEntry]",
+        *,
+        vocab_size: int | None,
+        eod: int | None,
+        full: bool,
+        foreign: str | None,
+    ) -> list[Problem]:
+        from tokenmill.tokens.formats.indexed.check import check_pair
+
+        expected: dict[str, int | str] = {}
+        for suffix, entry in files.items():
+            expected |= {f"{suffix}_bytes": entry.bytes, f"{suffix}_xxh3": entry.xxh3_128}
+        return check_pair(prefix, vocab_size=vocab_size, eod=eod, expected=expected, full=full, foreign=foreign)
+
+
+FORMAT: Format = _Indexed()
+"""The indexed dataset as an output format."""
