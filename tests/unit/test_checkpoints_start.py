@@ -1,0 +1,413 @@
+"""Checkpoints: the tracker, where a start resumes, and starts that are killed at every step."""
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.checkpoints import START, aside, iterations, killed, losing, saving, tracker, tracking, tree
+from support.torchdist import CUT_OFF, NOW, TRACKER, UNTRACKED, save, write
+from tokenmill.errors import RequestError
+from tokenmill.files import mounts
+from tokenmill.training.checkpoints import repair
+from tokenmill.training.checkpoints.repair import ASIDE_UNFINISHED, TornTracker, look, prepare, read_tracker, scan
+
+
+@pytest.mark.parametrize(("content", "iteration"), [(b"100", 100), (b" 0000100\n", 100), (b"release", 0), (b"0", 0)])
+def test_the_tracker_is_read_as_megatron_reads_it(content: bytes, iteration: int, tmp_path: Path) -> None:
+    assert read_tracker(tmp_path) is None
+    write(tmp_path / TRACKER, content, NOW)
+    assert read_tracker(tmp_path) == iteration
+
+
+TORN = [
+    b"",
+    b"\n",
+    b"\0\0\0",
+    b"rel",
+    b"iter_0000100",
+    b"100\0",
+    b"-1",
+    b"1_0",
+    b"+10",
+    b"1e3",
+    b"\xff",
+    b"9" * 5000,
+    bytes(2 << 20),
+]
+
+
+@pytest.mark.parametrize("content", TORN, ids=lambda content: ascii(content[:12]))
+def test_a_torn_tracker_is_an_error_of_its_own(content: bytes, tmp_path: Path) -> None:
+    write(tmp_path / TRACKER, content, NOW)
+    with pytest.raises(TornTracker, match="tokenmill checkpoint repair") as problem:
+        read_tracker(tmp_path)
+    assert problem.value.exit_code == 2 and TRACKER in str(problem.value)
+
+
+def test_a_tracker_that_is_no_file_is_torn(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / TRACKER)
+    with pytest.raises(TornTracker, match="is no file"):
+        read_tracker(tmp_path)
+    (tmp_path / TRACKER).unlink()
+    (tmp_path / TRACKER).mkdir()
+    with pytest.raises(TornTracker, match="is no file"):
+        read_tracker(tmp_path)
+
+
+class Case:
+    """What lies there, what a start makes of it."""
+
+    def __init__(
+        self,
+        make: Callable[[Path], Any],
+        start: str | None,
+        holds: str | None,
+        left: list[int | str],
+        moved: list[int | str] = [],  # noqa: B006
+        said: list[str] = [],  # noqa: B006
+    ) -> None:
+        def names(of: list[int | str]) -> list[str]:
+            return sorted(f"iter_{one:07d}" if isinstance(one, int) else one for one in of)
+
+        self.make, self.start, self.holds, self.said = make, start, holds, said
+        self.left, self.moved = names(left), names(moved)
+
+
+def made(*steps: Callable[[Path], Any]) -> Callable[[Path], None]:
+    def make(path: Path) -> None:
+        path.mkdir()
+        for step in steps:
+            step(path)
+
+    return make
+
+
+UNTRUE = "it is whole, but the tracker was never set to it, or was set back"
+
+
+CASES = {
+    "nothing": Case(made(), None, None, []),
+    "no directory": Case(lambda path: None, None, None, []),
+    "logs alone": Case(made(lambda p: write(p / "progress.txt", b"x", NOW)), None, None, []),
+    "in order": Case(made(saving(100), saving(200)), START(200), "200", [100, 200]),
+    "a long run": Case(made(saving(12_345_678)), "iter_12345678", "12345678", [12_345_678]),
+    "tracker with a newline": Case(made(saving(100), tracking("100\n")), START(100), "100\n", [100]),
+    "cut off while saving": Case(
+        made(saving(100), saving(200), saving(300, CUT_OFF)),
+        START(200),
+        "200",
+        [100, 200],
+        [300],
+        ["iter_0000300 moved aside: newer than where the run resumes (has no metadata.json"],
+    ),
+    "cut off at once": Case(
+        made(saving(100), saving(200, 0)), START(100), "100", [100], [200], ["iter_0000200 moved aside"]
+    ),
+    "cut off before the tracker": Case(
+        made(saving(100), saving(200, UNTRACKED)),
+        START(100),
+        "100",
+        [100],
+        [200],
+        [f"iter_0000200 moved aside: newer than where the run resumes ({UNTRUE})"],
+    ),
+    "set back": Case(
+        made(saving(100), saving(200), saving(300), tracking("100")),
+        START(100),
+        "100",
+        [100],
+        [200, 300],
+        [UNTRUE, UNTRUE],
+    ),
+    "empty tracker": Case(
+        made(saving(100), saving(200), tracking("")),
+        START(200),
+        "200",
+        [100, 200],
+        [],
+        [f"tracker set to 200, the newest whole checkpoint: {{path}}/{TRACKER} is empty"],
+    ),
+    "partial tracker": Case(
+        made(saving(100), saving(1000), tracking("10")),
+        START(1000),
+        "1000",
+        [100, 1000],
+        [],
+        ["it named iter_0000010, which is not whole (is not there)"],
+    ),
+    "tracker of garbage": Case(
+        made(saving(100), tracking("x;y")), START(100), "100", [100], [], ["holds b'x;y', which is no iteration"]
+    ),
+    "tracker cut off over a cut-off save": Case(
+        made(saving(100), saving(200), saving(300, CUT_OFF), tracking("")),
+        START(200),
+        "200",
+        [100, 200],
+        [300],
+        ["is empty", "iter_0000300"],
+    ),
+    "no tracker": Case(
+        made(saving(100), saving(200), tracking(None)), START(200), "200", [100, 200], [], ["there was none"]
+    ),
+    "first save, killed before the tracker": Case(
+        made(saving(100, UNTRACKED)), START(100), "100", [100], [], ["there was none"]
+    ),
+    "names nothing": Case(
+        made(saving(100), tracking("500")),
+        START(100),
+        "100",
+        [100],
+        [],
+        ["iter_0000500, which is not whole (is not there)"],
+    ),
+    "names a damaged one": Case(
+        made(saving(100), saving(200), losing(200)),
+        START(100),
+        "100",
+        [100],
+        [200],
+        ["which is not whole (__0_0.distcp is missing)", "iter_0000200 moved"],
+    ),
+    "names a damaged one, older and newer whole": Case(
+        made(saving(100), saving(200), saving(300), losing(200), tracking("200")),
+        START(300),
+        "300",
+        [100, 200, 300],
+        [],
+        ["tracker set to 300"],
+    ),
+    "names a damaged one, newer cut off": Case(
+        made(saving(100), saving(200), losing(200), saving(300, 2)),
+        START(100),
+        "100",
+        [100],
+        [200, 300],
+        ["tracker", "0200 moved", "0300 moved"],
+    ),
+    "an older one is damaged": Case(made(saving(100), saving(200), losing(100)), START(200), "200", [100, 200]),
+    "tracker release": Case(made(saving("release")), "release", "release", ["release"]),
+    "tracker release, a save cut off": Case(
+        made(saving("release"), saving(100, 2)), "release", "release", ["release"], [100], ["iter_0000100"]
+    ),
+    "torn after release": Case(
+        made(saving("release"), saving(100), tracking("")),
+        START(100),
+        "100",
+        [100, "release"],
+        [],
+        ["tracker set to 100"],
+    ),
+    "only release is whole": Case(
+        made(saving("release"), saving(100), losing(100)),
+        "release",
+        "release",
+        ["release"],
+        [100],
+        ["tracker set to release", "iter_0000100"],
+    ),
+    "first save cut off": Case(
+        made(saving(100, 1)),
+        None,
+        None,
+        [],
+        [100],
+        ["iter_0000100 moved aside: the run's first save was never finished"],
+    ),
+    "first save cut off in metadata.json": Case(
+        made(saving(100, UNTRACKED), lambda p: write(p / "iter_0000100" / "metadata.json", b"", NOW)),
+        None,
+        None,
+        [],
+        [100],
+        ["never finished"],
+    ),
+    "first save cut off twice": Case(
+        made(saving(100, 0), saving(200, CUT_OFF)),
+        None,
+        None,
+        [],
+        [200],
+        ["0100 moved", "0200 moved", "0100-1 deleted: newer"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_start_resumes_from_the_right_one(name: str, tmp_path: Path) -> None:
+    case, path = CASES[name], tmp_path / "run"
+    case.make(path)
+    before = tree(path)
+    dry = prepare(path, dry_run=True)
+    assert tree(path) == before
+    start = prepare(path)
+    assert start.done[: len(dry.done)] == dry.done and (start.iteration, start.name) == (dry.iteration, dry.name)
+    assert (start.name, start.resume) == (case.start, case.start is not None)
+    assert start.iteration == (int(case.start[5:]) if case.start and case.start != "release" else 0)
+    for sentence, said in zip(start.done, case.said, strict=True):
+        assert said.format(path=path) in sentence
+    if not path.exists():
+        return
+    assert ((path / TRACKER).read_text() if (path / TRACKER).exists() else None) == case.holds
+    assert (iterations(path), aside(path)) == (case.left, case.moved)
+    # What was there is there, here or aside; and a second start has nothing to do.
+    after = tree(path)
+    for kept in case.left:
+        assert {k: v for k, v in before.items() if k.startswith(kept)} == {
+            k: v for k, v in after.items() if k.startswith(kept)
+        }
+    assert prepare(path) == type(start)(start.iteration, start.name)
+    assert tree(path) == after
+    if case.start:
+        assert look(path) == next(one for one in scan(path) if one.path.name == case.start)
+
+
+REFUSED = {
+    "the only one is damaged": (
+        made(saving(100), losing(100)),
+        "the tracker names iter_0000100; iter_0000100: __0_0.distcp is missing",
+    ),
+    "damaged, without a tracker": (
+        made(saving(100), losing(100), tracking(None)),
+        "there is no tracker; iter_0000100: __0_0.distcp is missing",
+    ),
+    "damaged, and one cut off": (
+        made(saving(100), losing(100), saving(200, 1)),
+        "iter_0000200: has no metadata.json: .*; iter_0000100: __0_0",
+    ),
+    "a tracker alone": (made(tracking("100")), "the tracker names iter_0000100; there are none"),
+    "a torn tracker alone": (made(tracking("")), "is empty; there are none"),
+    "a torn tracker over a cut-off save": (
+        made(saving(100, CUT_OFF), tracking("")),
+        "is empty; iter_0000100: has no metadata.json",
+    ),
+    "an older format": (
+        made(lambda p: write(p / "iter_0000100" / "mp_rank_00" / "model_optim_rng.pt", b"x", NOW)),
+        "older format, torch",
+    ),
+    "a release of an older format": (
+        made(lambda p: write(p / "release" / "mp_rank_00" / "model_optim_rng.pt", b"x", NOW), tracking("release")),
+        "the tracker names release; release: .* older format, torch",
+    ),
+    "a link to what went": (made(lambda p: (p / "iter_0000100").symlink_to("/nonexistent/x")), "is a link to nothing"),
+    "a hostile one": (
+        made(saving(100), lambda p: write(p / "iter_0000100" / ".metadata", b"cos\nsystem\n.", NOW)),
+        "names os.system",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_was_a_checkpoint_is_never_passed_over_in_silence(name: str, tmp_path: Path) -> None:
+    make, said = REFUSED[name]
+    path = tmp_path / "run"
+    make(path)
+    before = tree(path)
+    with pytest.raises(RequestError, match=said) as refusal:
+        prepare(path)
+    assert tree(path) == before
+    for word in (str(path), "storage.checkpointPath", "tokenmill checkpoint repair", "--start-over"):
+        assert word in str(refusal.value)
+    # Told to, it begins anew, and throws nothing away.
+    assert prepare(path, start_over=True, dry_run=True).done == prepare(path, start_over=True).done != ()
+    assert sorted(before.keys() & {TRACKER, "release", START(100), START(200)}) == sorted(
+        [*aside(path), *iterations(path)]
+    )
+    assert prepare(path) == type(prepare(path))(0, None)
+
+
+def test_starting_over_is_refused_where_there_is_something_to_resume_from(tmp_path: Path) -> None:
+    save(tmp_path, 100)
+    tracker(tmp_path, "")
+    before = tree(tmp_path)
+    with pytest.raises(RequestError, match=r"iter_0000100 is whole.*storage\.checkpointPath"):
+        prepare(tmp_path, start_over=True)
+    assert tree(tmp_path) == before
+
+
+def test_a_file_in_place_of_the_directory_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "file", b"", NOW)
+    for call in (prepare, scan, lambda path: prepare(path / "below")):
+        with pytest.raises(RequestError):
+            call(tmp_path / "file")
+
+
+def test_what_is_moved_aside_never_meets_what_was_moved_before(tmp_path: Path) -> None:
+    save(tmp_path, 100)
+    for _ in range(5):
+        save(tmp_path, 200, steps=CUT_OFF)
+        assert prepare(tmp_path).name == "iter_0000100"
+    # The newest stays for somebody who wants to know; a run that dies in every save does not fill the disk.
+    assert [each.name for each in (tmp_path / ".tokenmill" / "aside").iterdir()] == ["iter_0000200-5"]
+    assert list((tmp_path / ".tokenmill" / "trash").iterdir()) == []
+    assert ASIDE_UNFINISHED == 1
+
+
+@pytest.mark.slow
+def test_an_old_view_of_a_network_file_system_moves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tracker seems to be behind, and is not once the cache has expired."""
+    save(tmp_path, 100)
+    save(tmp_path, 200)
+    tracker(tmp_path, "100")
+    for module in (mounts, repair):
+        monkeypatch.setattr(module, "settle_seconds", lambda _: 60.0)
+    said: list[str] = []
+
+    def say(words: str) -> None:
+        said.append(words)
+        threading.Timer(0.1, lambda: tracker(tmp_path, "200")).start()
+
+    assert prepare(tmp_path, say=say) == type(prepare(tmp_path))(200, "iter_0000200")
+    assert iterations(tmp_path) == ["iter_0000100", "iter_0000200"] and "network file system" in said[0]
+    # In order, it does not wait.
+    begun = time.monotonic()
+    prepare(tmp_path)
+    assert time.monotonic() - begun < 30
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_start_that_is_killed_anywhere_comes_to_the_same_end(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    case.make(tmp_path / "whole")
+    start = prepare(tmp_path / "whole")
+    for count in range(1, 100):
+        path = tmp_path / f"{count}"
+        case.make(path)
+        died = killed(lambda path=path: prepare(path), count)
+        again = prepare(path)
+        assert (again.iteration, again.name) == (start.iteration, start.name)
+        assert not path.exists() or tree(path).keys() - {".tokenmill"} == tree(tmp_path / "whole").keys() - {
+            ".tokenmill"
+        }
+        if not died:
+            break
+    else:
+        raise AssertionError("it never ended")
+    assert count > 1 or not (case.moved or case.said)
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_starting_over_that_is_killed_anywhere_can_be_done_again(name: str, tmp_path: Path) -> None:
+    for count in range(1, 100):
+        path = tmp_path / f"{count}"
+        REFUSED[name][0](path)
+        died = killed(lambda path=path: prepare(path, start_over=True), count)
+        prepare(path, start_over=True)
+        assert iterations(path) == [] and not prepare(path).resume
+        if not died:
+            break
+    assert count > 2
+
+
+def test_temporary_trackers_of_the_dead_are_cleared_away(tmp_path: Path) -> None:
+    save(tmp_path, 100)
+    tracker(tmp_path, "")
+    counts = iter(range(1, 10))
+    while not list(tmp_path.glob(".tokenmill/.*.tmp")):
+        assert killed(lambda: prepare(tmp_path), next(counts))
+    prepare(tmp_path)
+    assert list((tmp_path / ".tokenmill").iterdir()) == []
