@@ -132,3 +132,12 @@ def test_another_run_is_told_once_and_a_late_or_missing_name_never(
     monkeypatch.delenv("TOKENMILL_RUN_FILE")
     CurrentRun(reasons.append).compare()
     assert len(reasons) == 1
+
+
+@pytest.mark.parametrize("place", [".tokenmill", ".tokenmill/train", ".tokenmill/train/owner.json"])
+def test_a_link_to_itself_is_refused_with_its_name(tmp_path: Path, place: str) -> None:
+    link = tmp_path / place
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.symlink_to(link.name)
+    with pytest.raises(RequestError, match=rf"{link} is a symbolic link"):
+        CheckpointLease(tmp_path / ".tokenmill/train", "run", "try").take(print)

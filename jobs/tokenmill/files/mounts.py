@@ -18,7 +18,7 @@ def settle_seconds(path: Path) -> float:
         mounts = Path("/proc/self/mountinfo").read_text().splitlines()
     except OSError:
         return 0.0
-    target, best, kind = str(path.resolve()), "", ""
+    target, best, kind = os.path.realpath(path), "", ""  # Path.resolve raises for a link to itself
     for line in mounts:
         fields, _, rest = line.partition(" - ")
         point = fields.split(" ")[4].replace("\\040", " ")
