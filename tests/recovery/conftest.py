@@ -1,8 +1,10 @@
 """The forge, the corpus and the test Hub of the recovery tests."""
 
 import shutil
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zstandard
@@ -10,6 +12,7 @@ import zstandard
 from support.corpus import REPOSITORY, TOKENIZER, text
 from support.hub import Hub
 from support.runs import Forge
+from support.train import ITERATIONS, TRAINER, Job
 
 
 @pytest.fixture(scope="session")
@@ -66,3 +69,42 @@ def settled(tmp_path_factory: pytest.TempPathFactory, tokenised: Path) -> Path:
     for part in ("tokenizer", ".tokenmill/preprocess/encoders"):
         shutil.copytree(tokenised / part, output / part)
     return output
+
+
+@pytest.fixture
+def job(tmp_path: Path, tokenised: Path) -> Iterator[Callable[..., Job]]:
+    """Return a way to lay out a run; keys with dots replace settings."""
+    jobs: list[Job] = []
+
+    def make(step: float = 0.01, save: float = 0.0, **changed: Any) -> Job:
+        settings: dict[str, Any] = {
+            "release": "run",
+            "model": {"numLayers": 2, "hiddenSize": 64, "numAttentionHeads": 4, "seqLength": 32},
+            "training": {
+                "nodes": 1,
+                "gpusPerNode": 2,
+                "iterations": ITERATIONS,
+                "globalBatchSize": 4,
+                "logInterval": 1,
+            },
+            "checkpoint": {"path": str(tmp_path / "checkpoints"), "saveInterval": 5},
+            "dataset": {"path": str(tokenised), "split": "90,5,5"},
+            "trainer": {
+                "backend": "gloo",
+                "launcher": [sys.executable, str(TRAINER / "launcher.py")],
+                "script": str(TRAINER / "trainer.py"),
+            },
+        }
+        for key, value in changed.items():
+            section, _, name = key.partition("__")
+            if name:
+                settings.setdefault(section, {})[name] = value
+            else:
+                settings[section] = value
+        jobs.append(Job(tmp_path / f"job{len(jobs)}", settings, step, save))
+        return jobs[-1]
+
+    yield make
+    for node in (node for each in jobs for node in each.started):
+        node.kill()
+        node.wait(30)
