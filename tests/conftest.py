@@ -20,6 +20,12 @@ def scratch_that_goes(tmp_path_factory: pytest.TempPathFactory) -> None:
     os.environ["TMPDIR"] = tempfile.tempdir = str(tmp_path_factory.mktemp("scratch"))
 
 
+@pytest.fixture(scope="session", autouse=True)
+def cache_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Settle and judge a tokenizer once a session, and nothing in the user's own cache."""
+    os.environ["TOKENMILL_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
+
+
 TESTS = Path(__file__).parent
 SLOW_DIRECTORIES = ("charts", "recovery")
 """Whose tests all start Helm or kill runs of the command line."""

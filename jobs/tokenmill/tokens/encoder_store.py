@@ -142,7 +142,7 @@ class Encoders:
     ) -> "ResolvedTokenizer":
         """Resolve the tokenizer and judge the encoders on it, unless that was done here before for the same request."""
         from tokenmill.tokens.gate import fallback_warning
-        from tokenmill.tokens.tokenizer import added_eod_warning, eod_warning
+        from tokenmill.tokens.tokenizer import added_eod_warning, eod_warning, versions
 
         question = {
             "tokenizer": asked,
@@ -150,14 +150,12 @@ class Encoders:
             "need_eod": options.append_eod,
             "special_tokens": options.special_tokens,
             "encoder": options.encoder,
-            "versions": _versions(),
+            "versions": versions(),
             **options.choices(),
         }
         name = f"settled-{content_id(question)[:16]}.json"
         way = Way(options.special_tokens, options.special_in_text == "split")
         found = self._remembered(name, way, options.encoder)
-        if found is None:
-            reporter.say(f"loading the tokenizer {options.tokenizer}, and judging encoders against it")
         tokenizer, verdict = found or self._resolve(beginnings, options, way, name, endpoint, reporter.say)
         ends = (eod_warning(tokenizer), added_eod_warning(tokenizer)) if options.append_eod else ()
         for warning in (*tokenizer.notes, fallback_warning(verdict), *ends):
@@ -220,6 +218,7 @@ class Encoders:
                 source=options.tokenizer_source,
                 special_in_text=options.special_in_text,
                 say=say,
+                cached=True,
             )
             self._place(made / "tokenizer", tokenizer.files)
             directory, tree = self.directory(tokenizer.fingerprint, way), self.record.tree
@@ -277,14 +276,3 @@ def _read_as(kind: "type[T]", value: Any, path: Path) -> "T":
             f"{path} is damaged, or somebody changed it ({error}); look at who did, delete {path.parent}, and run the "
             "same command again, which judges the encoders anew"
         ) from error
-
-
-def _versions() -> dict[str, str]:
-    """Return the versions that a resolution depends on."""
-    from tokenmill.tokens import engines
-
-    packages = {engine.package for engine in engines.ENGINES.values()}
-    return {
-        name: engines.package_version(name)
-        for name in sorted({*packages, "sentencepiece", "tokenmill", "transformers"})
-    }

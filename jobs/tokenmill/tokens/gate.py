@@ -57,6 +57,10 @@ ASKED, ANSWERED = b"asked\n", b"answered\n"
 """What `prepare` says when the backend and the texts lie in the directory, and when Hugging Face's ids do."""
 
 
+UNUSABLE = "cannot be used"
+"""How the reason begins for which an encoder refuses a tokenizer."""
+
+
 @dataclass(frozen=True)
 class Rejection:
     """Why an encoder was not taken; the rest is empty where it did not answer at all.
@@ -94,6 +98,11 @@ class Verdict:
     checked: int
     guard: str = ""
     rejected: tuple[Rejection, ...] = ()
+
+    @property
+    def lasts(self) -> bool:
+        """Whether another look would find the same: no encoder crashed, hung or was killed."""
+        return all(rejection.text or rejection.reason.startswith(UNUSABLE) for rejection in self.rejected)
 
     def to_json(self) -> dict[str, Any]:
         """Return what from_json takes."""
@@ -369,7 +378,7 @@ def answer(name: str, directory: Path, wait: Callable[[], None] = lambda: None) 
     try:
         encoder = load_encoder(name, backend, add, end=end)
     except EncoderUnavailable as error:
-        return found | {"refused": True, "rejected": {"reason": f"cannot be used: {error}"}}
+        return found | {"refused": True, "rejected": {"reason": f"{UNUSABLE}: {error}"}}
 
     mine, unsteady = _twice(encoder, texts)
     wait()

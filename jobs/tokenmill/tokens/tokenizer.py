@@ -22,19 +22,20 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokenmill.errors import MachineError, RequestError, TokenmillError, TransientError
-from tokenmill.files.codec import readable_json
+from tokenmill.files.codec import content_id, readable_json
 from tokenmill.files.explain import TMPDIR, explained
 from tokenmill.files.publish import write_atomic
-from tokenmill.tokens import engines, merges
+from tokenmill.tokens import cache, engines, merges
 from tokenmill.tokens.contract import ResolvedTokenizer as ResolvedTokenizer  # noqa: PLC0414 - part of this module's interface
 from tokenmill.tokens.gate import (
     Verdict,
     answering,
     environment,
     how_it_ended,
+    is_installed,
     judge,
     killed_words,
     wait_for,
@@ -100,6 +101,7 @@ def resolve_tokenizer(
     source: str | None = None,
     special_in_text: str = "keep",
     say: Callable[[str], None] = lambda text: None,
+    cached: bool = False,
 ) -> tuple[ResolvedTokenizer, Verdict]:
     """Fetch a tokenizer, settle its EOD and dtype, choose an encoder; write all of it to `destination`.
 
@@ -108,8 +110,9 @@ def resolve_tokenizer(
     between processes. Without `need_eod` a tokenizer may lack an eos token. `source` says which ids are right where
     transformers' class and the tokenizer's own file differ: class, file, or None, for which they may not differ.
     `special_in_text` split has special tokens that text spells encoded as text. `say` takes what a person reads
-    who waits. Raises RequestError where the tokenizer cannot be used, TransientError where the Hub cannot be reached,
-    or a process was killed.
+    who waits. `cached`: what was settled on this machine is taken from `tokens.cache`, and kept there.
+    Raises RequestError where the tokenizer cannot be used, TransientError where the Hub cannot be reached, or a process
+    was killed.
     """
     if encoder != engines.AUTO:
         engines.get(encoder)
@@ -121,46 +124,115 @@ def resolve_tokenizer(
         reference = directory.resolve().name
         commit, files = None, read_directory(directory)
 
+    request = {
+        "reference": reference,
+        "eod_token": eod_token,
+        "need_eod": need_eod,
+        "add_special_tokens": add_special_tokens,
+        "encoder": encoder,
+        "source": source,
+        "special_in_text": special_in_text,
+    }
+    key = content_id({**request, "files": _hashes(files), "versions": versions()})
+    settled = _from_cache(key) if cached else None
+    if settled is None:
+        say(f"loading the tokenizer {reference}, and judging encoders against it")
+        settled = _settled_anew(files, request | {"texts": _first(texts)}, scratch, say)
+        if cached and settled.verdict.lasts:
+            cache.store(key, settled.to_files())
+    else:
+        say(f"the tokenizer {reference} was judged on this machine before, with the same versions")
+    resolved = ResolvedTokenizer.of_json(
+        {
+            "reference": reference,
+            "revision": commit,
+            "files": _hashes(settled.files),
+            "add_special_tokens": add_special_tokens,
+            **settled.fields,
+        }
+    )
+    for name, data in settled.files.items():
+        write_atomic(destination / "tokenizer" / name, data)
+    for name, data in settled.backends.items():
+        write_atomic(destination / name, data)
+    write_atomic(destination / "special.json", readable_json(settled.special))
+    write_atomic(destination / "resolved.json", readable_json(resolved.to_json()))
+    write_atomic(destination / "verdict.json", readable_json(settled.verdict.to_json()))
+    return resolved, settled.verdict
+
+
+class SettledTokenizer(NamedTuple):
+    """What the child processes make of a tokenizer: the files to keep, and fields of ResolvedTokenizer."""
+
+    files: dict[str, bytes]
+    backends: dict[str, bytes]
+    fields: dict[str, Any]
+    special: list[str]
+    verdict: Verdict
+
+    def to_files(self) -> dict[str, bytes]:
+        """Return it as the files of a cache's entry."""
+        about = {"fields": self.fields, "special": self.special, "verdict": self.verdict.to_json()}
+        return {
+            "about.json": readable_json(about),
+            **{f"tokenizer-{name}": data for name, data in self.files.items()},
+            **{f"backend-{name}": data for name, data in self.backends.items()},
+        }
+
+    @classmethod
+    def of_files(cls, files: dict[str, bytes]) -> "SettledTokenizer":
+        """Take it from the files of a cache's entry (ValueError, KeyError, TypeError)."""
+        about = json.loads(files["about.json"])
+
+        def of(kind: str) -> dict[str, bytes]:
+            return {name.removeprefix(kind): data for name, data in files.items() if name.startswith(kind)}
+
+        verdict = Verdict.from_json(about["verdict"])
+        return cls(of("tokenizer-"), of("backend-"), about["fields"], about["special"], verdict)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that a resolution depends on."""
+    packages = {engine.package for engine in engines.ENGINES.values()}
+    return {
+        name: engines.package_version(name)
+        for name in sorted({*packages, "sentencepiece", "tokenmill", "transformers"})
+    }
+
+
+def _hashes(files: dict[str, bytes]) -> dict[str, str]:
+    return {name: hashlib.sha256(data).hexdigest() for name, data in sorted(files.items())}
+
+
+def _from_cache(key: str) -> SettledTokenizer | None:
+    """Return what was settled before, None where it is not there or cannot be used any more."""
+    files = cache.load(key)
+    if files is None:
+        return None
+    try:
+        settled = SettledTokenizer.of_files(files)
+    except (ValueError, KeyError, TypeError):
+        return None
+    return settled if is_installed(settled.verdict.encoder, settled.verdict.version) else None
+
+
+def _settled_anew(
+    files: dict[str, bytes], request: dict[str, Any], scratch: Path, say: Callable[[str], None]
+) -> SettledTokenizer:
     scratch.mkdir(parents=True, exist_ok=True)
     with explained(scratch, TMPDIR), tempfile.TemporaryDirectory(dir=scratch, prefix="tokenizer-") as temporary:
         work = Path(temporary)
         (work / "tokenizer").mkdir()
         for name, data in files.items():
             (work / "tokenizer" / name).write_bytes(data)
-        request = {
-            "reference": reference,
-            "eod_token": eod_token,
-            "need_eod": need_eod,
-            "add_special_tokens": add_special_tokens,
-            "texts": _first(texts),
-            "encoder": encoder,
-            "source": source,
-            "special_in_text": special_in_text,
-        }
-        settled, verdict = _with_room(work, lambda: _settle(work, request, say))
-        special = settled.pop("special", [])
+        fields, verdict = _with_room(work, lambda: _settle(work, request, say))
+        special = fields.pop("special", [])
         backends = {path.name: path.read_bytes() for path in merges.files(work)}
         if (work / "full.json").exists():
             backends["full.json"] = (work / "full.json").read_bytes()
         if (work / "written").is_dir():
             files = {path.name: path.read_bytes() for path in sorted((work / "written").iterdir())}
-        resolved = ResolvedTokenizer.of_json(
-            {
-                "reference": reference,
-                "revision": commit,
-                "files": {name: hashlib.sha256(data).hexdigest() for name, data in sorted(files.items())},
-                "add_special_tokens": add_special_tokens,
-                **settled,
-            }
-        )
-    for name, data in files.items():
-        write_atomic(destination / "tokenizer" / name, data)
-    for name, data in backends.items():
-        write_atomic(destination / name, data)
-    write_atomic(destination / "special.json", readable_json(special))
-    write_atomic(destination / "resolved.json", readable_json(resolved.to_json()))
-    write_atomic(destination / "verdict.json", readable_json(verdict.to_json()))
-    return resolved, verdict
+        return SettledTokenizer(files, backends, fields, special, verdict)
 
 
 def eod_warning(tokenizer: ResolvedTokenizer) -> str | None:
