@@ -52,6 +52,11 @@ from tokenmill.redaction import redact
 FORMAT = 1
 """Version of the three records' layout."""
 
+
+class OtherFormat(RequestError):
+    """A plan has another format than this version of tokenmill writes."""
+
+
 WORDS = {"out": "records", "tokens": "tokens"}
 """How the counts that must not be zero are called."""
 
@@ -201,10 +206,7 @@ class Plan:
         if not isinstance(value, dict) or "id" not in value or "units" not in value:
             return None
         if value.get("format") != FORMAT:
-            raise RequestError(
-                f"it has format {value.get('format')}, this version of tokenmill writes {FORMAT}; "
-                "use the version that began it, or another output directory"
-            )
+            raise OtherFormat(f"it has format {value.get('format')!r}, this version of tokenmill writes {FORMAT}")
         if content_id({name: part for name, part in value.items() if name != "id"}) != value["id"]:
             raise RequestError("it is damaged: it is not what was written, since its id is another")
         try:
@@ -296,6 +298,11 @@ class StageRecord:
             return Plan.read(path, self.tree, self.kind)
         except ForeignEntry:
             raise
+        except OtherFormat as error:
+            raise RequestError(
+                f"{path}: {error}; use the version that began it, choose another output directory, or delete "
+                f"{self.output} and make it again"
+            ) from error
         except RequestError as error:
             raise RequestError(f"{path}: {error}; delete {self.output} and make it again") from error
 
@@ -363,7 +370,7 @@ class StageRecord:
     def stored_manifest(self, plan_id: str | None) -> "Manifest | None":
         """Return the recorded manifest of this plan, None when there is none or it is not what was written."""
         value = read_json(self.manifest_path, packed="files", tree=self.tree)
-        if not isinstance(value, dict) or value.get("plan") != plan_id:
+        if not isinstance(value, dict) or value.get("plan") != plan_id or value.get("format") != FORMAT:
             return None
         recorded = value.pop("hash", None)
         manifest = Manifest(value)
