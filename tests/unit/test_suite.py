@@ -1,6 +1,7 @@
 """How the tests themselves are built."""
 
 import ast
+from collections import Counter
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
@@ -17,3 +18,18 @@ def test_no_test_module_is_imported() -> None:
             parts = {part for name in names for part in name.split(".")}
             wrong += [f"{path}: {part}" for part in parts if part == "conftest" or part.startswith("test_")]
     assert not wrong
+
+
+AMBIGUOUS = {"Body", "Dataset", "Model", "Verdict"}
+"""Names that two classes still have; none may be added."""
+
+
+def test_a_class_name_is_used_once_in_the_package() -> None:
+    """A reader who meets a name knows which class it is."""
+    names = Counter(
+        node.name
+        for path in (TESTS.parent / "jobs" / "tokenmill").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_bytes()))
+        if isinstance(node, ast.ClassDef)
+    )
+    assert {name for name, count in names.items() if count > 1} == AMBIGUOUS

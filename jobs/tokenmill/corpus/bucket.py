@@ -82,12 +82,12 @@ class BucketSource:
 
     def open(
         self, file: RemoteFile, revision: str | None, offset: int, stop: int | None = None, *, plain: bool = False
-    ) -> "_Body":
+    ) -> "_ObjectBody":
         """Open the bytes from `offset`; nothing is asked yet."""
-        return _Body(self._fs, self._root.rstrip("/"), file, offset)
+        return _ObjectBody(self._fs, self._root.rstrip("/"), file, offset)
 
 
-class _Body:
+class _ObjectBody:
     """All of a file from an offset."""
 
     stop: int | None = None
@@ -113,7 +113,7 @@ class _Body:
         except Exception as error:  # each store's client has its own
             raise Retry(_words(error), refused=_is_refusal(error), remedy=NO_OBJECT) from error
 
-    def part(self, start: int, stop: int) -> "_Body":
+    def part(self, start: int, stop: int) -> "_ObjectBody":
         """Not divided: a bucket's own client reads ahead."""
         raise NotImplementedError
 

@@ -45,9 +45,9 @@ class DirectorySource:
 
     def open(
         self, file: RemoteFile, revision: str | None, offset: int, stop: int | None = None, *, plain: bool = False
-    ) -> "_Body":
+    ) -> "_FileBody":
         """Open the bytes from `offset`; nothing is looked at yet."""
-        return _Body(self._path if self._path.is_file() else self._path / file.path, file, offset)
+        return _FileBody(self._path if self._path.is_file() else self._path / file.path, file, offset)
 
 
 def _listed(path: str | Path, name: str) -> RemoteFile:
@@ -60,7 +60,7 @@ def _version(status: os.stat_result) -> str:
     return str(status.st_mtime)
 
 
-class _Body:
+class _FileBody:
     """All of a file from an offset."""
 
     stop: int | None = None
@@ -85,6 +85,6 @@ class _Body:
         except OSError as error:
             raise Retry(f"{type(error).__name__}: {error}") from error
 
-    def part(self, start: int, stop: int) -> "_Body":
+    def part(self, start: int, stop: int) -> "_FileBody":
         """Not divided: one reader is as fast as the disk."""
         raise NotImplementedError

@@ -39,7 +39,7 @@ class Batch:
     kind: str = LINES
 
 
-class _Memory:
+class _BlockMemory:
     """Room for blocks in this process."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ def read_documents(
     Raises InputError for damaged input and, with `on_bad` = "fail", at the first bad record; RequestError
     for a Parquet column that is missing or holds no text.
     """
-    room = _Memory()
+    room = _BlockMemory()
     compressed = records = lines = 0  # of the file, before this batch
     begins = True
     with closing(open_blocks(path, keys, display=display, reading=reading)) as blocks:

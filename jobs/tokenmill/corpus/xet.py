@@ -52,7 +52,7 @@ class Xet:
         self._lock = threading.RLock()
         self._group: Any = None
 
-    def open(self, file: RemoteFile, offset: int) -> "_Body | None":
+    def open(self, file: RemoteFile, offset: int) -> "_XetBody | None":
         """Open a file's bytes; None when they cannot be had from here."""
         if not self.on or not file.xet or not file.size:
             return None
@@ -64,7 +64,9 @@ class Xet:
         try:
             import hf_xet  # type: ignore[import-untyped]
 
-            return _Body(self, self._group.download_stream(hf_xet.XetFileInfo(file.xet, file.size), offset, file.size))
+            return _XetBody(
+                self, self._group.download_stream(hf_xet.XetFileInfo(file.xet, file.size), offset, file.size)
+            )
         except Exception as error:
             self.fail(error)
         return None
@@ -93,7 +95,7 @@ class Xet:
             self._warn(f"Xet storage does not work here ({reason}); the files come from the Hub's CDN instead")
 
 
-class _Body:
+class _XetBody:
     """A file's bytes from an offset; empty blocks while nothing comes, so that who reads can be told to stop."""
 
     stop: int | None = None
@@ -104,7 +106,7 @@ class _Body:
         self._blocks: queue.Queue[Any] = queue.Queue(WAITING)
         self._left = threading.Event()
 
-    def part(self, start: int, stop: int) -> "_Body":
+    def part(self, start: int, stop: int) -> "_XetBody":
         """Not divided: hf_xet uses several connections of its own."""
         raise NotImplementedError
 

@@ -38,7 +38,7 @@ BUFFER = 512 << 10
 
 
 @dataclass(slots=True)
-class _Piece:
+class _AppendedPiece:
     """Bytes of an input that were appended to the output: all of it, or one piece of a large one.
 
     `skipped` and `newline` tell whether a byte-order mark was left out before them and a newline put behind them,
@@ -70,7 +70,7 @@ class _Account:
         self._digest = xxhash.xxh3_128()
         self._counter = RecordCounter()
 
-    def take(self, pieces: list[_Piece]) -> None:
+    def take(self, pieces: list[_AppendedPiece]) -> None:
         """Read back pieces, in the order they were appended."""
         for piece in pieces:
             count = self._counter if piece.file.records is None else None
@@ -189,7 +189,7 @@ class Concatenate(Stage):
     def do(self, unit: Unit, workspace: Workspace, shared: None) -> Counts:
         """Join one run of files here, while a thread hashes and counts, keeping where each file's records begin."""
         output = workspace.open(unit.outputs[0])
-        waiting: list[_Piece] = []
+        waiting: list[_AppendedPiece] = []
         length = 0
         with closing(_Account(output, workspace)) as account, Follower(AHEAD) as follower:
             for file in unit.spec(Files).inputs:
@@ -206,7 +206,7 @@ class Concatenate(Stage):
         return {"in": account.records, "out": account.records, "rejected": 0, "blank": account.blank}
 
 
-def _append(output: OutputFile, workspace: Workspace, file: InputFile) -> Iterator[_Piece]:
+def _append(output: OutputFile, workspace: Workspace, file: InputFile) -> Iterator[_AppendedPiece]:
     """Append one file, whole lines alone, and say so piece by piece."""
     size = file.bytes or 0
     with (
@@ -232,5 +232,5 @@ def _append(output: OutputFile, workspace: Workspace, file: InputFile) -> Iterat
             last = offset == size
             if last and newline:
                 output.append(b"\n")
-            yield _Piece(file, length, skipped, last and newline, last)
+            yield _AppendedPiece(file, length, skipped, last and newline, last)
             skipped = False
