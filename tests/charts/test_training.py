@@ -1,15 +1,12 @@
 """The training chart without a cluster: what it mounts is what `tokenmill train` reads, for all that people combine."""
 
-import inspect
 import json
 import os
 import shlex
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from itertools import cycle, product
 from pathlib import Path
@@ -34,85 +31,21 @@ from support.rendering import (
     training,
     training_run,
 )
+from support.training_chart import (
+    CHART,
+    ENGINES,
+    KINDS,
+    VALUES,
+    check_flags,
+    composed,
+    container,
+    one,
+    read,
+    settings_of,
+    templates,
+)
 from tokenmill.training import model, settings
-from tokenmill.training.arguments import Data, megatron_arguments
 from tokenmill.training.planner import layout
-from tokenmill.training.planner.memory import GIB, RESERVE
-
-ENGINES = ("pytorchjob", "jobset", "trainjob")
-KINDS = {"pytorchjob": "PyTorchJob", "jobset": "JobSet", "trainjob": "TrainJob"}
-CHART = ROOT / "charts/megatron-training"
-VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
-
-
-def one(documents: list[Any], kind: str) -> Any:
-    (found,) = [document for document in documents if document["kind"] == kind]
-    return found
-
-
-def settings_of(documents: list[Any]) -> Any:
-    """Return the ConfigMap that holds the settings file."""
-    return one([each for each in documents if "settings.json" in each.get("data", {})], "ConfigMap")
-
-
-def read(documents: list[Any], tmp_path: Path) -> settings.Settings:
-    """Read what a pod would."""
-    text = settings_of(documents)["data"]["settings.json"]
-    path = tmp_path / "settings.json"
-    path.write_text(text)
-    return settings.read(path)
-
-
-def templates(documents: list[Any]) -> Iterator[dict[str, Any]]:
-    """Yield every pod template of a training run."""
-    for document in documents:
-        match document["kind"]:
-            case "PyTorchJob":
-                yield from (replica["template"] for replica in document["spec"]["pytorchReplicaSpecs"].values())
-            case "JobSet":
-                yield document["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
-            case "TrainingRuntime":
-                yield document["spec"]["template"]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
-
-
-def container(documents: list[Any]) -> dict[str, Any]:
-    found: dict[str, Any] = next(templates(documents))["spec"]["containers"][0]
-    return found
-
-
-@cache
-def flags() -> dict[str, dict[str, Any]]:
-    found = json.loads((ROOT / "tests/conformance/megatron-arguments.json").read_text())["arguments"]
-    return {name: about for first, about in found.items() for name in (first, *about.get("also", []))}
-
-
-def composed(found: settings.Settings) -> list[str]:
-    data = Data(flags=["--data-path", "x"], tokenizer=Path("tokenizer"), cache=Path("cache"))
-    fresh = {"resume": False} if "resume" in inspect.signature(megatron_arguments).parameters else {}
-    return megatron_arguments(found, data, **fresh)
-
-
-def check_flags(words: list[str]) -> None:
-    """Hold a command line to Megatron-LM's own list: flags it has, values where they take them."""
-    assert words[0].startswith("--")
-    values: dict[str, list[str]] = {}
-    for word in words:
-        if word.startswith("--"):
-            name = word
-            values[name] = []
-        else:
-            values[name].append(word)
-    for name, given in values.items():
-        about = flags()[name]
-        match about.get("nargs"):
-            case None:
-                assert len(given) == 1, name
-            case int(number):
-                assert len(given) == number, name
-            case "+":
-                assert given, name
-        choices = {str(choice).removeprefix("AttnBackend.") for choice in about.get("choices", given)}
-        assert set(given) <= choices, name
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -306,109 +239,6 @@ def test_a_trainjob_s_runtime_is_there_before_it() -> None:
     assert job["trainer"] == {"numNodes": 3}
 
 
-REFUSED = {
-    "unknown size": (
-        {"model.size": "2.7b"},
-        "model.size=2.7b is not known. Known: 1.3b, 125m, 13b, 175b, 30b, 375m, 857m, llama3-70b, llama3-8b, "
-        "mixtral-8x7b, qwen3-8b, custom.\nChoose one, or describe the model with --set model.size=custom --set "
-        "model.custom.numLayers=... (charts/megatron-training/README.md).",
-    ),
-    "nothing to a custom one": (
-        {"model.size": "custom", "model.custom.numLayers": 2},
-        "model.size=custom has no model.custom.hiddenSize.\nGive numLayers, hiddenSize and numAttentionHeads at least",
-    ),
-    "world": (
-        {"model.size": "175b", "training.nodes": 17},
-        "training.nodes=17 x training.gpusPerNode=8 = 136 GPUs, and the model 175b takes tensor 8 x pipeline 16 x "
-        "context 1 = 128 of them: 136 / 128 leaves 8 over.\nSet training.nodes=32 (256 GPUs), or other values of "
-        "parallelism.tensorModelParallelSize, .pipelineModelParallelSize and .contextParallelSize.",
-    ),
-    "world below a copy": (
-        {"model.size": "175b", "training.gpusPerNode": 6},
-        "training.nodes=1 x training.gpusPerNode=6 = 6 GPUs, and the model 175b takes tensor 8 x pipeline 16 x "
-        "context 1 = 128 of them: 6 / 128 leaves 6 over.\nSet training.nodes=64 (384 GPUs)",
-    ),
-    "world by values": (
-        {"parallelism.contextParallelSize": 3},
-        "takes tensor 1 x pipeline 1 x context 3 = 3 of them: 8 / 3 leaves 2 over.\nSet training.nodes=3 (24 GPUs)",
-    ),
-    "batch": (
-        {"training.globalBatchSize": 33},
-        "training.globalBatchSize=33 is not divisible by data parallel 8 (8 GPUs / (tensor 1 x pipeline 1 x context 1 "
-        "= 1)): it leaves 1 over.\nSet training.globalBatchSize=32 or 40, or leave it out.",
-    ),
-    "batch of micro-batches": (
-        {"training.globalBatchSize": 8, "training.microBatchSize": 4},
-        "training.globalBatchSize=8 is not divisible by training.microBatchSize=4 x data parallel 8 (8 GPUs / (tensor "
-        "1 x pipeline 1 x context 1 = 1)) = 32: it leaves 8 over.\nSet training.globalBatchSize=32, or leave it out.",
-    ),
-    "save interval": (
-        {"training.saveInterval": 1001},
-        "training.saveInterval=1001 is above training.iterations=1000: nothing would be saved before the end.\n"
-        "Lower it, or leave it out: a tenth of the iterations is then taken.",
-    ),
-    "positions": (
-        {"model.custom.maxPositionEmbeddings": 512},
-        "the model 375m has seqLength=1024 and maxPositionEmbeddings=512: a sequence has more tokens than there are "
-        "positions.\nLower model.custom.seqLength to 512, or raise model.custom.maxPositionEmbeddings to 1024.",
-    ),
-    "claim": (
-        {"storage.pvcName": ""},
-        "storage.pvcName is not set: it names the claim that holds the data.\nAdd --set",
-    ),
-    "one checkpoint": ({"checkpoint.keep": 1}, "checkpoint.keep=1: at least 2 are kept"),
-    "gang of none": (
-        {"gang.minAvailable": 2},
-        "gang.minAvailable=2 is more than training.nodes=1: no pod would ever start.\nSet gang.minAvailable=1.",
-    ),
-    "gang of another engine": ({"gang.minAvailable": 1, "engine": "jobset"}, "gang.minAvailable=1 is for engine=pyt"),
-    "outside": ({"storage.checkpointPath": "../x"}, 'storage.checkpointPath="../x" contains ".."'),
-    "absolute": ({"storage.datasetPath": "/data/x"}, 'storage.datasetPath="/data/x" begins with a slash'),
-    "blend outside": ({"dataset.blend.all[0].path": "/x"}, 'dataset.blend.all="/x" begins with a slash'),
-    "no data": ({"storage.datasetPath": ""}, "neither storage.datasetPath nor dataset.blend says what to train on"),
-    "mount": ({"storage.mountPath": "/dev"}, 'storage.mountPath="/dev" lies where'),
-    "one place for two": (
-        {"storage.checkpointPvcName": "x", "storage.checkpointMountPath": "/data"},
-        "storage.mountPath and storage.checkpointMountPath are both /data",
-    ),
-    "unknown key": ({"training.nods": 2}, "nods"),
-    "unknown field of a model": ({"model.custom.layers": 2}, "layers"),
-    "no iterations": ({"training.iterations": 0}, "/training/iterations"),
-    "SHARP of 2": ({"training.useSharp": 2}, "/training/useSharp"),
-    "engine": ({"engine": "slurm"}, "/engine"),
-    "learning rate": ({"training.learningRate": "fast"}, "/training/learningRate"),
-}
-
-
-@pytest.mark.parametrize("program", HELMS)
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_run_is_refused_before_a_pod_is_made(name: str, program: str) -> None:
-    given, message = REFUSED[name]
-    done = training_run(program=program, **given)
-    assert done.returncode != 0
-    assert message in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("release", "engine", "message"),
-    [
-        ("1st", "pytorchjob", 'the release name "1st" cannot be that of a PyTorchJob, which begins with a letter'),
-        ("a.b", "jobset", 'no dot; choose another, such as "run-a-b"'),
-        ("x" * 53, "pytorchjob", f'too long: it would make "{"x" * 53}-worker-998", 64 characters, and 63 are allowed'),
-        ("x" * 46, "jobset", f'too long: it would make "{"x" * 46}-node-0-999-xxxxx", 63 char'),
-    ],
-)
-def test_names_that_pods_cannot_have_are_refused(release: str, engine: str, message: str) -> None:
-    given = {"engine": engine, "training.nodes": 1000, "tensorboard.enabled": "false"}
-    done = training_run(release=release, **given)
-    if "63 char" in message:
-        assert done.returncode == 0, done.stderr
-        done = training_run(release=release + "x", **given)
-        message = "Choose a release name that is at least 1 characters shorter"
-    assert done.returncode != 0
-    assert message in done.stderr
-
-
 def restricted(pod: dict[str, Any]) -> None:
     """Hold a pod to the restricted Pod Security Standard."""
     spec = pod["spec"]
@@ -467,6 +297,8 @@ DEVICES = {
     "eks-p6-b200": {"vpc.amazonaws.com/efa": 8, "hugepages-2Mi": "5120Mi"},
     "local": None,
 }
+
+
 UNWANTED = {
     *("FI_EFA_USE_DEVICE_RDMA", "FI_EFA_FORK_SAFE", "FI_EFA_ENABLE_SHM_TRANSFER", "FI_PROVIDER", "NCCL_PROTO"),
     *("RDMAV_FORK_SAFE", "NCCL_MIN_CHANNELS", "NCCL_MIN_NCHANNELS", "NCCL_BUFFSIZE", "NCCL_ALGO", "NCCL_PXN_DISABLE"),
@@ -610,44 +442,6 @@ def test_checkpoints_may_have_a_claim_of_their_own(tmp_path: Path) -> None:
     assert board["spec"]["template"]["spec"]["containers"][0]["volumeMounts"][1:] == [
         {"name": "checkpoints", "mountPath": "/checkpoints", "subPath": "team", "readOnly": True}
     ]
-
-
-NO_EXPERTS = "expert parallel 8 needs a model with experts"
-NO_PIPELINE = "virtual stages (the interleaved schedule) need pipeline > 1, not 1"
-TOO_LARGE = "more than a GPU has"
-APART = {
-    "context-8": {"30b": "128 / 256 leaves 128 over", "175b": "512 / 1024 leaves 512 over"},
-    "data-only": dict.fromkeys(("13b", "30b", "175b", "llama3-8b", "llama3-70b"), TOO_LARGE),
-    "expert-8": dict.fromkeys((file.stem for file in overlays("models") if file.stem != "mixtral-8x7b"), NO_EXPERTS),
-    "interleaved": dict.fromkeys(("125m", "375m", "857m", "llama3-8b", "qwen3-8b"), NO_PIPELINE),
-    "tensor-4-pipeline-8": {
-        **dict.fromkeys(("125m", "375m", "857m"), "8 / 32 leaves 8 over"),
-        "1.3b": "16 / 32 leaves 16 over",
-        "mixtral-8x7b": "expert tensor 4 x expert 8 x pipeline 8 = 256",
-        "qwen3-8b": "36 layers are not divisible by pipeline 8",
-    },
-    "tensor-8": {"125m": "12 attention heads are not divisible by tensor 8", "175b": TOO_LARGE},
-}
-"""Which models a layout is not for, on the nodes of their recipes, and with which words they are refused."""
-
-
-@pytest.mark.parametrize("file", overlays("parallelism"), ids=lambda file: file.stem)
-def test_each_parallelism_takes_a_model_or_says_why_not(file: Path, tmp_path: Path) -> None:
-    models, cluster = overlays("models"), ROOT / "values/clusters/eks-p5.yaml"
-    with ThreadPoolExecutor(2) as pool:
-        runs = list(pool.map(lambda size: training_run(size, file, cluster), models))
-    for size, done in zip(models, runs, strict=True):
-        said = [done.stderr]
-        if done.returncode == 0:
-            found = read(documents_of(done.stdout), tmp_path)
-            at = found.layout()
-            said = [*layout.refusals(at), *layout.late_refusals(at)]
-            assert found.gpu.memory_gib == 79.6
-            said += [TOO_LARGE] if total_bytes(at) > 79.6 * GIB * (1 - RESERVE) else []
-            if not said:
-                check_flags(composed(found))
-        expected = APART.get(file.stem, {}).get(size.stem)
-        assert (said == []) if expected is None else any(expected in each for each in said), (size.stem, said)
 
 
 def test_only_what_needs_another_run_changes_its_hash() -> None:

@@ -1,9 +1,8 @@
-"""What `tokenmill train` refuses before a GPU waits: in ten seconds, with exit code 2, the numbers and the remedy."""
+"""What `tokenmill train` refuses before a GPU waits: with exit code 2, the numbers and the remedy."""
 
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,9 +34,7 @@ def refused(tmp_path: Path, tokenised: Path) -> Callable[..., str]:
         path.write_text(json.dumps(settings))
         command = [sys.executable, "-m", "tokenmill", "train", str(path), *words]
         variables = environment() | {"RANK": "0", "MASTER_ADDR": "localhost"}
-        begun = time.monotonic()
         done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60, check=False)
-        assert time.monotonic() - begun < 10
         assert done.returncode == 2, done.stdout + done.stderr
         return done.stderr
 

@@ -1,0 +1,158 @@
+"""charts/megatron-training: what it refuses before a pod is made."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from support.memory import total_bytes
+from support.rendering import HELMS, ROOT, documents_of, overlays, training_run
+from support.training_chart import check_flags, composed, read
+from tokenmill.training.planner import layout
+from tokenmill.training.planner.memory import GIB, RESERVE
+
+REFUSED = {
+    "unknown size": (
+        {"model.size": "2.7b"},
+        "model.size=2.7b is not known. Known: 1.3b, 125m, 13b, 175b, 30b, 375m, 857m, llama3-70b, llama3-8b, "
+        "mixtral-8x7b, qwen3-8b, custom.\nChoose one, or describe the model with --set model.size=custom --set "
+        "model.custom.numLayers=... (charts/megatron-training/README.md).",
+    ),
+    "nothing to a custom one": (
+        {"model.size": "custom", "model.custom.numLayers": 2},
+        "model.size=custom has no model.custom.hiddenSize.\nGive numLayers, hiddenSize and numAttentionHeads at least",
+    ),
+    "world": (
+        {"model.size": "175b", "training.nodes": 17},
+        "training.nodes=17 x training.gpusPerNode=8 = 136 GPUs, and the model 175b takes tensor 8 x pipeline 16 x "
+        "context 1 = 128 of them: 136 / 128 leaves 8 over.\nSet training.nodes=32 (256 GPUs), or other values of "
+        "parallelism.tensorModelParallelSize, .pipelineModelParallelSize and .contextParallelSize.",
+    ),
+    "world below a copy": (
+        {"model.size": "175b", "training.gpusPerNode": 6},
+        "training.nodes=1 x training.gpusPerNode=6 = 6 GPUs, and the model 175b takes tensor 8 x pipeline 16 x "
+        "context 1 = 128 of them: 6 / 128 leaves 6 over.\nSet training.nodes=64 (384 GPUs)",
+    ),
+    "world by values": (
+        {"parallelism.contextParallelSize": 3},
+        "takes tensor 1 x pipeline 1 x context 3 = 3 of them: 8 / 3 leaves 2 over.\nSet training.nodes=3 (24 GPUs)",
+    ),
+    "batch": (
+        {"training.globalBatchSize": 33},
+        "training.globalBatchSize=33 is not divisible by data parallel 8 (8 GPUs / (tensor 1 x pipeline 1 x context 1 "
+        "= 1)): it leaves 1 over.\nSet training.globalBatchSize=32 or 40, or leave it out.",
+    ),
+    "batch of micro-batches": (
+        {"training.globalBatchSize": 8, "training.microBatchSize": 4},
+        "training.globalBatchSize=8 is not divisible by training.microBatchSize=4 x data parallel 8 (8 GPUs / (tensor "
+        "1 x pipeline 1 x context 1 = 1)) = 32: it leaves 8 over.\nSet training.globalBatchSize=32, or leave it out.",
+    ),
+    "save interval": (
+        {"training.saveInterval": 1001},
+        "training.saveInterval=1001 is above training.iterations=1000: nothing would be saved before the end.\n"
+        "Lower it, or leave it out: a tenth of the iterations is then taken.",
+    ),
+    "positions": (
+        {"model.custom.maxPositionEmbeddings": 512},
+        "the model 375m has seqLength=1024 and maxPositionEmbeddings=512: a sequence has more tokens than there are "
+        "positions.\nLower model.custom.seqLength to 512, or raise model.custom.maxPositionEmbeddings to 1024.",
+    ),
+    "claim": (
+        {"storage.pvcName": ""},
+        "storage.pvcName is not set: it names the claim that holds the data.\nAdd --set",
+    ),
+    "one checkpoint": ({"checkpoint.keep": 1}, "checkpoint.keep=1: at least 2 are kept"),
+    "gang of none": (
+        {"gang.minAvailable": 2},
+        "gang.minAvailable=2 is more than training.nodes=1: no pod would ever start.\nSet gang.minAvailable=1.",
+    ),
+    "gang of another engine": ({"gang.minAvailable": 1, "engine": "jobset"}, "gang.minAvailable=1 is for engine=pyt"),
+    "outside": ({"storage.checkpointPath": "../x"}, 'storage.checkpointPath="../x" contains ".."'),
+    "absolute": ({"storage.datasetPath": "/data/x"}, 'storage.datasetPath="/data/x" begins with a slash'),
+    "blend outside": ({"dataset.blend.all[0].path": "/x"}, 'dataset.blend.all="/x" begins with a slash'),
+    "no data": ({"storage.datasetPath": ""}, "neither storage.datasetPath nor dataset.blend says what to train on"),
+    "mount": ({"storage.mountPath": "/dev"}, 'storage.mountPath="/dev" lies where'),
+    "one place for two": (
+        {"storage.checkpointPvcName": "x", "storage.checkpointMountPath": "/data"},
+        "storage.mountPath and storage.checkpointMountPath are both /data",
+    ),
+    "unknown key": ({"training.nods": 2}, "nods"),
+    "unknown field of a model": ({"model.custom.layers": 2}, "layers"),
+    "no iterations": ({"training.iterations": 0}, "/training/iterations"),
+    "SHARP of 2": ({"training.useSharp": 2}, "/training/useSharp"),
+    "engine": ({"engine": "slurm"}, "/engine"),
+    "learning rate": ({"training.learningRate": "fast"}, "/training/learningRate"),
+}
+
+
+@pytest.mark.parametrize("program", HELMS)
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_run_is_refused_before_a_pod_is_made(name: str, program: str) -> None:
+    given, message = REFUSED[name]
+    done = training_run(program=program, **given)
+    assert done.returncode != 0
+    assert message in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("release", "engine", "message"),
+    [
+        ("1st", "pytorchjob", 'the release name "1st" cannot be that of a PyTorchJob, which begins with a letter'),
+        ("a.b", "jobset", 'no dot; choose another, such as "run-a-b"'),
+        ("x" * 53, "pytorchjob", f'too long: it would make "{"x" * 53}-worker-998", 64 characters, and 63 are allowed'),
+        ("x" * 46, "jobset", f'too long: it would make "{"x" * 46}-node-0-999-xxxxx", 63 char'),
+    ],
+)
+def test_names_that_pods_cannot_have_are_refused(release: str, engine: str, message: str) -> None:
+    given = {"engine": engine, "training.nodes": 1000, "tensorboard.enabled": "false"}
+    done = training_run(release=release, **given)
+    if "63 char" in message:
+        assert done.returncode == 0, done.stderr
+        done = training_run(release=release + "x", **given)
+        message = "Choose a release name that is at least 1 characters shorter"
+    assert done.returncode != 0
+    assert message in done.stderr
+
+
+NO_EXPERTS = "expert parallel 8 needs a model with experts"
+
+
+NO_PIPELINE = "virtual stages (the interleaved schedule) need pipeline > 1, not 1"
+
+
+TOO_LARGE = "more than a GPU has"
+
+
+APART = {
+    "context-8": {"30b": "128 / 256 leaves 128 over", "175b": "512 / 1024 leaves 512 over"},
+    "data-only": dict.fromkeys(("13b", "30b", "175b", "llama3-8b", "llama3-70b"), TOO_LARGE),
+    "expert-8": dict.fromkeys((file.stem for file in overlays("models") if file.stem != "mixtral-8x7b"), NO_EXPERTS),
+    "interleaved": dict.fromkeys(("125m", "375m", "857m", "llama3-8b", "qwen3-8b"), NO_PIPELINE),
+    "tensor-4-pipeline-8": {
+        **dict.fromkeys(("125m", "375m", "857m"), "8 / 32 leaves 8 over"),
+        "1.3b": "16 / 32 leaves 16 over",
+        "mixtral-8x7b": "expert tensor 4 x expert 8 x pipeline 8 = 256",
+        "qwen3-8b": "36 layers are not divisible by pipeline 8",
+    },
+    "tensor-8": {"125m": "12 attention heads are not divisible by tensor 8", "175b": TOO_LARGE},
+}
+"""Which models a layout is not for, on the nodes of their recipes, and with which words they are refused."""
+
+
+@pytest.mark.parametrize("file", overlays("parallelism"), ids=lambda file: file.stem)
+def test_each_parallelism_takes_a_model_or_says_why_not(file: Path, tmp_path: Path) -> None:
+    models, cluster = overlays("models"), ROOT / "values/clusters/eks-p5.yaml"
+    with ThreadPoolExecutor(2) as pool:
+        runs = list(pool.map(lambda size: training_run(size, file, cluster), models))
+    for size, done in zip(models, runs, strict=True):
+        said = [done.stderr]
+        if done.returncode == 0:
+            found = read(documents_of(done.stdout), tmp_path)
+            at = found.layout()
+            said = [*layout.refusals(at), *layout.late_refusals(at)]
+            assert found.gpu.memory_gib == 79.6
+            said += [TOO_LARGE] if total_bytes(at) > 79.6 * GIB * (1 - RESERVE) else []
+            if not said:
+                check_flags(composed(found))
+        expected = APART.get(file.stem, {}).get(size.stem)
+        assert (said == []) if expected is None else any(expected in each for each in said), (size.stem, said)
