@@ -14,7 +14,7 @@ from support import stages
 from tokenmill.errors import RequestError, TransientError
 from tokenmill.flow.attempt import planning_lease
 from tokenmill.flow.contract import Origin, Part
-from tokenmill.flow.lineage import Dataset, upstream_of
+from tokenmill.flow.lineage import StageInput, upstream_of
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.record import StageRecord
 from tokenmill.flow.stage import Run
@@ -53,7 +53,7 @@ def concatenate(root: Path, output: Path | None = None, *, files: int = 2, run: 
     return stages.concatenate(root, output or root / "concatenated", run or how(), target_files=files, name="part")
 
 
-def upstream(path: Path, **options: str) -> Dataset:
+def upstream(path: Path, **options: str) -> StageInput:
     return upstream_of(path, "preprocess", before(PREPROCESS), usable=DATA_SUFFIXES, only=options.get("only"))
 
 
@@ -64,7 +64,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "corpus"
 
 
-def stage_and_place(dataset: Dataset) -> tuple[str | None, Path]:
+def stage_and_place(dataset: StageInput) -> tuple[str | None, Path]:
     return dataset.upstream.maker, dataset.root
 
 

@@ -89,7 +89,7 @@ def test_the_hubs_token_is_nowhere_but_in_its_requests(hub: Hub, tmp_path: Path)
 def test_a_bug_has_a_traceback_and_no_token(hub: Hub, tmp_path: Path) -> None:
     """Wherever it is raised: a traceback shows lines of code, never what variables hold."""
     bug = "import tokenmill.corpus.{0} as m\ndef broken(*given, **more): raise RuntimeError('a bug')\nm.{1} = broken\n"
-    for place in (("asking", "_file"), ("transfer", "Body.read"), ("fetch", "_Fetch.run")):
+    for place in (("asking", "_file"), ("transfer", "HttpBody.read"), ("fetch", "_Fetch.run")):
         output = tmp_path / place[1]
         (ended,), _ = many(
             [["download", URI, str(output)]], bug.format(*place), HF_TOKEN=TOKEN, HF_ENDPOINT=hub.endpoint

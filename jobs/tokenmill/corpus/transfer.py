@@ -123,7 +123,7 @@ class Transfer:
         stop: int | None = None,
         version: str | None = None,
         name: str = "",
-    ) -> "Body":
+    ) -> "HttpBody":
         """Return the bytes behind an address from `offset`, to `stop` where the server heeds it.
 
         What a server compresses although it is asked not to is decompressed, unless `name` promises that compression;
@@ -137,7 +137,7 @@ class Transfer:
                 raise Retry("the server compresses what it sends, and cannot go on from a byte", restart=True)
             response, stop = self.locate(url, headers, 0), None
             codecs = _codecs(response, name)
-        return Body(self, response, offset, stop, version, codecs)
+        return HttpBody(self, response, offset, stop, version, codecs)
 
     def locate(self, url: str, headers: dict[str, str], offset: int, stop: int | None = None) -> requests.Response:
         """Follow redirects to the response that carries the body, from `offset`.
@@ -188,7 +188,7 @@ class Transfer:
         raise Retry(f"{where} answered {status} {detail}", after=after, refused=status in REFUSALS, code=code)
 
 
-class Body:
+class HttpBody:
     """The bytes of one answer, in blocks; raises Retry when they break off or are another range.
 
     `stop` is None when all that follows comes, because nothing else was asked for or the server does not
@@ -274,7 +274,7 @@ class Body:
         """Return all of the bytes."""
         return b"".join(map(bytes, self))
 
-    def part(self, start: int, stop: int) -> "Body":
+    def part(self, start: int, stop: int) -> "HttpBody":
         """Return another part of the same file, from where redirects led; may be called in any thread."""
         request = self._response.request
         kept = {name: value for name, value in request.headers.items() if name == "Authorization"}

@@ -8,7 +8,7 @@ from tokenmill.corpus.asking import UNREACHABLE
 from tokenmill.corpus.judge import HEAD, IN_ITS_PLACE, impostor
 from tokenmill.corpus.retry import Patience, Retry
 from tokenmill.corpus.source import Listing, Opening
-from tokenmill.corpus.transfer import Body, Transfer, pause
+from tokenmill.corpus.transfer import HttpBody, Transfer, pause
 from tokenmill.corpus.uri import without_secrets
 from tokenmill.errors import RequestError, TransientError
 from tokenmill.flow.contract import RemoteFile
@@ -61,7 +61,7 @@ class WebSource:
             raise RequestError(f"{self._said}: what the server gives is {what}; {IN_ITS_PLACE}")
         return Listing(self._said, None, [RemoteFile(name, body.total, version=tag)], by_name=True)
 
-    def _named(self, body: Body) -> str:
+    def _named(self, body: HttpBody) -> str:
         """Return the file's name."""
         others = (disposition_name(body.headers.get("Content-Disposition", "")), _last_part(body.url))
         for name in (self._name, *others):
@@ -73,7 +73,7 @@ class WebSource:
 
     def open(
         self, file: RemoteFile, revision: str | None, offset: int, stop: int | None = None, *, plain: bool = False
-    ) -> Body:
+    ) -> HttpBody:
         """Open the bytes from `offset`; a file that changed since it was planned is refused."""
         return self._transfer.open(self._url, {}, offset, stop, file.version, file.path)
 

@@ -77,7 +77,7 @@ class DataFile:
 
 
 @dataclass(frozen=True)
-class Dataset:
+class StageInput:
     """What a stage reads: `upstream` goes into its plan and names the content, `notes` and `warnings` are to be said.
 
     `damaged` are the paths of files that are not there as their manifest has them: the units that read them
@@ -170,7 +170,7 @@ def upstream_of(
     usable: Usable = None,
     selection: Selection | None = None,
     output: Path | None = None,
-) -> Dataset:
+) -> StageInput:
     """Return what `stage` reads when it is given `path`: the output of one of the `earlier` stages, or plain files.
 
     `earlier` are in the order data flows through them; `only` is the one that the user chose with --from. `usable`
@@ -233,7 +233,7 @@ class _Choice:
 
 def _upstream_of(
     path: Path, stage: str, earlier: Sequence[Kind], only: str | None, choice: _Choice, output: Path | None
-) -> Dataset:
+) -> StageInput:
     if not path.exists() and not patiently(path.exists, path.parent):
         raise RequestError(
             f"{path} does not exist; give a directory of your own files, the output directory of an earlier stage, or "
@@ -257,7 +257,9 @@ def _upstream_of(
     return _furthest(path, records, stage, earlier, choice)
 
 
-def _furthest(path: Path, records: list[StageRecord], stage: str, earlier: Sequence[Kind], choice: _Choice) -> Dataset:
+def _furthest(
+    path: Path, records: list[StageRecord], stage: str, earlier: Sequence[Kind], choice: _Choice
+) -> StageInput:
     records = sorted(records, key=lambda record: earlier.index(record.kind))
     present = {record.stage for record in records}
     current: set[str] = set()  # what was made from something stale is stale: in the stages' order, this settles it
@@ -329,7 +331,7 @@ def _finish_first(record: StageRecord, stage: str) -> str:
     )
 
 
-def _dataset(record: StageRecord, manifest: Manifest, choice: _Choice, notes: list[str]) -> Dataset:
+def _dataset(record: StageRecord, manifest: Manifest, choice: _Choice, notes: list[str]) -> StageInput:
     files = [
         DataFile(
             entry.path,
@@ -359,10 +361,10 @@ def _dataset(record: StageRecord, manifest: Manifest, choice: _Choice, notes: li
     upstream, source = Upstream(record.stage, manifest.hash), manifest.source
     if len(files) != usable:  # not always: so a plan of all files is the one that earlier versions made
         upstream = msgspec.structs.replace(upstream, files=content_id(sorted(file.path for file in files)))
-    return Dataset(record.output, files, upstream, source, [*notes, said, *left_out], warnings, frozenset(damaged))
+    return StageInput(record.output, files, upstream, source, [*notes, said, *left_out], warnings, frozenset(damaged))
 
 
-def _brought(root: Path, earlier: Sequence[Kind], choice: _Choice, output: Path | None) -> Dataset:
+def _brought(root: Path, earlier: Sequence[Kind], choice: _Choice, output: Path | None) -> StageInput:
     """List a directory that somebody brought, without what tokenmill made of it below."""
     if output is not None:
         check_apart(root, output)
@@ -390,7 +392,7 @@ def check_apart(root: Path, output: Path) -> None:
         raise RequestError(f"{root} cannot be both input and output; give an output directory of its own")
 
 
-def _plain(root: Path, walk: Walk, choice: _Choice, *, by_name: bool = False) -> Dataset:
+def _plain(root: Path, walk: Walk, choice: _Choice, *, by_name: bool = False) -> StageInput:
     """List files that no stage of ours made; their identity is size and modification time."""
     files = []
     for name in walk.files:
@@ -401,4 +403,4 @@ def _plain(root: Path, walk: Walk, choice: _Choice, *, by_name: bool = False) ->
     # No absolute path: the same files give the same plan wherever they lie.
     upstream = Upstream(None, listing=listing)
     notes = [f"reading {len(files)} files in {root}", *left_out]
-    return Dataset(root, files, upstream, Origin(f"file:{root.name}"), notes)
+    return StageInput(root, files, upstream, Origin(f"file:{root.name}"), notes)

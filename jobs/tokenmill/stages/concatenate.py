@@ -19,7 +19,7 @@ from tokenmill.corpus.compression import codec_of_content
 from tokenmill.corpus.records import BOM, RecordCounter
 from tokenmill.errors import InputError, RequestError, TransientError
 from tokenmill.flow.contract import Files, InputFile, InputRange, Part
-from tokenmill.flow.lineage import Dataset, upstream_of
+from tokenmill.flow.lineage import StageInput, upstream_of
 from tokenmill.flow.overlap import Follower
 from tokenmill.flow.partition import groups
 from tokenmill.flow.planning import Request
@@ -163,7 +163,7 @@ class Concatenate(Stage):
 
         return Request(request, make, dataset.root, inputs=dataset.identities)
 
-    def _units(self, dataset: Dataset) -> list[Unit]:
+    def _units(self, dataset: StageInput) -> list[Unit]:
         from tokenmill.suffixes import strip_compression
 
         files = dataset.files

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from tokenmill.errors import RequestError
 from tokenmill.files.paths import safe_name
 from tokenmill.flow.contract import Files, InputRange
-from tokenmill.flow.lineage import Dataset, upstream_of
+from tokenmill.flow.lineage import StageInput, upstream_of
 from tokenmill.flow.planning import Request
 from tokenmill.flow.provenance import narrow
 from tokenmill.flow.record import Counts, Plan, Unit
@@ -113,7 +113,7 @@ class Extract(Stage):
         return {"in": records, "out": records, "rejected": 0, "blank": counter.blank}
 
 
-def _units(dataset: Dataset) -> list[Unit]:
+def _units(dataset: StageInput) -> list[Unit]:
     from tokenmill.flow.output_names import distinct
     from tokenmill.suffixes import LINE_SUFFIXES, strip_compression
 

@@ -15,7 +15,7 @@ from tokenmill.corpus.uri import local_path
 from tokenmill.errors import InputError, RequestError
 from tokenmill.files.paths import safe_name
 from tokenmill.flow.contract import Origin, RemoteFile, Upstream
-from tokenmill.flow.lineage import DataFile, Dataset, check_apart, upstream_of
+from tokenmill.flow.lineage import DataFile, StageInput, check_apart, upstream_of
 from tokenmill.flow.partition import groups
 from tokenmill.flow.planning import Request, refuse_foreign
 from tokenmill.flow.record import REJECTED, Counts, Plan, StageRecord, Unit
@@ -151,7 +151,7 @@ class Preprocess(Stage):
             return Request(request, make)
         return Request(request, make, dataset.root, inputs=dataset.identities)
 
-    def _corpus(self, run: Run, pinned: str | None) -> tuple[dict[str, Any], Callable[[], Corpus], Dataset | None]:
+    def _corpus(self, run: Run, pinned: str | None) -> tuple[dict[str, Any], Callable[[], Corpus], StageInput | None]:
         """Return what names the corpus in a plan, what lists it for whoever plans, and the dataset if it lies here."""
         if isinstance(self.input, Path):
             dataset = self._dataset(self.input, run)
@@ -171,7 +171,7 @@ class Preprocess(Stage):
 
         return {"source": stream.request()}, find, None
 
-    def _dataset(self, path: Path, run: Run) -> Dataset:
+    def _dataset(self, path: Path, run: Run) -> StageInput:
         wanted = self.options.format
         dataset = upstream_of(
             path,

@@ -26,7 +26,7 @@ from tokenmill.tokens import spm
 from tokenmill.tokens.encoders import quick_to_load
 from tokenmill.tokens.engines.base import EncoderUnavailable, template
 from tokenmill.tokens.gate import code_point_probes, hostile_texts, ignore_stops, prepare
-from tokenmill.tokens.spm import Model, only_model
+from tokenmill.tokens.spm import SentencePieceModel, only_model
 
 EOD_TOKENS = (
     "<|end_of_text|>",
@@ -193,7 +193,7 @@ def _load_files(work: Path, request: dict[str, Any]) -> Loaded:
 def _load_model(work: Path, path: Path, request: dict[str, Any]) -> Loaded:
     """Load a SentencePiece model: its ids are its own, whatever transformers' class makes of it."""
     name, add = request["reference"], request["add_special_tokens"]
-    model = Model(path, name)
+    model = SentencePieceModel(path, name)
     try:
         known, theirs = _load(work / "tokenizer", name)
     except RequestError:
@@ -222,7 +222,7 @@ def _load_model(work: Path, path: Path, request: dict[str, Any]) -> Loaded:
     return Loaded(tokenizer, own, encode, own.to_str(), added, [], set(model.spelled), parts, notes)
 
 
-def _around(backend: Any, model: Model) -> tuple[list[int], list[int]]:
+def _around(backend: Any, model: SentencePieceModel) -> tuple[list[int], list[int]]:
     """Return the ids that a class puts before and after each text."""
     bare, whole = (backend.encode("a", add_special_tokens=add).ids for add in (False, True))
     for start in range(len(whole) - len(bare) + 1):
@@ -275,7 +275,7 @@ class _Difference(NamedTuple):
 
 
 def _first_difference(
-    request: dict[str, Any], theirs: Any, own: Any, add: bool, model: Model | None = None
+    request: dict[str, Any], theirs: Any, own: Any, add: bool, model: SentencePieceModel | None = None
 ) -> _Difference | None:
     """Return the first text on which a class and the file differ, the corpus's own texts first.
 
@@ -362,7 +362,7 @@ def _check_declared(directory: Path, token: str | None, backend: Any, name: str)
         declared |= set(entries) if isinstance(entries, dict) else {entry[0] for entry in entries}
         declared |= {entry["content"] for entry in value.get("added_tokens") or []}
     elif model := only_model(directory):
-        declared |= set(Model(model, name).pieces)
+        declared |= set(SentencePieceModel(model, name).pieces)
     elif (directory / "vocab.json").exists():
         declared |= set(json.loads((directory / "vocab.json").read_bytes()))
     elif (directory / "vocab.txt").exists():

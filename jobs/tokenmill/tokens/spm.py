@@ -51,7 +51,7 @@ def load(path: Path) -> Any:
     return sentencepiece.SentencePieceProcessor(model_file=str(path))
 
 
-class Model:
+class SentencePieceModel:
     """A model as it was trained: pieces, kinds, normalizer."""
 
     def __init__(self, path: Path, name: str) -> None:

@@ -41,7 +41,7 @@ class Attempt:
     ended: str = ""
 
 
-class Verdict(msgspec.Struct):
+class RunVerdict(msgspec.Struct):
     """How node 0 judged an attempt."""
 
     attempt: str
@@ -128,11 +128,11 @@ class Records:
 
     def say(self, attempt: Attempt, code: int, iteration: int) -> None:
         """Tell the other nodes how this attempt ended."""
-        self._put("verdict.json", Verdict(attempt.id, code, iteration))
+        self._put("verdict.json", RunVerdict(attempt.id, code, iteration))
 
-    def verdict(self) -> Verdict | None:
+    def verdict(self) -> RunVerdict | None:
         """Read the last attempt's verdict, None before there is one."""
-        return self._read("verdict.json", Verdict)
+        return self._read("verdict.json", RunVerdict)
 
     def progress(self, rank: int) -> tuple[str, Signs] | None:
         """Read which start of a node it is, and how far it says that it is."""
