@@ -50,6 +50,11 @@ HDD |= {"fsx.perUnitStorageThroughput": 40, "fsx.storageCapacityGiB": 1800}
         ("fsx", {"fsx.perUnitStorageThroughput": 1000, "fsx.storageCapacityGiB": 24000}, "fsx-1000:23.4375"),
         ("fsx", {"fsx.deploymentType": "SCRATCH_2", "fsx.perUnitStorageThroughput": "null"}, "fsx-scratch:4.6875"),
         ("fsx", HDD, "fsx-40:1.7578125"),
+        *(
+            ("fsx-static", {"fsx.perUnitStorageThroughput": each}, f"fsx-{each}:2.34375")
+            for each in (12, 50, 100, 125, 200, 500)
+        ),
+        ("fsx-static", {"fsx.deploymentType": "SCRATCH_1", "fsx.perUnitStorageThroughput": 300}, "fsx-scratch:2.34375"),
         ("blob", {}, "blob"),
         ("blob-nfs", {}, "blob"),
     ],
@@ -62,9 +67,15 @@ def test_the_notes_name_the_command_that_fits_a_run_to_the_storage(
     assert back_end(name).bytes_per_second, "what the notes name is what the command takes"
 
 
-@pytest.mark.parametrize("overlay", ["nfs", "local", "existing", "amlfs-static"])
-def test_what_is_not_known_of_a_speed_is_not_said(talking: Path, overlay: str) -> None:
-    said = notes(talking, overlay)
+@pytest.mark.parametrize(
+    ("overlay", "settings"),
+    [
+        *((overlay, {}) for overlay in ("nfs", "local", "existing", "amlfs-static", "fsx-static")),
+        *(("fsx-static", {"fsx.perUnitStorageThroughput": each}) for each in (1, 300, 2000)),
+    ],
+)
+def test_what_is_not_known_of_a_speed_is_not_said(talking: Path, overlay: str, settings: dict[str, Any]) -> None:
+    said = notes(talking, overlay, **settings)
     assert "--storage" not in said and "--write-bandwidth GB/S --capacity TB" in said
     server = "the node's disk" if overlay == "local" else "its server"
     assert f"How fast it is, {server} decides." in said

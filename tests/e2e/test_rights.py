@@ -7,21 +7,19 @@ from pathlib import Path
 import pytest
 
 from e2e.cluster import CLAIM, Account, Namespace, kubeconfig_for
+from support.rendering import REQUIRED, STAGES
 
 pytestmark = pytest.mark.e2e
 
 DATA = f"--set storage.pvcName={CLAIM}"
 TRAINING = f"charts/megatron-training -f values/clusters/local.yaml {DATA}"
 CHARTS = {
-    "download": (["data"], f"charts/dataset-download {DATA} --set dataset.outputPath=a"),
-    "extract": (["data"], f"charts/dataset-extract {DATA} --set dataset.inputPath=a"),
-    "concatenate": (["data"], f"charts/dataset-concatenate {DATA} --set dataset.inputPath=a"),
-    "preprocess": (["data"], f"charts/dataset-preprocess {DATA} --set dataset.inputPath=a"),
+    **{stage: (["data"], f"charts/dataset-{stage} {DATA} --set {REQUIRED[stage][0]}") for stage in STAGES},
     "pipeline": (["data", "pipeline"], f"charts/dataset-pipeline {DATA} --set dataset.root=a,dataset.repo=a/b"),
     "pytorchjob": (["data", "training"], f"{TRAINING} --set dataset.buildIndex.enabled=true"),
     "storage": (["storage"], "charts/shared-storage --set pvc.name=asked,existing.storageClassName=none"),
 }
-CHANGED = dict.fromkeys(("download", "extract", "concatenate", "preprocess", "pipeline"), " --set workers=2")
+CHANGED = dict.fromkeys((*STAGES, "pipeline"), " --set workers=2")
 CHANGED |= {"pytorchjob": " --set training.iterations=2000", "storage": ""}
 
 

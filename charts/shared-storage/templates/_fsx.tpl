@@ -117,7 +117,8 @@ What the rest of the chart asks of it (_backend.tpl). Input: $. Output: JSON.
 {{- $fsx := .Values.fsx | default dict -}}
 {{- $there := $fsx.volumeHandle -}}
 {{- $kind := "" -}}
-{{- with $fsx.perUnitStorageThroughput }}{{ $kind = printf "fsx-%d" (int64 .) }}{{ end -}}
+{{- $throughput := $fsx.perUnitStorageThroughput | default 0 | int -}}
+{{- if has $throughput (list 12 40 50 100 125 200 250 500 1000) }}{{ $kind = printf "fsx-%d" $throughput }}{{ end -}}
 {{- if hasPrefix "SCRATCH" ($fsx.deploymentType | default "") }}{{ $kind = "fsx-scratch" }}{{ end -}}
 {{- with $kind }}{{ $kind = printf "%s:%s" . (toJson (divf (float64 $fsx.storageCapacityGiB) 1024.0)) }}{{ end -}}
 {{ dict "driver" "fsx.csi.aws.com" "sizeKey" "fsx.storageCapacityGiB" "fit" $kind
