@@ -133,7 +133,8 @@ def resolve_tokenizer(
         "source": source,
         "special_in_text": special_in_text,
     }
-    key = content_id({**request, "files": _hashes(files), "versions": versions()})
+    judged = {"engines": list(engines.ENGINES), "versions": versions()}
+    key = content_id({**request, **judged, "files": _hashes(files)})
     settled = _from_cache(key) if cached else None
     if settled is None:
         say(f"loading the tokenizer {reference}, and judging encoders against it")
