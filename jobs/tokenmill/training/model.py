@@ -18,39 +18,71 @@ class Model(msgspec.Struct, rename="camel", forbid_unknown_fields=True, frozen=T
     """
 
     name: str = "custom"
+    """Name of the model in logs and messages."""
     note: str | None = None
     """What people should know before they start it."""
     num_layers: int
+    """Transformer layers."""
     hidden_size: int
+    """Width of the hidden states."""
     num_attention_heads: int
+    """Attention heads of a layer."""
     num_query_groups: int | None = None
+    """Key and value heads of a layer, for grouped-query attention; one for each attention head when null."""
     kv_channels: int | None = None
+    """Width of an attention head; hiddenSize / numAttentionHeads when null."""
     ffn_hidden_size: int | None = None
+    """Width of the feed-forward layers; 4 x hiddenSize (with swiglu 8/3, down to a multiple of 64) when null."""
     seq_length: int = 2048
+    """Tokens of a sequence."""
     max_position_embeddings: int | None = None
+    """Positions that the model knows; seqLength when null."""
     activation: Literal["gelu", "swiglu"] = "gelu"
+    """Activation of the feed-forward layers."""
     normalization: Literal["LayerNorm", "RMSNorm"] = "LayerNorm"
+    """Normalization of the layers' inputs."""
     norm_epsilon: float = 1e-5
+    """Term that keeps a normalization from a division by zero."""
     position_embedding: Literal["learned_absolute", "rope"] = "learned_absolute"
+    """Position embeddings: learned, or rotary (rope)."""
     rotary_base: int = 10_000
+    """Base of the rotary frequencies."""
     rope_scaling_factor: float | None = None
+    """Factor by which Llama 3's scaling stretches the rotary frequencies; no scaling when null."""
     add_bias_linear: bool = True
+    """Biases in the linear layers."""
     add_qkv_bias: bool = False
+    """Biases of query, key and value, where addBiasLinear is false."""
     qk_layernorm: bool = False
+    """Normalize queries and keys."""
     untie_embeddings: bool = False
+    """Separate weights for the output layer instead of the input embeddings'."""
     hidden_dropout: float = 0.1
+    """Share of the hidden states that dropout sets to 0."""
     attention_dropout: float = 0.1
+    """Share of the attention weights that dropout sets to 0."""
     init_method_std: float = 0.02
+    """Standard deviation of the initial weights."""
     num_experts: int | None = None
+    """Experts of a layer; a dense model when null."""
     experts_per_token: int = 2
+    """Experts that a token is routed to."""
     expert_ffn_hidden_size: int | None = None
+    """Width of an expert's feed-forward layers; ffnHiddenSize when null."""
     expert_aux_loss_coefficient: float = 1e-2
+    """Weight of the loss that balances the experts."""
     vocabulary_size: int = 50_257
+    """Tokens of the vocabulary, for planning alone."""
     tensor_model_parallel_size: int = 1
+    """GPUs that share a layer, unless `parallelism` sets it."""
     pipeline_model_parallel_size: int = 1
+    """Pipeline stages, unless `parallelism` sets it."""
     expert_model_parallel_size: int = 1
+    """GPUs that share the experts, unless `parallelism` sets it."""
     micro_batch_size: int = 1
+    """Sequences that a GPU takes at a time, unless `training` sets it."""
     learning_rate: float = 3e-4
+    """Learning rate at its highest, unless `training` sets it."""
 
     @property
     def positions(self) -> int:

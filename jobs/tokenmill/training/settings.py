@@ -127,17 +127,24 @@ class BlendPart(Section, frozen=True):
     """One dataset of a blend: an output of preprocess, and its weight beside the others'."""
 
     path: str
+    """Directory of an output of preprocess on the volume."""
     weight: float | None = None
+    """Weight of this dataset in the blend; as `by` says when null."""
 
 
 class Blend(Section, frozen=True):
     """Datasets to mix: one list cut by `split`, or a list for each split."""
 
     all: list[BlendPart] = []
+    """Datasets of which each is cut by `split`."""
     train: list[BlendPart] = []
+    """Datasets to train on."""
     validation: list[BlendPart] = []
+    """Datasets to evaluate on while training."""
     test: list[BlendPart] = []
+    """Datasets to evaluate on at the end."""
     by: Literal["tokens", "documents", "bytes", "given"] = "tokens"
+    """What weighs a dataset: its tokens, documents or bytes, or the `weight` that is given."""
 
 
 class DatasetSettings(Section, frozen=True):
