@@ -6,6 +6,7 @@ a section a plain comment, since the README has a row for each of its keys.
 
 import ast
 import inspect
+import itertools
 import re
 import textwrap
 from typing import Any
@@ -37,10 +38,10 @@ def of_values(text: str) -> Descriptions:
 
 def of_fields(of: type) -> dict[str, str]:
     """Return the docstrings below the fields of a class, each on one line."""
-    (body,) = ast.parse(textwrap.dedent(inspect.getsource(of))).body
-    assert isinstance(body, ast.ClassDef)
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(of))).body
+    body = definition.body if isinstance(definition, ast.ClassDef) else []
     texts = {}
-    for field, below in zip(body.body, body.body[1:], strict=False):
+    for field, below in itertools.pairwise(body):
         if (
             isinstance(field, ast.AnnAssign)
             and isinstance(field.target, ast.Name)

@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from support.generation import edit, generate
-from support.rendering import ROOT, helm
+from support.rendering import ROOT, STAGES, helm
+from tokenmill.stages.registry import KINDS
 
 
 def keys(copy: Path, chart: str, *path: str) -> set[str]:
@@ -50,8 +51,7 @@ def test_a_key_that_all_stages_lose_goes_from_all_of_them(copy: Path) -> None:
     tool = copy / "tools/charts.py"
     edit(tool, r'"verifyHashes", ')
     assert generate(copy).returncode == 0
-    for chart in ("dataset-download", "dataset-extract", "dataset-concatenate", "dataset-preprocess"):
-        assert "verifyHashes" not in keys(copy, chart)
+    assert not any("verifyHashes" in keys(copy, f"dataset-{stage}") for stage in STAGES)
     assert "verifyHashes" not in keys(copy, "dataset-pipeline") | keys(copy, "dataset-pipeline", "extract")
 
 
@@ -74,6 +74,14 @@ def test_a_schema_that_is_lost_is_made_again(copy: Path) -> None:
         file.unlink()
     assert generate(copy).returncode == 0
     assert {file: file.read_text() for file in products} == products
+
+
+def test_the_list_of_stages_is_that_of_the_registry(copy: Path) -> None:
+    assert [kind.name for kind in KINDS] == STAGES
+    stages = copy / "charts/dataset-pipeline/stages.yaml"
+    edit(stages, "^- extract\n")
+    assert "charts/dataset-pipeline/stages.yaml" in generate(copy, "--check").stderr
+    assert generate(copy).returncode == 0 and yaml.safe_load(stages.read_text()) == STAGES
 
 
 BACK_END = """\

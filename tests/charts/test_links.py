@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.rendering import HELMS, ROOT, helm
+from support.rendering import HELMS, ROOT, STAGES, helm
 
 CHARTS = sorted(path.parent.name for path in (ROOT / "charts").glob("*/values.yaml"))
 NEEDED = {
@@ -50,7 +50,7 @@ def test_a_chart_without_its_links_renders_or_says_what_is_missing(
 
 def test_links_as_files_with_their_target_are_as_good_as_missing(without_links: Path) -> None:
     """Git writes them so where core.symlinks is off."""
-    for stage in ("download", "extract", "concatenate", "preprocess"):
+    for stage in STAGES:
         link = ROOT / "charts/dataset-pipeline/templates" / stage
         (without_links / "dataset-pipeline/templates" / stage).write_text(str(link.readlink()))
     (without_links / "megatron-training/models").write_text("../../jobs/tokenmill/training/models")

@@ -11,10 +11,10 @@ import pytest
 import tokenmill.sample
 from e2e.cluster import CLAIM, Namespace, describe_pod, exit_code, wait_for
 from e2e.corpus import DATASET, MODEL, assert_same, content, done, receipts, serve
+from support.rendering import STAGES
 
 pytestmark = pytest.mark.e2e
 
-STAGES = ("download", "extract", "concatenate", "preprocess")
 SMALL = "--set resources.requests.cpu=50m,resources.requests.memory=128Mi"
 CHART = f"charts/dataset-pipeline --set storage.pvcName={CLAIM} {SMALL}"
 
