@@ -130,6 +130,7 @@ def stages() -> str:
 
 def pipeline_values() -> str:
     """Return the pipeline's values.yaml: what says which corpus it is, a section for each stage, what is for all."""
+    of_all = dataset_of_all()
     corpus: dict[str, list[str]] = {}
     sections = []
     for stage in STAGES:
@@ -137,7 +138,7 @@ def pipeline_values() -> str:
         kept = ["# -- Run this stage", f"enabled: {str(stage not in OFF).lower()}"]
         for key, lines in entries(own):
             block, _, name = key.partition(".")
-            if block == "dataset" and name in dataset_of_all():
+            if block == "dataset" and name in of_all:
                 corpus.setdefault(name, lines)
             else:
                 kept += lines
@@ -145,7 +146,7 @@ def pipeline_values() -> str:
         kept += ["# -- Requests and limits of its pods, over `resources` of all", "resources: {}"]
         about = yaml.safe_load((CHARTS / f"dataset-{stage}/Chart.yaml").read_text())["description"]
         sections.append("\n".join([f"# {about}", f"{stage}:", *(f"  {line}" for line in kept)]))
-    dataset = "\n".join(["dataset:", *(line for key in dataset_of_all() for line in corpus[key])])
+    dataset = "\n".join(["dataset:", *(line for key in of_all for line in corpus[key])])
     return "\n\n".join(
         [PIPELINE_HEAD + dataset, *sections, (CHARTS / "common/stage.values.yaml").read_text() + "\n" + POD]
     )
