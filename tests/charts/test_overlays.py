@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 from support.rendering import HELMS, ROOT, STAGES, applying, arguments, conform, helm, overlays, parse, render, rendered
+from tokenmill.corpus.listing import names, select
 from tokenmill.corpus.source import Listing
 from tokenmill.flow.contract import RemoteFile
 from tokenmill.selection import Selection
-from tokenmill.stages.download import names, select
 
 KINDS = ("clusters", "datasets", "models", "parallelism", "storage")
 FOR = {
@@ -114,7 +114,7 @@ def test_a_corpus_is_the_files_that_it_says(file: Path) -> None:
     (job,) = (document for document in render("download", file) if document["kind"] == "Job")
     given = parse(arguments(job))
     selection = Selection(given["include"], given["exclude"], given["split"], given["sample"], given["layout"])
-    taken, _ = select(Listing(str(given["source"]), None, files), selection)
+    taken, _ = select(Listing(str(given["uri"]), None, files), selection)
     assert [each.path for each in taken] == sorted(path for path, wanted in LISTED[file.stem].items() if wanted)
     assert len(set(names(taken, given["layout"]))) == len(taken)
 
