@@ -18,7 +18,7 @@ HIDDEN = ("HF_", "HUGGING_FACE", "JOB_COMPLETION", "TOKENMILL_")
 
 # The same program, only with less patience where a server does not say how long to wait.
 IMPATIENT = (
-    "import tokenmill.corpus.fetch as f; f.BACKOFF_SECONDS = (0.05, 0.2); from tokenmill.cli import main; main()"
+    "import tokenmill.corpus.retry as r; r.BACKOFF_SECONDS = (0.05, 0.2); from tokenmill.cli import main; main()"
 )
 
 

@@ -20,7 +20,7 @@ from support.commandline import data_of, tokenmill
 from support.hub import Fault, Hub
 from tokenmill.corpus.factory import open_source
 from tokenmill.corpus.listing import select
-from tokenmill.corpus.retry import Patience
+from tokenmill.corpus.retry import RetryPolicy
 from tokenmill.corpus.source import Listing
 from tokenmill.errors import InputError, RequestError, TransientError
 from tokenmill.flow.contract import RemoteFile
@@ -220,13 +220,13 @@ def test_what_a_store_lists_beside_files_is_left_out_and_bad_addresses_are_refus
     monkeypatch.setitem(importlib.import_module("fsspec.registry")._registry, "s3", Store)
 
     def listed(uri: str) -> list[str]:
-        return [file.path for file in open_source(uri, stall_seconds=1).list(None, Patience(time.monotonic())).files]
+        return [file.path for file in open_source(uri, stall_seconds=1).list(None, RetryPolicy(time.monotonic())).files]
 
     assert listed("s3://bucket/c") == listed("S3://bucket/c/") == ["a.jsonl", "sub/b.jsonl"]
     assert listed("s3://bucket/c/a.jsonl") == ["a.jsonl"]
     monkeypatch.setitem(Store.files, "bucket/c/odd/", 5)
     with pytest.raises(InputError, match="odd/"):
-        select(open_source("s3://bucket/c", stall_seconds=1).list(None, Patience(0)), Selection())
+        select(open_source("s3://bucket/c", stall_seconds=1).list(None, RetryPolicy(0)), Selection())
     for uri in ("s3://", "s3:///x", "S3://"):
         with pytest.raises(RequestError, match="names no bucket; write s3://BUCKET/PREFIX"):
             open_source(uri, stall_seconds=1)
@@ -313,7 +313,7 @@ def test_an_address_that_is_busy_when_asked_first(hub: Hub, tmp_path: Path) -> N
 def test_an_address_where_nobody_is_does_not_last_until_the_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tokenmill.corpus.web.pause", lambda attempt, told: 0.01)
+    monkeypatch.setattr("tokenmill.corpus.retry.BACKOFF_SECONDS", (0.01, 0.02))
     with pytest.raises(TransientError, match="check the address"):
         fetch("http://localhost:1/x.jsonl", tmp_path / "out")
 

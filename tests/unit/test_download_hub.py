@@ -338,7 +338,7 @@ def test_refused_for_good_is_exit_2_with_a_remedy(hub: Hub, tmp_path: Path) -> N
 
 
 def test_a_dataset_that_cannot_be_listed_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenmill.corpus.fetch.BACKOFF_SECONDS", (0.01, 0.02))
+    monkeypatch.setattr("tokenmill.corpus.retry.BACKOFF_SECONDS", (0.01, 0.02))
     with Hub() as hub, Hub(token="right") as private:
         hub.add_dataset("org/corpus", corpus(["a.jsonl"]))
         hub.add_dataset("org/gated", corpus(["a.jsonl"]), gated=True)

@@ -18,7 +18,7 @@ from support.commandline import data_of
 from support.hub import Fault, Hub
 from tokenmill.corpus.factory import open_source
 from tokenmill.corpus.fetch import Lines, fetch_to
-from tokenmill.corpus.retry import Patience
+from tokenmill.corpus.retry import RetryPolicy
 from tokenmill.corpus.transfer import Gate
 from tokenmill.errors import RequestError, Stopped, TransientError
 from tokenmill.flow.contract import RemoteFile
@@ -29,7 +29,7 @@ URI = "hf://datasets/org/c"
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenmill.corpus.fetch.BACKOFF_SECONDS", (0.01, 0.05))
+    monkeypatch.setattr("tokenmill.corpus.retry.BACKOFF_SECONDS", (0.01, 0.05))
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ class Fetched:
 
     def __init__(self, hub: Hub, uri: str = URI) -> None:
         self.source = open_source(uri, stall_seconds=0.5, endpoint=hub.endpoint)
-        listing = self.source.list(None, Patience(time.monotonic() + 10))
+        listing = self.source.list(None, RetryPolicy(time.monotonic() + 10))
         self.revision = listing.revision
         self.files = {file.path: file for file in listing.files}
         self.reported: list[int] = []
@@ -133,7 +133,10 @@ def test_a_plan_says_of_a_file_all_that_is_known(file: RemoteFile) -> None:
 # -- large files, in parts
 
 BIG = os.urandom(1_900_000)
-SMALLER = "import tokenmill.corpus.fetch as f; f.PART = 1 << 16; f.LARGE = 1 << 18; f.BACKOFF_SECONDS = (0.01, 0.05)"
+SMALLER = (
+    "import tokenmill.corpus.fetch as f, tokenmill.corpus.retry as r; f.PART = 1 << 16; f.LARGE = 1 << 18; "
+    "r.BACKOFF_SECONDS = (0.01, 0.05)"
+)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ import zstandard
 from support.commandline import Ended, tokenmill
 from tokenmill.cli import main
 from tokenmill.corpus.factory import open_source
-from tokenmill.corpus.retry import Patience
+from tokenmill.corpus.retry import RetryPolicy
 from tokenmill.corpus.source import Changed
 from tokenmill.errors import RequestError
 from tokenmill.inputs import OpenInput, walk_files
@@ -464,7 +464,7 @@ def test_a_file_of_a_directory_that_changes_during_its_download_is_refused(
     path.write_bytes(b"x" * (20 << 20))
     os.utime(path, (1, 1))
     source = open_source(str(path.parent), stall_seconds=1)
-    (file,) = source.list(None, Patience(0)).files
+    (file,) = source.list(None, RetryPolicy(0)).files
     assert b"".join(bytes(block) for block in source.open(file, None, 0)) == path.read_bytes()
     body = iter(source.open(file, None, 0))
     next(body)

@@ -17,7 +17,7 @@ from support.commandline import Ended, data_of, many, tokenmill
 from support.corpus import TOKENIZER
 from support.hub import Fault, Hub
 from tokenmill.corpus.factory import open_source
-from tokenmill.corpus.retry import Patience
+from tokenmill.corpus.retry import RetryPolicy
 from tokenmill.corpus.uri import without_addresses, without_secrets
 from tokenmill.errors import RequestError
 from tokenmill.tokens.gate import environment
@@ -198,12 +198,12 @@ def test_a_bucket_that_refuses_says_so_without_what_it_was_asked_with(monkeypatc
     monkeypatch.setitem(registered._registry, "s3", Store)
     source = open_source(f"s3://bucket/x?sig={PASSWORD}", stall_seconds=1)
     with pytest.raises(RequestError) as refused:
-        source.list(None, Patience(time.monotonic()))
+        source.list(None, RetryPolicy(time.monotonic()))
     assert str(refused.value) == (
         "s3://bucket/x cannot be listed: PermissionError: Forbidden: GET <url>; check the address and the credentials"
     )
     with pytest.raises(RequestError, match="--revision: s3://bucket/x has no revisions"):
-        source.list("main", Patience(time.monotonic()))
+        source.list("main", RetryPolicy(time.monotonic()))
 
 
 def test_who_handles_a_tokenizer_is_handed_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:

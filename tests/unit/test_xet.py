@@ -13,7 +13,7 @@ from support.commandline import Ended, data_of, finish, start, tokenmill
 from support.hub import Fault, Hub
 from tokenmill.corpus.factory import open_source
 from tokenmill.corpus.fetch import fetch_to
-from tokenmill.corpus.retry import Patience
+from tokenmill.corpus.retry import RetryPolicy
 from tokenmill.errors import Stopped
 
 pytestmark = pytest.mark.slow
@@ -102,7 +102,7 @@ class Fetched:
     def __init__(self, hub: Hub, **more: Any) -> None:
         self.warned: list[str] = []
         self.source = open_source(URI, stall_seconds=60, endpoint=hub.endpoint, warn=self.warned.append)
-        listing = self.source.list(None, Patience(time.monotonic() + 10))
+        listing = self.source.list(None, RetryPolicy(time.monotonic() + 10))
         self.revision, (self.file,) = listing.revision, [f for f in listing.files if f.path == "big.jsonl.zst"]
 
     def to(self, path: Path, checkpoint: Any = lambda _: None) -> bytes:

@@ -13,14 +13,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from tokenmill.corpus.retry import Patience, Retry
-from tokenmill.corpus.transfer import Transfer, pause
+from tokenmill.corpus.retry import UNREACHABLE, Failures, Retry, RetryPolicy, retrying
+from tokenmill.corpus.transfer import Transfer
 from tokenmill.errors import RequestError, TransientError
 from tokenmill.flow.contract import RemoteFile
 from tokenmill.redaction import quotes_credential, remember, remember_address
 
-UNREACHABLE = 4
-"""Tries without any answer before the network is taken to be down: half a minute."""
 INVALID = 6
 """Invalid answers in a row before asking again is left to another run: a minute."""
 BELIEVED = 3
@@ -148,7 +146,7 @@ def _file(item: dict[str, Any]) -> RemoteFile:
 def ask(
     question: Callable[[], T],
     what: str,
-    patience: Patience,
+    policy: RetryPolicy,
     *,
     revision: str,
     otherwise: str = "",
@@ -158,32 +156,31 @@ def ask(
 
     For messages, `revision` is what was asked for and `otherwise` what one can do without the Hub. `links`: the
     question is for a file, whose signed link may be refused for a while. Raises RequestError for what asking again
-    cannot change, TransientError when patience ends or nothing answers.
+    cannot change, TransientError when the policy's time is up or nothing answers.
     """
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         raise RequestError(f"{what} is on the Hub, and HF_HUB_OFFLINE is set; unset it{otherwise}")
-    attempt = silent = refused = invalid = 0
-    while True:
-        attempt += 1
+
+    def valid() -> T:
         try:
             return question()
-        except (Retry, ValueError) as error:  # ValueError: an answer that is no JSON
-            said = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
-            retry = error if isinstance(error, Retry) else Retry(said)
-            refused += retry.refused
-            if retry.refused and (not links or refused == BELIEVED):
-                raise RequestError(_refusal(retry.code, what, said, revision, otherwise)) from error
-            invalid += not isinstance(error, Retry)
-            if invalid == INVALID:
-                raise TransientError(
-                    f"the Hub's answer for {what} stays invalid: {said}; run the same command again{otherwise}"
-                ) from error
-            silent += retry.silent
-            if silent == UNREACHABLE:
-                raise TransientError(
-                    f"could not reach the Hub for {what}: {said}; run the same command again{otherwise}"
-                ) from error
-            patience.wait(pause(attempt, retry.after), f"the Hub did not give {what}: {said}")
+        except ValueError as error:  # an answer that is no JSON, or not what was asked for
+            raise Retry(str(error) or type(error).__name__, invalid=True) from error
+
+    def said(retry: Retry) -> str:
+        return (str(retry).strip().splitlines() or ["no reason"])[0][:300]
+
+    def final(retry: Retry, failures: Failures) -> Exception | None:
+        if retry.refused and (not links or failures.refused == BELIEVED):
+            return RequestError(_refusal(retry.code, what, said(retry), revision, otherwise))
+        problem = ""
+        if failures.invalid == INVALID:
+            problem = f"the Hub's answer for {what} stays invalid"
+        elif failures.silent == UNREACHABLE:
+            problem = f"could not reach the Hub for {what}"
+        return TransientError(f"{problem}: {said(retry)}; run the same command again{otherwise}") if problem else None
+
+    return retrying(valid, policy, problem=lambda retry: f"the Hub did not give {what}: {said(retry)}", final=final)
 
 
 def _refusal(code: str, what: str, said: str, revision: str, otherwise: str) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from tokenmill.corpus.retry import Patience, Retry
+from tokenmill.corpus.retry import Retry, RetryPolicy
 from tokenmill.corpus.source import Changed, Listing, Opening
 from tokenmill.corpus.uri import without_addresses, without_secrets
 from tokenmill.errors import RequestError, TransientError
@@ -46,7 +46,7 @@ class BucketSource:
                 "environment"
             ) from error
 
-    def list(self, revision: str | None, patience: Patience) -> Listing:
+    def list(self, revision: str | None, policy: RetryPolicy) -> Listing:
         """List all files under the prefix, or the one file it names."""
         if revision:
             raise RequestError(f"--revision: {self._said} has no revisions")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tokenmill.corpus import hub_uri
-from tokenmill.corpus.retry import Patience, Retry
+from tokenmill.corpus.retry import Retry, RetryPolicy
 from tokenmill.corpus.source import Changed, Listing, Opening
 from tokenmill.corpus.uri import local_path
 from tokenmill.errors import RequestError
@@ -23,7 +23,7 @@ class DirectorySource:
         self._given = uri
         self._path = (local_path(uri) or Path()).expanduser().absolute()
 
-    def list(self, revision: str | None, patience: Patience) -> Listing:
+    def list(self, revision: str | None, policy: RetryPolicy) -> Listing:
         """List all files below the directory, or the one file."""
         if revision:
             raise RequestError(f"--revision: {self._path} has no revisions")

@@ -5,18 +5,16 @@ while into its scratch directory (`fetch_to`). What a server refuses is asked ag
 """
 
 import hashlib
-import random
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
 from tokenmill.corpus.judge import HEAD, IN_ITS_PLACE, impostor, unfinished
-from tokenmill.corpus.retry import Patience, Retry
+from tokenmill.corpus.retry import Failures, Retry, RetryPolicy, retrying
 from tokenmill.corpus.source import Body, Changed, Source
-from tokenmill.corpus.transfer import pause
 from tokenmill.errors import WITH_REPLACE, RequestError, TransientError
 from tokenmill.files.hashing import update_hash
 from tokenmill.files.publish import size_of
@@ -26,7 +24,6 @@ WRONG_HASHES = 3
 """Whole downloads of a file with a wrong hash before it is given up."""
 REFUSALS = 5
 """Consecutive 401, 403 or 404 answers before they are believed."""
-BACKOFF_SECONDS = (1.0, 60.0)
 NO_ACCESS = "the repository needs a token with access (HF_TOKEN), or the file is gone from this revision"
 
 PART = 8 << 20
@@ -150,26 +147,22 @@ def fetch_to(
 
 
 def fetch_head(
-    source: Source, file: RemoteFile, revision: str | None, path: Path, length: int, patience: Patience
+    source: Source, file: RemoteFile, revision: str | None, path: Path, length: int, policy: RetryPolicy
 ) -> None:
     """Fetch the first `length` bytes of a file, to look at: no hash tells whether they are right.
 
-    Raises RequestError when the file is refused for good, TransientError when the patience is at its end.
+    Raises RequestError when the file is refused for good, TransientError when the policy's time is up.
     """
-    tries = refused = 0
-    while True:
-        try:
-            with Scratch(path) as scratch:
-                for block in source.open(file, revision, 0, min(length, file.size or length), plain=True):
-                    scratch.write(block[: length - scratch.bytes])
-                    if scratch.bytes >= length:
-                        break
-            return
-        except Retry as retry:
-            tries += 1
-            refused = refused + 1 if retry.refused else 0
-            _believe(retry, refused, _shown(file))
-            patience.wait(pause(tries, retry.after), f"{_shown(file)}: {retry}")
+
+    def question() -> None:
+        with Scratch(path) as scratch:
+            for block in source.open(file, revision, 0, min(length, file.size or length), plain=True):
+                scratch.write(block[: length - scratch.bytes])
+                if scratch.bytes >= length:
+                    break
+
+    name = _shown(file)
+    retrying(question, policy, problem=lambda retry: f"{name}: {retry}", final=partial(_final, name))
 
 
 def fetch(
@@ -219,43 +212,57 @@ class _Fetch:
         self.digest = self._new_digest()
         self.lines = lines
         self.ahead: dict[int, list[bytes]] = {}
-        self.fruitless = self.refused = self.wrong = self.restarts = 0
+        self.wrong = 0
 
     def run(self) -> None:
         """Fetch until the file is whole and right; raises when it is refused for good or time is up."""
         if self.sink.bytes:
             update_hash(self.digest, self.sink.path, self.sink.bytes)
             self.checkpoint(self.sink.bytes)
-        while True:
-            before = self.sink.bytes
-            try:
-                problem = self._stream() or self._check()
-                if problem is None:
-                    return
-                self.wrong += 1
-                if self.wrong >= WRONG_HASHES:
-                    self._restart()
-                    raise TransientError(
-                        f"{self.name}: {problem} after {self.wrong} whole downloads; the server, or a proxy or "
-                        "cache before it, gives wrong bytes. Nothing of it is kept; run the same command again"
-                    )
-                raise Retry(problem, restart=True)
-            except Changed as changed:
-                raise RequestError(
-                    f"{self.name} changed since it was planned; a directory is planned anew by tokenmill download with "
-                    f"{WITH_REPLACE}, which keeps what did not change; of another source, use another output directory"
-                ) from changed
-            except Retry as retry:
-                if retry.restart:
-                    self.restarts += 1
-                    self.checkpoint(-self.sink.bytes)
-                    self._restart()
-                progress = self.sink.bytes > before
-                self.fruitless = 0 if progress else self.fruitless + 1
-                # A link that expires while its file comes is refused once an hour, and no refusal of the file.
-                self.refused = (0 if progress else self.refused) + 1 if retry.refused else 0
-                _believe(retry, self.refused, self.name)
-                self._pause(retry)
+        policy = RetryPolicy(self.deadline, self._stopped)
+        name, before = self.name, self.sink.bytes
+
+        def progressed() -> bool:
+            nonlocal before
+            further, before = self.sink.bytes > before, self.sink.bytes
+            return further
+
+        retrying(
+            self._attempt,
+            policy,
+            problem=lambda retry: f"{name}: {retry}",
+            final=partial(_final, name),
+            progressed=progressed,
+        )
+
+    def _stopped(self) -> bool:
+        self.checkpoint(0)
+        return False
+
+    def _attempt(self) -> None:
+        """Go on fetching; return when the file is whole and right."""
+        try:
+            problem = self._stream() or self._check()
+            if problem is None:
+                return
+            self.wrong += 1
+            if self.wrong >= WRONG_HASHES:
+                self._restart()
+                raise TransientError(
+                    f"{self.name}: {problem} after {self.wrong} whole downloads; the server, or a proxy or "
+                    "cache before it, gives wrong bytes. Nothing of it is kept; run the same command again"
+                )
+            raise Retry(problem, restart=True)
+        except Changed as changed:
+            raise RequestError(
+                f"{self.name} changed since it was planned; a directory is planned anew by tokenmill download with "
+                f"{WITH_REPLACE}, which keeps what did not change; of another source, use another output directory"
+            ) from changed
+        except Retry as retry:
+            if retry.restart:
+                self.checkpoint(-self.sink.bytes)
+                self._restart()
+            raise
 
     def _new_digest(self) -> Any:
         if self.file.git_sha1 and not self.file.sha256:
@@ -329,33 +336,17 @@ class _Fetch:
             return f"{kind} is {self.digest.hexdigest()}, the listing says {want}"
         return unfinished(self.sink.path, self.file.path) if self.file.size is None and not want else None
 
-    def _pause(self, retry: Retry) -> None:
-        """Wait as long as the server asked, else longer each time without progress; jitter parts the workers."""
-        low, high = BACKOFF_SECONDS
-        backoff = min(high, low * 2 ** min(self.fruitless, 10)) * random.uniform(0.5, 1.0)
-        if retry.after is not None:
-            backoff = retry.after + random.uniform(0.0, 0.5)
-        elif retry.restart:
-            backoff = min(high, low * 2 ** min(self.restarts - 1, 10)) * random.uniform(0.5, 1.0)
-        elif not self.fruitless:
-            backoff = random.uniform(0.0, low / 4)
-        if time.monotonic() + backoff > self.deadline:
-            raise TransientError(f"{self.name}: {retry}; the deadline of this run has come") from retry
-        until = time.monotonic() + backoff
-        while (left := until - time.monotonic()) > 0:
-            self.checkpoint(0)
-            time.sleep(min(left, 0.5))
-
 
 def _shown(file: RemoteFile) -> str:
     """Name a file in logs and terminals."""
     return file.path if file.path.isprintable() else repr(file.path)
 
 
-def _believe(retry: Retry, refused: int, name: str) -> None:
-    """Raise RequestError when a file was refused too often in a row for the next try to be worth while."""
-    if refused >= REFUSALS:
-        raise RequestError(f"{name}: {retry}, {refused} times in a row; {retry.remedy or NO_ACCESS}") from retry
+def _final(name: str, retry: Retry, failures: Failures) -> Exception | None:
+    """Return the error of a file that was refused too often in a row for the next try to be worth while."""
+    if failures.refused < REFUSALS:
+        return None
+    return RequestError(f"{name}: {retry}, {failures.refused} times in a row; {retry.remedy or NO_ACCESS}")
 
 
 def _part_end(start: int, size: int | None) -> int:

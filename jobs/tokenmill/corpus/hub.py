@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from tokenmill.corpus import hub_uri
 from tokenmill.corpus.asking import Hub, ask, authorization, hub_address
-from tokenmill.corpus.retry import Patience
+from tokenmill.corpus.retry import RetryPolicy
 from tokenmill.corpus.source import Body, Listing, Opening
 from tokenmill.corpus.transfer import Transfer
 from tokenmill.corpus.uri import without_secrets
@@ -32,7 +32,7 @@ class HubSource:
         self._stall_seconds, self._warn = opening.stall_seconds, opening.warn
         self._xet: dict[str, Xet] = {}
 
-    def list(self, revision: str | None, patience: Patience) -> Listing:
+    def list(self, revision: str | None, policy: RetryPolicy) -> Listing:
         """Resolve the revision to a commit and list its files, with sizes and hashes."""
         if revision and self._revision and revision != self._revision:
             raise RequestError(f"--revision {revision} contradicts the revision {self._revision} in the source")
@@ -40,11 +40,11 @@ class HubSource:
         hub = self._hub
         wanted = self._pinned or revision or self._revision or "main"
         what = f"the dataset {self.repository}"
-        sha = ask(lambda: hub.commit(wanted), what, patience, revision=wanted)
+        sha = ask(lambda: hub.commit(wanted), what, policy, revision=wanted)
         files = ask(
             lambda: hub.files(sha, self._folder, recursive=True),
             what,
-            patience,
+            policy,
             revision=wanted,
         )
         return Listing(f"hf://datasets/{self.repository}", sha, files)

@@ -7,7 +7,7 @@ arrives here is hostile until checked: names, sizes, hashes, redirects.
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
-from tokenmill.corpus.retry import Patience
+from tokenmill.corpus.retry import RetryPolicy
 from tokenmill.flow.contract import RemoteFile
 from tokenmill.inputs import Obstacle
 
@@ -63,7 +63,7 @@ class Body(Protocol):
 class Source(Protocol):
     """A place to fetch from; one object serves all threads of a worker."""
 
-    def list(self, revision: str | None, patience: Patience) -> Listing:
+    def list(self, revision: str | None, policy: RetryPolicy) -> Listing:
         """List the files, pinned; raises RequestError when there is nothing there or no permission."""
 
     def open(

@@ -55,11 +55,6 @@ def told_to_wait(headers: "requests.structures.CaseInsensitiveDict[str]") -> flo
         return None
 
 
-def pause(attempt: int, told: float | None) -> float:
-    """Return the seconds to wait before try `attempt`, longer each time or as told, with jitter."""
-    return told + random.uniform(0, 1) if told is not None else min(30.0, 2**attempt) * random.uniform(0.5, 1)
-
-
 class Gate:
     """One door for all threads of a worker: when the server says wait, all of them do."""
 

@@ -4,11 +4,10 @@ import contextlib
 import re
 from urllib.parse import unquote, urlsplit
 
-from tokenmill.corpus.asking import UNREACHABLE
 from tokenmill.corpus.judge import HEAD, IN_ITS_PLACE, impostor
-from tokenmill.corpus.retry import Patience, Retry
+from tokenmill.corpus.retry import UNREACHABLE, Failures, Retry, RetryPolicy, retrying
 from tokenmill.corpus.source import Listing, Opening
-from tokenmill.corpus.transfer import HttpBody, Transfer, pause
+from tokenmill.corpus.transfer import HttpBody, Transfer
 from tokenmill.corpus.uri import without_secrets
 from tokenmill.errors import RequestError, TransientError
 from tokenmill.flow.contract import RemoteFile
@@ -30,36 +29,36 @@ class WebSource:
         if parts.path in ("", "/") and not parts.query:
             raise RequestError(f"{self._said} names no file; give the address of one file")
 
-    def list(self, revision: str | None, patience: Patience) -> Listing:
+    def list(self, revision: str | None, policy: RetryPolicy) -> Listing:
         """Ask for size and ETag by opening the file, whose first bytes are looked at, and closing it at once.
 
         A name that Content-Disposition or a redirect's end gives is taken where the address has none of a data file.
         """
         if revision:
             raise RequestError(f"--revision: {self._said} has no revisions")
-        attempt = silent = 0
-        while True:
-            try:
-                body = self._transfer.open(self._url, {}, name=self._name)
-                name = self._named(body)
-                if name != self._name and "Content-Encoding" in body.headers:
-                    body.close()
-                    body = self._transfer.open(self._url, {}, name=name)
-                head, tag = body.head(HEAD), body.headers.get("ETag")
-                break
-            except Retry as error:
-                if error.refused:
-                    raise RequestError(f"{self._said}: {error}") from error
-                attempt += 1
-                silent += error.silent
-                if silent == UNREACHABLE:
-                    raise TransientError(f"{self._said}: {error}; check the address, or run the same again") from error
-                patience.wait(pause(attempt, error.after), f"{self._said}: {error}")
+        opened = retrying(self._open_once, policy, problem=lambda retry: f"{self._said}: {retry}", final=self._final)
+        name, head, tag, total = opened
         if quotes_credential(f"{name} {tag}"):
             raise RequestError(f"{self._said}: the answer quotes the credentials that it was sent; it is not trusted")
         if what := impostor(head, name):
             raise RequestError(f"{self._said}: what the server gives is {what}; {IN_ITS_PLACE}")
-        return Listing(self._said, None, [RemoteFile(name, body.total, version=tag)], by_name=True)
+        return Listing(self._said, None, [RemoteFile(name, total, version=tag)], by_name=True)
+
+    def _open_once(self) -> tuple[str, bytes, str | None, int | None]:
+        """Return the file's name, its first bytes, its ETag and its size."""
+        body = self._transfer.open(self._url, {}, name=self._name)
+        name = self._named(body)
+        if name != self._name and "Content-Encoding" in body.headers:
+            body.close()
+            body = self._transfer.open(self._url, {}, name=name)
+        return name, body.head(HEAD), body.headers.get("ETag"), body.total
+
+    def _final(self, retry: Retry, failures: Failures) -> Exception | None:
+        if retry.refused:
+            return RequestError(f"{self._said}: {retry}")
+        if failures.silent == UNREACHABLE:
+            return TransientError(f"{self._said}: {retry}; check the address, or run the same again")
+        return None
 
     def _named(self, body: HttpBody) -> str:
         """Return the file's name."""

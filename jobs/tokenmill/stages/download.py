@@ -15,7 +15,7 @@ from tokenmill.corpus.factory import open_source
 from tokenmill.corpus.fetch import Lines, fetch, worth_keeping
 from tokenmill.corpus.listing import names, select
 from tokenmill.corpus.options import SourceOptions
-from tokenmill.corpus.retry import Patience
+from tokenmill.corpus.retry import RetryPolicy
 from tokenmill.corpus.source import Listing, Source
 from tokenmill.corpus.uri import local_path, without_secrets
 from tokenmill.files.paths import safe_name
@@ -35,7 +35,7 @@ COMMITTING_FILES = 4
 
 
 class Fetching(NamedTuple):
-    """What the units share: one source, for a server's patience is one, and its connections."""
+    """What the units share: one source, for a server's policy is one, and its connections."""
 
     source: Source
     lines: Lines
@@ -90,7 +90,7 @@ class Download(Stage):
 
     def _list(self, run: Run, pinned: str | None) -> Listing:
         opened = open_source(self.uri, stall_seconds=60.0, endpoint=self.source.endpoint, pinned=pinned)
-        return opened.list(self.source.revision, Patience(self._give_up_at, stop_requested, run.reporter.say))
+        return opened.list(self.source.revision, RetryPolicy(self._give_up_at, stop_requested, run.reporter.say))
 
     @property
     def _give_up_at(self) -> float:

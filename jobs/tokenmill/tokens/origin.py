@@ -103,11 +103,11 @@ def fetch(name: str, revision: str | None, endpoint: str | None) -> tuple[str, d
     download does not. The access token, if any, is huggingface_hub's (HF_TOKEN).
     """
     from tokenmill.corpus.asking import Hub, ask, authorization, hub_address
-    from tokenmill.corpus.retry import Patience, Retry
+    from tokenmill.corpus.retry import Retry, RetryPolicy
     from tokenmill.corpus.transfer import Transfer
     from tokenmill.flow.contract import RemoteFile
 
-    patience = Patience(time.monotonic() + PATIENCE_SECONDS)
+    policy = RetryPolicy(time.monotonic() + PATIENCE_SECONDS)
     what, otherwise = (
         f"the tokenizer {name}",
         "; or, without a network, give a directory that holds the tokenizer's files",
@@ -116,8 +116,8 @@ def fetch(name: str, revision: str | None, endpoint: str | None) -> tuple[str, d
     transfer = Transfer(60.0)
     hub = Hub(transfer, base, "models", name)
     wanted = revision or "main"
-    commit = ask(lambda: hub.commit(wanted), what, patience, revision=wanted, otherwise=otherwise)
-    tree = ask(lambda: hub.files(commit, recursive=False), what, patience, revision=wanted, otherwise=otherwise)
+    commit = ask(lambda: hub.commit(wanted), what, policy, revision=wanted, otherwise=otherwise)
+    tree = ask(lambda: hub.files(commit, recursive=False), what, policy, revision=wanted, otherwise=otherwise)
     entries = [entry for entry in tree if entry.path in FILES]
     _check_complete({entry.path for entry in entries}, f"{name} at {wanted}")
 
@@ -141,7 +141,7 @@ def fetch(name: str, revision: str | None, endpoint: str | None) -> tuple[str, d
     for entry in sorted(entries, key=lambda entry: entry.path):
         _check_size(entry.path, entry.size or 0, name)
         files[entry.path] = ask(
-            partial(download, entry), what, patience, revision=wanted, otherwise=otherwise, links=True
+            partial(download, entry), what, policy, revision=wanted, otherwise=otherwise, links=True
         )
     return commit, files
 

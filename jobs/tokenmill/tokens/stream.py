@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tokenmill.corpus.factory import open_source
 from tokenmill.corpus.listing import names, select
 from tokenmill.corpus.options import SourceOptions
-from tokenmill.corpus.retry import Patience
+from tokenmill.corpus.retry import RetryPolicy
 from tokenmill.corpus.source import Listing, Source
 from tokenmill.corpus.uri import without_secrets
 from tokenmill.errors import RequestError
@@ -91,8 +91,8 @@ class Stream:
         return select(self._list(say, pinned), self.selection, wanted)[0]
 
     def _list(self, say: Callable[[str], None], pinned: str | None) -> Listing:
-        patience = Patience(self.give_up_at, stop_requested, say)
-        return self._open(say, pinned).list(self.source.revision, patience)
+        policy = RetryPolicy(self.give_up_at, stop_requested, say)
+        return self._open(say, pinned).list(self.source.revision, policy)
 
     @contextmanager
     def heads(
@@ -109,7 +109,7 @@ class Stream:
         from tokenmill.corpus.blocks import is_columnar
         from tokenmill.corpus.fetch import fetch_head
 
-        source, patience = self._open(say), Patience(self.give_up_at, stop_requested, say)
+        source, policy = self._open(say), RetryPolicy(self.give_up_at, stop_requested, say)
         with self._scratch() as scratch:
             paths = []
             for shard in [shard for shard in shards if not is_columnar(shard.path, wanted)][:HEADS]:
@@ -117,7 +117,7 @@ class Stream:
                 file = shard.remote
                 assert file is not None  # noqa: S101 - `find` gave each shard one
                 with explained(scratch, self._place()[1]):
-                    fetch_head(source, file, revision, paths[-1], HEAD_BYTES, patience)
+                    fetch_head(source, file, revision, paths[-1], HEAD_BYTES, policy)
             yield paths
 
     @contextmanager
