@@ -23,12 +23,12 @@ def scratch_that_goes(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def cache_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Settle and judge a tokenizer once a session, and nothing in the user's own cache."""
-    os.environ["TOKENMILL_CACHE_DIR"] = str(tmp_path_factory.mktemp("cache"))
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
 
 
 TESTS = Path(__file__).parent
-SLOW_DIRECTORIES = ("charts", "recovery")
-"""Whose tests all start Helm or kill runs of the command line."""
+SLOW_DIRECTORIES = ("charts", "conformance", "recovery")
+"""Whose tests all start Helm, compare whole corpora, or kill runs of the command line."""
 FAST_SECONDS = 3.0
 """CPU seconds of a test without the marker `slow`, its children's included; its fixtures may take as many again."""
 

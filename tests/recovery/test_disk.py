@@ -179,6 +179,7 @@ def test_a_full_directory_for_temporary_files_is_named(
 ) -> None:
     """While the tokenizer is read there, and where shards come to it; neither output nor tokenizer is blamed."""
     monkeypatch.setenv("TMPDIR", str(disk.path))
+    monkeypatch.setenv("TOKENMILL_CACHE_DIR", "")
     for size, source in (("12k", corpus), ("500k", corpus), ("1m", f"hf://datasets/{REPOSITORY}")):
         disk.remount(f"size={size}")
         with Hub() as hub:

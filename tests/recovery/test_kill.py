@@ -176,13 +176,14 @@ def test_preprocess_while_planning(forge: Forge, corpus: Path, tokenised: Path, 
     """Alone, the planner dies while its children load the tokenizer and judge; then just before its plan."""
     output = tmp_path / "out"
     command = ["preprocess", corpus, output, "--tokenizer", TOKENIZER, "--target-files", 6, "--processes", 1]
-    run = forge.start(command)
+    judging = {"env": {"TOKENMILL_CACHE_DIR": ""}}
+    run = forge.start(command, **judging)
     while not children(run.pid, "tokens.gate"):
         assert run.poll(0.001) is None, run.said
     assert run.poll(random.Random(SEED).uniform(0, 0.1)) is None, run.said
     run.kill(group=False)
     assert run.wait() == -signal.SIGKILL
-    run = forge.run(command, kill_at(output, "link .*/plan.json"))
+    run = forge.run(command, kill_at(output, "link .*/plan.json"), **judging)
     assert run.exit == -signal.SIGKILL, run.said
     assert all_gone(run.pid)
     forge.done(command)

@@ -17,6 +17,11 @@ SECONDS = 300.0
 """Planning takes seconds, and many of them on a busy machine."""
 
 
+@pytest.fixture(autouse=True)
+def judged_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKENMILL_CACHE_DIR", "")
+
+
 def run(output: Path, command: str, do: Callable[[int, int], None], *more: str) -> tuple[int, str]:
     """Preprocess, and do something as soon as a child of that command is there; return exit code and output."""
     source = output.with_name("in.jsonl")

@@ -111,8 +111,10 @@ def stop_at(below: Path, match: str = "", count: int = 1) -> dict[str, Any]:
 
 
 def environment() -> dict[str, str]:
-    """Return this process's environment without what would change a run."""
-    return {k: v for k, v in os.environ.items() if k != "JOB_COMPLETION_INDEX" and not k.startswith("TOKENMILL_")}
+    """Return this process's environment without what would change a run, but for where tokenizers are cached."""
+    kept = {name: os.environ[name] for name in ("TOKENMILL_CACHE_DIR",) if name in os.environ}
+    clean = {k: v for k, v in os.environ.items() if k != "JOB_COMPLETION_INDEX" and not k.startswith("TOKENMILL_")}
+    return clean | kept
 
 
 def tokenmill(*argv: Any, **keywords: Any) -> subprocess.Popen[str]:
