@@ -7,23 +7,33 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 
-def write_or_check(generated: Iterable[tuple[Path, str | None]]) -> int:
-    """Write each file that holds something else, in order; with --check only name them, and return 1 if there are.
+Content = str | Path | None
+"""What a file should be: a text, a symbolic link to a path, or not there."""
 
-    A file whose text is None should not be there, and is removed.
-    """
+
+def write_or_check(generated: Iterable[tuple[Path, Content]]) -> int:
+    """Write each file that is something else, in order; with --check only name them, and return 1 if there are."""
     check = "--check" in sys.argv[1:]
     stale = []
-    for path, text in generated:
-        if (path.read_text() if path.exists() else None) == text:
+    for path, content in generated:
+        if present(path) == content:
             continue
         stale.append(str(path.relative_to(ROOT)))
         if check:
             continue
-        if text is None:
-            path.unlink()
-        else:
-            path.write_text(text)
+        path.unlink(missing_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(content, Path):
+            path.symlink_to(content)
+        elif content is not None:
+            path.write_text(content)
     if check and stale:
         sys.stderr.write(f"not fresh, run make charts: {', '.join(stale)}\n")
     return int(check and bool(stale))
+
+
+def present(path: Path) -> Content:
+    """Return what a file is now."""
+    if path.is_symlink():
+        return path.readlink()
+    return path.read_text() if path.exists() else None

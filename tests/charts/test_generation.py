@@ -126,6 +126,74 @@ def test_a_storage_back_end_is_a_template_and_its_section_of_values(copy: Path) 
         assert message in rendered(*settings).stderr, settings
 
 
+STAGE = {
+    "Chart.yaml": """\
+apiVersion: v2
+name: dataset-dedupe
+description: Leave out lines that a file has twice
+type: application
+version: 0.1.0
+appVersion: "0.1.0"
+dependencies:
+  - name: common
+    version: 0.1.0
+    repository: file://../common
+""",
+    "values.yaml": """\
+# The files to read, and where the output goes
+dataset:
+  # -- Directory on the volume to read
+  inputPath: ""
+  # -- (string) Directory on the volume to write to
+  outputPath: null
+  # -- (string) Read this stage's output instead of the furthest finished one's
+  fromStage: null
+# -- (int) Units done at a time in each pod; as many as its CPUs when null
+processes: null
+""",
+    "schema.yaml": """\
+properties:
+  dataset:
+    type: object
+    additionalProperties: false
+    properties:
+      inputPath: {type: [string, 'null']}
+      outputPath: {type: [string, 'null']}
+      fromStage: {}
+  processes: {type: [integer, 'null'], minimum: 1}
+""",
+    "README.md.gotmpl": '# {{ template "chart.name" . }}\n\n{{ template "chart.valuesSection" . }}\n',
+    "templates/command/_command.tpl": """\
+{{- define "dataset-dedupe.command" -}}
+{{- dict "flags" (dict "from" .Values.dataset.fromStage "processes" .Values.processes) | toJson -}}
+{{- end }}
+""",
+}
+
+
+def test_a_stages_chart_is_five_files_by_hand(copy: Path) -> None:
+    (copy / "jobs").unlink()
+    shutil.copytree(ROOT / "jobs", copy / "jobs", ignore=shutil.ignore_patterns("__pycache__"))
+    entry = '    Entry(Kind("dedupe", Files), "deduped", _PREPROCESS_NEXT, optional=True),\n'
+    edit(copy / "jobs/tokenmill/stages/registry.py", r"^    Entry\(PREPROCESS", f"{entry}    Entry(PREPROCESS")
+    chart = copy / "charts/dataset-dedupe"
+    for name, text in STAGE.items():
+        (chart / name).parent.mkdir(parents=True, exist_ok=True)
+        (chart / name).write_text(text)
+    assert "charts/dataset-dedupe/templates/stage.yaml" in generate(copy, "--check").stderr
+    made = generate(copy)
+    assert made.returncode == 0, made.stderr
+    assert generate(copy, "--check").returncode == 0
+
+    alone = helm("template", "r", chart, "--set", "storage.pvcName=claim", "--set", "dataset.inputPath=a")
+    assert "- dedupe\n" in alone.stdout and "r-dedupe" in alone.stdout, alone.stderr
+    refused = helm("template", "r", chart, "--set", "dataset.inputPath=a", "--set", "dataset.fromStage=preprocess")
+    assert "fromStage" in refused.stderr
+    pipeline = ["--set", "storage.pvcName=claim", "--set", "dataset.root=a", "--set", "dedupe.enabled=true"]
+    whole = helm("template", "r", copy / "charts/dataset-pipeline", *pipeline, "--set", "preprocess.tokenizer.name=x")
+    assert "name: dedupe" in whole.stdout, whole.stderr
+
+
 PRESET = """\
 # A model of nobody's.
 numLayers: 2

@@ -12,19 +12,23 @@ CONCATENATE = Kind("concatenate", Files)
 
 
 class Entry(NamedTuple):
-    """A stage: `folder` is where its output goes below what it reads, `next` the usual next command."""
+    """A stage: `folder` is where its output goes below what it reads, `next` the usual next command.
+
+    `optional`: a pipeline leaves it out unless asked for it.
+    """
 
     kind: Kind
     folder: str
     next: str
+    optional: bool = False
 
 
 _PREPROCESS_NEXT = "{tokenmill} preprocess {path} --tokenizer NAME_OR_DIRECTORY"
 
 STAGES = (
     Entry(DOWNLOAD, "", _PREPROCESS_NEXT),
-    Entry(EXTRACT, "extracted", _PREPROCESS_NEXT),
-    Entry(CONCATENATE, "concatenated", _PREPROCESS_NEXT),
+    Entry(EXTRACT, "extracted", _PREPROCESS_NEXT, optional=True),
+    Entry(CONCATENATE, "concatenated", _PREPROCESS_NEXT, optional=True),
     Entry(PREPROCESS, "preprocessed", "{tokenmill} verify {path}"),
 )
 
