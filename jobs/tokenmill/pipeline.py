@@ -9,6 +9,10 @@ from tokenmill.flow.run import run_stage
 from tokenmill.flow.stage import Run
 from tokenmill.flow.worker import Summary
 from tokenmill.selection import Selection
+from tokenmill.stages.concatenate import Concatenate
+from tokenmill.stages.download import Download
+from tokenmill.stages.extract import Extract
+from tokenmill.stages.preprocess import Preprocess
 from tokenmill.stages.registry import CONCATENATE, DOWNLOAD, EXTRACT, PREPROCESS, default_output
 from tokenmill.tokens.options import PreprocessOptions
 
@@ -31,10 +35,6 @@ class Pipeline:
         Each stage reads the one before it by name, so that what an earlier call with other options left
         beside them is not taken. The download selects; what it took is read whole.
         """
-        from tokenmill.stages.concatenate import Concatenate
-        from tokenmill.stages.download import Download
-        from tokenmill.stages.extract import Extract
-        from tokenmill.stages.preprocess import Preprocess
 
         everything, options, root = Selection(split="any"), self.options, self.output
         if options.format not in (None, "jsonl") and (self.extract or self.concatenate):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tokenmill.corpus import foreign, values
 from tokenmill.corpus.compression import REMEDY, open_decompressed
 from tokenmill.corpus.kinds import LINES, ROWS, TEXT, TEXT_LINES, TOO_LONG, Reading, too_long
+from tokenmill.corpus.parse import column_path
 from tokenmill.corpus.records import BOM
 from tokenmill.errors import InputError
 from tokenmill.suffixes import LINE_SUFFIXES, strip_compression
@@ -399,8 +400,6 @@ class _Parquet(_Rows):
     def _open(self) -> None:
         import pyarrow.parquet as pq
 
-        from tokenmill.corpus.parse import column_path
-
         # Column chunks are read through a buffer rather than whole: a row group may be larger than memory.
         self._file = pq.ParquetFile(self._path, buffer_size=1 << 20, pre_buffer=False, page_checksum_verification=True)
         self._names = [".".join(column_path(self._file.schema_arrow, key, self._display)) for key in self._keys]
@@ -428,8 +427,6 @@ class _Arrow(_Rows):
 
     def _open(self) -> None:
         import pyarrow as pa
-
-        from tokenmill.corpus.parse import column_path
 
         self._file = pa.OSFile(str(self._path))
         self._seekable = self._file.read(len(_ARROW[0])) == _ARROW[0]

@@ -28,6 +28,7 @@ from tokenmill.flow.contract import (
     Origin,
     Upstream,
 )
+from tokenmill.flow.output_names import distinct
 from tokenmill.flow.planning import Request, refuse_foreign
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.provenance import narrow, whole
@@ -39,6 +40,7 @@ from tokenmill.tokens.contract import PREPROCESS, PairBasis, PairDetails, PairSp
 from tokenmill.tokens.encoder_store import Encoders
 from tokenmill.tokens.engines import REFERENCE
 from tokenmill.tokens.options import PreprocessOptions, TokenizerOptions
+from tokenmill.tokens.tokenizer import tokenizer_request
 
 if TYPE_CHECKING:
     from tokenmill.tokens.tokenizer import ResolvedTokenizer
@@ -179,7 +181,6 @@ def _refuse_ours(pairs: Pairs, plan: Plan | None) -> None:
 
 
 def _units(pairs: Pairs) -> list[Unit]:
-    from tokenmill.flow.output_names import distinct
 
     names = list(pairs.files)
     sources = [str(pairs.root / name) for name in names]
@@ -262,7 +263,6 @@ class Adopt(Stage):
 
     def prepare(self, run: Run, pinned: str | None = None) -> Request:
         """Plan one unit per pair; whoever plans resolves the tokenizer and settles whether EOD ends documents."""
-        from tokenmill.tokens.tokenizer import tokenizer_request
 
         pairs, append_eod, reporter = self.pairs, self.append_eod, run.reporter
         for note in pairs.notes:

@@ -20,6 +20,7 @@ from tokenmill.corpus.records import BOM, RecordCounter
 from tokenmill.errors import InputError, RequestError, TransientError
 from tokenmill.flow.contract import Files, InputFile, InputRange, Part
 from tokenmill.flow.lineage import StageInput, upstream_of
+from tokenmill.flow.output_names import check_label
 from tokenmill.flow.overlap import Follower
 from tokenmill.flow.partition import groups
 from tokenmill.flow.planning import Request
@@ -29,6 +30,7 @@ from tokenmill.flow.stage import Run, Stage
 from tokenmill.flow.workspace import OutputFile, Workspace
 from tokenmill.selection import Selection
 from tokenmill.stages.registry import CONCATENATE, before
+from tokenmill.suffixes import DATA_SUFFIXES, strip_compression, usable
 
 PIECE = 16 << 20
 """Bytes copied before they are read back: few enough to be in the page cache still."""
@@ -134,8 +136,6 @@ class Concatenate(Stage):
 
     def prepare(self, run: Run, pinned: str | None = None) -> Request:
         """Plan one unit per output: a run of neighbouring files, in the order of their names."""
-        from tokenmill.flow.output_names import check_label
-        from tokenmill.suffixes import DATA_SUFFIXES, usable
 
         dataset = upstream_of(
             self.input,
@@ -164,7 +164,6 @@ class Concatenate(Stage):
         return Request(request, make, dataset.root, inputs=dataset.identities)
 
     def _units(self, dataset: StageInput) -> list[Unit]:
-        from tokenmill.suffixes import strip_compression
 
         files = dataset.files
         for file in files:

@@ -7,10 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from tokenmill.corpus import foreign
+from tokenmill.corpus.compression import open_decompressed
+from tokenmill.corpus.kinds import ZSTD_WINDOW
+from tokenmill.corpus.records import RecordCounter
 from tokenmill.errors import RequestError
 from tokenmill.files.paths import safe_name
 from tokenmill.flow.contract import Files, InputRange
 from tokenmill.flow.lineage import StageInput, upstream_of
+from tokenmill.flow.output_names import distinct
+from tokenmill.flow.overlap import Follower
 from tokenmill.flow.planning import Request
 from tokenmill.flow.provenance import narrow
 from tokenmill.flow.record import Counts, Plan, Unit
@@ -18,6 +24,7 @@ from tokenmill.flow.stage import Run, Stage
 from tokenmill.flow.workspace import Workspace
 from tokenmill.selection import Selection
 from tokenmill.stages.registry import EXTRACT, before
+from tokenmill.suffixes import COMPRESSIONS, DATA_SUFFIXES, LINE_SUFFIXES, strip_compression, usable
 
 BUFFER = 1 << 20
 """Bytes decompressed at a time: large enough to amortise the hand-over, small enough for the caches."""
@@ -42,7 +49,6 @@ class Extract(Stage):
 
     def prepare(self, run: Run, pinned: str | None = None) -> Request:
         """Plan one unit per file of the dataset; Parquet is refused, since preprocess reads it as it is."""
-        from tokenmill.suffixes import COMPRESSIONS, DATA_SUFFIXES, usable
 
         endings = (*DATA_SUFFIXES, *(f".{suffix}" for suffix in COMPRESSIONS))
         dataset = upstream_of(
@@ -69,12 +75,6 @@ class Extract(Stage):
     def do(self, unit: Unit, workspace: Workspace, shared: None) -> Counts:
         """Decompress one file here, while a thread counts its records, hashes and writes."""
         import xxhash
-
-        from tokenmill.corpus import foreign
-        from tokenmill.corpus.compression import open_decompressed
-        from tokenmill.corpus.kinds import ZSTD_WINDOW
-        from tokenmill.corpus.records import RecordCounter
-        from tokenmill.flow.overlap import Follower
 
         (file,) = unit.spec(Files).inputs
         counter = RecordCounter()
@@ -114,8 +114,6 @@ class Extract(Stage):
 
 
 def _units(dataset: StageInput) -> list[Unit]:
-    from tokenmill.flow.output_names import distinct
-    from tokenmill.suffixes import LINE_SUFFIXES, strip_compression
 
     sources, names = [], []
     for file in dataset.files:

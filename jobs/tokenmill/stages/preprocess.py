@@ -10,12 +10,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from tokenmill.corpus.foreign import CHAT, ForeignContent, unlike_json
 from tokenmill.corpus.kinds import LINES, ZSTD_WINDOW
+from tokenmill.corpus.readers import LOOK_BYTES, read_documents, unit_of
 from tokenmill.corpus.uri import local_path
 from tokenmill.errors import InputError, RequestError
 from tokenmill.files.paths import safe_name
 from tokenmill.flow.contract import Origin, RemoteFile, Upstream
 from tokenmill.flow.lineage import DataFile, StageInput, check_apart, upstream_of
+from tokenmill.flow.output_names import check_label, distinct, flat
 from tokenmill.flow.partition import groups
 from tokenmill.flow.planning import Request, refuse_foreign
 from tokenmill.flow.record import REJECTED, Counts, Plan, StageRecord, Unit
@@ -24,13 +27,15 @@ from tokenmill.flow.workspace import Workspace
 from tokenmill.machine import memory_words
 from tokenmill.selection import Selection
 from tokenmill.stages.registry import CONCATENATE, EXTRACT, before
-from tokenmill.suffixes import DATA_SUFFIXES, usable
+from tokenmill.suffixes import DATA_SUFFIXES, LINE_SUFFIXES, strip_compression, usable
 from tokenmill.tokens import formats
 from tokenmill.tokens.contract import PREPROCESS, PairBasis, PairDetails, PairSpec, ResolvedTokenizer, tokenizer_of
 from tokenmill.tokens.encoder_store import Encoders
 from tokenmill.tokens.options import PreprocessOptions
 from tokenmill.tokens.stream import AHEAD, Stream
+from tokenmill.tokens.tokenizer import tokenizer_request
 from tokenmill.tokens.unit_tokenizer import Tokenisation, Tokenising, spelled_warning
+from tokenmill.tokens.workers.pool import EncoderProcesses
 
 if TYPE_CHECKING:
     from tokenmill.corpus.readers import Batch
@@ -78,7 +83,6 @@ class Preprocess(Stage):
 
     def prepare(self, run: Run, pinned: str | None = None) -> Request:
         """Plan one unit per output; whoever makes the plan resolves the tokenizer and judges the encoders."""
-        from tokenmill.tokens.tokenizer import tokenizer_request
 
         options = self.options
         _check(options)
@@ -203,7 +207,6 @@ class Preprocess(Stage):
 
     def warm_up(self, run: Run) -> AbstractContextManager["EncoderProcesses"]:
         """Start the encoder processes, which import their libraries while the plan is made."""
-        from tokenmill.tokens.workers.pool import EncoderProcesses
 
         processes = EncoderProcesses(run.cpus, patience=self.options.encoder_patience, warn=run.reporter.warn)
         return closing(processes)
@@ -234,7 +237,6 @@ class Preprocess(Stage):
 
 def _check(options: PreprocessOptions) -> None:
     """Refuse keys and names that could not be part of an output's name."""
-    from tokenmill.flow.output_names import check_label
 
     keys = options.key_names
     if len(set(keys)) != len(keys) or not all(keys):
@@ -254,7 +256,6 @@ def _format(options: PreprocessOptions) -> dict[str, str]:
 
 
 def _units(files: list[DataFile], options: PreprocessOptions) -> list[Unit]:
-    from tokenmill.flow.output_names import distinct, flat
 
     count = options.target_files or (len(files) if len(files) <= MANY_INPUTS else FEW_OUTPUTS)
     if count > len(files):
@@ -295,7 +296,6 @@ def _units(files: list[DataFile], options: PreprocessOptions) -> list[Unit]:
 
 
 def _stem(path: str) -> str:
-    from tokenmill.suffixes import LINE_SUFFIXES, strip_compression
 
     stem = strip_compression(path)[0]
     for suffix in (*LINE_SUFFIXES, ".parquet", ".arrow", ".txt"):
@@ -306,8 +306,6 @@ def _stem(path: str) -> str:
 
 def _check_keys(paths: Sequence[Path], options: PreprocessOptions) -> None:
     """Refuse keys that none of the first records has: a wrong key, not bad records."""
-    from tokenmill.corpus.foreign import CHAT, ForeignContent, unlike_json
-    from tokenmill.corpus.readers import unit_of
 
     foreign: ForeignContent | None = None
     for path in paths:
@@ -333,8 +331,6 @@ def _check_keys(paths: Sequence[Path], options: PreprocessOptions) -> None:
 
 def _first_records(path: Path, options: PreprocessOptions) -> "Batch | None":
     """Return a file's first batch with a record; None of one that is empty, or damaged before: its unit will say so."""
-    from tokenmill.corpus.foreign import ForeignContent
-    from tokenmill.corpus.readers import LOOK_BYTES, read_documents
 
     look = LOOK_BYTES
     try:

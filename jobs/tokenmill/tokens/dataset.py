@@ -19,6 +19,7 @@ from tokenmill.flow.provenance import locate
 from tokenmill.flow.record import Manifest, Plan, StageRecord, complete, kept_aside, make_manifest
 from tokenmill.tokens import formats
 from tokenmill.tokens.contract import PREPROCESS, PairBasis, ResolvedTokenizer, basis_of, tokenizer_of
+from tokenmill.tokens.encoder_store import Encoders
 from tokenmill.tokens.formats.base import Format
 
 _DAMAGED: dict[str, str] = {
@@ -55,7 +56,6 @@ class Dataset:
     @property
     def backend(self) -> Path:
         """The tokenizer's backend JSON, which turns ids back into text."""
-        from tokenmill.tokens.encoder_store import Encoders
 
         path = Encoders(self.record).backend(self.basis)
         self.record.tree.size(path)  # refuses a link

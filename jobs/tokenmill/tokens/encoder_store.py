@@ -18,13 +18,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from tokenmill.corpus.readers import first_documents
 from tokenmill.errors import RequestError, TransientError
 from tokenmill.files.codec import content_id, read_json, readable_json
 from tokenmill.files.hashing import has_sha256, sha256_of
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.record import Plan, StageRecord
+from tokenmill.tokens import merges
 from tokenmill.tokens.contract import PairBasis, basis_of, tokenizer_of
+from tokenmill.tokens.gate import Verdict, fallback_warning, is_installed
 from tokenmill.tokens.options import PreprocessOptions
+from tokenmill.tokens.tokenizer import ResolvedTokenizer, added_eod_warning, eod_warning, resolve_tokenizer, versions
+from tokenmill.tokens.workers.serve import Task
 
 if TYPE_CHECKING:
     from tokenmill.tokens.gate import Verdict
@@ -78,7 +83,6 @@ class Encoders:
 
     def task(self, plan: Plan, options: PreprocessOptions) -> "Task":
         """Return what the encoder processes are to do: with the encoder that the gate chose."""
-        from tokenmill.tokens.workers.serve import Task
 
         basis = basis_of(plan)
         way = way_of(basis)
@@ -109,7 +113,6 @@ class Encoders:
         return tuple(token for token in known if isinstance(token, str))
 
     def _verdict(self, fingerprint: str, way: Way, encoder: str) -> "Verdict | None":
-        from tokenmill.tokens.gate import Verdict, is_installed
 
         directory = self.directory(fingerprint, way)
         path = directory / _verdict_name(way, encoder)
@@ -121,7 +124,6 @@ class Encoders:
 
     def _is_as_judged(self, directory: Path) -> bool:
         """Tell whether what encoders load is what was judged: those files, with those bytes."""
-        from tokenmill.tokens import merges
 
         tree = self.record.tree
         hashes = read_json(directory / HASHES, tree=tree)
@@ -141,8 +143,6 @@ class Encoders:
         reporter: Reporter,
     ) -> "ResolvedTokenizer":
         """Resolve the tokenizer and judge the encoders on it, unless that was done here before for the same request."""
-        from tokenmill.tokens.gate import fallback_warning
-        from tokenmill.tokens.tokenizer import added_eod_warning, eod_warning, versions
 
         question = {
             "tokenizer": asked,
@@ -165,7 +165,6 @@ class Encoders:
         return tokenizer
 
     def _remembered(self, name: str, way: Way, encoder: str) -> "tuple[ResolvedTokenizer, Verdict] | None":
-        from tokenmill.tokens.tokenizer import ResolvedTokenizer
 
         directory, tree = self.record.directory / "encoders", self.record.tree
         for fingerprint in tree.names(directory):
@@ -194,9 +193,6 @@ class Encoders:
         say: Callable[[str], None],
     ) -> "tuple[ResolvedTokenizer, Verdict]":
         import tempfile
-
-        from tokenmill.tokens import merges
-        from tokenmill.tokens.tokenizer import resolve_tokenizer
 
         try:
             place = tempfile.gettempdir()
@@ -256,7 +252,6 @@ def _verdict_name(way: Way, encoder: str) -> str:
 
 
 def _first_texts(paths: Sequence[Path], options: PreprocessOptions) -> list[str]:
-    from tokenmill.corpus.readers import first_documents
 
     texts: list[str] = []
     for path in paths[:GATE_FILES]:

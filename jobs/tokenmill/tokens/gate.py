@@ -26,6 +26,9 @@ from tokenmill.errors import RequestError, TransientError
 from tokenmill.machine import memory_words
 from tokenmill.redaction import SECRET_NAME
 from tokenmill.tokens import engines
+from tokenmill.tokens.encoders import load_encoder, quick_to_load, spell_guard
+from tokenmill.tokens.engines.base import EncoderUnavailable, flatten, wrap
+from tokenmill.tokens.merges import write_fewer
 
 if TYPE_CHECKING:
     from tokenmill.tokens.engines.base import Encoder, Ids, Offsets
@@ -319,8 +322,6 @@ def prepare(
     import numpy as np
     import orjson
 
-    from tokenmill.tokens.engines.base import flatten
-
     order, normalizes = _write_backend(directory, backend)
     chunks = _joined(code_point_probes(normalizes))
     question = {
@@ -351,8 +352,6 @@ def _write_backend(directory: Path, backend: str) -> tuple[tuple[str, ...], bool
     """Write the backend as workers load it; return the encoders in order, and whether it has a normalizer."""
     import orjson
 
-    from tokenmill.tokens.encoders import quick_to_load
-
     known = orjson.loads(backend)
     (directory / "backend.json").write_bytes(orjson.dumps(quick_to_load(known)))
     normalizer = known["normalizer"] or {}
@@ -362,10 +361,6 @@ def _write_backend(directory: Path, backend: str) -> tuple[tuple[str, ...], bool
 def answer(name: str, directory: Path, wait: Callable[[], None] = lambda: None) -> dict[str, Any]:
     """Compare an encoder with the reference in a directory, once it is there; return what `judge` reads."""
     import numpy as np
-
-    from tokenmill.tokens.encoders import load_encoder, spell_guard
-    from tokenmill.tokens.engines.base import EncoderUnavailable, wrap
-    from tokenmill.tokens.merges import write_fewer
 
     question = _read(directory / "question.json")
     end = question["end"]

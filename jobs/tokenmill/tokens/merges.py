@@ -15,6 +15,7 @@ from itertools import chain, pairwise, repeat
 from pathlib import Path
 from typing import Any
 
+from tokenmill.files.publish import write_atomic
 from tokenmill.tokens import spm
 
 NAME = "encoder.json"
@@ -41,8 +42,6 @@ def files(directory: Path) -> list[Path]:
 def write_fewer(backend: Path) -> None:
     """Write the file beside a backend JSON, which `encoders.quick_to_load` made, unless it is there or not needed."""
     import orjson
-
-    from tokenmill.files.publish import write_atomic
 
     path = backend.with_name(NAME)
     if path.exists():

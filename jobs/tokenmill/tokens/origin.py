@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote
 
+from tokenmill.corpus.retry import Retry, RetryPolicy
 from tokenmill.errors import RequestError, TransientError
 from tokenmill.files.hashing import sha256_of
+from tokenmill.flow.contract import RemoteFile
 
 VOCABULARY_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model")
 FILES = frozenset(
@@ -103,9 +105,7 @@ def fetch(name: str, revision: str | None, endpoint: str | None) -> tuple[str, d
     download does not. The access token, if any, is huggingface_hub's (HF_TOKEN).
     """
     from tokenmill.corpus.asking import Hub, ask, authorization, hub_address
-    from tokenmill.corpus.retry import Retry, RetryPolicy
     from tokenmill.corpus.transfer import Transfer
-    from tokenmill.flow.contract import RemoteFile
 
     policy = RetryPolicy(time.monotonic() + PATIENCE_SECONDS)
     what, otherwise = (

@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tokenmill.corpus.blocks import is_columnar
 from tokenmill.corpus.factory import open_source
+from tokenmill.corpus.fetch import Lines, fetch_head, fetch_to
 from tokenmill.corpus.listing import names, select
 from tokenmill.corpus.options import SourceOptions
 from tokenmill.corpus.retry import RetryPolicy
@@ -106,8 +108,6 @@ class Stream:
 
         Parquet has its schema at the end, so that nothing of it is looked at before its unit reads it.
         """
-        from tokenmill.corpus.blocks import is_columnar
-        from tokenmill.corpus.fetch import fetch_head
 
         source, policy = self._open(say), RetryPolicy(self.give_up_at, stop_requested, say)
         with self._scratch() as scratch:
@@ -123,7 +123,6 @@ class Stream:
     @contextmanager
     def shards(self, revision: str | None, warn: Callable[[str], None]) -> Iterator["Shards"]:
         """Open what the units of this process fetch their shards with."""
-        from tokenmill.corpus.fetch import Lines
 
         with self._scratch() as scratch:
             called = self._place()[1]
@@ -173,7 +172,6 @@ class Shards:
     @contextmanager
     def fetched(self, item: InputFile, checkpoint: Callable[[], None]) -> Iterator[Path]:
         """Have one shard here, its hash checked, until it is read."""
-        from tokenmill.corpus.fetch import fetch_to
 
         path, file = self.scratch / item.path, item.remote
         assert file is not None  # noqa: S101 - `find` gave each shard one

@@ -12,6 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from tokenmill.corpus.blocks import open_blocks
+from tokenmill.corpus.kinds import ROWS
+from tokenmill.corpus.parse import Rejected
+from tokenmill.corpus.readers import bad_record, refuse_misread, unit_of
 from tokenmill.errors import WITH_REPLACE, InputError, RequestError, TransientError
 from tokenmill.files.codec import read_json, readable_json
 from tokenmill.flow.contract import InputFile, InputRange, Part
@@ -21,6 +25,8 @@ from tokenmill.flow.workspace import OutputFile, Workspace
 from tokenmill.tokens import formats
 from tokenmill.tokens.contract import Journal, PairSpec, basis_of
 from tokenmill.tokens.formats.base import Destination, Format
+from tokenmill.tokens.workers.pool import BLOCK
+from tokenmill.tokens.workers.serve import Segment
 
 if TYPE_CHECKING:
     from tokenmill.corpus.kinds import Reading
@@ -131,11 +137,6 @@ class Tokenising:
         """Cut one file into blocks and submit them."""
         import xxhash
 
-        from tokenmill.corpus.blocks import open_blocks
-        from tokenmill.corpus.kinds import ROWS
-        from tokenmill.tokens.workers.pool import BLOCK
-        from tokenmill.tokens.workers.serve import Segment
-
         # zstd frames may come without a checksum; what nobody made before has no hash to compare with
         digest = xxhash.xxh3_128() if self.workspace.plan.upstream.maker else None
         with (
@@ -221,8 +222,6 @@ class Tokenising:
 
     def _account(self, piece: _Piece, found: "Found") -> None:
         """Count a piece's records; at the end of its file, say where they stand in the output."""
-        from tokenmill.corpus.parse import Rejected
-        from tokenmill.corpus.readers import bad_record, refuse_misread, unit_of
 
         file, reading, kind = piece.file, self.shared.reading, piece.segment.kind
         refused = [Rejected(*values) for values in found.rejected]
@@ -252,7 +251,6 @@ class Tokenising:
 
     def _spelled(self, file: _File, segment: "Segment", found: "Found") -> None:
         """Count special tokens that the text spells, or refuse them."""
-        from tokenmill.corpus.readers import unit_of
 
         place = None
         if found.line:
