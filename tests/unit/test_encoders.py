@@ -1,7 +1,6 @@
 """Encoders give Hugging Face's ids, and the gate finds the ones that do not."""
 
 import json
-import os
 from collections.abc import Callable
 from functools import cache
 from importlib import metadata
@@ -17,9 +16,7 @@ from tokenmill.tokens.encoders import load_encoder, quick_to_load, spell_guard
 from tokenmill.tokens.engines import ENGINES, by_speed
 from tokenmill.tokens.engines.base import EncoderUnavailable, template
 from tokenmill.tokens.gate import (
-    ASKED,
     Verdict,
-    answering,
     fallback_warning,
     hostile_texts,
     is_installed,
@@ -238,25 +235,6 @@ def test_hang_becomes_a_reason(tmp_path: Path) -> None:
     directory = question(tmp_path, Tokenizer.from_file(str(TINY)), ["a"])
     with pytest.raises(RequestError, match=r"fastokens 0\S+ did not answer within 0.01 s"):
         judge(directory, "fastokens", timeout=0.01)
-
-
-def test_a_candidate_that_was_killed_ahead_is_asked_again(tmp_path: Path) -> None:
-    """Beside the process that loads the tokenizer memory may be short; that says nothing about the encoder."""
-    directory = question(tmp_path, Tokenizer.from_file(str(TINY)), ["a"])
-    reading, writing = os.pipe()
-    with open(reading, "rb") as source, open(writing, "wb"), answering(directory, source=source) as begun:
-        begun.kill()
-        assert judge(directory, begun=begun).encoder == "fastokens"
-
-
-def test_a_candidate_ahead_ends_with_its_source(tmp_path: Path) -> None:
-    directory = question(tmp_path, Tokenizer.from_file(str(TINY)), ["a"])
-    reading, writing = os.pipe()
-    with open(reading, "rb") as source, answering(directory, source=source) as begun:
-        with open(writing, "wb") as told:
-            told.write(ASKED)
-        assert begun.wait() == 0
-    assert not list(directory.glob("answer-*"))
 
 
 def test_hostile_texts_are_the_same_each_time() -> None:

@@ -2,9 +2,7 @@
 
 `tokens.resolve` writes the texts (hostile ones made here, and the corpus's first documents) and Hugging Face's
 ids of them into a directory; candidates then answer in a process of their own (`python -m
-tokenmill.tokens.gate DIRECTORY [NAME...]`), so that a crash or a hang becomes a reason, not the planner's end.
-The first of these processes starts with the resolving one and reads what that one prints: at ASKED the
-candidate loads and encodes while Hugging Face does, at ANSWERED it compares.
+tokenmill.tokens.gate DIRECTORY NAME...`), so that a crash or a hang becomes a reason, not the planner's end.
 """
 
 import importlib.util
@@ -15,12 +13,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import accumulate
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from tokenmill.errors import RequestError, TransientError
 from tokenmill.machine import memory_words
@@ -55,10 +52,6 @@ FROM_OUTSIDE = frozenset((signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.
 
 OUT_OF_MEMORY = re.compile(r"memory allocation of \d+ bytes failed|MemoryError|bad_alloc|Cannot allocate memory")
 """What Rust, Python and C++ write to standard error before they end for lack of memory."""
-
-ASKED, ANSWERED = b"asked\n", b"answered\n"
-"""What `prepare` says when the backend and the texts lie in the directory, and when Hugging Face's ids do."""
-
 
 UNUSABLE = "cannot be used"
 """How the reason begins for which an encoder refuses a tokenizer."""
@@ -130,54 +123,22 @@ def fallback_warning(verdict: Verdict) -> str | None:
     return f"encoding with {verdict.encoder} {verdict.version}: {why}. The output is the same, only the speed differs."
 
 
-@contextmanager
-def answering(
-    directory: Path, names: Sequence[str] = (), source: IO[bytes] | None = None
-) -> Iterator["subprocess.Popen[bytes]"]:
-    """Run the process in which candidates answer, one after another until one could be loaded.
-
-    Without names it is started ahead: it waits for ASKED and ANSWERED from the source, takes the names that
-    the question gives, and leaves no answer where those words do not come.
-    """
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "tokenmill.tokens.gate", str(directory), *names],
-        stdin=source or subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        env=environment(),
-    )
-    with process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
 def judge(
     directory: Path,
     encoder: str = engines.AUTO,
     *,
-    begun: "subprocess.Popen[bytes] | None" = None,
     timeout: float = TIMEOUT_SECONDS,
     say: Callable[[str], None] = lambda text: None,
 ) -> Verdict:
     """Try candidates on what `prepare` wrote into a directory; return the first that always agrees.
 
-    `encoder` other than "auto" is tried alone. `begun` is the process of `answering` that was started
-    ahead. Raises RequestError when none agrees, TransientError when the process was killed: that says nothing about
-    the encoder.
+    `encoder` other than "auto" is tried alone. Raises RequestError when none agrees, TransientError when the process
+    was killed: that says nothing about the encoder.
     """
     names = _read(directory / "question.json")["order"] if encoder == engines.AUTO else [encoder]
     rejected: list[Rejection] = []
     while names:
-        if begun:
-            process, begun = begun, None
-            ended, killed = _end(process, timeout, say)
-            if killed:
-                continue  # most likely memory was short beside the resolving process, which has ended now
-        else:
-            with answering(directory, names) as process:
-                ended, killed = _end(process, timeout, say)
+        ended, killed = _answers(directory, names, timeout, say)
         for name in names[:]:
             if killed and not (directory / f"answer-{name}.json").exists():
                 raise TransientError(killed_words(f"judging the encoder {name}", ended))
@@ -196,12 +157,23 @@ def judge(
     raise RequestError(f"--encoder {encoder} cannot be used with this tokenizer: {why}; leave it to --encoder auto")
 
 
-def _end(process: "subprocess.Popen[bytes]", timeout: float, say: Callable[[str], None]) -> tuple[str, bool]:
-    """Wait for the candidates' process; word how it ended, and tell whether it was killed from outside."""
-    ended = wait_for(process, timeout, lambda seconds: say(f"still judging encoders after {seconds:.0f} s"))
+def _answers(directory: Path, names: list[str], timeout: float, say: Callable[[str], None]) -> tuple[str, bool]:
+    """Have candidates answer in a process, one after another until one could be loaded.
+
+    Returns how the process ended, in words, and whether it was killed from outside.
+    """
+    with subprocess.Popen(
+        [sys.executable, "-P", "-m", "tokenmill.tokens.gate", str(directory), *names],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env=environment(),
+    ) as process:
+        try:
+            ended = wait_for(process, timeout, lambda seconds: say(f"still judging encoders after {seconds:.0f} s"))
+        finally:
+            process.kill()
     if ended is None:
-        process.kill()
-        process.communicate()
         return f"{LATE} {timeout:g} s", False
     return how_it_ended(process.returncode, ended), was_killed(process.returncode, ended)
 
@@ -312,7 +284,6 @@ def prepare(
     *,
     end: int | None = None,
     encoder: str = engines.AUTO,
-    say: Callable[[bytes], None] = lambda word: None,
 ) -> None:
     """Write the backend as workers load it, what candidates are asked, and the ids that `encode` gives.
 
@@ -333,7 +304,6 @@ def prepare(
         "end": end,
     }
     (directory / "question.json").write_bytes(orjson.dumps(question))
-    say(ASKED)
 
     texts = [*_texts(parts), *map("".join, chunks)]
     ends = list(accumulate(map(len, texts)))
@@ -345,7 +315,6 @@ def prepare(
     lengths = [np.diff(offsets) for _, offsets in answers]
     ids, offsets = np.concatenate([ids for ids, _ in answers]), np.cumsum(np.concatenate([[0], *lengths]))
     np.savez(directory / "reference.npz", ids=ids, offsets=offsets.astype(np.int64))
-    say(ANSWERED)
 
 
 def _write_backend(directory: Path, backend: str) -> tuple[tuple[str, ...], bool]:
@@ -358,8 +327,8 @@ def _write_backend(directory: Path, backend: str) -> tuple[tuple[str, ...], bool
     return engines.by_speed(known["pre_tokenizer"]), bool(normalizer) and normalizer.get("normalizers") != []
 
 
-def answer(name: str, directory: Path, wait: Callable[[], None] = lambda: None) -> dict[str, Any]:
-    """Compare an encoder with the reference in a directory, once it is there; return what `judge` reads."""
+def answer(name: str, directory: Path) -> dict[str, Any]:
+    """Compare an encoder with the reference in a directory; return what `judge` reads."""
     import numpy as np
 
     question = _read(directory / "question.json")
@@ -369,14 +338,13 @@ def answer(name: str, directory: Path, wait: Callable[[], None] = lambda: None) 
     backend = directory / "backend.json"
     found: dict[str, Any] = {"version": encoder_version(name), "checked": len(texts), "guard": ""}
     if name != engines.REFERENCE:
-        write_fewer(backend)  # here rather than before: Hugging Face answers meanwhile
+        write_fewer(backend)
     try:
         encoder = load_encoder(name, backend, add, end=end)
     except EncoderUnavailable as error:
         return found | {"refused": True, "rejected": {"reason": f"{UNUSABLE}: {error}"}}
 
     mine, unsteady = _twice(encoder, texts)
-    wait()
     with np.load(directory / "reference.npz") as reference:
         exact = wrap(reference["ids"], reference["offsets"], [], [] if end is None else [end])
     wrong = _differing(mine, exact)
@@ -630,26 +598,13 @@ def code_point_probes(normalizes: bool, *, whole: bool = False) -> list[str]:
 
 
 def main() -> None:
-    """Answer for candidates: DIRECTORY [NAME...]."""
-    import gc
-
-    import numpy  # noqa: F401 - while there is nothing else to do
+    """Answer for candidates: DIRECTORY NAME..."""
     import orjson
 
     ignore_stops()
-    directory, names = Path(sys.argv[1]), sys.argv[2:]
-    gc.disable()  # a short life, in which it finds nothing
-
-    def wait(word: bytes) -> None:
-        if sys.stdin.buffer.readline() != word:
-            sys.exit(0)  # the resolving process says what went wrong
-
-    ahead = not names
-    if ahead:
-        wait(ASKED)
-        names = _read(directory / "question.json")["order"]
-    for name in names:
-        found = answer(name, directory, (lambda: wait(ANSWERED)) if ahead else (lambda: None))
+    directory = Path(sys.argv[1])
+    for name in sys.argv[2:]:
+        found = answer(name, directory)
         (directory / f"answer-{name}.json").write_bytes(orjson.dumps(found))
         if not found.get("refused"):
             break

@@ -3,16 +3,13 @@
 Reads DIRECTORY/request.json and DIRECTORY/tokenizer/, loads them offline with transformers as Megatron-LM
 does, and writes backend.json, what the gate asks of the encoders, and outcome.json: {"settled": fields of
 ResolvedTokenizer} or {"error": message}. Where the tokenizer's own file is taken rather than transformers' class,
-DIRECTORY/written/ gets the files from which AutoTokenizer gives the file's ids. What this process prints tells the
-gate's process how far it is. The files are hostile: no code of theirs runs, and what they do to the libraries ends
-with this process.
+DIRECTORY/written/ gets the files from which AutoTokenizer gives the file's ids. The files are hostile: no code of
+theirs runs, and what they do to the libraries ends with this process.
 """
 
 import difflib
-import gc
 import hashlib
 import json
-import os
 import random
 import shutil
 import sys
@@ -69,7 +66,7 @@ class Loaded(NamedTuple):
     notes: list[str]
 
 
-def settle(work: Path, say: Callable[[bytes], None] = lambda word: None) -> dict[str, Any]:
+def settle(work: Path) -> dict[str, Any]:
     """Load the tokenizer, write backend.json and the gate's question and answer; return the settled fields."""
     request = json.loads((work / "request.json").read_bytes())
     name, add = request["reference"], request["add_special_tokens"]
@@ -104,7 +101,7 @@ def settle(work: Path, say: Callable[[bytes], None] = lambda word: None) -> dict
     if model:
         shutil.copy(model, work / spm.NAME)
     end = eod_id if request["need_eod"] else None
-    prepare(work, text, loaded.parts, add, loaded.encode, end=end, encoder=request["encoder"], say=say)
+    prepare(work, text, loaded.parts, add, loaded.encode, end=end, encoder=request["encoder"])
 
     eos = tokenizer.eos_token
     ends = add and eod_id is not None and loaded.encode(["a"])[0].ids[-1:] == [eod_id]
@@ -477,16 +474,8 @@ def main() -> None:
     """Settle what lies in DIRECTORY."""
     ignore_stops()
     work = Path(sys.argv[1])
-    gc.disable()  # a sixth of the time, in a short life
-    told = os.dup(1)
-    os.dup2(2, 1)  # what a library prints is no word to the gate
-
-    def say(word: bytes) -> None:
-        with suppress(BrokenPipeError):  # a candidate that crashed is the gate's matter
-            os.write(told, word)
-
     try:
-        outcome: dict[str, Any] = {"settled": settle(work, say)}
+        outcome: dict[str, Any] = {"settled": settle(work)}
     except RequestError as error:
         outcome = {"error": str(error)}
     (work / "outcome.json").write_text(json.dumps(outcome))

@@ -32,7 +32,6 @@ from tokenmill.tokens import cache, engines, merges
 from tokenmill.tokens.contract import ResolvedTokenizer as ResolvedTokenizer  # noqa: PLC0414 - part of this module's interface
 from tokenmill.tokens.gate import (
     Verdict,
-    answering,
     environment,
     how_it_ended,
     is_installed,
@@ -287,7 +286,7 @@ def _first(texts: Sequence[str]) -> list[str]:
 
 
 def _settle(work: Path, request: dict[str, Any], say: Callable[[str], None]) -> tuple[dict[str, Any], Verdict]:
-    """Have a child load the tokenizer in `work`, and another judge encoders on it.
+    """Have a child load the tokenizer in `work`, then another judge encoders on it.
 
     Returns the fields of ResolvedTokenizer that the first finds, and the verdict.
     """
@@ -295,16 +294,13 @@ def _settle(work: Path, request: dict[str, Any], say: Callable[[str], None]) -> 
     environ = environment() | {"HF_HOME": str(work / "home")}
     command = [sys.executable, "-P", "-m", "tokenmill.tokens.resolve", str(work)]
     with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environ
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environ
     ) as child:
         try:
-            with answering(work, source=child.stdout) as begun:
-                assert child.stdout  # noqa: S101  (a pipe, as asked for)
-                child.stdout.close()
-                settled = _settled(child, work, request["reference"], say)
-                return settled, judge(work, request["encoder"], begun=begun, say=say)
+            settled = _settled(child, work, request["reference"], say)
         finally:
             child.kill()
+    return settled, judge(work, request["encoder"], say=say)
 
 
 def _with_room(work: Path, settle: Callable[[], tuple[dict[str, Any], Verdict]]) -> tuple[dict[str, Any], Verdict]:

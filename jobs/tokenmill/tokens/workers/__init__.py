@@ -22,6 +22,6 @@ What may go wrong, and what `pool` does about it:
     more than MAX_FAILURES of these                                       Hugging Face encodes everything from there on
     the planning process dies                                             the sockets close, and the processes end
 
-`pool` is the planning process's side, `serve` that of the encoder processes, `channel` the messages on their socket,
-`slab` the shared memory. The messages are values of `serve`: Task, Segment, Column, Found, Answer.
+`pool` is the planning process's side, `serve` that of the encoder processes, `slab` the shared memory. The messages are
+values of `serve` (Task, Segment, Column, Found, Answer) on a socket pair, by `multiprocessing.connection`.
 """

@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ from tokenmill.errors import TransientError
 from tokenmill.machine import memory_words
 from tokenmill.tokens.engines import REFERENCE
 from tokenmill.tokens.gate import environment
-from tokenmill.tokens.workers.channel import Channel
 from tokenmill.tokens.workers.serve import Answer, Column, Found, Segment, Task
 from tokenmill.tokens.workers.slab import Slab
 
@@ -54,15 +54,8 @@ EXACT_PATIENCE = 30
 """How many times slower than the fast encoders Hugging Face may be."""
 
 
-MALLOC = f"glibc.malloc.mmap_threshold={4 * BLOCK}:glibc.malloc.trim_threshold=134217728"
-"""A block's buffers are kept for the next one, not given back and zeroed again by the kernel (only glibc reads this).
-What is larger, as the tables that grow while an encoder loads, is given back: 22 MB less that are new to the process,
-and cost time. No huge pages: a forked process would copy 2 MB for each write; fastokens asks for its own tables'."""
-
-
-SERVE = "import gc; gc.disable(); from tokenmill.tokens.workers.serve import main; main()"
-"""Sooner there than with `-m`, which imports more. Without garbage collection: a block makes 10,000 objects, none of
-them in a cycle."""
+SERVE = "from tokenmill.tokens.workers.serve import main; main()"
+"""Not `-m`: run as `__main__`, its classes would not be those that this process knows the messages by."""
 
 
 class Slot:
@@ -90,7 +83,7 @@ class Slot:
     def result(self) -> tuple[list[Column], list[Found], str]:
         """Wait for the ids, which then lie in `ids`; the last says why there are none, and is empty otherwise."""
         answer = self._process.wait_for(self)
-        return [Column(*c) for c in answer.columns], [Found(*f) for f in answer.segments], answer.refused
+        return answer.columns, answer.segments, answer.refused
 
     def shrink(self) -> None:
         """Give back the memory that one long record took."""
@@ -141,29 +134,26 @@ class _Child:
         # One that is to be forked is the process that forks it until it is there.
         self._process: subprocess.Popen[bytes] | _Forked = process
         self.unborn = forked
-        self._control = Channel(control.detach())
-        self._answers = select.poll()
-        self._answers.register(self._control.fd, select.POLLIN)
+        self._control = Connection(control.detach())
 
     def begin(self, task: Task, wanted: int = 1) -> None:
         """Have it load the encoder, and fork as many as are wanted without it."""
-        self._send((tuple(task), wanted))
+        self._send((task, wanted))
 
     def _send(self, message: Any) -> None:
         with suppress(OSError):  # it is dead: whoever waits for its answer will find that
             self._control.send(message)
 
     def submit(self, slot: Slot) -> None:
-        segments = [tuple(segment) for segment in slot.segments]
-        self._send((slot.number, len(slot.text.data), len(slot.ids.data), segments))
+        self._send((slot.number, len(slot.text.data), len(slot.ids.data), slot.segments))
 
     def receive(self, seconds: float) -> Answer | None:
         """Return its next answer, None when there is none for so long; raises EOFError when it died."""
         try:
-            while self._answers.poll(seconds * 1000):
-                message = self._control.receive()
-                if not self.unborn:
-                    return Answer(*message)
+            while self._control.poll(seconds):
+                message = self._control.recv()
+                if isinstance(message, Answer):
+                    return message
                 self._process, self.unborn = _Forked(message), False
         except OSError as error:
             raise EOFError from error
@@ -208,7 +198,7 @@ def _start(groups: list[list[Slot]]) -> list[_Child]:
         stdout=subprocess.DEVNULL,
         pass_fds=fds,
         # numpy, which some encoders load, would have a thread for each CPU, and what has threads cannot fork.
-        env=environment() | {"GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", MALLOC), "OPENBLAS_NUM_THREADS": "1"},
+        env=environment() | {"OPENBLAS_NUM_THREADS": "1"},
     )
     for _, theirs in pairs:
         theirs.close()

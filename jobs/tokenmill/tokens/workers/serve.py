@@ -8,8 +8,8 @@ Their arguments are ends. An end is one process's `CONTROL,TEXT:IDS,...`: file d
 slabs. The process that was started has the first. It loads the encoder, which takes as long as 100 MB of text, and
 forks one for each other end: they share its tables.
 
-Messages on the control socket (`tokens.workers.channel`): to the first a Task and how many processes are wanted, from
-the others their process id; then for each block (slab, its sizes, segments), answered by an Answer.
+Messages on the control socket, by `multiprocessing.connection`: to the first a Task and how many processes are wanted,
+from the others their process id; then for each block (slab, its sizes, segments), answered by an Answer.
 """
 
 import contextlib
@@ -17,11 +17,11 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from tokenmill.errors import RequestError, TokenmillError
-from tokenmill.tokens.workers.channel import Channel
 from tokenmill.tokens.workers.slab import Slab
 
 if TYPE_CHECKING:
@@ -117,26 +117,26 @@ class _Server:
         self._blocks = 0
         self._end = 0  # of the last column's ids
 
-    def serve(self, control: Channel, slabs: list[tuple[Slab, Slab]]) -> NoReturn:
+    def serve(self, control: Connection, slabs: list[tuple[Slab, Slab]]) -> NoReturn:
         """Answer until nobody asks any more, which is an EOFError or OSError."""
         self._slabs = slabs
         self._memory = _Memory()
         while True:
-            control.send(_plain(self._answer(*control.receive())))
+            control.send(self._answer(*control.recv()))
 
-    def _answer(self, number: int, text_bytes: int, ids_bytes: int, segments: list[tuple[Any, ...]]) -> Answer:
+    def _answer(self, number: int, text_bytes: int, ids_bytes: int, segments: list[Segment]) -> Answer:
         """Encode one block."""
         text, ids = self._slabs[number]
         text.follow(text_bytes)
         ids.follow(ids_bytes)
         self._blocks += 1
-        parsed = [self._parse(text, Segment(*segment)) for segment in segments]
+        parsed = [self._parse(text, segment) for segment in segments]
         try:
             columns = [self._column(index, parsed, ids) for index in range(len(self._task.keys))]
             refused = ""
         except RequestError as error:
             columns, refused = [], str(error)
-        found = [self._found(text, Segment(*s), p) for s, p in zip(segments, parsed, strict=True)]
+        found = [self._found(text, s, p) for s, p in zip(segments, parsed, strict=True)]
         return Answer(len(ids.data), columns, found, self._memory.held(), refused)
 
     def _parse(self, text: Slab, segment: Segment) -> "Parsed":
@@ -214,13 +214,6 @@ def _flatten(texts: list[Any]) -> tuple[list[str], bytes]:
     return [text for item in lists for text in item], array("q", map(len, lists)).tobytes()
 
 
-def _plain(answer: Answer) -> tuple[Any, ...]:
-    """Spell an answer in what a channel takes, which knows no named tuples."""
-    columns = [tuple(column) for column in answer.columns]
-    segments = [(*found[:3], [tuple(bad) for bad in found.rejected], *found[4:]) for found in answer.segments]
-    return answer.ids_bytes, columns, segments, answer.memory, answer.refused
-
-
 class _Memory:
     """What this process alone holds; /proc says so."""
 
@@ -239,18 +232,7 @@ class _Memory:
         return (int(resident) - int(shared)) * self._unit
 
 
-def _give_back() -> None:
-    """Give the system what was freed while the encoder was loaded (30 MB of Llama 3.1), not the heap of this process.
-
-    The encoder's table of words, which grows in memory of its own, then gets these pages; new ones take longer.
-    """
-    with contextlib.suppress(ImportError, OSError, AttributeError):  # a C library without it
-        import ctypes
-
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-def _branch(controls: list[int]) -> int:
+def _branch(controls: list[Connection]) -> int:
     """Fork a process for each control socket but the first; return which this is, with the others' sockets closed."""
     for mine in range(1, len(controls)):
         try:
@@ -259,9 +241,9 @@ def _branch(controls: list[int]) -> int:
             forked = -1
         if forked == 0:
             for control in (controls[0], *controls[mine + 1 :]):
-                os.close(control)
+                control.close()
             return mine
-        os.close(controls[mine])
+        controls[mine].close()
     return 0
 
 
@@ -275,7 +257,7 @@ def _end() -> NoReturn:
     with contextlib.suppress(ChildProcessError):
         while True:
             os.wait()
-    os._exit(0)  # tables of a vocabulary take a while to be freed one by one
+    sys.exit()
 
 
 def main() -> None:
@@ -291,20 +273,18 @@ def main() -> None:
     import tokenmill.tokens.encoders  # noqa: F401 - both while nobody knows yet what is to be done
 
     try:
-        task, wanted = Channel(int(ends[0][0])).receive()
-        controls = [int(end[0]) for end in ends]
+        controls = [Connection(int(end[0])) for end in ends]
+        task, wanted = controls[0].recv()
         for control in controls[wanted:]:
-            os.close(control)
-        server = _Server(Task(*task))
-        _give_back()
+            control.close()
+        server = _Server(task)
         mine = _branch(controls[:wanted])
-        channel = Channel(controls[mine])
         if mine:
-            channel.send(os.getpid())
+            controls[mine].send(os.getpid())
         pairs = (pair.split(":") for pair in ends[mine][1:])
-        server.serve(channel, [(_slab(text), _slab(ids)) for text, ids in pairs])
+        server.serve(controls[mine], [(_slab(text), _slab(ids)) for text, ids in pairs])
     except (EOFError, ConnectionError):
         _end()
     except TokenmillError as error:
         sys.stderr.write(f"{error}\n")
-        os._exit(1)
+        sys.exit(1)
