@@ -32,7 +32,7 @@ def make(output: Path, count: int) -> None:
     units = [
         Unit(names[i], size(i), RemoteFile(name(i), size(i), sha256=f"{i:064x}"), [names[i]]) for i in range(count)
     ]
-    plan = Plan("download", {}, units, source=Origin("hf://datasets/org/corpus", "0" * 40))
+    plan = Plan("download", {}, units, {}, source=Origin("hf://datasets/org/corpus", "0" * 40))
     receipts = []
     for number, unit in enumerate(units):
         with (output / unit.id).open("wb") as file:

@@ -129,8 +129,8 @@ def test_a_storage_back_end_is_a_template_and_its_section_of_values(copy: Path) 
 STAGE = {
     "Chart.yaml": """\
 apiVersion: v2
-name: dataset-dedupe
-description: Leave out lines that a file has twice
+name: dataset-toy
+description: Do what no real stage does
 type: application
 version: 0.1.0
 appVersion: "0.1.0"
@@ -164,7 +164,7 @@ properties:
 """,
     "README.md.gotmpl": '# {{ template "chart.name" . }}\n\n{{ template "chart.valuesSection" . }}\n',
     "templates/command/_command.tpl": """\
-{{- define "dataset-dedupe.command" -}}
+{{- define "dataset-toy.command" -}}
 {{- dict "flags" (dict "from" .Values.dataset.fromStage "processes" .Values.processes) | toJson -}}
 {{- end }}
 """,
@@ -174,24 +174,24 @@ properties:
 def test_a_stages_chart_is_five_files_by_hand(copy: Path) -> None:
     (copy / "jobs").unlink()
     shutil.copytree(ROOT / "jobs", copy / "jobs", ignore=shutil.ignore_patterns("__pycache__"))
-    entry = '    Entry(Kind("dedupe", Files), "deduped", _PREPROCESS_NEXT, optional=True),\n'
+    entry = '    Entry(Kind("toy", Files), "toyed", _PREPROCESS_NEXT, optional=True),\n'
     edit(copy / "jobs/tokenmill/stages/registry.py", r"^    Entry\(PREPROCESS", f"{entry}    Entry(PREPROCESS")
-    chart = copy / "charts/dataset-dedupe"
+    chart = copy / "charts/dataset-toy"
     for name, text in STAGE.items():
         (chart / name).parent.mkdir(parents=True, exist_ok=True)
         (chart / name).write_text(text)
-    assert "charts/dataset-dedupe/templates/stage.yaml" in generate(copy, "--check").stderr
+    assert "charts/dataset-toy/templates/stage.yaml" in generate(copy, "--check").stderr
     made = generate(copy)
     assert made.returncode == 0, made.stderr
     assert generate(copy, "--check").returncode == 0
 
     alone = helm("template", "r", chart, "--set", "storage.pvcName=claim", "--set", "dataset.inputPath=a")
-    assert "- dedupe\n" in alone.stdout and "r-dedupe" in alone.stdout, alone.stderr
+    assert "- toy\n" in alone.stdout and "r-toy" in alone.stdout, alone.stderr
     refused = helm("template", "r", chart, "--set", "dataset.inputPath=a", "--set", "dataset.fromStage=preprocess")
     assert "fromStage" in refused.stderr
-    pipeline = ["--set", "storage.pvcName=claim", "--set", "dataset.root=a", "--set", "dedupe.enabled=true"]
+    pipeline = ["--set", "storage.pvcName=claim", "--set", "dataset.root=a", "--set", "toy.enabled=true"]
     whole = helm("template", "r", copy / "charts/dataset-pipeline", *pipeline, "--set", "preprocess.tokenizer.name=x")
-    assert "name: dedupe" in whole.stdout, whole.stderr
+    assert "name: toy" in whole.stdout, whole.stderr
 
 
 PRESET = """\

@@ -56,8 +56,8 @@ def test_the_commands_take_what_the_chart_gives_them(files: tuple[Path, ...], pr
     jobs = stages_of(documents)
     given = {stage: parse(arguments(job)) for stage, job in jobs.items()}
     assert list(given) == list(STAGES)
-    assert [values["workers"] for values in given.values()] == [3, 1, 1, 1]
-    assert [given[stage]["from_stage"] for stage in STAGES[1:]] == list(STAGES[:3])
+    assert [values["workers"] for values in given.values()] == [3, *[1] * (len(STAGES) - 1)]
+    assert [given[stage]["from_stage"] for stage in STAGES[1:]] == list(STAGES[:-1])
     tests = [parse(arguments(document)) for document in documents if document["kind"] == "Pod"]
     assert [values["stage"] for values in tests] == list(STAGES)
 
@@ -68,19 +68,20 @@ def test_a_stage_is_the_job_of_its_own_chart(stage: str, program: str) -> None:
     """Whatever is said in a section or for all, beside the label that names the chart."""
     own = {"workers": 5, "resources.limits.cpu": 7, "job.backoffLimitPerIndex": 0, "replace": "false"}
     own |= {"podLabels.team": "data", "nodeSelector.pool": "cpu", "scratch.sizeLimit": "9Gi"}
-    more = {
+    keys: dict[str, dict[str, Any]] = {
         "download": {"dataset.sampleFiles": 3, "dataset.layout": "tree"},
         "extract": {"processes": 2},
         "concatenate": {"dataset.targetFiles": 1000000, "dataset.name": "x"},
         "preprocess": {"tokenizer.appendEod": "false", "tokenizer.revision": 1234567, "onBadRecord": "quarantine"},
     }
+    more = keys.get(stage, {})
     every = {"hub.tokenSecret.name": "hub", "image.tag": 20260422, "replace": "true", "serviceAccount.name": "a"}
     every |= {"environment.caBundle.configMap": "ca", "job.activeDeadlineSeconds": 9, "tolerations[0].key": "t"}
-    section = {f"{stage}.{key}": value for key, value in (own | more[stage]).items()}
+    section = {f"{stage}.{key}": value for key, value in (own | more).items()}
     found = stages_of(pipeline(SLIMPAJAMA, program=program, **ALL, **every, **section))[stage]
 
     upstream = {} if stage == "download" else {"dataset.fromStage": STAGES[STAGES.index(stage) - 1]}
-    alone = render(stage, SLIMPAJAMA, program=program, **(every | own | more[stage] | upstream))
+    alone = render(stage, SLIMPAJAMA, program=program, **(every | own | more | upstream))
     (expected,) = [document for document in alone if document["kind"] == "Job"]
     for spec in (found["spec"], expected["spec"]):
         del spec["template"]["metadata"]["labels"]["app.kubernetes.io/name"]

@@ -12,23 +12,8 @@ import pytest
 from support.commandline import Ended, data_of, many, tokenmill
 from support.corpus import TOKENIZER
 from tokenmill import __version__, errors
+from tokenmill.cli.commands import COMMANDS
 
-COMMANDS = (
-    "sample",
-    "run",
-    "download",
-    "extract",
-    "concatenate",
-    "preprocess",
-    "adopt",
-    "status",
-    "verify",
-    "inspect",
-    "blend",
-    "fit",
-    "train",
-    "checkpoint",
-)
 HEAVY = {
     "datasets",
     "fastokens",
@@ -220,6 +205,15 @@ def test_a_request_that_cannot_be_met_is_exit_2_and_says_why(corpus: Path, monke
         assert ended.code == 2, (arguments, ended)
         assert said in ended.err and "Traceback" not in ended.err, (arguments, ended)
         assert ended.out == ""
+
+
+@pytest.mark.slow
+def test_a_failure_among_several_processes_is_the_last_word(corpus: Path, tmp_path: Path) -> None:
+    """Nothing follows from multiprocessing, which looks for semaphores that were left behind."""
+    (corpus / "0.jsonl").write_text("[\n")
+    ended = tokenmill("extract", corpus, tmp_path / "out", "--processes", 2)
+    assert ended.code == 2
+    assert ended.err.splitlines()[-1].startswith("error: 0.jsonl: it is one JSON array, not one record a line")
 
 
 # -- output for machines

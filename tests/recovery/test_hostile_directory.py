@@ -356,7 +356,7 @@ def test_a_planted_plan_of_nothing_is_no_reason_to_delete(scene: Callable[[], Sc
     here = scene()
     (here.output / "link").symlink_to(here.victim)
     stage = str(here.command[0])
-    plan = Plan(stage, {"other": True}, [])
+    plan = Plan(stage, {"other": True}, [], {})
     value = json.loads(plan.to_bytes())
     value["units"] = [{"id": "x", "weight": 1, "spec": {}, "outputs": ["link/config.json", "link/folder/a.json"]}]
     value["id"] = content_id({name: part for name, part in value.items() if name != "id"})

@@ -161,7 +161,7 @@ class Kills(Stage):
 
     def prepare(self, run, pinned=None):
         units = [Unit("long", 1, Record(), []), Unit("short", 1, Record(), [])]
-        return Request({}, lambda: Plan("kills", {}, units))
+        return Request({}, lambda: Plan("kills", {}, units, {}))
 
     def do(self, unit, workspace, shared):
         names = (unit.id, {"short": "long", "long": "short"}[unit.id])

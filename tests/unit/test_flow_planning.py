@@ -58,7 +58,7 @@ def test_of_many_planners_one_plans(tmp_path: Path) -> None:
 
     def make() -> Plan:
         made.append(1)
-        return Plan("download", {"a": 1}, [Unit(f"{len(made)}", 1, RemoteFile("a", 1), [])])
+        return Plan("download", {"a": 1}, [Unit(f"{len(made)}", 1, RemoteFile("a", 1), [])], {})
 
     def worker() -> None:
         plans.append(agree(record, Request({"a": 1}, make), should_stop=lambda: False, say=print))
@@ -180,7 +180,7 @@ def test_a_run_may_replace_its_own_plan(source: Path, tmp_path: Path) -> None:
 def test_a_run_whose_plan_is_replaced_while_it_registers_is_closed(tmp_path: Path) -> None:
     record = StageRecord(tmp_path, DOWNLOAD)
     record.directory.mkdir(parents=True)
-    old, new = Plan("download", {"a": 1}, []), Plan("download", {"a": 2}, [])
+    old, new = Plan("download", {"a": 1}, [], {}), Plan("download", {"a": 2}, [], {})
     record.plan_path.write_bytes(new.to_bytes())
     Runs(record, "late").enter(old)
     Runs(record, "now").enter(new)
@@ -196,13 +196,13 @@ def test_a_run_whose_id_is_no_file_name_is_refused(source: Path, tmp_path: Path,
 def test_who_is_told_to_stop_while_planning_replaces_nothing(tmp_path: Path) -> None:
     record = StageRecord(tmp_path, DOWNLOAD)
     record.directory.mkdir(parents=True)
-    old = Plan("download", {"a": 1}, [])
+    old = Plan("download", {"a": 1}, [], {})
     record.plan_path.write_bytes(old.to_bytes())
     told = threading.Event()
 
     def make() -> Plan:
         told.set()
-        return Plan("download", {"a": 2}, [])
+        return Plan("download", {"a": 2}, [], {})
 
     with pytest.raises(Stopped):
         agree(record, Request({"a": 2}, make, replace=True), should_stop=told.is_set, say=print)
@@ -304,7 +304,7 @@ class Endless(Stage):
     def prepare(self, run: Run, pinned: str | None = None) -> Request:
         """Plan two units."""
         units = [Unit(name, 1, Record(), []) for name in ("broken", "whole")]
-        return Request({}, lambda: Plan("endless", {}, units))
+        return Request({}, lambda: Plan("endless", {}, units, {}))
 
     def do(self, unit: Unit, workspace: Workspace, shared: None) -> Counts:
         """Do a unit."""
@@ -335,7 +335,7 @@ class Full(Stage):
     def prepare(self, run: Run, pinned: str | None = None) -> Request:
         """Plan eight units."""
         units = [Unit(name, 1, Record(), []) for name in ("bad", *map(str, range(7)))]
-        return Request({}, lambda: Plan("full", {}, units))
+        return Request({}, lambda: Plan("full", {}, units, {}))
 
     def do(self, unit: Unit, workspace: Workspace, shared: None) -> Counts:
         """Do a unit."""
@@ -370,7 +370,7 @@ def test_a_plan_replaced_in_the_middle_of_a_commit_meets_no_file_of_the_old_one(
 ) -> None:
     output = tmp_path / "out"
     record = StageRecord(output, CONCATENATE)
-    late = Plan("concatenate", {"later": True}, [])
+    late = Plan("concatenate", {"later": True}, [], {})
     fsync = Tree.fsync
 
     def stall(files: Tree, path: str) -> None:  # another run replaces the plan between the rename and the receipt

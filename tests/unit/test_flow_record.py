@@ -64,7 +64,7 @@ PLANS = st.builds(
     upstream=st.builds(Upstream, st.none() | st.text(max_size=12), listing=st.text(max_size=12)),
     require=st.none() | st.just("out"),
 )
-PLAN = Plan("extract", {"input": "x"}, [Unit("a", 3, Made(1), ["a"]), Unit("b", 5, Made(2), ["b"])], require="out")
+PLAN = Plan("extract", {"input": "x"}, [Unit("a", 3, Made(1), ["a"]), Unit("b", 5, Made(2), ["b"])], {}, require="out")
 
 
 def finish(record: StageRecord, plan: Plan, unit: Unit, content: bytes = b"{}\n", **changed: Any) -> Path:

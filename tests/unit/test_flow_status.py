@@ -11,7 +11,8 @@ from tokenmill.flow.record import Plan, StageRecord, Unit
 from tokenmill.flow.status import statuses
 from tokenmill.stages.registry import EXTRACT, KINDS
 
-PLAN = Plan("extract", {}, [Unit(name, 1, Files([InputFile(name, "1")]), [name]) for name in ("a", "b")], require="out")
+UNITS = [Unit(name, 1, Files([InputFile(name, "1")]), [name]) for name in ("a", "b")]
+PLAN = Plan("extract", {}, UNITS, {}, require="out")
 
 
 @pytest.fixture

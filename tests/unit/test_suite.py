@@ -36,8 +36,7 @@ UNTYPED = {
     "answers of children that load foreign code": "tokens/gate tokens/encoder_store",
     "JSON of the Hub, of buckets and Xet": "corpus/asking corpus/bucket corpus/foreign corpus/transfer corpus/xet",
     "JSON before it is checked, and its codec": "files/codec flow/contract flow/record",
-    "what is asked for, compared as JSON": "flow/planning selection tokens/stream stages/adopt stages/concatenate"
-    " stages/download stages/extract stages/preprocess",
+    "what is asked for, compared as JSON": "flow/planning selection tokens/stream",
     "options of Python calls": "cli/groups flow/executors flow/workspace",
     "what a command prints as JSON": "cli/blend cli/fit cli/inspect cli/report flow/progress flow/status"
     " training/planner/cases training/planner/fit training/planner/render training/planner/request",
@@ -53,7 +52,8 @@ def test_records_have_types_but_where_json_of_others_enters() -> None:
     untyped = {
         str(path.relative_to(package).with_suffix(""))
         for path in package.rglob("*.py")
-        if "dict[str, Any]" in path.read_text()
+        if "dict[str, Any]" in path.read_text() and path.parent.name != "stages"  # requests, as above
     }
-    assert untyped <= allowed
+    new = sorted(untyped - allowed)
+    assert not new, f"{new} hold dict[str, Any]: give these records types, or name what they are of in UNTYPED"
     assert not allowed - untyped, "these have types by now: take them off the list"

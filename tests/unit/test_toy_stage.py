@@ -9,8 +9,9 @@ import pytest
 
 from support import stages
 from support.corpus import TOKENIZER
+from tokenmill.cli.report import report
 from tokenmill.errors import InputError, RequestError
-from tokenmill.flow.contract import Files, InputRange, Kind
+from tokenmill.flow.contract import Files, InputRange, Kind, Part
 from tokenmill.flow.lineage import upstream_of
 from tokenmill.flow.planning import Request
 from tokenmill.flow.progress import Reporter
@@ -29,11 +30,12 @@ UPPERCASE = Kind("uppercase", Files)
 
 @dataclass(frozen=True, kw_only=True)
 class Uppercase(Stage):
-    """Put the text of each record into capitals; what has the word `word` is refused."""
+    """Put the text of each record into capitals; what has the word `word` is refused, what has `skip` left out."""
 
     input: Path
     output: Path
     word: str = ""
+    skip: str = ""
 
     kind: ClassVar = UPPERCASE
     concurrency: ClassVar = "processes"
@@ -43,7 +45,7 @@ class Uppercase(Stage):
         """Plan one unit per file."""
         earlier = registry.before(UPPERCASE)
         dataset = upstream_of(self.input, UPPERCASE.name, earlier, usable=DATA_SUFFIXES, output=self.output)
-        request = {"input": dataset.upstream.to_json(), "word": self.word}
+        request = {"input": dataset.upstream.to_json(), "word": self.word, "skip": self.skip}
 
         def make() -> Plan:
             units = [Unit(file.path, file.bytes, Files([file.input]), [file.path]) for file in dataset.files]
@@ -51,7 +53,7 @@ class Uppercase(Stage):
                 UPPERCASE.name,
                 request,
                 units,
-                basis={"word": self.word},
+                basis={"word": self.word, "skip": self.skip},
                 source=dataset.source,
                 upstream=dataset.upstream,
                 require="out",
@@ -62,17 +64,21 @@ class Uppercase(Stage):
     def do(self, unit: Unit, workspace: Workspace, shared: None) -> Counts:
         """Write one file."""
         (file,) = unit.spec(Files).inputs
-        output, records = workspace.open(unit.outputs[0]), 0
+        output, records, dropped = workspace.open(unit.outputs[0]), 0, list[int]()
         with workspace.reading(file, unit.weight) as path, path.open() as lines:
             for line in lines:
                 record = json.loads(line)
                 if self.word and self.word in record["text"]:
                     raise InputError(f"{path}: it has the word {self.word!r}")
-                output.write(json.dumps({"text": record["text"].upper()}).encode() + b"\n")
+                if self.skip and self.skip in record["text"]:
+                    dropped.append(records)
+                else:
+                    output.write(json.dumps({"text": record["text"].upper()}).encode() + b"\n")
                 records += 1
-        output.describe(records=records, blank=0, parts=narrow(file.parts or [], records))
+        kept = records - len(dropped)
+        output.describe(records=kept, blank=0, parts=narrow(file.parts or [], records, dropped))
         workspace.inputs = [InputRange(file.path, 0, records)]
-        return {"in": records, "out": records, "rejected": 0}
+        return {"in": records, "out": kept, "dropped": len(dropped)}
 
 
 @pytest.fixture
@@ -117,3 +123,13 @@ def test_a_new_stage_fails_and_is_replaced_as_the_others_are(source: Path) -> No
     with pytest.raises(RequestError, match=r'word: "two b" -> "three"'):
         run_stage(other, run())
     assert run_stage(other, run(replace=True)).completion.manifest is not None
+
+
+def test_what_a_new_stage_leaves_out_is_counted_and_told(source: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    stage = Uppercase(input=source, output=registry.default_output(source, UPPERCASE), skip="one b")
+    done = run_stage(stage, run())
+    report(done, stage.output, json_lines=False)
+    assert "3 records, 1 records left out" in capfd.readouterr().out
+    assert (stage.output / "b.jsonl").read_text() == '{"text": "TWO B"}\n'
+    assert done.completion.manifest is not None
+    assert [file.parts for file in done.completion.manifest.files] == [[Part("a.jsonl", 0, 2)], [Part("b.jsonl", 1, 1)]]

@@ -2,7 +2,7 @@
 All objects of a stage: its Job, what clears the Job on an upgrade, its service account, its network policies, its test.
 Input: a dict of
   root    the chart's context, $
-  stage   the command: download, extract, concatenate or preprocess
+  stage   the command, a name of stages/registry.py
   source  where the corpus comes from, an URI; for download, and for a preprocess that streams
   flags   the stage's own options: dict of option to value
 Output: documents.

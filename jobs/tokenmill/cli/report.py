@@ -77,6 +77,7 @@ def report(summary: Summary, output: Path, json_lines: bool) -> None:
         "out": "records" if stage != "download" else None,
         "tokens": "tokens",
         "blank": "blank lines skipped",
+        "dropped": "records left out",
         "special_in_text": "special tokens spelled in the text",
     }
     said = [f"{counts[name]:,} {word}" for name, word in words.items() if word and counts.get(name)]

@@ -394,6 +394,9 @@ class _ZstdFrames:
 
     The decoder takes a truncated frame for one that waits for more and ends quietly; the walk knows at the
     end of the file whether a frame is open. Frame format: RFC 8878, section 3.1.
+
+    `backports.zstd` would need no walk, since its decoder says whether a frame is open, but takes 1.35 times the CPU on
+    frames of 1 MB, 1.7 times on one large frame, and 2.4 times on frames of 1 KB.
     """
 
     def __init__(self, reader: DecompressedReader) -> None:

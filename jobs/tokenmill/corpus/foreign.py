@@ -137,8 +137,9 @@ def refuse_spread(head: bytes, display: str) -> None:
     line = head.removeprefix(b"\xef\xbb\xbf").lstrip().partition(b"\n")[0].strip()
     if kind := _misread(line, alone=line.startswith(b"[")):
         raise ForeignContent(
-            f"{display}: it is {kind}, not one record a line, and lines are what extract and concatenate copy: leave "
-            "both out, tokenmill preprocess --format json reads it; if it is no data, leave it out with --exclude"
+            f"{display}: it is {kind}, not one record a line, and this stage copies lines; tokenmill preprocess "
+            "--format json reads the file itself, without such stages before it; if it is no data, leave it out with "
+            "--exclude"
         )
 
 

@@ -19,9 +19,7 @@ def window_size(text: str) -> int:
 
 def _lines(text: str) -> str:
     if text != "jsonl":
-        raise ValueError(
-            f"{text!r} is not jsonl: only lines are joined and counted; preprocess reads other formats directly"
-        )
+        raise ValueError(f"{text!r} is not jsonl: this stage copies lines; preprocess reads other formats directly")
     return text
 
 

@@ -45,17 +45,16 @@ def do_unit(
 
 
 class Counter:
-    """Bytes of input done, added to from threads; child processes add to a shared one instead."""
+    """Bytes of input done: added to from threads, or by child processes, each unit in a place of `places`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._value = 0
-        self.shared: Any = None
+        self.places: Any = None
 
     @property
     def value(self) -> int:
-        # Without its lock, which a child that was killed may have held.
-        return int(self.shared.get_obj().value) if self.shared is not None else self._value
+        return sum(self.places) if self.places is not None else self._value
 
     def add(self, count: int) -> None:
         with self._lock:
@@ -100,29 +99,32 @@ def executor(job: Job, plan: Plan, width: int, counter: Counter, shared: Any) ->
 def _children(job: Job, plan: Plan, width: int, counter: Counter) -> Iterator[Executor]:
     """Run units in child processes, any of which may be killed at any moment.
 
-    Then it may hold a lock: that of the counter, or that of the queue from which the others take their units, where
-    they would wait for ever. So this process takes none of theirs, and ends them all once none has a unit.
+    Then it may hold the lock of the queue from which the others take their units, where they would wait for ever. So
+    this process ends them all once none has a unit.
     """
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor
 
     context = multiprocessing.get_context("spawn")
-    counter.shared = context.Value("q", 0)
+    counter.places = context.RawArray("q", width)
     told = context.RawValue("b", 0)
+    units: list[Future[None] | None] = [None] * width
 
     def submit(unit: Unit, found: list[Leftover]) -> Future[None]:
+        place = next(place for place, future in enumerate(units) if future is None or future.done())
         try:
-            return pool.submit(_in_child, unit, found)
+            future = pool.submit(_in_child, unit, found, place)
         except BrokenExecutor as error:  # one died since the last unit ended
-            future: Future[None] = Future()
+            future = Future()
             future.set_exception(error)
-            return future
+        units[place] = future
+        return future
 
     def stop() -> None:
         told.value = 1
 
     with ProcessPoolExecutor(
-        width, mp_context=context, initializer=_start_child, initargs=(job, plan.id, told, counter.shared)
+        width, mp_context=context, initializer=_start_child, initargs=(job, plan.id, told, counter.places)
     ) as pool:
         try:
             yield Executor(width, submit, stop)
@@ -146,7 +148,7 @@ def _now(job: Job, plan: Plan, unit: Unit, found: list[Leftover], counter: Count
 _CHILD: dict[str, Any] = {}
 
 
-def _start_child(job: Job, plan_id: str, told: Any, shared: Any) -> None:
+def _start_child(job: Job, plan_id: str, told: Any, places: Any) -> None:
     """Prepare a child process: it reads the plan itself, leaves signals to its parent, and dies with it."""
     import multiprocessing
 
@@ -165,12 +167,13 @@ def _start_child(job: Job, plan_id: str, told: Any, shared: Any) -> None:
     if plan is None or plan.id != plan_id:
         raise Superseded(f"{job.record.plan_path} was replaced by another run while this one started")
 
+    _CHILD.update(job=job, plan=plan, should_stop=lambda: bool(told.value), places=places)
+
+
+def _in_child(unit: Unit, found: list[Leftover], place: int) -> None:
+    places = _CHILD["places"]
+
     def advance(count: int) -> None:
-        with shared.get_lock():
-            shared.value += count
+        places[place] += count
 
-    _CHILD.update(job=job, plan=plan, should_stop=lambda: bool(told.value), advance=advance)
-
-
-def _in_child(unit: Unit, found: list[Leftover]) -> None:
-    do_unit(_CHILD["job"], _CHILD["plan"], unit, found, _CHILD["should_stop"], _CHILD["advance"])
+    do_unit(_CHILD["job"], _CHILD["plan"], unit, found, _CHILD["should_stop"], advance)

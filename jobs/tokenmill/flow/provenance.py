@@ -5,6 +5,7 @@ counted), in the order they stand in this file. The count of a download is null:
 files' parts back to the first source, so that a document can be traced after the files in between are deleted.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from tokenmill.flow.contract import Part
@@ -18,13 +19,14 @@ def whole(source: str) -> list[Part]:
 def narrow(parts: Sequence[Part], records: int, rejected: Sequence[int] = ()) -> list[Part]:
     """Return the parts of a file made from `records` records with these parts, less the rejected ordinals."""
     result: list[Part] = []
-    begin = 0
+    begin = passed = 0
     refused = sorted(rejected)
     for part in parts:
         count = records - begin if part.count is None else part.count
         end = begin + count
-        start = begin
-        for cut in [*(r for r in refused if begin <= r < end), end]:
+        start, first = begin, passed
+        passed = bisect_left(refused, end, first)
+        for cut in [*refused[first:passed], end]:
             if cut > start:
                 result.append(Part(part.source, part.first + start - begin, cut - start))
             start = cut + 1

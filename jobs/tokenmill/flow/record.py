@@ -123,16 +123,16 @@ class Unit:
 class Plan:
     """What a stage will make.
 
-    `request` is what was asked (compared when somebody asks again), `basis` the parameters that decide
-    a unit's bytes, `details` what planning resolved (a commit, a tokenizer), `source` where the text
-    comes from in the end, `upstream` the stage and manifest hash read, `require` the count that must
-    not be zero at the end.
+    `request` is what was asked (compared when somebody asks again), `basis` the parameters that decide a unit's bytes
+    beside its inputs: --replace does a unit of the same inputs and basis not again. `details` is what planning resolved
+    (a commit, a tokenizer), `source` where the text comes from in the end, `upstream` the stage and manifest hash read,
+    `require` the count that must not be zero at the end.
     """
 
     stage: str
     request: dict[str, Any]
     units: list[Unit]
-    basis: dict[str, Any] = field(default_factory=dict)
+    basis: dict[str, Any]
     details: dict[str, Any] = field(default_factory=dict)
     source: Origin = Origin()  # noqa: RUF009 - frozen
     upstream: Upstream = Upstream()  # noqa: RUF009 - frozen
@@ -401,6 +401,11 @@ class StageRecord:
         return [failure for value in values if (failure := _failure(value))]
 
 
+def reconciles(counts: Counts) -> bool:
+    """Tell whether each record that was read was written, rejected or dropped."""
+    return counts["in"] == counts["out"] + counts.get("rejected", 0) + counts.get("dropped", 0)
+
+
 def kept_aside(counts: Counts, output: Path) -> str | None:
     """Say how many bad records a stage kept beside its output, and where; None when there are none."""
     bad = counts.get("rejected", 0)
@@ -441,7 +446,7 @@ def _is_whole(receipt: dict[str, Any], unit: Unit) -> bool:
         named = {entry["path"] for entry in receipt["outputs"] if isinstance(entry["xxh3_128"], str)}
         return (
             all(isinstance(count, int) for count in counts.values())
-            and counts["in"] == counts["out"] + counts.get("rejected", 0)
+            and reconciles(counts)
             and len(named) == len(receipt["outputs"])
             and named <= set(unit.outputs)
             and all(isinstance(entry["bytes"], int) for entry in receipt["outputs"])

@@ -58,7 +58,11 @@ class Stage(Protocol):
         """
 
     def do(self, unit: Unit, workspace: Workspace, shared: Any) -> Counts:
-        """Do one unit through the workspace; return its counts, `in` = `out` + `rejected` among them."""
+        """Do one unit through the workspace; return its counts.
+
+        `in` = `out` + `rejected` + `dropped`: rejected records are bad ones, kept beside the output; dropped ones are
+        good, and left out because the stage is there to do so. The last two may be missing.
+        """
 
     def width(self, cpus: int) -> int:
         """Return how many units run at a time."""

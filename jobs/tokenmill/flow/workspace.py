@@ -30,7 +30,7 @@ from tokenmill.files.paths import inside
 from tokenmill.files.tree import Tree
 from tokenmill.flow.attempt import Leftover, new_attempt_directory
 from tokenmill.flow.contract import EmptyPair, FileEntry, InputFile, InputRange, Receipt
-from tokenmill.flow.record import Counts, Plan, StageRecord, Unit
+from tokenmill.flow.record import Counts, Plan, StageRecord, Unit, reconciles
 from tokenmill.inputs import OpenInput
 
 WRITE_BACK = 8 << 20
@@ -330,10 +330,11 @@ class Workspace:
 
     def commit(self, counts: Counts) -> None:
         """Put the files in place and write the receipt; an earlier receipt of another attempt stands."""
-        if counts["in"] != counts["out"] + counts.get("rejected", 0):
+        if not reconciles(counts):
             raise TokenmillError(
                 f"unit {self.unit.id} does not reconcile: {counts['in']} in, {counts['out']} out, "
-                f"{counts.get('rejected', 0)} rejected; nothing of it is kept. This is a bug in tokenmill"
+                f"{counts.get('rejected', 0)} rejected, {counts.get('dropped', 0)} dropped; nothing of it is kept. "
+                "This is a bug in tokenmill"
             )
         for output in self._outputs:
             output.close()

@@ -158,7 +158,13 @@ class Concatenate(Stage):
         def make() -> Plan:
             units = self._units(dataset)
             return Plan(
-                CONCATENATE.name, request, units, source=dataset.source, upstream=dataset.upstream, require="out"
+                CONCATENATE.name,
+                request,
+                units,
+                basis={},
+                source=dataset.source,
+                upstream=dataset.upstream,
+                require="out",
             )
 
         return Request(request, make, dataset.root, inputs=dataset.identities)

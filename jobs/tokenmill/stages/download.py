@@ -76,7 +76,7 @@ class Download(Stage):
                 run.reporter.say(note)
             units = [_unit(file, name) for file, name in zip(files, names(files, self.selection.layout), strict=True)]
             source = Origin(listing.uri, listing.revision)
-            return Plan(DOWNLOAD.name, request, units, details={"notes": notes}, source=source)
+            return Plan(DOWNLOAD.name, request, units, basis={}, details={"notes": notes}, source=source)
 
         def outdated(plan: Plan) -> bool:
             """Tell whether a directory has other files than were planned; one that is gone says nothing."""

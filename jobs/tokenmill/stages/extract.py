@@ -68,7 +68,9 @@ class Extract(Stage):
 
         def make() -> Plan:
             units = _units(dataset)
-            return Plan(EXTRACT.name, request, units, source=dataset.source, upstream=dataset.upstream, require="out")
+            return Plan(
+                EXTRACT.name, request, units, basis={}, source=dataset.source, upstream=dataset.upstream, require="out"
+            )
 
         return Request(request, make, dataset.root, inputs=dataset.identities)
 

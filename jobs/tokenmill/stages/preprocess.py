@@ -26,7 +26,7 @@ from tokenmill.flow.stage import Run, Stage
 from tokenmill.flow.workspace import Workspace
 from tokenmill.machine import memory_words
 from tokenmill.selection import Selection
-from tokenmill.stages.registry import CONCATENATE, EXTRACT, before
+from tokenmill.stages.registry import BY_LINE, before
 from tokenmill.suffixes import DATA_SUFFIXES, LINE_SUFFIXES, strip_compression, usable
 from tokenmill.tokens import formats
 from tokenmill.tokens.contract import PREPROCESS, PairBasis, PairDetails, PairSpec, ResolvedTokenizer, tokenizer_of
@@ -188,7 +188,7 @@ class Preprocess(Stage):
         )
         dataset.announce(run.reporter)
         stage = dataset.upstream.maker
-        if wanted not in (None, "jsonl") and stage in (EXTRACT.name, CONCATENATE.name):
+        if wanted not in (None, "jsonl") and stage in BY_LINE:
             raise RequestError(
                 f"--format {wanted}: {stage} took each line of its input for a record; let preprocess read what "
                 f"{stage} read (--from download, or the directory of your files)"

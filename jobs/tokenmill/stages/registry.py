@@ -14,25 +14,28 @@ CONCATENATE = Kind("concatenate", Files)
 class Entry(NamedTuple):
     """A stage: `folder` is where its output goes below what it reads, `next` the usual next command.
 
-    `optional`: a pipeline leaves it out unless asked for it.
+    `optional`: a pipeline leaves it out unless asked for it. `by_line`: it takes each line for a record, so that what
+    it made is never read as another format.
     """
 
     kind: Kind
     folder: str
     next: str
     optional: bool = False
+    by_line: bool = False
 
 
 _PREPROCESS_NEXT = "{tokenmill} preprocess {path} --tokenizer NAME_OR_DIRECTORY"
 
 STAGES = (
     Entry(DOWNLOAD, "", _PREPROCESS_NEXT),
-    Entry(EXTRACT, "extracted", _PREPROCESS_NEXT, optional=True),
-    Entry(CONCATENATE, "concatenated", _PREPROCESS_NEXT, optional=True),
+    Entry(EXTRACT, "extracted", _PREPROCESS_NEXT, optional=True, by_line=True),
+    Entry(CONCATENATE, "concatenated", _PREPROCESS_NEXT, optional=True, by_line=True),
     Entry(PREPROCESS, "preprocessed", "{tokenmill} verify {path}"),
 )
 
 KINDS = tuple(entry.kind for entry in STAGES)
+BY_LINE = frozenset(entry.kind.name for entry in STAGES if entry.by_line)
 
 
 def entry_of(name: str) -> Entry:
