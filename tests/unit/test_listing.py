@@ -124,7 +124,7 @@ WRONG: dict[str, Corrupt] = {
 @pytest.mark.parametrize("kind", WRONG)
 def test_a_plan_of_a_wrong_listing_is_replaced_by_the_same_command(kind: str, front: Front, tmp_path: Path) -> None:
     """At once where the listing is right by then, and by the next call where it stayed wrong; what is right is kept."""
-    ended = download(front, tmp_path / "now", WRONG[kind], 1)
+    ended = download(front, tmp_path / "now", WRONG[kind], 1, "--deadline", 10)  # as long as a missing file is tried
     assert ended.code == 0, ended.err
     assert "planned anew" in ended.err
     assert data_of(tmp_path / "now") == FILES
