@@ -12,8 +12,24 @@ import pytest
 from support.commandline import Ended, data_of, many, tokenmill
 from support.corpus import TOKENIZER
 from tokenmill import __version__, errors
-from tokenmill.cli.commands import COMMANDS
+from tokenmill.cli import commands as registered
 
+COMMANDS = (
+    "sample",
+    "run",
+    "download",
+    "extract",
+    "concatenate",
+    "preprocess",
+    "adopt",
+    "status",
+    "verify",
+    "inspect",
+    "blend",
+    "fit",
+    "train",
+    "checkpoint",
+)
 HEAVY = {
     "datasets",
     "fastokens",
@@ -46,6 +62,7 @@ def corpus(tmp_path: Path) -> Path:
 
 def test_every_command_has_help_and_nothing_heavy_is_imported_for_it() -> None:
     ended, modules = many([["--help"], *([name, "--help"] for name in COMMANDS)])
+    assert registered.COMMANDS == COMMANDS, "add the new command here as well"
     assert [one.code for one in ended] == [0] * (1 + len(COMMANDS))
     assert all(name in ended[0].out for name in COMMANDS)
     for name, one in zip(COMMANDS, ended[1:], strict=True):

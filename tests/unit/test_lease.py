@@ -63,7 +63,7 @@ def test_a_start_of_the_same_run_takes_over_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", ["", "[]", '{"owner": 7}', "{"])
 def test_a_record_that_cannot_be_read_keeps_nobody_away(tmp_path: Path, content: str) -> None:
     (tmp_path / "owner.json").write_text(content)
-    taken(tmp_path)
+    assert taken(tmp_path) == []
     assert json.loads((tmp_path / "owner.json").read_text())["run"] == "new"
 
 

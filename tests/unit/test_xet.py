@@ -156,7 +156,7 @@ def test_a_killed_download_goes_on_and_one_that_is_told_to_stop_ends(hub: Hub, t
         hub.requests.clear()
         process = start("download", URI, tmp_path / "out", hub=hub)
         while not any(request.fault for request in hub.requests):
-            assert process.poll() is None
+            assert process.poll() is None, "the download ended before the storage stalled it"
             time.sleep(0.02)
         process.send_signal(number)
         assert finish(process).code == (143 if number == signal.SIGTERM else -number)

@@ -45,16 +45,16 @@ def do_unit(
 
 
 class Counter:
-    """Bytes of input done: added to from threads, or by child processes, each unit in a place of `places`."""
+    """Bytes of input done. Threads add to one number, a child process to that of the slot its unit has."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._value = 0
-        self.places: Any = None
+        self.slots: Any = None
 
     @property
     def value(self) -> int:
-        return sum(self.places) if self.places is not None else self._value
+        return sum(self.slots) if self.slots is not None else self._value
 
     def add(self, count: int) -> None:
         with self._lock:
@@ -99,32 +99,33 @@ def executor(job: Job, plan: Plan, width: int, counter: Counter, shared: Any) ->
 def _children(job: Job, plan: Plan, width: int, counter: Counter) -> Iterator[Executor]:
     """Run units in child processes, any of which may be killed at any moment.
 
-    Then it may hold the lock of the queue from which the others take their units, where they would wait for ever. So
-    this process ends them all once none has a unit.
+    A killed child may hold the lock of the queue from which the others take their units; they would wait for it for
+    ever. So this process takes no lock that a child takes, and kills all children once none of them has a unit.
     """
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor
 
     context = multiprocessing.get_context("spawn")
-    counter.places = context.RawArray("q", width)
+    counter.slots = context.RawArray("q", width)
     told = context.RawValue("b", 0)
-    units: list[Future[None] | None] = [None] * width
+    futures: list[Future[None] | None] = [None] * width  # of the last unit in each slot
 
     def submit(unit: Unit, found: list[Leftover]) -> Future[None]:
-        place = next(place for place, future in enumerate(units) if future is None or future.done())
+        # The caller has fewer than `width` unfinished units when it submits one, so a slot is free.
+        slot = next(number for number, last in enumerate(futures) if last is None or last.done())
         try:
-            future = pool.submit(_in_child, unit, found, place)
+            future = pool.submit(_in_child, unit, found, slot)
         except BrokenExecutor as error:  # one died since the last unit ended
             future = Future()
             future.set_exception(error)
-        units[place] = future
+        futures[slot] = future
         return future
 
     def stop() -> None:
         told.value = 1
 
     with ProcessPoolExecutor(
-        width, mp_context=context, initializer=_start_child, initargs=(job, plan.id, told, counter.places)
+        width, mp_context=context, initializer=_start_child, initargs=(job, plan.id, told, counter.slots)
     ) as pool:
         try:
             yield Executor(width, submit, stop)
@@ -148,7 +149,7 @@ def _now(job: Job, plan: Plan, unit: Unit, found: list[Leftover], counter: Count
 _CHILD: dict[str, Any] = {}
 
 
-def _start_child(job: Job, plan_id: str, told: Any, places: Any) -> None:
+def _start_child(job: Job, plan_id: str, told: Any, slots: Any) -> None:
     """Prepare a child process: it reads the plan itself, leaves signals to its parent, and dies with it."""
     import multiprocessing
 
@@ -167,13 +168,13 @@ def _start_child(job: Job, plan_id: str, told: Any, places: Any) -> None:
     if plan is None or plan.id != plan_id:
         raise Superseded(f"{job.record.plan_path} was replaced by another run while this one started")
 
-    _CHILD.update(job=job, plan=plan, should_stop=lambda: bool(told.value), places=places)
+    _CHILD.update(job=job, plan=plan, should_stop=lambda: bool(told.value), slots=slots)
 
 
-def _in_child(unit: Unit, found: list[Leftover], place: int) -> None:
-    places = _CHILD["places"]
+def _in_child(unit: Unit, found: list[Leftover], slot: int) -> None:
+    slots = _CHILD["slots"]
 
     def advance(count: int) -> None:
-        places[place] += count
+        slots[slot] += count
 
     do_unit(_CHILD["job"], _CHILD["plan"], unit, found, _CHILD["should_stop"], advance)

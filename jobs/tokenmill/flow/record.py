@@ -124,9 +124,9 @@ class Plan:
     """What a stage will make.
 
     `request` is what was asked (compared when somebody asks again), `basis` the parameters that decide a unit's bytes
-    beside its inputs: --replace does a unit of the same inputs and basis not again. `details` is what planning resolved
-    (a commit, a tokenizer), `source` where the text comes from in the end, `upstream` the stage and manifest hash read,
-    `require` the count that must not be zero at the end.
+    beside its inputs: --replace keeps what a unit of the same inputs and basis wrote. `details` is what planning
+    resolved (a commit, a tokenizer), `source` where the text comes from in the end, `upstream` the stage and manifest
+    hash read, `require` the count that must not be zero at the end.
     """
 
     stage: str

@@ -135,14 +135,21 @@ class _Child:
         self._process: subprocess.Popen[bytes] | _Forked = process
         self.unborn = forked
         self._control = Connection(control.detach())
+        # Connection.close() releases the file's number before it forgets it: a message of another thread would go into
+        # the file that has the number by then.
+        self._writing = threading.Lock()
 
     def begin(self, task: Task, wanted: int = 1) -> None:
         """Have it load the encoder, and fork as many as are wanted without it."""
         self._send((task, wanted))
 
     def _send(self, message: Any) -> None:
-        with suppress(OSError):  # it is dead: whoever waits for its answer will find that
+        with suppress(OSError), self._writing:  # it is dead: whoever waits for its answer will find that
             self._control.send(message)
+
+    def _close(self) -> None:
+        with self._writing:
+            self._control.close()
 
     def submit(self, slot: Slot) -> None:
         self._send((slot.number, len(slot.text.data), len(slot.ids.data), slot.segments))
@@ -162,7 +169,7 @@ class _Child:
     def end(self) -> int:
         """Kill it, whatever it does; return how it had ended before, negative for a signal."""
         self._born()
-        self._control.close()
+        self._close()
         if self.unborn:  # it will never be, or will find nobody there
             return 0
         with suppress(subprocess.TimeoutExpired):
@@ -176,7 +183,7 @@ class _Child:
         self._born()
         self._process.kill()
         self._process.wait()
-        self._control.close()
+        self._close()
 
     def _born(self) -> None:
         """See whether it is there by now."""
