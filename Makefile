@@ -42,7 +42,7 @@ $(VENV)/.installed-bench: $(VENV)/.installed locks/bench.txt
 	@touch $@
 
 run: $(VENV)/.installed ## Take a sample corpus to .bin/.idx, in OUT=out
-	$(BIN)/tokenmill sample $(OUT)
+	$(BIN)/tokenmill sample "$(OUT)"
 
 $(VENV)/.installed-scan: $(VENV)/.installed locks/scan.txt
 	$(PYTHON) -m venv .venv-scan
