@@ -26,7 +26,7 @@ def sample(
     how.reporter.say(f"harvested {found.documents:,} documents of train, validation and test into {output / NAME}")
     tokenizer = Path(__file__).parent.parent / "sample" / "tokenizer"
     pipeline = Pipeline(
-        uri=corpus.as_uri(),
+        uri=f"file://{corpus}",  # a path after file:// is taken as it stands, without %-escapes
         output=output,
         options=PreprocessOptions(tokenizer=str(tokenizer), name="sample"),
         extract=True,
