@@ -103,6 +103,7 @@ def test_nothing_from_outside_is_put_into_a_shell(path: Path) -> None:
     assert not [step["run"] for step in steps(path) if "${{" in step.get("run", "")]
 
 
+@pytest.mark.slow  # it needs what `make chart-tools` builds, and `make check` does without
 def test_actionlint_has_nothing_to_say() -> None:
     assert ACTIONLINT.exists(), "actionlint is not there: make chart-tools"
     command = [ACTIONLINT, "-shellcheck=", "-pyflakes=", *WORKFLOWS]
