@@ -29,7 +29,7 @@ PARTS = 9
 """Files an input is split into where workers share it: more than workers."""
 
 
-class Way(NamedTuple):
+class EncodingMode(NamedTuple):
     """How a corpus reaches the `.bin`."""
 
     encoder: str
@@ -39,19 +39,19 @@ class Way(NamedTuple):
 
 
 FAST = {
-    "small-tiny": Way("gigatoken", ".jsonl.gz", 2),
-    "mixed-tiny": Way("fastokens", ".jsonl.zst", 1),
-    "mixed-tiny-no-eod": Way("hf", ".parquet", 2),
-    "mixed-tiny-two-keys": Way("gigatoken", ".parquet", 1),
-    "escaped-tiny": Way("hf", ".jsonl", 1),
-    "odd-tiny": Way("fastokens", ".jsonl", 2, 3),
+    "small-tiny": EncodingMode("gigatoken", ".jsonl.gz", 2),
+    "mixed-tiny": EncodingMode("fastokens", ".jsonl.zst", 1),
+    "mixed-tiny-no-eod": EncodingMode("hf", ".parquet", 2),
+    "mixed-tiny-two-keys": EncodingMode("gigatoken", ".parquet", 1),
+    "escaped-tiny": EncodingMode("hf", ".jsonl", 1),
+    "odd-tiny": EncodingMode("fastokens", ".jsonl", 2, 3),
 }
 
 
-def every_way(number: int) -> Iterator[Way]:
+def every_way(number: int) -> Iterator[EncodingMode]:
     """Pair the axes so that a case meets each value of each; the number turns the pairs from case to case."""
     for i, form in enumerate((".jsonl", ".jsonl.zst", ".jsonl.gz", ".parquet")):
-        yield Way(ENCODERS[(number + i) % 3], form, 1 + i % 2, WORKERS[(number // 3 + i) % 3])
+        yield EncodingMode(ENCODERS[(number + i) % 3], form, 1 + i % 2, WORKERS[(number // 3 + i) % 3])
 
 
 def cases() -> Iterator[Any]:
@@ -123,7 +123,7 @@ def join(pairs: list[Path]) -> tuple[bytes, bytes]:
 
 
 @pytest.mark.parametrize(("name", "way"), list(cases()))
-def test_bytes_equal_megatron(tmp_path: Path, preprocess: Callable[..., None], name: str, way: Way) -> None:
+def test_bytes_equal_megatron(tmp_path: Path, preprocess: Callable[..., None], name: str, way: EncodingMode) -> None:
     vector = VECTORS[name]
     tokenizer = tokenizer_directory(vector["tokenizer"])
     parts = 1 if way.workers == 1 else PARTS

@@ -17,11 +17,11 @@ import pytest
 
 from support.corpus import TOKENIZER, text
 from support.runs import Forge, assert_same_tree, children, stop_at, tree
-from tokenmill.corpus import kinds
+from tokenmill.corpus import block_kinds
 from tokenmill.errors import TransientError
 from tokenmill.tokens.workers import pool
+from tokenmill.tokens.workers.encoder_process import Segment, Task
 from tokenmill.tokens.workers.pool import EncoderProcesses
-from tokenmill.tokens.workers.serve import Segment, Task
 
 LINES = text(0, 50)
 
@@ -60,20 +60,20 @@ def test_a_killed_encoder_is_replaced(
     forge: Forge, inputs: Path, settled: Path, whole: dict[str, bytes], tmp_path: Path
 ) -> None:
     run = paused(forge, inputs, tmp_path / "out", settled)
-    (encoder,) = children(run.pid, "tokens.workers.serve")
+    (encoder,) = children(run.pid, "tokens.workers.encoder_process")
     os.kill(encoder, signal.SIGKILL)
     os.kill(run.pid, signal.SIGCONT)
     assert run.wait() == 0, run.said
     assert "warning: the encoder fastokens was killed (SIGKILL); its records went to Hugging Face" in run.said
     assert_same_tree(tmp_path / "out", whole)
-    assert not children(run.pid, "tokens.workers.serve")
+    assert not children(run.pid, "tokens.workers.encoder_process")
 
 
 def test_an_encoder_that_hangs_is_replaced(
     forge: Forge, inputs: Path, settled: Path, whole: dict[str, bytes], tmp_path: Path
 ) -> None:
     run = paused(forge, inputs, tmp_path / "out", settled, "--encoder-patience", 10)  # it takes a second to load
-    (encoder,) = children(run.pid, "tokens.workers.serve")
+    (encoder,) = children(run.pid, "tokens.workers.encoder_process")
     os.kill(encoder, signal.SIGSTOP)
     os.kill(run.pid, signal.SIGCONT)
     assert run.wait() == 0, run.said
@@ -90,11 +90,11 @@ def test_encoders_end_with_a_run_that_is_killed(
     for i, path in enumerate(sorted(inputs.iterdir()) * 2):
         shutil.copy(path, twice / f"{i:02d}.jsonl")
     run = paused(forge, twice, tmp_path / "out", settled, "--processes", count)
-    encoders = children(run.pid, "tokens.workers.serve")
+    encoders = children(run.pid, "tokens.workers.encoder_process")
     deadline = time.monotonic() + 30
     while len(encoders) < count:
         assert time.monotonic() < deadline, "no encoder process was forked"
-        encoders = encoders[:1] + children(encoders[0], "tokens.workers.serve")
+        encoders = encoders[:1] + children(encoders[0], "tokens.workers.encoder_process")
     os.kill(run.pid, signal.SIGKILL)
     assert run.wait() == -signal.SIGKILL
     deadline = time.monotonic() + 30
@@ -189,7 +189,7 @@ def encode_on_each(
             slot.text.data[: len(LINES)] = LINES
         meanwhile()
         for slot in slots:
-            slot.submit([Segment(0, len(LINES), kinds.LINES, True)])
+            slot.submit([Segment(0, len(LINES), block_kinds.LINES, True)])
         ids = []
         for slot in slots:
             (column,), (found,), refused = slot.result()
@@ -200,7 +200,7 @@ def encode_on_each(
 
 def test_an_encoder_process_loads_the_encoder_and_no_numpy(processes: Callable[..., EncoderProcesses]) -> None:
     encode(processes([]))
-    (encoder,) = children(os.getpid(), "tokens.workers.serve")
+    (encoder,) = children(os.getpid(), "tokens.workers.encoder_process")
     loaded = {Path(line.split()[-1]).parent.name for line in Path(f"/proc/{encoder}/maps").read_text().splitlines()}
     assert "fastokens" in loaded
     assert not {name for name in loaded if name.startswith(("numpy", "tokenizers"))}
@@ -208,7 +208,7 @@ def test_an_encoder_process_loads_the_encoder_and_no_numpy(processes: Callable[.
 
 def test_an_encoder_lets_who_feeds_it_go_first(processes: Callable[..., EncoderProcesses]) -> None:
     encode(processes([]))
-    (encoder,) = children(os.getpid(), "tokens.workers.serve")
+    (encoder,) = children(os.getpid(), "tokens.workers.encoder_process")
     assert os.getpriority(os.PRIO_PROCESS, encoder) > os.getpriority(os.PRIO_PROCESS, 0)
 
 
@@ -224,9 +224,9 @@ def test_no_slot_is_left_only_when_half_of_them_are_ready(
         assert share.acquire() is None, "nothing is to be waited for yet"
         for slot in slots:
             slot.text.data[: len(LINES)] = LINES
-            slot.submit([Segment(0, len(LINES), kinds.LINES, True)])
+            slot.submit([Segment(0, len(LINES), block_kinds.LINES, True)])
         if killed:
-            os.kill(children(os.getpid(), "tokens.workers.serve")[0], signal.SIGKILL)
+            os.kill(children(os.getpid(), "tokens.workers.encoder_process")[0], signal.SIGKILL)
         assert share.acquire() is None
         assert [slot.answer is not None for slot in slots[: pool.SLOTS // 2]] == [True] * (pool.SLOTS // 2)
         assert {slot.result()[1][0].documents for slot in slots} == {50}
@@ -240,15 +240,17 @@ def test_an_encoder_that_always_crashes_gives_way_to_hugging_face(processes: Cal
     exact: set[int] = set()
 
     def kill() -> None:
-        (encoder,) = set(children(os.getpid(), "tokens.workers.serve")) - exact
+        (encoder,) = set(children(os.getpid(), "tokens.workers.encoder_process")) - exact
         os.kill(encoder, signal.SIGKILL)
         while _state(encoder) != "Z":
             time.sleep(0.001)
 
     for _ in range(pool.MAX_FAILURES):
-        before = set(children(os.getpid(), "tokens.workers.serve"))
+        before = set(children(os.getpid(), "tokens.workers.encoder_process"))
         assert encode(running, kill) == expected
-        exact = exact or {min(set(children(os.getpid(), "tokens.workers.serve")) - before)}  # Hugging Face's came first
+        exact = exact or {
+            min(set(children(os.getpid(), "tokens.workers.encoder_process")) - before)
+        }  # Hugging Face's came first
     assert len(warnings) == pool.MAX_FAILURES
     assert "Hugging Face does all that is left" in warnings[-1]
     assert encode(running) == expected
@@ -269,7 +271,7 @@ def test_when_hugging_face_fails_too_a_retry_is_asked_for(
 
     def break_both() -> None:
         copy.write_text("{}")
-        os.kill(children(os.getpid(), "tokens.workers.serve")[0], signal.SIGKILL)
+        os.kill(children(os.getpid(), "tokens.workers.encoder_process")[0], signal.SIGKILL)
 
     with pytest.raises(TransientError, match=r"fastokens was killed \(SIGKILL\), and Hugging Face did no better"):
         encode(running, break_both)
@@ -281,17 +283,17 @@ def test_an_encoder_that_grows_is_replaced_between_two_blocks(
     warnings: list[str] = []
     running = processes(warnings)
     expected = encode(running)
-    before = children(os.getpid(), "tokens.workers.serve")
+    before = children(os.getpid(), "tokens.workers.encoder_process")
     monkeypatch.setattr(pool, "MAX_GROWTH", -(1 << 40))
     assert [encode(running) for _ in range(3)] == [expected] * 3
-    assert set(before).isdisjoint(children(os.getpid(), "tokens.workers.serve"))
+    assert set(before).isdisjoint(children(os.getpid(), "tokens.workers.encoder_process"))
     assert not warnings
 
 
 def family() -> tuple[int, list[int]]:
     """Return the encoder process that loaded the encoder, and those that it forked."""
-    (loader,) = children(os.getpid(), "tokens.workers.serve")
-    return loader, children(loader, "tokens.workers.serve")
+    (loader,) = children(os.getpid(), "tokens.workers.encoder_process")
+    return loader, children(loader, "tokens.workers.encoder_process")
 
 
 @pytest.mark.parametrize("encoder", ["fastokens", "gigatoken", "hf"])
@@ -301,8 +303,12 @@ def test_one_encoder_process_loads_for_all(processes: Callable[..., EncoderProce
     running = processes(warnings, count=3, encoder=encoder)
     expected = encode(processes([]))
     assert encode_on_each(running, 3) == [expected] * 3
-    loaders = [pid for pid in children(os.getpid(), "tokens.workers.serve") if children(pid, "tokens.workers.serve")]
-    assert [len(children(pid, "tokens.workers.serve")) for pid in loaders] == [2]
+    loaders = [
+        pid
+        for pid in children(os.getpid(), "tokens.workers.encoder_process")
+        if children(pid, "tokens.workers.encoder_process")
+    ]
+    assert [len(children(pid, "tokens.workers.encoder_process")) for pid in loaders] == [2]
     assert not warnings
 
 
@@ -348,7 +354,7 @@ def test_a_loader_that_dies_too_early_is_one_failure(processes: Callable[..., En
     """Were it one for each process that waits for it, many processes would all be Hugging Face after one crash."""
     warnings: list[str] = []
     running = processes(warnings, count=pool.MAX_FAILURES + 1)
-    (loader,) = children(os.getpid(), "tokens.workers.serve")
+    (loader,) = children(os.getpid(), "tokens.workers.encoder_process")
     os.kill(loader, signal.SIGKILL)
     expected = encode(processes([]))
     assert encode_on_each(running, pool.MAX_FAILURES + 1) == [expected] * (pool.MAX_FAILURES + 1)
@@ -385,7 +391,7 @@ def test_many_encoder_processes_need_no_higher_limit_of_open_files(
 FEW_FILES = """
 import resource, sys
 from tokenmill.tokens.workers.pool import EncoderProcesses
-from tokenmill.tokens.workers.serve import Task
+from tokenmill.tokens.workers.encoder_process import Task
 resource.setrlimit(resource.RLIMIT_NOFILE, (250, 250))
 running = EncoderProcesses(40, patience=60.0, warn=print)
 running.begin(Task("fastokens", sys.argv[1], True, "", ("text",), 0, "start"), int(sys.argv[2]))
@@ -404,7 +410,7 @@ def test_where_open_files_are_few_fewer_encoders_work(settled: Path) -> None:
 
 def test_encoders_that_were_never_told_what_to_do_end() -> None:
     running = EncoderProcesses(3, patience=60.0, warn=lambda _: None)
-    started = children(os.getpid(), "tokens.workers.serve")
+    started = children(os.getpid(), "tokens.workers.encoder_process")
     assert len(started) == 1
     running.close()
     assert all(_gone(pid) for pid in started)
@@ -415,9 +421,9 @@ def test_where_none_can_be_forked_each_loads(
 ) -> None:
     expected = encode(processes([]))
     monkeypatch.delattr(os, "pidfd_open")
-    before = children(os.getpid(), "tokens.workers.serve")
+    before = children(os.getpid(), "tokens.workers.encoder_process")
     assert encode_on_each(processes([], count=3), 3) == [expected] * 3
-    assert len(children(os.getpid(), "tokens.workers.serve")) == len(before) + 3
+    assert len(children(os.getpid(), "tokens.workers.encoder_process")) == len(before) + 3
 
 
 def test_all_encoders_end_and_their_time_is_counted(processes: Callable[..., EncoderProcesses]) -> None:

@@ -167,7 +167,7 @@ def test_a_long_unit_goes_on_where_its_journal_ends(
         assert run.wait() == -signal.SIGKILL, run.said
     else:  # with an encoder that hangs: else the last files might be done before anybody looks at the signal
         assert run.wait() == "stopped", run.said
-        (encoder,) = children(run.pid, "tokens.workers.serve")
+        (encoder,) = children(run.pid, "tokens.workers.encoder_process")
         os.kill(encoder, signal.SIGSTOP)
         os.kill(run.pid, signal.SIGTERM)
         os.kill(run.pid, signal.SIGCONT)

@@ -20,9 +20,9 @@ from support.train import (
     wait_for,
     wait_for_silence,
 )
-from tokenmill.training.runtime.attempts import Records
+from tokenmill.training.runtime.attempts import RunRecords
 from tokenmill.training.runtime.node import Node
-from tokenmill.training.runtime.rendezvous import Gathering
+from tokenmill.training.runtime.rendezvous import Rendezvous
 
 # -- how it ends
 
@@ -266,8 +266,8 @@ def test_a_sick_machine_of_another_node_is_no_machine_to_wait_for(job: Callable[
     assert run.finish() == 0, run.logs()
     run.settings["training"]["iterations"] = 60
     program(tmp_path, "nvidia-smi", "exit 1")
-    records = Records(run.checkpoints)
-    first = Gathering(records, Node(0, 2, "localhost", 29500), "", print)
+    records = RunRecords(run.checkpoints)
+    first = Rendezvous(records, Node(0, 2, "localhost", 29500), "", print)
     assert run.start(1).wait(60) == 143
     assert first.look(met=False), "it is here"
     failure = json.loads((records.directory / "failure-1.json").read_text())

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tokenmill.tokens.workers.encoder_process import Task
 from tokenmill.tokens.workers.pool import _Child
-from tokenmill.tokens.workers.serve import Task
 
 
 def test_a_killed_process_gets_no_message_and_no_file_gets_it_either(tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ import pytest
 from support.commandline import data_of
 from support.hub import Fault, Hub
 from tokenmill.corpus.factory import open_source
-from tokenmill.corpus.fetch import Lines, fetch_to
+from tokenmill.corpus.fetch import ConnectionPool, fetch_to
 from tokenmill.corpus.retry import RetryPolicy
-from tokenmill.corpus.transfer import Gate
+from tokenmill.corpus.transfer import RateLimitGate
 from tokenmill.errors import RequestError, Stopped, TransientError
 from tokenmill.flow.contract import RemoteFile
 
@@ -154,7 +154,7 @@ def asked(hub: Hub) -> list[str | None]:
 
 def test_a_large_file_comes_over_all_spare_connections_and_is_located_once(parts: Hub, tmp_path: Path) -> None:
     fetched = Fetched(parts)
-    assert fetched.to(tmp_path / "a", "big.zst", lines=Lines(4)) == BIG
+    assert fetched.to(tmp_path / "a", "big.zst", lines=ConnectionPool(4)) == BIG
     assert sum(fetched.reported) == len(BIG)
     assert sorted(asked(parts)) == sorted(
         f"bytes={n}-{min(n + 65535, len(BIG) - 1)}" for n in range(0, len(BIG), 1 << 16)
@@ -172,17 +172,17 @@ def test_no_part_comes_twice_while_its_bytes_are_written(parts: Hub, tmp_path: P
         if written[0] == 4 << 16:  # the four threads claim what they may, six parts ahead, and wait
             wait_for(lambda: len(asked(parts)) >= 10)
 
-    Fetched(parts).to(tmp_path / "a", "big.zst", lines=Lines(4), checkpoint=checkpoint)
+    Fetched(parts).to(tmp_path / "a", "big.zst", lines=ConnectionPool(4), checkpoint=checkpoint)
     assert len(asked(parts)) == len(set(asked(parts)))
 
 
 def test_without_spare_connections_one_is_used_and_kept(parts: Hub, tmp_path: Path) -> None:
-    lines = Lines(2)
+    lines = ConnectionPool(2)
     lines.take(lambda: None)
     assert Fetched(parts).to(tmp_path / "a", "big.zst", lines=lines) == BIG
     assert len({request.client for request in parts.requests if request.kind == "cdn"}) == 1
     parts.requests.clear()
-    assert Fetched(parts).to(tmp_path / "b", "small.zst", lines=Lines(4)) == BIG[:100_000]
+    assert Fetched(parts).to(tmp_path / "b", "small.zst", lines=ConnectionPool(4)) == BIG[:100_000]
     assert Fetched(parts).to(tmp_path / "c", "big.zst") == BIG
     assert asked(parts) == [None, None]
 
@@ -212,15 +212,15 @@ def test_a_large_file_arrives_through_faults(
 ) -> None:
     heard: list[float] = []
 
-    def close_for(gate: Gate, seconds: float) -> None:
+    def close_for(gate: RateLimitGate, seconds: float) -> None:
         closing(gate, seconds)
         heard.append(time.monotonic())
 
-    closing = Gate.close_for
-    monkeypatch.setattr(Gate, "close_for", close_for)
+    closing = RateLimitGate.close_for
+    monkeypatch.setattr(RateLimitGate, "close_for", close_for)
     fetched = Fetched(parts)
     parts.faults.add(fault)
-    assert fetched.to(tmp_path / "a", "big.zst", lines=Lines(4)) == BIG
+    assert fetched.to(tmp_path / "a", "big.zst", lines=ConnectionPool(4)) == BIG
     assert sum(fetched.reported) == len(BIG)
     assert any(request.fault for request in parts.requests)
     told = [request for request in parts.requests if request.retry_after]
@@ -235,7 +235,7 @@ def test_links_that_expire_again_and_again_are_no_refusal_of_the_file(tmp_path: 
     fetched = Fetched(parts)
     for number in range(3, 60, 4):
         parts.faults.add(Fault("403", where="cdn", path="big.zst", after=number))
-    assert fetched.to(tmp_path / "a", "big.zst", lines=Lines(2)) == BIG
+    assert fetched.to(tmp_path / "a", "big.zst", lines=ConnectionPool(2)) == BIG
     assert [request.fault for request in parts.requests].count("403") > 5
 
 
@@ -249,10 +249,10 @@ def test_stopping_while_parts_come_keeps_what_continues_the_file(parts: Hub, tmp
 
     fetched.source = open_source(URI, stall_seconds=60, endpoint=parts.endpoint)
     with pytest.raises(Stopped):
-        fetched.to(tmp_path / "a", "big.zst", lines=Lines(4), checkpoint=stop)
+        fetched.to(tmp_path / "a", "big.zst", lines=ConnectionPool(4), checkpoint=stop)
     left = (tmp_path / "a").read_bytes()
     assert BIG.startswith(left)
-    assert fetched.to(tmp_path / "a", "big.zst", lines=Lines(4)) == BIG
+    assert fetched.to(tmp_path / "a", "big.zst", lines=ConnectionPool(4)) == BIG
 
 
 def test_a_file_that_changes_while_its_parts_come_is_refused(parts: Hub, tmp_path: Path) -> None:
@@ -264,7 +264,7 @@ def test_a_file_that_changes_while_its_parts_come_is_refused(parts: Hub, tmp_pat
     parts.on_request = change
     fetched = Fetched(parts, f"{parts.endpoint}/datasets/org/c/resolve/main/big.jsonl")
     with pytest.raises(RequestError, match="changed since it was planned"):
-        fetched.to(tmp_path / "a", "big.jsonl", lines=Lines(3))
+        fetched.to(tmp_path / "a", "big.jsonl", lines=ConnectionPool(3))
 
 
 class Whole(http.server.BaseHTTPRequestHandler):
@@ -284,7 +284,7 @@ def test_a_large_file_of_a_server_without_ranges(parts: Hub, tmp_path: Path) -> 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Whole) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         fetched = Fetched(parts, f"http://127.0.0.1:{server.server_port}/big.zst")
-        assert fetched.to(tmp_path / "a", "big.zst", lines=Lines(4)) == BIG
+        assert fetched.to(tmp_path / "a", "big.zst", lines=ConnectionPool(4)) == BIG
         server.shutdown()
 
 

@@ -16,8 +16,8 @@ import pytest
 from tokenmill.errors import Superseded
 from tokenmill.files import lease as module
 from tokenmill.files.lease import (
-    Claim,
     Lease,
+    LeaseClaim,
     Liveness,
     Owner,
     abandoned,
@@ -26,7 +26,7 @@ from tokenmill.files.lease import (
     new_token,
     this_process,
 )
-from tokenmill.files.tree import ForeignEntry, Tree
+from tokenmill.files.tree import Tree, UnexpectedEntry
 from tokenmill.machine import machine, machine_tag, process_name, start_ticks
 
 ELSEWHERE = Owner("node-7", "another", "pid:[1]", 1, 5)
@@ -44,8 +44,10 @@ def dead() -> int:
     return process.pid
 
 
-def lease(directory: Path, owner: Owner | None = None) -> Lease[Claim]:
-    return Lease(Tree(directory), directory / "lease.json", Claim(owner=owner or this_process(), token=new_token()))
+def lease(directory: Path, owner: Owner | None = None) -> Lease[LeaseClaim]:
+    return Lease(
+        Tree(directory), directory / "lease.json", LeaseClaim(owner=owner or this_process(), token=new_token())
+    )
 
 
 def test_a_process_of_this_machine_is_looked_for_however_long_it_was_silent(dead: int) -> None:
@@ -157,7 +159,7 @@ def test_a_beat_that_fails_is_followed_by_another_and_none_follows_the_end(monke
         beats += 1
         if beats > 3:
             enough.set()
-        raise [OSError("away"), ForeignEntry("a link")][beats % 2]
+        raise [OSError("away"), UnexpectedEntry("a link")][beats % 2]
 
     with module.heartbeat(beat):
         assert enough.wait(60)
@@ -197,7 +199,7 @@ def test_what_cannot_be_read_belongs_to_nobody_known(tmp_path: Path, content: by
 
 def test_a_claim_of_a_later_version_is_read(tmp_path: Path) -> None:
     (tmp_path / "lease.json").write_text(json.dumps(CLAIM | {"later": [1], "owner": CLAIM["owner"] | {"gpu": 3}}))
-    assert lease(tmp_path).read() == Claim(owner=Owner("h", "b", "n", 1, 5), token="x")
+    assert lease(tmp_path).read() == LeaseClaim(owner=Owner("h", "b", "n", 1, 5), token="x")
 
 
 @pytest.mark.parametrize(
@@ -220,7 +222,7 @@ def test_what_is_no_file_is_refused_and_left_alone(
     mine = lease(tmp_path)
     assert not mine.take()
     for look in (mine.read, mine.watch, mine.beat):
-        with pytest.raises(ForeignEntry, match=r"lease\.json"):
+        with pytest.raises(UnexpectedEntry, match=r"lease\.json"):
             look()
     mine.release()
     assert sorted(os.listdir(tmp_path)) == ["elsewhere.json", "lease.json"]

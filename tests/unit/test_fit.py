@@ -13,7 +13,7 @@ from support.commandline import Ended, many, within
 from support.memory import total_bytes
 from tokenmill.errors import RequestError
 from tokenmill.training.model import from_fields, names, preset
-from tokenmill.training.planner.fit import Machines, Wanted, cost, search
+from tokenmill.training.planner.fit import LayoutConstraints, Machines, cost, search
 from tokenmill.training.planner.layout import late_refusals, refusals
 from tokenmill.training.planner.memory import GIB
 from tokenmill.training.planner.plan import GRACE_SECONDS
@@ -62,7 +62,7 @@ def test_what_is_listed_is_accepted_and_fits_and_is_in_order(
     name: str, gpus: int, memory: float, recompute: str | None, micro: int | None
 ) -> None:
     machines = Machines(gpus, min(8, gpus) if gpus != 12 else 4, memory)
-    found = search(preset(name), machines, 16 * gpus, Wanted(recompute=recompute, micro_batch=micro))
+    found = search(preset(name), machines, 16 * gpus, LayoutConstraints(recompute=recompute, micro_batch=micro))
     for fit_, price in found.fits:
         layout = fit_.layout
         assert refusals(layout) == late_refusals(layout) == []
@@ -75,7 +75,10 @@ def test_what_is_listed_is_accepted_and_fits_and_is_in_order(
     assert bool(found.fits) or found.nearest is not None
     kinds = {(f.layout.tensor, f.layout.pipeline, f.layout.context, f.layout.expert) for f, _ in found.fits}
     more = search(
-        preset(name), Machines(gpus, machines.gpus_per_node, 2 * memory), 16 * gpus, Wanted(recompute=recompute)
+        preset(name),
+        Machines(gpus, machines.gpus_per_node, 2 * memory),
+        16 * gpus,
+        LayoutConstraints(recompute=recompute),
     )
     assert kinds <= {(f.layout.tensor, f.layout.pipeline, f.layout.context, f.layout.expert) for f, _ in more.fits}
 
@@ -131,7 +134,7 @@ def test_experts_are_spread_and_their_layouts_ranked_by_what_crosses_nodes() -> 
     assert found["active_parameters"] == pytest.approx(12.9e9, rel=0.01)
     assert found["layouts"][0]["expert"] > 1
     machines = Machines(64, 8, 80)
-    wanted = Wanted(pipeline=4, expert=8, expert_tensor=1, micro_batch=1)
+    wanted = LayoutConstraints(pipeline=4, expert=8, expert_tensor=1, micro_batch=1)
     ((near, _),) = search(preset("mixtral-8x7b"), machines, 1024, wanted).fits
     assert cost(near.layout, 4).expert > 5 * cost(near.layout, 8).expert  # eight experts in two nodes of four
 
@@ -156,9 +159,9 @@ def test_large_searches_end_soon() -> None:
     for name in ("175b", "mixtral-8x7b"):
         (layout,) = planned("--model", name, *big)["layouts"]
         assert layout["data_parallel"] > 1
-    found = search(preset("mixtral-8x7b", seqLength=131072), Machines(16384, 8, 80), 16384, Wanted())
+    found = search(preset("mixtral-8x7b", seqLength=131072), Machines(16384, 8, 80), 16384, LayoutConstraints())
     assert found.tried < 20_000  # 25 us each
-    found = search(preset("125m", numLayers=10**10), Machines(10**12, 10**12, 80), 10**12, Wanted())
+    found = search(preset("125m", numLayers=10**10), Machines(10**12, 10**12, 80), 10**12, LayoutConstraints())
     assert not found.fits and found.tried < 500_000
 
 

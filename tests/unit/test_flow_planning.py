@@ -21,7 +21,7 @@ from tokenmill.flow.planning import Request, agree
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.record import Counts, Plan, StageRecord, Unit
 from tokenmill.flow.run import run_stage
-from tokenmill.flow.runs import Runs
+from tokenmill.flow.runs import RunRegistry
 from tokenmill.flow.stage import Run, Stage
 from tokenmill.flow.workspace import Workspace
 from tokenmill.stages.registry import CONCATENATE, DOWNLOAD, EXTRACT
@@ -182,9 +182,9 @@ def test_a_run_whose_plan_is_replaced_while_it_registers_is_closed(tmp_path: Pat
     record.directory.mkdir(parents=True)
     old, new = Plan("download", {"a": 1}, [], {}), Plan("download", {"a": 2}, [], {})
     record.plan_path.write_bytes(new.to_bytes())
-    Runs(record, "late").enter(old)
-    Runs(record, "now").enter(new)
-    assert (Runs(record, "late").closed, Runs(record, "now").closed) == (True, False)
+    RunRegistry(record, "late").enter(old)
+    RunRegistry(record, "now").enter(new)
+    assert (RunRegistry(record, "late").closed, RunRegistry(record, "now").closed) == (True, False)
 
 
 @pytest.mark.parametrize("run", ["../plan.json", ".hidden", "a/b", "x" * 300])

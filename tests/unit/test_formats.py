@@ -15,15 +15,15 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tokenmill.corpus.block_kinds import ReadSettings
 from tokenmill.corpus.compression import open_decompressed
-from tokenmill.corpus.kinds import Reading
-from tokenmill.corpus.parse import Rejected
+from tokenmill.corpus.json_cutter import JsonCutter
+from tokenmill.corpus.parse import RejectedRecord
 from tokenmill.corpus.readers import OnBad, first_documents, read_documents
-from tokenmill.corpus.values import Cutter
 from tokenmill.errors import InputError, RequestError
 from tokenmill.suffixes import is_data_file
 
-PLAIN, JSON, FILE, LINE = Reading(), Reading("json"), Reading("txt"), Reading("txt", lines=True)
+PLAIN, JSON, FILE, LINE = ReadSettings(), ReadSettings("json"), ReadSettings("txt"), ReadSettings("txt", lines=True)
 RECORDS: list[dict[str, Any]] = [
     {"text": 'quoted "a\\" ]}', "n": [1, [2, {"deep": "}"}], []]},
     {"id": 7, "text": "žluť 😀\n\r\n\t", "meta": {"data": [{"text": "no record"}]}},
@@ -34,11 +34,11 @@ TEXTS = [record["text"] for record in RECORDS]
 
 
 def _read(
-    path: Path, reading: Reading = PLAIN, on_bad: OnBad = "fail", batch_bytes: int = 4 << 20, key: str = "text"
-) -> tuple[list[Any], list[Rejected], int]:
+    path: Path, reading: ReadSettings = PLAIN, on_bad: OnBad = "fail", batch_bytes: int = 4 << 20, key: str = "text"
+) -> tuple[list[Any], list[RejectedRecord], int]:
     """Return a file's texts, its bad records and how many lines were blank, its compressed size checked."""
     texts: list[Any] = []
-    rejected: list[Rejected] = []
+    rejected: list[RejectedRecord] = []
     blank = size = 0
     for batch in read_documents(
         path, [key], display="corpus/file", on_bad=on_bad, batch_bytes=batch_bytes, reading=reading
@@ -174,7 +174,7 @@ def test_values_are_cut_as_json_parses_them(
     if not array and records and any(isinstance(records[0].get(key), list) for key in ("data", "rows")):
         return
     data = text.encode()
-    cutter = Cutter(["text"], 1 << 20, "")
+    cutter = JsonCutter(["text"], 1 << 20, "")
     cut = [value for at in range(0, len(data), size) for value in cutter.feed(data[at : at + size])]
     assert [json.loads(value.data) for value in [*cut, *cutter.finish()]] == records
 
@@ -237,7 +237,7 @@ def test_json_without_a_record_a_line_is_named(file: Any, layout: str, on_bad: O
 def test_a_whole_array_in_one_line_is_named_though_it_is_too_long(file: Any) -> None:
     path = file(json.dumps([{"text": "x" * 1000}] * 1000))
     with pytest.raises(InputError, match=r"one JSON array, .*--format json"):
-        _read(path, Reading(most=50_000), batch_bytes=10_000)
+        _read(path, ReadSettings(most=50_000), batch_bytes=10_000)
 
 
 def test_what_only_looks_like_something_else_is_read(file: Any) -> None:
@@ -257,7 +257,7 @@ def test_chat_data_is_named(file: Any) -> None:
         {"messages": [{"role": "user", "content": "hi"}]},
         {"conversations": [{"from": "human", "value": "hi"}], "id": 1},
     ):
-        for reading in (Reading(), JSON):
+        for reading in (ReadSettings(), JSON):
             with pytest.raises(InputError, match=r"'(messages|conversations)' holds chat data, .*chat template"):
                 _read(file(json.dumps(record)), reading)
         with pytest.raises(InputError, match="holds chat data"):
@@ -427,7 +427,7 @@ def test_a_compressed_column_file_says_how_to_give_it(file: Any) -> None:
 @pytest.mark.parametrize("form", ["jsonl", "json", "txt", "parquet", "arrow", "jsonl.zst"])
 def test_a_record_that_is_too_long_is_passed_over(tmp_path: Path, form: str) -> None:
     texts = ["first", "x" * 300_000, "between", "y" * 2_000_000, "last"]
-    path, reading = tmp_path / f"a.{form}", Reading(most=100_000)
+    path, reading = tmp_path / f"a.{form}", ReadSettings(most=100_000)
     lines = "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
     if form == "jsonl":
         path.write_bytes(lines)
@@ -470,7 +470,7 @@ def test_a_record_too_long_at_either_end_of_a_file(file: Any) -> None:
         (f'\n\n{long}\n \n{{"text": "a"}}', ["a"], [3]),
         (f'{{"text": "a"}}\n{long}', ["a"], [2]),
     ):
-        texts, rejected, _ = _read(file(data), Reading(most=100_000), "quarantine", batch_bytes=10_000)
+        texts, rejected, _ = _read(file(data), ReadSettings(most=100_000), "quarantine", batch_bytes=10_000)
         assert (texts, [item.line for item in rejected]) == (taken, bad)
     escaped = json.dumps([{"text": "\\" * 300_001}, {"text": "b"}])
     assert _read(file(escaped), JSON._replace(most=100_000), "quarantine")[0] == ["b"]

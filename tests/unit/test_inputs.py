@@ -21,7 +21,7 @@ from support.commandline import Ended, tokenmill
 from tokenmill.cli import main
 from tokenmill.corpus.factory import open_source
 from tokenmill.corpus.retry import RetryPolicy
-from tokenmill.corpus.source import Changed
+from tokenmill.corpus.source import SourceChanged
 from tokenmill.errors import RequestError
 from tokenmill.inputs import OpenInput, walk_files
 
@@ -469,7 +469,7 @@ def test_a_file_of_a_directory_that_changes_during_its_download_is_refused(
     body = iter(source.open(file, None, 0))
     next(body)
     change(path)
-    with pytest.raises(Changed):
+    with pytest.raises(SourceChanged):
         list(body)
 
 

@@ -10,7 +10,7 @@ from support.rendering import ROOT
 from tokenmill.corpus.schemes import Scheme, addresses, entries
 
 TOY = """
-from tokenmill.corpus.retry import Retry
+from tokenmill.corpus.retry import RetryableError
 from tokenmill.corpus.schemes import Authority, Scheme, register
 from tokenmill.corpus.source import Listing
 from tokenmill.flow.contract import RemoteFile
@@ -33,7 +33,7 @@ class Bytes:
         if self.toy.broken:
             self.toy.broken = False
             yield LINES[:5]
-            raise Retry("the toy broke")
+            raise RetryableError("the toy broke")
         yield LINES[self.offset :]
 
 register(Scheme(("toy", "toys"), "__main__:Toy", "toy://BOX", credentials="a toy needs none"))

@@ -34,7 +34,8 @@ def test_a_class_name_is_used_once_in_the_package() -> None:
 UNTYPED = {
     "what a tokenizer's own files hold": "tokens/merges tokens/resolve tokens/tokenizer tokens/encoders",
     "answers of children that load foreign code": "tokens/gate tokens/encoder_store",
-    "JSON of the Hub, of buckets and Xet": "corpus/asking corpus/bucket corpus/foreign corpus/transfer corpus/xet",
+    "JSON of the Hub, of buckets and Xet": "corpus/hub_api corpus/bucket corpus/unexpected_content corpus/transfer "
+    "corpus/xet",
     "JSON before it is checked, and its codec": "files/codec flow/contract flow/record",
     "what is asked for, compared as JSON": "flow/planning selection tokens/stream stages/adopt stages/concatenate"
     " stages/download stages/extract stages/preprocess",

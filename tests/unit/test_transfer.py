@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from requests.structures import CaseInsensitiveDict
 
 from support.hub import Fault, Hub
-from tokenmill.corpus.retry import Retry
-from tokenmill.corpus.transfer import Gate, Transfer, told_to_wait
+from tokenmill.corpus.retry import RetryableError
+from tokenmill.corpus.transfer import RateLimitGate, Transfer, told_to_wait
 
 PLAIN, PACKED = b"plain text\n" * 100, bytes(range(256)) * 40
 
@@ -62,7 +62,7 @@ def test_any_header_is_a_time_to_wait_or_none(after: str, limit: str) -> None:
 
 
 def test_a_gate_stays_closed_as_long_as_the_longest_that_was_asked() -> None:
-    gate = Gate()
+    gate = RateLimitGate()
     assert gate.closed_for() == 0
     gate.close_for(50)
     gate.close_for(2)
@@ -92,7 +92,7 @@ def test_no_compression_is_asked_for(transfer: Transfer, hub: Hub) -> None:
 )
 def test_an_answer_that_is_no_body_is_worth_another_try(transfer: Transfer, hub: Hub, kind: str, refused: bool) -> None:
     hub.faults.add(Fault(kind))
-    with pytest.raises(Retry, match=kind) as caught:
+    with pytest.raises(RetryableError, match=kind) as caught:
         fetch(transfer, hub)
     assert (caught.value.refused, caught.value.restart) == (refused, False)
     assert fetch(transfer, hub) == PACKED
@@ -100,10 +100,10 @@ def test_an_answer_that_is_no_body_is_worth_another_try(transfer: Transfer, hub:
 
 def test_after_a_429_nobody_asks_before_the_time(transfer: Transfer, hub: Hub) -> None:
     hub.faults.add(Fault("429", retry="seconds", seconds=30))
-    with pytest.raises(Retry):
+    with pytest.raises(RetryableError):
         fetch(transfer, hub)
     for name in ("a.txt", "b.zst"):
-        with pytest.raises(Retry) as caught:
+        with pytest.raises(RetryableError) as caught:
             fetch(transfer, hub, name)
         assert caught.value.after is not None and 28 < caught.value.after <= 30.5
     assert len(hub.requests) == 1
@@ -114,7 +114,7 @@ def test_a_connection_that_breaks_keeps_what_came(transfer: Transfer, hub: Hub, 
     hub.faults.add(Fault(kind, where="cdn", at=5000, seconds=20))
     url = f"{hub.endpoint}/datasets/org/c/resolve/main/b.zst"
     came = b""
-    with pytest.raises(Retry) as caught:
+    with pytest.raises(RetryableError) as caught:
         for block in transfer.open(url, {}):
             came += block
     assert not caught.value.restart
@@ -124,10 +124,10 @@ def test_a_connection_that_breaks_keeps_what_came(transfer: Transfer, hub: Hub, 
 
 def test_another_range_than_was_asked_for_is_never_appended(transfer: Transfer, hub: Hub) -> None:
     hub.faults.add(Fault("ignore_range"))
-    with pytest.raises(Retry, match="ignores ranges") as caught:
+    with pytest.raises(RetryableError, match="ignores ranges") as caught:
         fetch(transfer, hub, offset=100)
     assert caught.value.restart
-    with pytest.raises(Retry, match="nothing at this offset") as caught:
+    with pytest.raises(RetryableError, match="nothing at this offset") as caught:
         fetch(transfer, hub, offset=len(PACKED))
     assert caught.value.restart
 
@@ -135,18 +135,18 @@ def test_another_range_than_was_asked_for_is_never_appended(transfer: Transfer, 
 def test_a_signed_link_is_in_no_message(transfer: Transfer, hub: Hub) -> None:
     for fault in (Fault("drop", where="cdn"), Fault("403", where="cdn"), Fault("cut", where="cdn", at=0)):
         hub.faults.add(fault)
-        with pytest.raises(Retry) as caught:
+        with pytest.raises(RetryableError) as caught:
             fetch(transfer, hub)
         assert "Signature" not in str(caught.value)
 
 
 def test_a_password_in_an_address_is_in_no_message(transfer: Transfer, hub: Hub) -> None:
     address = f"http://user:s3cret@{urlsplit(hub.endpoint).netloc}/nothing"
-    with pytest.raises(Retry) as caught:
+    with pytest.raises(RetryableError) as caught:
         transfer.locate(address, {}, 0)
     assert "s3cret" not in str(caught.value)
     hub.stop()
-    with pytest.raises(Retry) as caught:
+    with pytest.raises(RetryableError) as caught:
         Transfer(0.5).locate(address, {}, 0)
     assert "s3cret" not in str(caught.value)
 
@@ -167,7 +167,7 @@ def test_redirects_that_never_end_are_given_up(hub: Hub) -> None:
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Round) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        with pytest.raises(Retry, match="too many redirects") as caught:
+        with pytest.raises(RetryableError, match="too many redirects") as caught:
             Transfer(0.5).locate(f"http://127.0.0.1:{server.server_port}/", {}, 0)
         server.shutdown()
     assert caught.value.refused

@@ -94,7 +94,7 @@ def fit(
     json: o.Json = False,
 ) -> None:
     """List the layouts of a model that fit the GPUs, best first, with memory, bubble, batch and checkpoint."""
-    from tokenmill.training.planner.fit import Wanted
+    from tokenmill.training.planner.fit import LayoutConstraints
     from tokenmill.training.planner.plan import LayoutRequest, make
     from tokenmill.training.planner.render import text, to_json
     from tokenmill.training.planner.request import machines_for, model_for, storage_for
@@ -116,7 +116,7 @@ def fit(
     request = LayoutRequest(
         model=model_for(model, custom, changed, seq_length),
         machines=machines_for(gpus, gpus_per_node, gpu_memory),
-        wanted=Wanted(
+        wanted=LayoutConstraints(
             tensor, pipeline, context, expert, expert_tensor, layers_per_virtual_stage, micro_batch, recompute
         ),
         global_batch=global_batch,

@@ -16,7 +16,7 @@ InputOrSource = Annotated[
         "whose shards then come to local scratch one by one.",
     ),
 ]
-Scratch = Annotated[
+ScratchFile = Annotated[
     Path | None, typer.Option("--scratch", help="Directory for a source's shards, a few at a time; TMPDIR if left out.")
 ]
 Output = Annotated[

@@ -21,7 +21,7 @@ def preprocess(
     run: RunOptions,
     output: o.Output = None,
     from_stage: o.From = None,
-    scratch: o.Scratch = None,
+    scratch: o.ScratchFile = None,
     processes: o.Processes = None,
 ) -> None:
     """Tokenise JSONL, compressed or not, Parquet, Arrow, JSON or text into .bin/.idx, as Megatron-LM does."""

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tokenmill.corpus import foreign, values
+from tokenmill.corpus import json_cutter, unexpected_content
+from tokenmill.corpus.block_kinds import LINES, ROWS, TEXT, TEXT_LINES, TOO_LONG, ReadSettings, too_long
 from tokenmill.corpus.compression import REMEDY, open_decompressed
-from tokenmill.corpus.kinds import LINES, ROWS, TEXT, TEXT_LINES, TOO_LONG, Reading, too_long
 from tokenmill.corpus.parse import column_path
 from tokenmill.corpus.records import BOM
 from tokenmill.errors import InputError
@@ -34,7 +34,7 @@ STEP = 256 << 10
 """Bytes decompressed at a time, so that they are still in the cache when they are searched."""
 
 
-class Room(Protocol):
+class BlockBuffer(Protocol):
     """Memory that a block is put into; `grow` gives it at least so many bytes and keeps what is there."""
 
     @property
@@ -44,7 +44,7 @@ class Room(Protocol):
     def grow(self, size: int) -> None: ...
 
 
-class Blocks(Protocol):
+class BlockReader(Protocol):
     """A file on its way into blocks.
 
     `kind` says what the last block is (`corpus.parse.parse_block`). `digested`: the digest was fed the file's bytes.
@@ -56,7 +56,7 @@ class Blocks(Protocol):
     finished: bool
     compressed: int
 
-    def fill(self, room: Room, begin: int, limit: int) -> int:
+    def fill(self, room: BlockBuffer, begin: int, limit: int) -> int:
         """Put the next records into the room from `begin`, up to about `limit`; return where they end.
 
         With `begin` above 0 the room holds other files already: then all of this one is put there, or nothing.
@@ -73,8 +73,8 @@ def open_blocks(
     *,
     display: str,
     digest: "Digest | None" = None,
-    reading: Reading = Reading(),  # noqa: B008 - it is immutable
-) -> Blocks:
+    reading: ReadSettings = ReadSettings(),  # noqa: B008 - it is immutable
+) -> BlockReader:
     """Open a file of records; RequestError for a column that is not there.
 
     `digest` is fed the file's bytes, but of Parquet, which is read here and there; its pages have checksums of their
@@ -116,7 +116,7 @@ class _Lines:
 
     digested = True
 
-    def __init__(self, path: Path, display: str, reading: Reading, digest: "Digest | None", kind: str) -> None:
+    def __init__(self, path: Path, display: str, reading: ReadSettings, digest: "Digest | None", kind: str) -> None:
         self._source = open_decompressed(path, display=display, digest=digest, window=reading.window)
         self._most = reading.most
         self._rest = b""  # what was read behind the last block's end
@@ -125,7 +125,7 @@ class _Lines:
         self.finished = False
         self.compressed = 0
 
-    def fill(self, room: Room, begin: int, limit: int) -> int:
+    def fill(self, room: BlockBuffer, begin: int, limit: int) -> int:
         self.kind = self._kind
         at = begin + len(self._rest)
         room.grow(max(at, limit))
@@ -147,8 +147,8 @@ class _Lines:
                 got = self._source.readinto(space)
             if not self._begun:
                 self._begun = True
-                head = bytes(room.data[at : at + min(got, foreign.HEAD)])
-                foreign.refuse(head, self._source.display, any_text=self._kind == TEXT_LINES)
+                head = bytes(room.data[at : at + min(got, unexpected_content.HEAD)])
+                unexpected_content.refuse(head, self._source.display, any_text=self._kind == TEXT_LINES)
             at += got
             if got == 0:
                 end = at
@@ -158,11 +158,11 @@ class _Lines:
         self.compressed = self._source.compressed_read
         return end
 
-    def _pass_over(self, room: Room, size: int) -> int:
+    def _pass_over(self, room: BlockBuffer, size: int) -> int:
         """Read on to the end of the record that fills the room, and put in its place why it is not taken."""
-        head = bytes(room.data[: values.KEPT])
-        if self.compressed == 0 and self._kind == LINES and (hint := foreign.misread(head, alone=True)):
-            raise foreign.ForeignContent(f"{self._source.display}: {hint}")
+        head = bytes(room.data[: json_cutter.KEPT])
+        if self.compressed == 0 and self._kind == LINES and (hint := unexpected_content.misread(head, alone=True)):
+            raise unexpected_content.UnexpectedContent(f"{self._source.display}: {hint}")
         buffer = bytearray(STEP)
         end = -1
         while end < 0 and (got := self._source.readinto(memoryview(buffer))):
@@ -178,7 +178,7 @@ class _Lines:
         self._source.close()
 
 
-def _put(room: Room, begin: int, data: bytes | memoryview) -> int:
+def _put(room: BlockBuffer, begin: int, data: bytes | memoryview) -> int:
     end = begin + len(data)
     room.grow(end)
     room.data[begin:end] = data
@@ -190,7 +190,7 @@ class _Pieces:
 
     digested = True
 
-    def __init__(self, path: Path, display: str, reading: Reading, digest: "Digest | None") -> None:
+    def __init__(self, path: Path, display: str, reading: ReadSettings, digest: "Digest | None") -> None:
         self._source = open_decompressed(path, display=display, digest=digest, window=reading.window)
         self._most = reading.most
         self._pieces = self._cut()
@@ -205,7 +205,7 @@ class _Pieces:
         """Yield the file's pieces with their kinds."""
         raise NotImplementedError
 
-    def fill(self, room: Room, begin: int, limit: int) -> int:
+    def fill(self, room: BlockBuffer, begin: int, limit: int) -> int:
         while not self._ended and self._size < limit - begin:
             piece = next(self._pieces, None)
             if piece is None:
@@ -233,10 +233,10 @@ class _Pieces:
 
 
 class _Json(_Pieces):
-    """JSON values however they stand in the file (`corpus.values`), one a line."""
+    """JSON values however they stand in the file (`corpus.json_cutter`), one a line."""
 
     def __init__(
-        self, path: Path, keys: Sequence[str], display: str, reading: Reading, digest: "Digest | None"
+        self, path: Path, keys: Sequence[str], display: str, reading: ReadSettings, digest: "Digest | None"
     ) -> None:
         super().__init__(path, display, reading, digest)
         self._keys = keys
@@ -244,8 +244,8 @@ class _Json(_Pieces):
     def _cut(self) -> Iterator[tuple[str, bytes]]:
         buffer = bytearray(STEP)
         got = self._source.readinto(memoryview(buffer))
-        foreign.refuse(bytes(buffer[: min(got, foreign.HEAD)]), self._source.display)
-        cutter = values.Cutter(self._keys, self._most, self._source.display)
+        unexpected_content.refuse(bytes(buffer[: min(got, unexpected_content.HEAD)]), self._source.display)
+        cutter = json_cutter.JsonCutter(self._keys, self._most, self._source.display)
         data = bytes(buffer[:got]).removeprefix(BOM)
         while got:
             yield from self._lines(cutter.feed(data))
@@ -253,13 +253,13 @@ class _Json(_Pieces):
             data = bytes(buffer[:got])
         yield from self._lines(cutter.finish())
 
-    def _lines(self, records: Iterator[values.Value]) -> Iterator[tuple[str, bytes]]:
+    def _lines(self, records: Iterator[json_cutter.JsonValue]) -> Iterator[tuple[str, bytes]]:
         lines: list[bytes] = []
         for record in records:
             if record.size > self._most:
                 yield LINES, b"".join(lines)
                 lines.clear()
-                yield TOO_LONG, too_long(record.size, self._most, record.data[: values.KEPT])
+                yield TOO_LONG, too_long(record.size, self._most, record.data[: json_cutter.KEPT])
             else:
                 # A carriage return is what a newline is in JSON: white space, and an error inside a string.
                 lines += (record.data.replace(b"\n", b"\r"), b"\n")
@@ -274,12 +274,12 @@ class _Text(_Pieces):
         size = 0
         for block in self._source:
             if not size:
-                foreign.refuse(block[: foreign.HEAD], self._source.display, any_text=True)
+                unexpected_content.refuse(block[: unexpected_content.HEAD], self._source.display, any_text=True)
             size += len(block)
             if size <= self._most:
                 text += block
         if size > self._most:
-            yield TOO_LONG, too_long(size, self._most, bytes(text[: values.KEPT]))
+            yield TOO_LONG, too_long(size, self._most, bytes(text[: json_cutter.KEPT]))
         else:
             yield TEXT, bytes(text)
 
@@ -292,7 +292,7 @@ class _Rows:
     magic: tuple[bytes, ...] = ()
     _file: Any
 
-    def __init__(self, path: Path, keys: Sequence[str], display: str, reading: Reading) -> None:
+    def __init__(self, path: Path, keys: Sequence[str], display: str, reading: ReadSettings) -> None:
         if codec := strip_compression(path.name)[1]:
             raise InputError(
                 f"{display}: its name says that this {self.format} is compressed as {codec}; decompress it, since it "
@@ -322,7 +322,7 @@ class _Rows:
         """Return how many bytes of the file are behind the rows taken."""
         raise NotImplementedError
 
-    def fill(self, room: Room, begin: int, limit: int) -> int:
+    def fill(self, room: BlockBuffer, begin: int, limit: int) -> int:
         if begin or self.finished:
             return begin
         import pyarrow as pa
@@ -381,9 +381,9 @@ class _Rows:
             if isinstance(error, OSError) and error.errno is not None:
                 raise
             with self._path.open("rb") as file:
-                head = file.read(foreign.HEAD)
+                head = file.read(unexpected_content.HEAD)
             if not head.startswith(self.magic):
-                foreign.refuse(head, self._display)
+                unexpected_content.refuse(head, self._display)
             raise InputError(
                 f"{self._display}: damaged {self.format} after row {self._taken:,}: {error}. {REMEDY}"
             ) from error
@@ -420,7 +420,7 @@ class _Arrow(_Rows):
     magic = _ARROW
 
     def __init__(
-        self, path: Path, keys: Sequence[str], display: str, reading: Reading, digest: "Digest | None"
+        self, path: Path, keys: Sequence[str], display: str, reading: ReadSettings, digest: "Digest | None"
     ) -> None:
         self._digest = digest
         super().__init__(path, keys, display, reading)

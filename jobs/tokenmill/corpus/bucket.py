@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from tokenmill.corpus.retry import Retry, RetryPolicy
-from tokenmill.corpus.source import Changed, Listing, Opening
+from tokenmill.corpus.retry import RetryableError, RetryPolicy
+from tokenmill.corpus.source import Listing, OpenSettings, SourceChanged
 from tokenmill.corpus.uri import without_addresses, without_secrets
 from tokenmill.errors import RequestError, TransientError
 from tokenmill.flow.contract import RemoteFile
@@ -23,7 +23,7 @@ NO_OBJECT = (
 class BucketSource:
     """Everything under a prefix; credentials come from the environment, as the provider's tools take them."""
 
-    def __init__(self, uri: str, _: Opening) -> None:
+    def __init__(self, uri: str, _: OpenSettings) -> None:
         """Open the file system that the URI names; nothing is asked yet. Raises ImportError without its package."""
         import fsspec
 
@@ -101,17 +101,17 @@ class _ObjectBody:
         try:
             path = path if self._fs.isfile(path) else f"{path}/{self._file.path}"
             if self._file.version and _version(self._fs.info(path)) != self._file.version:
-                raise Changed
+                raise SourceChanged
             with self._fs.open(path, "rb", block_size=CHUNK) as stream:
                 stream.seek(self._offset)
                 while block := stream.read(CHUNK):
                     yield block
-        except Changed:
+        except SourceChanged:
             raise
         except FileNotFoundError as error:
-            raise Retry(f"{path} is not there", refused=True, remedy=NO_OBJECT) from error
+            raise RetryableError(f"{path} is not there", refused=True, remedy=NO_OBJECT) from error
         except Exception as error:  # each store's client has its own
-            raise Retry(_words(error), refused=_is_refusal(error), remedy=NO_OBJECT) from error
+            raise RetryableError(_words(error), refused=_is_refusal(error), remedy=NO_OBJECT) from error
 
     def part(self, start: int, stop: int) -> "_ObjectBody":
         """Not divided: a bucket's own client reads ahead."""

@@ -13,8 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Protocol, Self, cast
 
-from tokenmill.corpus import foreign
-from tokenmill.corpus.kinds import ZSTD_WINDOW, ZSTD_WINDOW_MOST
+from tokenmill.corpus import unexpected_content
+from tokenmill.corpus.block_kinds import ZSTD_WINDOW, ZSTD_WINDOW_MOST
 from tokenmill.errors import InputError
 from tokenmill.suffixes import strip_compression
 
@@ -195,7 +195,7 @@ class DecompressedReader:
 
     def _foreign(self, offset: int) -> InputError:
         if offset == 0:
-            foreign.refuse(self._file.head(foreign.HEAD), self.display)
+            unexpected_content.refuse(self._file.head(unexpected_content.HEAD), self.display)
             return InputError(f"{self.display}: not {self.codec} data, although its name says so. {REMEDY}")
         return InputError(
             f"{self.display}: something other than {self.codec} data follows at byte {offset:,}. {REMEDY}"

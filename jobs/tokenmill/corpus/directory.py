@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tokenmill.corpus import hub_uri
-from tokenmill.corpus.retry import Retry, RetryPolicy
-from tokenmill.corpus.source import Changed, Listing, Opening
+from tokenmill.corpus.retry import RetryableError, RetryPolicy
+from tokenmill.corpus.source import Listing, OpenSettings, SourceChanged
 from tokenmill.corpus.uri import local_path
 from tokenmill.errors import RequestError
 from tokenmill.flow.contract import RemoteFile
@@ -18,7 +18,7 @@ CHUNK = 8 << 20
 class DirectorySource:
     """Everything below a directory, links followed, or one file."""
 
-    def __init__(self, uri: str, _: Opening) -> None:
+    def __init__(self, uri: str, _: OpenSettings) -> None:
         """Take the path; nothing is looked at yet."""
         self._given = uri
         self._path = (local_path(uri) or Path()).expanduser().absolute()
@@ -73,17 +73,17 @@ class _FileBody:
         try:
             with OpenInput(self._path) as source:
                 if self._file.version and _version(source.status) != self._file.version:
-                    raise Changed
+                    raise SourceChanged
                 offset = self._offset
                 while block := os.pread(source.fd, CHUNK, offset):
                     offset += len(block)
                     yield block
                 if source.changed():
-                    raise Changed
+                    raise SourceChanged
         except FileNotFoundError as error:
-            raise Retry(f"{self._path} is not there", refused=True) from error
+            raise RetryableError(f"{self._path} is not there", refused=True) from error
         except OSError as error:
-            raise Retry(f"{type(error).__name__}: {error}") from error
+            raise RetryableError(f"{type(error).__name__}: {error}") from error
 
     def part(self, start: int, stop: int) -> "_FileBody":
         """Not divided: one reader is as fast as the disk."""

@@ -4,7 +4,7 @@ import pkgutil
 from collections.abc import Callable
 
 from tokenmill.corpus.schemes import addresses
-from tokenmill.corpus.source import Opening, Source
+from tokenmill.corpus.source import OpenSettings, Source
 from tokenmill.corpus.uri import check_authority, scheme_of, without_secrets
 from tokenmill.errors import RequestError
 
@@ -25,7 +25,7 @@ def open_source(
         raise RequestError(f"{without_secrets(uri)!r} is no source tokenmill knows; give {addresses()}")
     check_authority(uri, scheme)
     try:
-        source: Source = pkgutil.resolve_name(scheme.source)(uri, Opening(stall_seconds, endpoint, warn, pinned))
+        source: Source = pkgutil.resolve_name(scheme.source)(uri, OpenSettings(stall_seconds, endpoint, warn, pinned))
     except ImportError as error:
         if not scheme.extra:
             raise

@@ -12,9 +12,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
-from tokenmill.corpus.judge import HEAD, IN_ITS_PLACE, impostor, unfinished
-from tokenmill.corpus.retry import Failures, Retry, RetryPolicy, retrying
-from tokenmill.corpus.source import Body, Changed, Source
+from tokenmill.corpus.body_check import HEAD, IN_ITS_PLACE, impostor, unfinished
+from tokenmill.corpus.retry import FailureCounts, RetryableError, RetryPolicy, retrying
+from tokenmill.corpus.source import Body, Source, SourceChanged
 from tokenmill.errors import WITH_REPLACE, RequestError, TransientError
 from tokenmill.files.hashing import update_hash
 from tokenmill.files.publish import size_of
@@ -46,7 +46,7 @@ class Sink(Protocol):
         """Forget all bytes."""
 
 
-class Scratch:
+class ScratchFile:
     """A file that needs to outlive nothing: not synced, and hashed by `fetch` alone."""
 
     def __init__(self, path: Path, keep: int = 0) -> None:
@@ -70,7 +70,7 @@ class Scratch:
         self._file.seek(0)
         self.bytes = 0
 
-    def __enter__(self) -> "Scratch":
+    def __enter__(self) -> "ScratchFile":
         """Use it until it is closed."""
         return self
 
@@ -81,7 +81,7 @@ class Scratch:
         self._file.close()
 
 
-class Lines:
+class ConnectionPool:
     """The connections that the files fetched at a time share: one each, and the large ones take what is spare."""
 
     def __init__(self, limit: int) -> None:
@@ -139,10 +139,10 @@ def fetch_to(
     *,
     give_up_at: float,
     checkpoint: Callable[[int], None],
-    lines: Lines | None = None,
+    lines: ConnectionPool | None = None,
 ) -> None:
     """Fetch a file to a local path, going on from what a dead attempt left there; see `fetch`."""
-    with Scratch(path, worth_keeping(file, path)) as scratch:
+    with ScratchFile(path, worth_keeping(file, path)) as scratch:
         fetch(source, file, revision, scratch, give_up_at=give_up_at, checkpoint=checkpoint, lines=lines)
 
 
@@ -155,7 +155,7 @@ def fetch_head(
     """
 
     def question() -> None:
-        with Scratch(path) as scratch:
+        with ScratchFile(path) as scratch:
             for block in source.open(file, revision, 0, min(length, file.size or length), plain=True):
                 scratch.write(block[: length - scratch.bytes])
                 if scratch.bytes >= length:
@@ -173,7 +173,7 @@ def fetch(
     *,
     give_up_at: float,
     checkpoint: Callable[[int], None],
-    lines: Lines | None = None,
+    lines: ConnectionPool | None = None,
 ) -> None:
     """Fetch a file into a sink, until it is whole and has its hash; a large one over all `lines` that are spare.
 
@@ -181,7 +181,7 @@ def fetch(
     than 0 when they are fetched again), twice a second in a pause, and may raise to stop here. Raises RequestError
     when the file is refused for good, TransientError when it stays wrong or the time is up.
     """
-    lines = lines or Lines(1)
+    lines = lines or ConnectionPool(1)
     lines.take(lambda: checkpoint(0))
     try:
         _Fetch(source, file, revision, sink, give_up_at, checkpoint, lines).run()
@@ -200,7 +200,7 @@ class _Fetch:
         sink: Sink,
         give_up_at: float,
         checkpoint: Callable[[int], None],
-        lines: Lines,
+        lines: ConnectionPool,
     ) -> None:
         self.source = source
         self.file = file
@@ -252,13 +252,13 @@ class _Fetch:
                     f"{self.name}: {problem} after {self.wrong} whole downloads; the server, or a proxy or "
                     "cache before it, gives wrong bytes. Nothing of it is kept; run the same command again"
                 )
-            raise Retry(problem, restart=True)
-        except Changed as changed:
+            raise RetryableError(problem, restart=True)
+        except SourceChanged as changed:
             raise RequestError(
                 f"{self.name} changed since it was planned; a directory is planned anew by tokenmill download with "
                 f"{WITH_REPLACE}, which keeps what did not change; of another source, use another output directory"
             ) from changed
-        except Retry as retry:
+        except RetryableError as retry:
             if retry.restart:
                 self.checkpoint(-self.sink.bytes)
                 self._restart()
@@ -291,7 +291,7 @@ class _Fetch:
         if problem is None and size is not None and body.stop is not None:
             problem = self._parts(body, size)
         if problem is None and size is not None and self.sink.bytes < size:
-            raise Retry(f"the connection closed at byte {self.sink.bytes} of {size}")
+            raise RetryableError(f"the connection closed at byte {self.sink.bytes} of {size}")
         return problem
 
     def _append(self, blocks: Iterable[bytes | memoryview]) -> str | None:
@@ -299,7 +299,9 @@ class _Fetch:
         hashed = self.file.sha256 or self.file.git_sha1
         for block in blocks:
             if not self.sink.bytes and not hashed and (what := impostor(bytes(block[:HEAD]), self.file.path)):
-                raise Retry(f"what the server gives is {what}", refused=True, restart=True, remedy=IN_ITS_PLACE)
+                raise RetryableError(
+                    f"what the server gives is {what}", refused=True, restart=True, remedy=IN_ITS_PLACE
+                )
             if size is not None and self.sink.bytes + len(block) > size:
                 return f"it has more than the {size} bytes that were listed"
             self.sink.write(block)
@@ -342,7 +344,7 @@ def _shown(file: RemoteFile) -> str:
     return file.path if file.path.isprintable() else repr(file.path)
 
 
-def _final(name: str, retry: Retry, failures: Failures) -> Exception | None:
+def _final(name: str, retry: RetryableError, failures: FailureCounts) -> Exception | None:
     """Return the error of a file that was refused too often in a row for the next try to be worth while."""
     if failures.refused < REFUSALS:
         return None
@@ -359,23 +361,25 @@ def _exactly(body: Body, start: int, stop: int) -> Iterator[bytes | memoryview]:
     """Yield the bytes of one part; raises Retry where they are fewer or more."""
     try:
         part = body.part(start, stop)
-    except Retry as retry:
+    except RetryableError as retry:
         retry.restart = False  # whether what came before is of use is for the next request from there to say
         raise
     left = stop - start
     for block in part:
         if len(block) > left:
-            raise Retry(f"the server gave more than the {stop - start} bytes from {start} that it was asked for")
+            raise RetryableError(
+                f"the server gave more than the {stop - start} bytes from {start} that it was asked for"
+            )
         left -= len(block)
         yield block
     if left:
-        raise Retry(f"the connection closed at byte {stop - left} of the part to {stop}")
+        raise RetryableError(f"the connection closed at byte {stop - left} of the part to {stop}")
 
 
 class _Parts:
     """Threads that fetch the parts of one file ahead of who writes them, in whatever order they come."""
 
-    def __init__(self, body: Body, start: int, size: int, lines: Lines, ahead: dict[int, list[bytes]]) -> None:
+    def __init__(self, body: Body, start: int, size: int, lines: ConnectionPool, ahead: dict[int, list[bytes]]) -> None:
         self._body = body
         self._size = size
         self._lines = lines

@@ -9,9 +9,9 @@ from functools import partial
 from urllib.parse import quote
 
 from tokenmill.corpus import hub_uri
-from tokenmill.corpus.asking import Hub, ask, authorization, hub_address
+from tokenmill.corpus.hub_api import HubApi, ask, authorization, hub_endpoint
 from tokenmill.corpus.retry import RetryPolicy
-from tokenmill.corpus.source import Body, Listing, Opening
+from tokenmill.corpus.source import Body, Listing, OpenSettings
 from tokenmill.corpus.transfer import Transfer
 from tokenmill.corpus.uri import without_secrets
 from tokenmill.corpus.xet import Xet
@@ -22,13 +22,13 @@ from tokenmill.flow.contract import RemoteFile
 class HubSource:
     """`hf://datasets/ORG/NAME[@REVISION][/FOLDER]`."""
 
-    def __init__(self, uri: str, opening: Opening) -> None:
+    def __init__(self, uri: str, opening: OpenSettings) -> None:
         """Parse the URI; nothing is asked yet."""
         self._pinned = opening.pinned
         self.repository, self._revision, self._folder = hub_uri.parse(uri, without_secrets(uri))
-        self.endpoint = hub_address(opening.endpoint)
+        self.endpoint = hub_endpoint(opening.endpoint)
         self._transfer = Transfer(opening.stall_seconds)
-        self._hub = Hub(self._transfer, self.endpoint, "datasets", self.repository)
+        self._hub = HubApi(self._transfer, self.endpoint, "datasets", self.repository)
         self._stall_seconds, self._warn = opening.stall_seconds, opening.warn
         self._xet: dict[str, Xet] = {}
 

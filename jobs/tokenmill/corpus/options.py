@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from tokenmill.corpus.kinds import FORMATS, ZSTD_WINDOW_MOST
+from tokenmill.corpus.block_kinds import FORMATS, ZSTD_WINDOW_MOST
 from tokenmill.options import InvalidOption, Option, byte_size
 
 DAY = 86400.0

@@ -1,7 +1,7 @@
 """From a block of whole records to texts: what json.loads reads, and a named place for all that it does not.
 
-Second step of reading: `corpus.blocks` cuts a file into blocks, an encoder process (`tokens.workers.serve`) takes the
-texts out of each with this, and so does `corpus.readers` for who wants the texts in this process.
+Second step of reading: `corpus.blocks` cuts a file into blocks, an encoder process (`tokens.workers.encoder_process`)
+takes the texts out of each with this, and so does `corpus.readers` for who wants the texts in this process.
 """
 
 import json
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
-from tokenmill.corpus import foreign
-from tokenmill.corpus.kinds import LINES, ROWS, TEXT, TEXT_LINES, TOO_LONG
+from tokenmill.corpus import unexpected_content
+from tokenmill.corpus.block_kinds import LINES, ROWS, TEXT, TEXT_LINES, TOO_LONG
 from tokenmill.corpus.records import BOM, CONTENT
 from tokenmill.errors import RequestError
 
@@ -26,7 +26,7 @@ Text = str | list[str]
 _Line = bytes | memoryview
 
 
-class Rejected(NamedTuple):
+class RejectedRecord(NamedTuple):
     """A bad record: its ordinal among the records from 0, its line or Parquet row from 1, and why.
 
     Both count from the beginning of what was parsed: a block, or a whole file. `raw` is the line without its
@@ -39,7 +39,7 @@ class Rejected(NamedTuple):
     raw: bytes
 
 
-class Parsed:
+class ParsedBlock:
     """Consecutive documents. `texts` has one list per key, aligned by document.
 
     An entry is a text, or the list of texts that become one sequence each. `blank` lines are no records.
@@ -51,7 +51,7 @@ class Parsed:
         """Begin with these."""
         self.texts = texts
         self.blank = 0
-        self.rejected: list[Rejected] = []
+        self.rejected: list[RejectedRecord] = []
 
     @property
     def documents(self) -> int:
@@ -77,8 +77,8 @@ def parse_block(
     *,
     begins_file: bool,
     display: str = "",
-) -> Parsed:
-    """Take the texts out of `data[start:end]`, a block of a kind that `corpus.kinds` names."""
+) -> ParsedBlock:
+    """Take the texts out of `data[start:end]`, a block of a kind that `corpus.block_kinds` names."""
     if kind == LINES:
         return parse_lines(data, start, end, keys, begins_file=begins_file)
     if kind == ROWS:
@@ -88,16 +88,16 @@ def parse_block(
         return _parse_text(block.removeprefix(BOM) if begins_file else block, lines=kind == TEXT_LINES)
     if kind != TOO_LONG:
         raise ValueError(f"no block holds {kind!r}")
-    parsed = Parsed([[] for _ in keys])
+    parsed = ParsedBlock([[] for _ in keys])
     if block:
         reason, _, head = block.partition(b"\n")
-        parsed.rejected.append(Rejected(0, 1, reason.decode(), head))
+        parsed.rejected.append(RejectedRecord(0, 1, reason.decode(), head))
     return parsed
 
 
-def _parse_text(block: bytes, *, lines: bool) -> Parsed:
+def _parse_text(block: bytes, *, lines: bool) -> ParsedBlock:
     """Take a block as one document, or each of its lines without what ends it; what is blank is none."""
-    parsed = Parsed([[]])
+    parsed = ParsedBlock([[]])
     documents = block.split(b"\n") if lines else [block]
     if not documents[-1]:  # behind the last newline
         documents.pop()
@@ -110,19 +110,19 @@ def _parse_text(block: bytes, *, lines: bool) -> Parsed:
         except UnicodeDecodeError as error:
             done = parsed.records
             reason = f"invalid UTF-8 at byte {error.start + 1:,} of the {'line' if lines else 'text'}"
-            parsed.rejected.append(Rejected(done, done + parsed.blank + 1, reason, document))
+            parsed.rejected.append(RejectedRecord(done, done + parsed.blank + 1, reason, document))
     return parsed
 
 
 def parse_lines(
     data: "bytearray | mmap.mmap", start: int, end: int, keys: Sequence[str], *, begins_file: bool
-) -> Parsed:
+) -> ParsedBlock:
     """Take the texts out of the lines in `data[start:end]`, whole lines, the last of a file perhaps without newline.
 
     A key names a field of the record or, where there is none of that name, a path into nested objects
     (`meta.text`). With `begins_file` a byte-order mark is passed over.
     """
-    parsed = Parsed([[] for _ in keys])
+    parsed = ParsedBlock([[] for _ in keys])
     with memoryview(data) as view:
         if begins_file and view[start : start + len(BOM)] == BOM:
             start += len(BOM)
@@ -132,12 +132,12 @@ def parse_lines(
             taking = _take_many(_lines(data, view, start, end, parsed), keys, parsed)
         for line, reason in taking:
             done = parsed.records
-            parsed.rejected.append(Rejected(done, done + parsed.blank + 1, reason, bytes(line)))
+            parsed.rejected.append(RejectedRecord(done, done + parsed.blank + 1, reason, bytes(line)))
     return parsed
 
 
 def _lines(
-    data: "bytearray | mmap.mmap", view: memoryview, start: int, end: int, parsed: Parsed
+    data: "bytearray | mmap.mmap", view: memoryview, start: int, end: int, parsed: ParsedBlock
 ) -> Iterator[memoryview]:
     """Yield the lines one by one: while one is in the cache, its text is taken. Count those that are blank."""
     find, blank = data.find, _BLANK_LINES.match
@@ -153,7 +153,7 @@ def _lines(
 
 
 def _take_one(
-    data: "bytearray | mmap.mmap", view: memoryview, start: int, end: int, keys: Sequence[str], parsed: Parsed
+    data: "bytearray | mmap.mmap", view: memoryview, start: int, end: int, keys: Sequence[str], parsed: ParsedBlock
 ) -> Iterator[tuple[_Line, str]]:
     """Put the lines' texts into `parsed`; yield (line, reason) for each bad record in its turn."""
     (key,) = keys
@@ -176,7 +176,7 @@ def _take_one(
             yield from _take_many((line,), keys, parsed)
 
 
-def _take_many(lines: Iterable[_Line], keys: Sequence[str], parsed: Parsed) -> Iterator[tuple[_Line, str]]:
+def _take_many(lines: Iterable[_Line], keys: Sequence[str], parsed: ParsedBlock) -> Iterator[tuple[_Line, str]]:
     """Do the same for several keys, for a path into nested objects, and for what is no plain text."""
     for line in lines:
         try:
@@ -234,10 +234,12 @@ def _fields(record: object, keys: Sequence[str]) -> Iterator[tuple[str, object]]
         value: object = record
         for part in key.split("."):
             if not isinstance(value, dict) or part not in value:
-                if chat := foreign.chat_key(record):
-                    raise _BadRecord(f"{chat!r} holds {foreign.CHAT}")
-                if wrapper := foreign.wrapped(record):
-                    raise _BadRecord(f"no key {key!r}, but an array of records, {wrapper!r}: {foreign.AS_JSON}")
+                if chat := unexpected_content.chat_key(record):
+                    raise _BadRecord(f"{chat!r} holds {unexpected_content.CHAT}")
+                if wrapper := unexpected_content.wrapped(record):
+                    raise _BadRecord(
+                        f"no key {key!r}, but an array of records, {wrapper!r}: {unexpected_content.AS_JSON}"
+                    )
                 raise _BadRecord(f"no key {key!r} (there is {_listing(record)})")
             value = value[part]
         yield key, value
@@ -248,8 +250,8 @@ def _text(value: object, key: str) -> Text:
         return value
     if isinstance(value, bytes):
         return _decoded(value, key)
-    if foreign.is_chat(value):
-        raise _BadRecord(f"{key!r} holds {foreign.CHAT}")
+    if unexpected_content.is_chat(value):
+        raise _BadRecord(f"{key!r} holds {unexpected_content.CHAT}")
     if not isinstance(value, list):
         raise _BadRecord(f"{key!r} is {_kind(value)}, not text")
     for item in value:
@@ -281,11 +283,11 @@ def _listing(names: Iterable[str]) -> str:
     return ", ".join(map(repr, names[:8])) + (f" and {len(names) - 8} more" if len(names) > 8 else "") or "none"
 
 
-def parse_rows(data: "bytearray | mmap.mmap", start: int, end: int, keys: Sequence[str], display: str) -> Parsed:
+def parse_rows(data: "bytearray | mmap.mmap", start: int, end: int, keys: Sequence[str], display: str) -> ParsedBlock:
     """Take the texts out of `data[start:end]`, rows of Parquet columns in Arrow's stream format."""
     import pyarrow as pa
 
-    parsed = Parsed([[] for _ in keys])
+    parsed = ParsedBlock([[] for _ in keys])
     if start == end:
         return parsed
     # A copy: Arrow's arrays would hold on to the memory, which must be free to grow.
@@ -298,13 +300,13 @@ def parse_rows(data: "bytearray | mmap.mmap", start: int, end: int, keys: Sequen
     return parsed
 
 
-def _take_row(values: tuple[object, ...], keys: Sequence[str], parsed: Parsed) -> None:
+def _take_row(values: tuple[object, ...], keys: Sequence[str], parsed: ParsedBlock) -> None:
     try:
         texts = [_text(value, key) for value, key in zip(values, keys, strict=True)]
     except _BadRecord as bad:
         done = parsed.records
         raw = json.dumps(dict(zip(keys, values, strict=True)), default=repr).encode()
-        parsed.rejected.append(Rejected(done, done + 1, str(bad), raw))
+        parsed.rejected.append(RejectedRecord(done, done + 1, str(bad), raw))
         return
     for column, text in zip(parsed.texts, texts, strict=True):
         column.append(text)
@@ -320,7 +322,7 @@ def column_path(schema: "pa.Schema", key: str, display: str) -> list[str]:
         names = node.names if node is schema or pa.types.is_struct(node) else []
         if part not in names:
             if chat := _chat_column(schema):
-                raise RequestError(f"{display}: no column {key!r}; {chat!r} holds {foreign.CHAT}.")
+                raise RequestError(f"{display}: no column {key!r}; {chat!r} holds {unexpected_content.CHAT}.")
             raise RequestError(f"{display}: no column {key!r}; there is {_listing(schema.names)}. Choose with --keys.")
         node = node.field(part).type
     text = node.value_type if _is_list(node) else node
@@ -328,7 +330,7 @@ def column_path(schema: "pa.Schema", key: str, display: str) -> list[str]:
         text = text.value_type
     if not any(holds(text) for holds in _texts()):
         if _chat_column(schema) == key:
-            raise RequestError(f"{display}: column {key!r} holds {foreign.CHAT}.")
+            raise RequestError(f"{display}: column {key!r} holds {unexpected_content.CHAT}.")
         raise RequestError(
             f"{display}: column {key!r} is {node}, neither text nor a list of texts. Choose with --keys."
         )
@@ -354,7 +356,7 @@ def _chat_column(schema: "pa.Schema") -> str:
     """Name the column that holds the turns of conversations; empty where there is none."""
     import pyarrow.types as t
 
-    for name in foreign.CHATS:
+    for name in unexpected_content.CHATS:
         kind = schema.field(name).type if name in schema.names else None
         turns = kind.value_type if kind is not None and _is_list(kind) else None
         if turns is not None and t.is_struct(turns) and {"role", "from"} & set(turns.names):

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from tokenmill.corpus.block_kinds import LINES, ROWS, ReadSettings
 from tokenmill.corpus.blocks import format_of, open_blocks
-from tokenmill.corpus.foreign import ForeignContent, misread
-from tokenmill.corpus.kinds import LINES, ROWS, Reading
-from tokenmill.corpus.parse import Rejected, Text, parse_block
+from tokenmill.corpus.parse import RejectedRecord, Text, parse_block
+from tokenmill.corpus.unexpected_content import UnexpectedContent, misread
 from tokenmill.errors import InputError
 
 OnBad = Literal["fail", "quarantine"]
@@ -33,7 +33,7 @@ class Batch:
     documents: int = 0
     records: int = 0
     blank: int = 0
-    rejected: list[Rejected] = field(default_factory=list)
+    rejected: list[RejectedRecord] = field(default_factory=list)
     bytes: int = 0
     compressed: int = 0
     kind: str = LINES
@@ -56,7 +56,7 @@ def read_documents(
     display: str,
     batch_bytes: int = 4 << 20,
     on_bad: OnBad,
-    reading: Reading = Reading(),  # noqa: B008 - it is immutable
+    reading: ReadSettings = ReadSettings(),  # noqa: B008 - it is immutable
 ) -> Iterator[Batch]:
     """Read the documents of one file in batches of about `batch_bytes`, in order.
 
@@ -95,16 +95,16 @@ def read_documents(
 
 
 def refuse_misread(
-    path: Path, reading: Reading, display: str, kind: str, documents: int, rejected: Sequence[Rejected]
+    path: Path, reading: ReadSettings, display: str, kind: str, documents: int, rejected: Sequence[RejectedRecord]
 ) -> None:
     """Refuse a file whose first records show that it is not one record a line. Raises ForeignContent."""
     if kind != LINES or not rejected or rejected[0].record or format_of(path, reading.format) != "jsonl":
         return
     if hint := misread(rejected[0].raw, alone=not documents):
-        raise ForeignContent(f"{display}: {hint}")
+        raise UnexpectedContent(f"{display}: {hint}")
 
 
-def unit_of(path: Path, reading: Reading, kind: str) -> str:
+def unit_of(path: Path, reading: ReadSettings, kind: str) -> str:
     """Return how messages count in a file: by row, line or record."""
     if kind == ROWS:
         return "row"
@@ -124,7 +124,7 @@ def first_documents(
     max_bytes: int,
     *,
     display: str | None = None,
-    reading: Reading = Reading(),  # noqa: B008 - it is immutable
+    reading: ReadSettings = ReadSettings(),  # noqa: B008 - it is immutable
 ) -> list[str]:
     """Give a file's first texts for the parity gate: at most `count`, cut at `max_bytes` characters in all.
 
@@ -147,7 +147,7 @@ def first_documents(
     return texts
 
 
-def bad_record(display: str, unit: str, bad: Rejected, correct: str = "") -> InputError:
+def bad_record(display: str, unit: str, bad: RejectedRecord, correct: str = "") -> InputError:
     """Word the end of a run at a bad record; `correct` says how, of a file that is not the user's own to edit."""
     how = "--on-bad-record=quarantine (in a chart: --set onBadRecord=quarantine)"
     remedy = f"Correct the record and run the same command again, or keep such records aside with {how}"

@@ -17,7 +17,7 @@ UNREACHABLE = 4
 T = TypeVar("T")
 
 
-class Retry(Exception):
+class RetryableError(Exception):
     """A fetch ended early in a way that another try may cure.
 
     `after` is how long the server asked to wait, in seconds. `refused` marks answers that are final when they repeat
@@ -72,7 +72,7 @@ class RetryPolicy(NamedTuple):
 
 
 @dataclass
-class Failures:
+class FailureCounts:
     """How often a try failed in a row: at all, refused, without any answer, with an invalid one, to begin anew."""
 
     fruitless: int = 0
@@ -81,7 +81,7 @@ class Failures:
     invalid: int = 0
     restarts: int = 0
 
-    def count(self, retry: Retry, progressed: bool) -> None:
+    def count(self, retry: RetryableError, progressed: bool) -> None:
         """Count a failure; one after which more is there than before is no fruitless one."""
         self.fruitless = 0 if progressed else self.fruitless + 1
         # A link that expires while its file comes is refused once an hour, and no refusal of the file.
@@ -91,7 +91,7 @@ class Failures:
         self.restarts += retry.restart
 
 
-def backoff(failures: Failures, retry: Retry) -> float:
+def backoff(failures: FailureCounts, retry: RetryableError) -> float:
     """Return the seconds before the next try: what the server asked for, else longer each time, with jitter."""
     low, high = BACKOFF_SECONDS
     if retry.after is not None:
@@ -107,8 +107,8 @@ def retrying(
     question: Callable[[], T],
     policy: RetryPolicy,
     *,
-    problem: Callable[[Retry], str],
-    final: Callable[[Retry, Failures], Exception | None],
+    problem: Callable[[RetryableError], str],
+    final: Callable[[RetryableError, FailureCounts], Exception | None],
     progressed: Callable[[], bool] = lambda: False,
 ) -> T:
     """Return the answer to a question, asked again after each Retry that it raises.
@@ -117,11 +117,11 @@ def retrying(
     `progressed` tells whether the last try got further than those before. Raises TransientError when the policy's
     time is up, Stopped when it is told to stop.
     """
-    failures = Failures()
+    failures = FailureCounts()
     while True:
         try:
             return question()
-        except Retry as retry:
+        except RetryableError as retry:
             failures.count(retry, progressed())
             if (error := final(retry, failures)) is not None:
                 raise error from retry

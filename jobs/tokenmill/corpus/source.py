@@ -12,7 +12,7 @@ from tokenmill.flow.contract import RemoteFile
 from tokenmill.inputs import Obstacle
 
 
-class Opening(NamedTuple):
+class OpenSettings(NamedTuple):
     """How a source is opened: what the command line says of sources, whatever their scheme.
 
     `stall_seconds`: how long a connection may send nothing. `endpoint`: the address of the Hub. `warn` is called with
@@ -40,7 +40,7 @@ class Listing(NamedTuple):
     notes: Sequence[str] = ()
 
 
-class Changed(Exception):
+class SourceChanged(Exception):
     """A file is another than the one that was listed."""
 
 

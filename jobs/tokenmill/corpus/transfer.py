@@ -18,9 +18,9 @@ import requests
 import urllib3
 
 from tokenmill import __version__
-from tokenmill.corpus.judge import Undecodable, decoded
-from tokenmill.corpus.retry import Retry
-from tokenmill.corpus.source import Changed
+from tokenmill.corpus.body_check import DecodeError, decoded
+from tokenmill.corpus.retry import RetryableError
+from tokenmill.corpus.source import SourceChanged
 from tokenmill.corpus.uri import without_addresses
 from tokenmill.errors import RequestError
 from tokenmill.redaction import redact, remember
@@ -55,7 +55,7 @@ def told_to_wait(headers: "requests.structures.CaseInsensitiveDict[str]") -> flo
         return None
 
 
-class Gate:
+class RateLimitGate:
     """One door for all threads of a worker: when the server says wait, all of them do."""
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class Transfer:
 
     def __init__(self, stall_seconds: float) -> None:
         """Give up on a connection that sends nothing for `stall_seconds`."""
-        self.gate = Gate()
+        self.gate = RateLimitGate()
         self._timeout = (min(CONNECT_SECONDS, stall_seconds), stall_seconds)
         self._local = threading.local()
         self._known: dict[tuple[str, ...], tuple[dict[str, Any], Any]] = {}
@@ -129,7 +129,7 @@ class Transfer:
         if codecs and (offset or stop is not None):
             response.close()
             if offset:
-                raise Retry("the server compresses what it sends, and cannot go on from a byte", restart=True)
+                raise RetryableError("the server compresses what it sends, and cannot go on from a byte", restart=True)
             response, stop = self.locate(url, headers, 0), None
             codecs = _codecs(response, name)
         return HttpBody(self, response, offset, stop, version, codecs)
@@ -141,7 +141,7 @@ class Transfer:
         """
         closed = self.gate.closed_for()
         if closed:
-            raise Retry("waiting as the server asked", after=closed)
+            raise RetryableError("waiting as the server asked", after=closed)
         origin = urlsplit(url)[:2]
         for _ in range(MAX_REDIRECTS):
             _check_address(url)
@@ -155,7 +155,7 @@ class Transfer:
             except ValueError as error:  # of an address, also of the next one, which requests looks at
                 raise _no_address("an invalid address") from error
             except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
-                raise Retry(f"no answer from {_host(url)}: {_reason(error)}", silent=True) from error
+                raise RetryableError(f"no answer from {_host(url)}: {_reason(error)}", silent=True) from error
             if response.is_redirect:
                 _leave(response)
                 try:
@@ -166,7 +166,7 @@ class Transfer:
             if response.status_code in (200, 206):
                 return response
             self._refuse(response)
-        raise Retry("too many redirects", refused=True)
+        raise RetryableError("too many redirects", refused=True)
 
     def _refuse(self, response: requests.Response) -> None:
         status, where = response.status_code, _host(response.url)
@@ -176,11 +176,11 @@ class Transfer:
             self.gate.close_for(after)
         _leave(response)
         if status == 416:
-            raise Retry(f"{where} has nothing at this offset", restart=True)
+            raise RetryableError(f"{where} has nothing at this offset", restart=True)
         code = response.headers.get("X-Error-Code", "")
         if status == 401 and detail != "Invalid credentials in Authorization header":
             code = code or "RepoNotFound"  # to a stranger the Hub hides what is private
-        raise Retry(f"{where} answered {status} {detail}", after=after, refused=status in REFUSALS, code=code)
+        raise RetryableError(f"{where} answered {status} {detail}", after=after, refused=status in REFUSALS, code=code)
 
 
 class HttpBody:
@@ -212,12 +212,12 @@ class HttpBody:
         self.links: dict[str, dict[str, str]] = response.links
         try:
             if version and response.headers.get("ETag", version) != version:
-                raise Changed
+                raise SourceChanged
             if offset and response.status_code == 200:
-                raise Retry("the server ignores ranges", restart=True)
+                raise RetryableError("the server ignores ranges", restart=True)
             given = response.headers.get("Content-Range", "")
             if response.status_code == 206 and not given.startswith(f"bytes {offset}-"):
-                raise Retry(f"asked from byte {offset}, got {given!r}", restart=True)
+                raise RetryableError(f"asked from byte {offset}, got {given!r}", restart=True)
         except BaseException:
             response.close()
             raise
@@ -229,8 +229,8 @@ class HttpBody:
             blocks = decoded(codec, blocks)
         try:
             yield from blocks
-        except Undecodable as error:
-            raise Retry(f"the server compressed what it sent, and {error}", restart=True) from error
+        except DecodeError as error:
+            raise RetryableError(f"the server compressed what it sent, and {error}", restart=True) from error
 
     def head(self, length: int) -> bytes:
         """Return the first bytes, and leave the rest."""
@@ -255,7 +255,7 @@ class HttpBody:
                 while block := response.raw.read1(BLOCK, decode_content=False):
                     yield block
         except (urllib3.exceptions.HTTPError, http.client.HTTPException, OSError) as error:
-            raise Retry(f"the connection broke: {_reason(error)}") from error
+            raise RetryableError(f"the connection broke: {_reason(error)}") from error
 
     def read(self) -> bytes:
         """Return all of the bytes."""

@@ -4,9 +4,9 @@ import contextlib
 import re
 from urllib.parse import unquote, urlsplit
 
-from tokenmill.corpus.judge import HEAD, IN_ITS_PLACE, impostor
-from tokenmill.corpus.retry import UNREACHABLE, Failures, Retry, RetryPolicy, retrying
-from tokenmill.corpus.source import Listing, Opening
+from tokenmill.corpus.body_check import HEAD, IN_ITS_PLACE, impostor
+from tokenmill.corpus.retry import UNREACHABLE, FailureCounts, RetryableError, RetryPolicy, retrying
+from tokenmill.corpus.source import Listing, OpenSettings
 from tokenmill.corpus.transfer import HttpBody, Transfer
 from tokenmill.corpus.uri import without_secrets
 from tokenmill.errors import RequestError, TransientError
@@ -18,7 +18,7 @@ from tokenmill.suffixes import is_data_file
 class WebSource:
     """A single address. A query string is sent but never recorded: it may be a signature."""
 
-    def __init__(self, uri: str, opening: Opening) -> None:
+    def __init__(self, uri: str, opening: OpenSettings) -> None:
         """Take the address; nothing is asked yet."""
         parts = urlsplit(uri)
         self._url = uri
@@ -53,7 +53,7 @@ class WebSource:
             body = self._transfer.open(self._url, {}, name=name)
         return name, body.head(HEAD), body.headers.get("ETag"), body.total
 
-    def _final(self, retry: Retry, failures: Failures) -> Exception | None:
+    def _final(self, retry: RetryableError, failures: FailureCounts) -> Exception | None:
         if retry.refused:
             return RequestError(f"{self._said}: {retry}")
         if failures.silent == UNREACHABLE:

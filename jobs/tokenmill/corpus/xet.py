@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
-from tokenmill.corpus.retry import Retry
+from tokenmill.corpus.retry import RetryableError
 from tokenmill.corpus.uri import without_addresses
 from tokenmill.flow.contract import RemoteFile
 
@@ -81,7 +81,7 @@ class Xet:
             session = hf_xet.XetSession(hf_xet.XetConfig().with_config(CONFIG | limits))
             return session.new_download_stream_group(**self._connect())
         except Exception as error:
-            if isinstance(error, Retry) and not error.refused:
+            if isinstance(error, RetryableError) and not error.refused:
                 raise
             self.fail(error)
             return None
@@ -128,7 +128,7 @@ class _XetBody:
                     return
                 if isinstance(block, BaseException):
                     self._xet.fail(block)
-                    raise Retry("Xet storage failed") from block
+                    raise RetryableError("Xet storage failed") from block
                 yield block
                 if block:
                     came = time.monotonic()  # after it was written, which is no delay of the storage

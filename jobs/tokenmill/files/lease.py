@@ -27,7 +27,7 @@ from msgspec import DecodeError, Meta, Struct, field, json, to_builtins
 
 from tokenmill.errors import Superseded, TokenmillError
 from tokenmill.files.codec import readable_json
-from tokenmill.files.tree import ForeignEntry, Tree
+from tokenmill.files.tree import Tree, UnexpectedEntry
 from tokenmill.machine import is_alive, machine, machine_tag, process_name, start_ticks
 
 OWNER = "owner.json"
@@ -58,7 +58,7 @@ class Owner(Struct, frozen=True):
     started: int
 
 
-class Claim(Struct, kw_only=True):
+class LeaseClaim(Struct, kw_only=True):
     """What a process writes where it holds something; a subclass says what else a reader needs to know."""
 
     owner: Owner
@@ -66,7 +66,7 @@ class Claim(Struct, kw_only=True):
     """Tells this claim from others of the same process."""
 
 
-C = TypeVar("C", bound=Claim)
+C = TypeVar("C", bound=LeaseClaim)
 
 
 def this_process() -> Owner:
@@ -128,12 +128,12 @@ def read_claim(tree: Tree, path: Path, kind: type[C]) -> C | None:
         return None
 
 
-def encode_claim(claim: Claim) -> bytes:
+def encode_claim(claim: LeaseClaim) -> bytes:
     """Encode a claim for its file."""
     return readable_json(to_builtins(claim))
 
 
-class Holder(NamedTuple, Generic[C]):
+class LeaseHolder(NamedTuple, Generic[C]):
     """Who holds a lease, as far as this process knows."""
 
     claim: C | None
@@ -188,7 +188,7 @@ class Lease(Generic[C]):
 
     def release(self) -> None:
         """Remove the file if this process holds the lease."""
-        with suppress(ForeignEntry):  # what somebody put in its place is not this process's
+        with suppress(UnexpectedEntry):  # what somebody put in its place is not this process's
             current = self.read()
             if current is not None and current.token == self.claim.token:
                 self._tree.unlink(self.path)
@@ -205,7 +205,7 @@ class Lease(Generic[C]):
         finally:
             self.release()
 
-    def watch(self, limit: float = math.inf) -> Holder[C] | None:
+    def watch(self, limit: float = math.inf) -> LeaseHolder[C] | None:
         """Look who holds the lease, None when no file is there; call it again and again.
 
         A holder on another machine is dead once its file did not change for `limit` seconds of these calls.
@@ -219,7 +219,7 @@ class Lease(Generic[C]):
             self._changed = self._changed or self._seen is not None
             self._seen = content, now
         silent = now - self._seen[1]
-        return Holder(claim, liveness(claim.owner if claim else None, silent, limit), self._changed)
+        return LeaseHolder(claim, liveness(claim.owner if claim else None, silent, limit), self._changed)
 
     def break_(self, claim: C | None) -> None:
         """Remove the file of a dead holder, unless a live one has taken its place meanwhile.

@@ -47,7 +47,7 @@ Relative = str | Path
 """A path below the root: relative to it as text, or joined to it as a Path."""
 
 
-class ForeignEntry(RequestError):
+class UnexpectedEntry(RequestError):
     """An entry below an output is not what tokenmill makes there: a link, a pipe, somebody else's file."""
 
 
@@ -174,7 +174,7 @@ class Tree:
                 if not stat.S_ISREG(status.st_mode):
                     raise self._foreign(path, status)
                 if alone and status.st_nlink > 1:
-                    raise ForeignEntry(
+                    raise UnexpectedEntry(
                         f"{self._whole(path)} has {status.st_nlink} names, and what is written to it would appear "
                         "under all of them; remove it and run the same command again"
                     )
@@ -344,10 +344,10 @@ class Tree:
         error.filename = str(self._whole(path))
         return error
 
-    def _foreign(self, path: Relative, status: os.stat_result) -> ForeignEntry:
+    def _foreign(self, path: Relative, status: os.stat_result) -> UnexpectedEntry:
         kind = kind_of(status.st_mode)
         why = ", which tokenmill does not follow below an output" if stat.S_ISLNK(status.st_mode) else ""
-        return ForeignEntry(
+        return UnexpectedEntry(
             f"{self._whole(path)} is {kind}{why}, and tokenmill made no such thing there: look at who did, remove it, "
             "and run the same command again"
         )
@@ -360,7 +360,7 @@ class Tree:
         with contextlib.suppress(OSError):  # a file server may map this user to another id
             if _probe(handle).st_uid == uid:
                 return
-        raise ForeignEntry(
+        raise UnexpectedEntry(
             f"{self._whole(path)} belongs to user {uid}, and this is user {os.geteuid()}: tokenmill uses files of this "
             f"user, of root and of the owner of {self.root}. Run as that user, change the owner, or, where that user "
             f"is to be trusted, set {TRUSTED_UIDS}={uid}"

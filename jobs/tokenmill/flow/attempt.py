@@ -14,8 +14,8 @@ from stat import S_ISDIR
 from tokenmill.files.lease import (
     OWNER,
     STALE_SECONDS,
-    Claim,
     Lease,
+    LeaseClaim,
     Liveness,
     abandoned,
     encode_claim,
@@ -24,20 +24,20 @@ from tokenmill.files.lease import (
     read_claim,
     this_process,
 )
-from tokenmill.files.tree import CLOCK, ForeignEntry, Tree, kind_of
+from tokenmill.files.tree import CLOCK, Tree, UnexpectedEntry, kind_of
 from tokenmill.flow.record import StageRecord
 from tokenmill.machine import process_name
 
 
-class AttemptClaim(Claim, kw_only=True):
+class AttemptClaim(LeaseClaim, kw_only=True):
     """Who makes an attempt, and the plan that the attempt is for."""
 
     plan: str | None = None
 
 
-def planning_lease(record: StageRecord) -> Lease[Claim]:
+def planning_lease(record: StageRecord) -> Lease[LeaseClaim]:
     """Return the lease that the worker holds which makes the plan."""
-    return Lease(record.tree, record.directory / "planning.json", Claim(owner=this_process(), token=new_token()))
+    return Lease(record.tree, record.directory / "planning.json", LeaseClaim(owner=this_process(), token=new_token()))
 
 
 def is_planning(record: StageRecord) -> bool:
@@ -47,7 +47,7 @@ def is_planning(record: StageRecord) -> bool:
 
 
 @dataclass(frozen=True)
-class Leftover:
+class LeftoverAttempt:
     """Another attempt's directory: whose unit and plan it was for, and whether its attempt lives."""
 
     tree: Tree
@@ -87,12 +87,12 @@ def new_attempt_directory(record: StageRecord, unit_id: str, plan_id: str) -> Pa
             continue
 
 
-def leftovers(record: StageRecord) -> dict[str, list[Leftover]]:
+def leftovers(record: StageRecord) -> dict[str, list[LeftoverAttempt]]:
     """List the attempts of this stage that are on disk, by unit.
 
     Ages are differences of two times given by the file server, so that clocks that disagree do no harm.
     """
-    found: dict[str, list[Leftover]] = {}
+    found: dict[str, list[LeftoverAttempt]] = {}
     tree = record.tree
     names = [name for name in tree.names(record.attempts) if not name.startswith(".")]
     if not names:
@@ -105,7 +105,7 @@ def leftovers(record: StageRecord) -> dict[str, list[Leftover]]:
             if status is None:
                 continue
             if not S_ISDIR(status.st_mode):
-                raise ForeignEntry(
+                raise UnexpectedEntry(
                     f"{path} is {kind_of(status.st_mode)}, and tokenmill makes directories there: look at who made it, "
                     "remove it, and run the same command again"
                 )
@@ -113,7 +113,7 @@ def leftovers(record: StageRecord) -> dict[str, list[Leftover]]:
             claim = read_claim(tree, path / OWNER, AttemptClaim)
             alive = liveness(claim.owner if claim else None, now - beat, STALE_SECONDS)
             unit = name.rpartition("~")[0]
-            found.setdefault(unit, []).append(Leftover(tree, path, unit, claim, alive, beat))
+            found.setdefault(unit, []).append(LeftoverAttempt(tree, path, unit, claim, alive, beat))
     return found
 
 

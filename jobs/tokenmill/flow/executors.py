@@ -11,7 +11,7 @@ from typing import Any
 from tokenmill import redaction
 from tokenmill.errors import Superseded
 from tokenmill.files.explain import explained
-from tokenmill.flow.attempt import Leftover
+from tokenmill.flow.attempt import LeftoverAttempt
 from tokenmill.flow.record import Plan, Unit
 from tokenmill.flow.signals import STOP
 from tokenmill.flow.stage import Job
@@ -22,7 +22,7 @@ def do_unit(
     job: Job,
     plan: Plan,
     unit: Unit,
-    found: list[Leftover],
+    found: list[LeftoverAttempt],
     should_stop: Callable[[], bool],
     advance: Callable[[int], None],
     shared: Any = None,
@@ -110,7 +110,7 @@ def _children(job: Job, plan: Plan, width: int, counter: Counter) -> Iterator[Ex
     told = context.RawValue("b", 0)
     futures: list[Future[None] | None] = [None] * width  # of the last unit in each slot
 
-    def submit(unit: Unit, found: list[Leftover]) -> Future[None]:
+    def submit(unit: Unit, found: list[LeftoverAttempt]) -> Future[None]:
         # The caller has fewer than `width` unfinished units when it submits one, so a slot is free.
         slot = next(number for number, last in enumerate(futures) if last is None or last.done())
         try:
@@ -134,7 +134,7 @@ def _children(job: Job, plan: Plan, width: int, counter: Counter) -> Iterator[Ex
                 child.kill()
 
 
-def _now(job: Job, plan: Plan, unit: Unit, found: list[Leftover], counter: Counter) -> Future[None]:
+def _now(job: Job, plan: Plan, unit: Unit, found: list[LeftoverAttempt], counter: Counter) -> Future[None]:
     """Do a unit at once in this process, so that one process means one process."""
     future: Future[None] = Future()
     try:
@@ -171,7 +171,7 @@ def _start_child(job: Job, plan_id: str, told: Any, slots: Any) -> None:
     _CHILD.update(job=job, plan=plan, should_stop=lambda: bool(told.value), slots=slots)
 
 
-def _in_child(unit: Unit, found: list[Leftover], slot: int) -> None:
+def _in_child(unit: Unit, found: list[LeftoverAttempt], slot: int) -> None:
     slots = _CHILD["slots"]
 
     def advance(count: int) -> None:

@@ -20,7 +20,7 @@ from tokenmill.files.codec import readable_json
 from tokenmill.files.lease import Liveness
 from tokenmill.flow.attempt import leftovers, planning_lease
 from tokenmill.flow.record import PLANNING, Plan, StageRecord, record_failure
-from tokenmill.flow.runs import Runs
+from tokenmill.flow.runs import RunRegistry
 
 LEASE_SECONDS = 60.0
 """A planner on another machine whose lease file did not change for this long is dead."""
@@ -56,7 +56,7 @@ def agree(
     message spells out the difference, down to the files. Raise Superseded when another run replaced the plan
     that this run had agreed on.
     """
-    runs = Runs(record, request.run)
+    runs = RunRegistry(record, request.run)
     lease = planning_lease(record)
     plan: Plan | None = None
     while True:
@@ -83,7 +83,7 @@ def _go_on(should_stop: Callable[[], bool]) -> None:
         raise Stopped("stopped while planning; run the same command again")
 
 
-def _check_may_replace(record: StageRecord, old: Plan, request: Request, runs: Runs) -> None:
+def _check_may_replace(record: StageRecord, old: Plan, request: Request, runs: RunRegistry) -> None:
     """Refuse what can be refused without a new plan."""
     if runs.closed:
         raise Superseded(
@@ -109,7 +109,11 @@ def _loses_input(record: StageRecord, old: Plan, request: Request) -> bool:
 
 
 def _plan_under_lease(
-    record: StageRecord, request: Request, runs: Runs, should_stop: Callable[[], bool], say: Callable[[str], None]
+    record: StageRecord,
+    request: Request,
+    runs: RunRegistry,
+    should_stop: Callable[[], bool],
+    say: Callable[[str], None],
 ) -> Plan | None:
     """Make the plan and put it in place; return it where that was done."""
     tree = record.tree

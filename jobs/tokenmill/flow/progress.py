@@ -83,12 +83,12 @@ class Reporter:
             done.set()
             thread.join()
 
-    def progress(self, stage: str, total: int, units: int, read: Callable[[], tuple[int, int]]) -> "Progress":
+    def progress(self, stage: str, total: int, units: int, read: Callable[[], tuple[int, int]]) -> "ProgressDisplay":
         """Show `read()` -> (bytes, units) done of `total` and `units` until the context ends."""
-        return Progress(self, stage, total, units, read)
+        return ProgressDisplay(self, stage, total, units, read)
 
 
-class Progress:
+class ProgressDisplay:
     """A thread that looks at counters at intervals and shows them."""
 
     def __init__(
@@ -136,7 +136,7 @@ class Progress:
     def _facts(self) -> dict[str, Any]:
         return {"at_work": [unit for unit, _ in self._at_work], "memory_limit": memory_limit()}
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> "ProgressDisplay":
         """Begin to show."""
         self._thread = threading.Thread(target=self._show_bar if self._terminal else self._show_lines, daemon=True)
         self._thread.start()

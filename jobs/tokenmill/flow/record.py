@@ -29,7 +29,7 @@ from tokenmill.files.codec import (
     unpack,
 )
 from tokenmill.files.hashing import hash_file
-from tokenmill.files.tree import ForeignEntry, Tree
+from tokenmill.files.tree import Tree, UnexpectedEntry
 from tokenmill.flow.contract import (
     IN_PLACE,
     REMAKE,
@@ -296,7 +296,7 @@ class StageRecord:
         path = self.replaced_path if replaced else self.plan_path
         try:
             return Plan.read(path, self.tree, self.kind)
-        except ForeignEntry:
+        except UnexpectedEntry:
             raise
         except OtherFormat as error:
             raise RequestError(

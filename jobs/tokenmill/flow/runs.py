@@ -15,7 +15,7 @@ from tokenmill.flow.record import Plan, StageRecord
 
 
 @dataclass(frozen=True)
-class Runs:
+class RunRegistry:
     """The runs seen in a stage, from the side of the run `mine`."""
 
     record: StageRecord

@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenmill.errors import RequestError
 from tokenmill.files.lease import HEARTBEAT_SECONDS, Liveness
-from tokenmill.flow.attempt import Leftover, is_planning, leftovers
+from tokenmill.flow.attempt import LeftoverAttempt, is_planning, leftovers
 from tokenmill.flow.contract import Failure, Kind, Receipt
 from tokenmill.flow.lineage import records_of
 from tokenmill.flow.record import StageRecord, complete
@@ -98,7 +98,7 @@ def _status(record: StageRecord) -> StageStatus:
     )
 
 
-def _recent(attempt: Leftover) -> bool:
+def _recent(attempt: LeftoverAttempt) -> bool:
     """Tell whether an attempt on another machine gave a sign of life just now."""
     known = attempt.claim is not None and attempt.liveness is not Liveness.DEAD
     return known and time.time() - attempt.beat < 6 * HEARTBEAT_SECONDS

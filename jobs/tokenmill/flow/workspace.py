@@ -28,7 +28,7 @@ from tokenmill.files.lease import HEARTBEAT_SECONDS, OWNER, Liveness
 from tokenmill.files.mounts import patiently
 from tokenmill.files.paths import inside
 from tokenmill.files.tree import Tree
-from tokenmill.flow.attempt import Leftover, new_attempt_directory
+from tokenmill.flow.attempt import LeftoverAttempt, new_attempt_directory
 from tokenmill.flow.contract import EmptyPair, FileEntry, InputFile, InputRange, Receipt
 from tokenmill.flow.record import Counts, Plan, StageRecord, Unit, reconciles
 from tokenmill.inputs import OpenInput
@@ -169,7 +169,7 @@ class Workspace:
         input_root: Path,
         should_stop: Callable[[], bool],
         advance: Callable[[int], None],
-        found: list[Leftover],
+        found: list[LeftoverAttempt],
         resumable: bool,
     ) -> None:
         """Begin the attempt; leftovers of dead attempts at the unit are taken over or removed."""
@@ -193,7 +193,7 @@ class Workspace:
         self._resumable = resumable
         self.directory = self._begin(found)
 
-    def _begin(self, found: list[Leftover]) -> Path:
+    def _begin(self, found: list[LeftoverAttempt]) -> Path:
         mine = [left for left in found if left.plan == self.plan.id]
         for left in found:
             if left not in mine and left.liveness is Liveness.DEAD:
@@ -209,7 +209,7 @@ class Workspace:
     def _taken(self, directory: Path) -> bool:
         return any(name != OWNER for name in self.tree.names(directory))
 
-    def _take(self, left: Leftover, directory: Path) -> None:
+    def _take(self, left: LeftoverAttempt, directory: Path) -> None:
         """Take over a dead attempt's files; of one that may live only a copy, so that it can go on unharmed."""
         names = [name for name in self.tree.names(left.path) if name != OWNER]
         try:

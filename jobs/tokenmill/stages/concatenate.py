@@ -14,14 +14,14 @@ from typing import Any, ClassVar
 
 import xxhash
 
-from tokenmill.corpus import foreign
+from tokenmill.corpus import unexpected_content
 from tokenmill.corpus.compression import codec_of_content
 from tokenmill.corpus.records import BOM, RecordCounter
 from tokenmill.errors import InputError, RequestError, TransientError
+from tokenmill.flow.background import BackgroundWriter
 from tokenmill.flow.contract import Files, InputFile, InputRange, Part
 from tokenmill.flow.lineage import StageInput, upstream_of
 from tokenmill.flow.output_names import check_label
-from tokenmill.flow.overlap import Follower
 from tokenmill.flow.partition import groups
 from tokenmill.flow.planning import Request
 from tokenmill.flow.provenance import narrow
@@ -196,7 +196,7 @@ class Concatenate(Stage):
         output = workspace.open(unit.outputs[0])
         waiting: list[_AppendedPiece] = []
         length = 0
-        with closing(_Account(output, workspace)) as account, Follower(AHEAD) as follower:
+        with closing(_Account(output, workspace)) as account, BackgroundWriter(AHEAD) as follower:
             for file in unit.spec(Files).inputs:
                 for piece in _append(output, workspace, file):
                     waiting.append(piece)
@@ -218,9 +218,9 @@ def _append(output: OutputFile, workspace: Workspace, file: InputFile) -> Iterat
         workspace.reading(file, size) as path,
         path.open("rb", buffering=0) as source,
     ):
-        head = os.pread(source.fileno(), foreign.HEAD, 0)
-        foreign.refuse(head, str(path))
-        foreign.refuse_spread(head, str(path))
+        head = os.pread(source.fileno(), unexpected_content.HEAD, 0)
+        unexpected_content.refuse(head, str(path))
+        unexpected_content.refuse_spread(head, str(path))
         if codec := codec_of_content(head):
             raise InputError(
                 f"{path}: its content is {codec} data, whatever its name says, and joining it could join two lines; "

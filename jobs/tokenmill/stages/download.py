@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from tokenmill.corpus.factory import open_source
-from tokenmill.corpus.fetch import Lines, fetch, worth_keeping
+from tokenmill.corpus.fetch import ConnectionPool, fetch, worth_keeping
 from tokenmill.corpus.listing import names, select
 from tokenmill.corpus.options import SourceOptions
 from tokenmill.corpus.retry import RetryPolicy
@@ -38,7 +38,7 @@ class Fetching(NamedTuple):
     """What the units share: one source, for a server's policy is one, and its connections."""
 
     source: Source
-    lines: Lines
+    lines: ConnectionPool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,7 @@ class Download(Stage):
         """Open the source and its connections."""
         how = self.source
         source = open_source(self.uri, stall_seconds=how.stall_seconds, endpoint=how.endpoint, warn=warn)
-        yield Fetching(source, Lines(how.connections))
+        yield Fetching(source, ConnectionPool(how.connections))
 
     def do(self, unit: Unit, workspace: Workspace, shared: Fetching) -> Counts:
         """Fetch one file, from where a dead attempt stopped, and check its hash."""

@@ -7,16 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tokenmill.corpus import foreign
+from tokenmill.corpus import unexpected_content
+from tokenmill.corpus.block_kinds import ZSTD_WINDOW
 from tokenmill.corpus.compression import open_decompressed
-from tokenmill.corpus.kinds import ZSTD_WINDOW
 from tokenmill.corpus.records import RecordCounter
 from tokenmill.errors import RequestError
 from tokenmill.files.paths import safe_name
+from tokenmill.flow.background import BackgroundWriter
 from tokenmill.flow.contract import Files, InputRange
 from tokenmill.flow.lineage import StageInput, upstream_of
 from tokenmill.flow.output_names import distinct
-from tokenmill.flow.overlap import Follower
 from tokenmill.flow.planning import Request
 from tokenmill.flow.provenance import narrow
 from tokenmill.flow.record import Counts, Plan, Unit
@@ -85,9 +85,9 @@ class Extract(Stage):
 
         def take(buffer: bytearray, size: int) -> None:
             if not output.bytes:
-                head = bytes(buffer[: min(size, foreign.HEAD)])
-                foreign.refuse(head, file.path)
-                foreign.refuse_spread(head, file.path)
+                head = bytes(buffer[: min(size, unexpected_content.HEAD)])
+                unexpected_content.refuse(head, file.path)
+                unexpected_content.refuse_spread(head, file.path)
             counter.update(buffer, size)
             output.write(memoryview(buffer)[:size])
 
@@ -96,7 +96,7 @@ class Extract(Stage):
         with (
             workspace.reading(file, unit.weight) as path,
             open_decompressed(path, display=str(path), digest=digest, window=self.zstd_window or ZSTD_WINDOW) as reader,
-            Follower(BUFFERS - 1) as follower,
+            BackgroundWriter(BUFFERS - 1) as follower,
         ):
             while (got := reader.readinto(memoryview(ring[turn]))) == BUFFER:
                 follower.do(take, ring[turn], got)

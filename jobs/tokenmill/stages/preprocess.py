@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from tokenmill.corpus.foreign import CHAT, ForeignContent, unlike_json
-from tokenmill.corpus.kinds import LINES, ZSTD_WINDOW
+from tokenmill.corpus.block_kinds import LINES, ZSTD_WINDOW
 from tokenmill.corpus.readers import LOOK_BYTES, read_documents, unit_of
+from tokenmill.corpus.unexpected_content import CHAT, UnexpectedContent, unlike_json
 from tokenmill.corpus.uri import local_path
 from tokenmill.errors import InputError, RequestError
 from tokenmill.files.paths import safe_name
@@ -34,7 +34,7 @@ from tokenmill.tokens.encoder_store import Encoders
 from tokenmill.tokens.options import PreprocessOptions
 from tokenmill.tokens.stream import AHEAD, Stream
 from tokenmill.tokens.tokenizer import tokenizer_request
-from tokenmill.tokens.unit_tokenizer import Tokenisation, Tokenising, spelled_warning
+from tokenmill.tokens.unit_tokenizer import TokenizationContext, UnitTokenizer, spelled_warning
 from tokenmill.tokens.workers.pool import EncoderProcesses
 
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ class Preprocess(Stage):
     @contextmanager
     def shared(
         self, plan: Plan, todo: Sequence[Unit], warm: "EncoderProcesses", warn: Callable[[str], None]
-    ) -> Iterator[Tokenisation]:
+    ) -> Iterator[TokenizationContext]:
         """Have the encoder processes load the encoder: as many as there are, and no more than the work is worth."""
         stream = None if isinstance(self.input, Path) else self.input
         with (
@@ -223,16 +223,16 @@ class Preprocess(Stage):
         ):
             task = Encoders(StageRecord(self.output, PREPROCESS)).task(plan, self.options)
             warm.begin(task, 1 + sum(unit.weight for unit in todo) // WORTH_A_PROCESS)
-            tokenisation = Tokenisation(self.options, self.options.reading(task.encoder), warm, shards)
+            tokenisation = TokenizationContext(self.options, self.options.reading(task.encoder), warm, shards)
             try:
                 yield tokenisation
             finally:
                 if warning := spelled_warning(tokenisation.spelled):
                     warn(warning)
 
-    def do(self, unit: Unit, workspace: Workspace, shared: Tokenisation) -> Counts:
+    def do(self, unit: Unit, workspace: Workspace, shared: TokenizationContext) -> Counts:
         """Tokenise one output's files in order."""
-        return Tokenising(unit, workspace, shared).run()
+        return UnitTokenizer(unit, workspace, shared).run()
 
 
 def _check(options: PreprocessOptions) -> None:
@@ -307,11 +307,11 @@ def _stem(path: str) -> str:
 def _check_keys(paths: Sequence[Path], options: PreprocessOptions) -> None:
     """Refuse keys that none of the first records has: a wrong key, not bad records."""
 
-    foreign: ForeignContent | None = None
+    foreign: UnexpectedContent | None = None
     for path in paths:
         try:
             batch = _first_records(path, options)
-        except ForeignContent as error:  # of one file among others its unit will say so
+        except UnexpectedContent as error:  # of one file among others its unit will say so
             foreign = foreign or error
             continue
         if batch and batch.documents:
@@ -345,7 +345,7 @@ def _first_records(path: Path, options: PreprocessOptions) -> "Batch | None":
             look -= batch.bytes
             if batch.records or look <= 0:
                 return batch if batch.records else None
-    except ForeignContent:
+    except UnexpectedContent:
         raise
     except InputError:
         pass

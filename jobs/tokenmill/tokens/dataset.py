@@ -11,7 +11,7 @@ from tokenmill.errors import WITH_HASHES, RequestError
 from tokenmill.files.hashing import has_sha256, hash_file
 from tokenmill.files.mounts import patiently, settle_seconds
 from tokenmill.files.paths import inside
-from tokenmill.files.tree import ForeignEntry
+from tokenmill.files.tree import UnexpectedEntry
 from tokenmill.flow.contract import COPIED, IN_PLACE, FileEntry, Kind
 from tokenmill.flow.lineage import find_records, records_of, unfinished
 from tokenmill.flow.progress import size as words
@@ -248,7 +248,7 @@ def _refused(record: StageRecord, path: str) -> str | None:
     """Say why a file of an output is not even looked at, such as a link; None where it may be."""
     try:
         record.tree.size(path)
-    except ForeignEntry as error:
+    except UnexpectedEntry as error:
         return str(error)
     return None
 

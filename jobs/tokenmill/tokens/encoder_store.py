@@ -29,12 +29,12 @@ from tokenmill.tokens.contract import PairBasis, basis_of, tokenizer_of
 from tokenmill.tokens.gate import Verdict, fallback_warning, is_installed
 from tokenmill.tokens.options import PreprocessOptions
 from tokenmill.tokens.tokenizer import ResolvedTokenizer, added_eod_warning, eod_warning, resolve_tokenizer, versions
-from tokenmill.tokens.workers.serve import Task
+from tokenmill.tokens.workers.encoder_process import Task
 
 if TYPE_CHECKING:
     from tokenmill.tokens.gate import Verdict
     from tokenmill.tokens.tokenizer import ResolvedTokenizer
-    from tokenmill.tokens.workers.serve import Task
+    from tokenmill.tokens.workers.encoder_process import Task
 
 T = TypeVar("T")
 
@@ -48,16 +48,16 @@ GATE_FILES, GATE_DOCUMENTS, GATE_BYTES = 8, 25, 128 << 10
 """On how much of the corpus the encoders are judged beside the adversarial list: documents and bytes of each file."""
 
 
-class Way(NamedTuple):
+class EncodingMode(NamedTuple):
     """How texts are encoded: with special tokens around them, and with those that they spell as ordinary text."""
 
     special_tokens: bool
     split: bool
 
 
-def way_of(basis: PairBasis) -> Way:
+def way_of(basis: PairBasis) -> EncodingMode:
     """Return how a plan's texts are encoded."""
-    return Way(basis.special_tokens, basis.special_in_text == "split")
+    return EncodingMode(basis.special_tokens, basis.special_in_text == "split")
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Encoders:
 
     record: StageRecord
 
-    def directory(self, fingerprint: str, way: Way) -> Path:
+    def directory(self, fingerprint: str, way: EncodingMode) -> Path:
         """Return the directory of a tokenizer; that without special tokens in its texts is another."""
         return self.record.directory / "encoders" / f"{fingerprint[:16]}{'-split' if way.split else ''}"
 
@@ -112,7 +112,7 @@ class Encoders:
             known = [token["content"] for token in added if token["special"]]
         return tuple(token for token in known if isinstance(token, str))
 
-    def _verdict(self, fingerprint: str, way: Way, encoder: str) -> "Verdict | None":
+    def _verdict(self, fingerprint: str, way: EncodingMode, encoder: str) -> "Verdict | None":
 
         directory = self.directory(fingerprint, way)
         path = directory / _verdict_name(way, encoder)
@@ -154,7 +154,7 @@ class Encoders:
             **options.choices(),
         }
         name = f"settled-{content_id(question)[:16]}.json"
-        way = Way(options.special_tokens, options.special_in_text == "split")
+        way = EncodingMode(options.special_tokens, options.special_in_text == "split")
         found = self._remembered(name, way, options.encoder)
         tokenizer, verdict = found or self._resolve(beginnings, options, way, name, endpoint, reporter.say)
         ends = (eod_warning(tokenizer), added_eod_warning(tokenizer)) if options.append_eod else ()
@@ -164,7 +164,7 @@ class Encoders:
         reporter.say(f"tokenizer {tokenizer.reference}: {verdict.encoder} agrees on {verdict.checked:,} texts; taken")
         return tokenizer
 
-    def _remembered(self, name: str, way: Way, encoder: str) -> "tuple[ResolvedTokenizer, Verdict] | None":
+    def _remembered(self, name: str, way: EncodingMode, encoder: str) -> "tuple[ResolvedTokenizer, Verdict] | None":
 
         directory, tree = self.record.directory / "encoders", self.record.tree
         for fingerprint in tree.names(directory):
@@ -187,7 +187,7 @@ class Encoders:
         self,
         beginnings: Sequence[Path],
         options: PreprocessOptions,
-        way: Way,
+        way: EncodingMode,
         name: str,
         endpoint: str | None,
         say: Callable[[str], None],
@@ -247,7 +247,7 @@ class Encoders:
             tree.unlink(target / name)
 
 
-def _verdict_name(way: Way, encoder: str) -> str:
+def _verdict_name(way: EncodingMode, encoder: str) -> str:
     return f"verdict-{encoder}{'' if way.special_tokens else '-no-special'}.json"
 
 

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.files.publish import write_atomic
-from tokenmill.tokens import spm
+from tokenmill.tokens import sentencepiece_model
 
 NAME = "encoder.json"
 """The file's name, beside backend.json. It is not there where every merge happens."""
 
-NAMES = (NAME, spm.NAME, "backend.json")
+NAMES = (NAME, sentencepiece_model.NAME, "backend.json")
 """What encoders load: the last is always there."""
 
 LONGEST = 256

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-from tokenmill.corpus.kinds import ZSTD_WINDOW, Reading
+from tokenmill.corpus.block_kinds import ZSTD_WINDOW, ReadSettings
 from tokenmill.corpus.options import ReadingOptions
 from tokenmill.options import Option
 from tokenmill.tokens import engines
@@ -76,10 +76,10 @@ class PreprocessOptions(TokenizerOptions, ReadingOptions):
         """The keys, one by one."""
         return self.keys.split(",")
 
-    def reading(self, encoder: str = "auto") -> Reading:
+    def reading(self, encoder: str = "auto") -> ReadSettings:
         """Return how files are read where `encoder` encodes them, which bounds the length of a record."""
         window, longest = self.zstd_window or ZSTD_WINDOW, self.max_record_size or engines.longest_record(encoder)
-        return Reading(self.format, self.txt_document == "line", window, longest)
+        return ReadSettings(self.format, self.txt_document == "line", window, longest)
 
     def choices(self) -> dict[str, str]:
         """Return what of the later options changes bytes, for the plan: none where they are as they always were."""

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokenmill.errors import RequestError
-from tokenmill.tokens import spm
+from tokenmill.tokens import sentencepiece_model
 from tokenmill.tokens.encoders import quick_to_load
 from tokenmill.tokens.engines.base import EncoderUnavailable, template
 from tokenmill.tokens.gate import code_point_probes, hostile_texts, ignore_stops, prepare
-from tokenmill.tokens.spm import SentencePieceModel, only_model
+from tokenmill.tokens.sentencepiece_model import SentencePieceModel, only_model
 
 EOD_TOKENS = (
     "<|end_of_text|>",
@@ -99,7 +99,7 @@ def settle(work: Path) -> dict[str, Any]:
         text = _without_special(text)
         (work / "full.json").write_bytes(_as_encoders_load(loaded.full))
     if model:
-        shutil.copy(model, work / spm.NAME)
+        shutil.copy(model, work / sentencepiece_model.NAME)
     end = eod_id if request["need_eod"] else None
     prepare(work, text, loaded.parts, add, loaded.encode, end=end, encoder=request["encoder"])
 
@@ -247,7 +247,7 @@ def _write(work: Path, own: Any, tokens: dict[str, Any], vocabulary: Any, name: 
         shutil.copy(source / "tokenizer.json", written)
     else:
         own.save(str(written / "tokenizer.json"))
-    for other in ("chat_template.jinja", "generation_config.json", *spm.MODELS):
+    for other in ("chat_template.jinja", "generation_config.json", *sentencepiece_model.MODELS):
         if (source / other).exists():
             shutil.copy(source / other, written)
     given: dict[str, Any] = {}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenmill.corpus.blocks import is_columnar
 from tokenmill.corpus.factory import open_source
-from tokenmill.corpus.fetch import Lines, fetch_head, fetch_to
+from tokenmill.corpus.fetch import ConnectionPool, fetch_head, fetch_to
 from tokenmill.corpus.listing import names, select
 from tokenmill.corpus.options import SourceOptions
 from tokenmill.corpus.retry import RetryPolicy
@@ -31,7 +31,7 @@ from tokenmill.machine import process_name
 from tokenmill.selection import Selection
 
 if TYPE_CHECKING:
-    from tokenmill.corpus.fetch import Lines
+    from tokenmill.corpus.fetch import ConnectionPool
 
 HEADS, HEAD_BYTES = 2, 4 << 20
 """Of how many shards planning looks at the beginning, and how much of each."""
@@ -126,7 +126,9 @@ class Stream:
 
         with self._scratch() as scratch:
             called = self._place()[1]
-            yield Shards(self._open(warn), revision, scratch, called, self.give_up_at, Lines(self.source.connections))
+            yield Shards(
+                self._open(warn), revision, scratch, called, self.give_up_at, ConnectionPool(self.source.connections)
+            )
 
     def _open(self, warn: Callable[[str], None], pinned: str | None = None) -> Source:
         how = self.source
@@ -167,7 +169,7 @@ class Shards:
     scratch: Path
     called: str
     give_up_at: float
-    lines: "Lines"
+    lines: "ConnectionPool"
 
     @contextmanager
     def fetched(self, item: InputFile, checkpoint: Callable[[], None]) -> Iterator[Path]:

@@ -40,7 +40,7 @@ from tokenmill.tokens.gate import (
     wait_for,
     was_killed,
 )
-from tokenmill.tokens.origin import fetch, hash_directory, local_directory, or_a_directory, read_directory
+from tokenmill.tokens.tokenizer_files import fetch, hash_directory, local_directory, or_a_directory, read_directory
 
 TIMEOUT_SECONDS = 600.0
 """How long loading a tokenizer may take; the largest in use take seconds."""

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from tokenmill.corpus.block_kinds import ROWS
 from tokenmill.corpus.blocks import open_blocks
-from tokenmill.corpus.kinds import ROWS
-from tokenmill.corpus.parse import Rejected
 from tokenmill.corpus.readers import bad_record, refuse_misread, unit_of
 from tokenmill.errors import WITH_REPLACE, InputError, RequestError, TransientError
 from tokenmill.files.codec import read_json, readable_json
@@ -25,17 +24,17 @@ from tokenmill.flow.workspace import OutputFile, Workspace
 from tokenmill.tokens import formats
 from tokenmill.tokens.contract import Journal, PairSpec, basis_of
 from tokenmill.tokens.formats.base import Destination, Format
+from tokenmill.tokens.workers.encoder_process import Segment
 from tokenmill.tokens.workers.pool import BLOCK
-from tokenmill.tokens.workers.serve import Segment
 
 if TYPE_CHECKING:
-    from tokenmill.corpus.kinds import Reading
-    from tokenmill.corpus.parse import Rejected
+    from tokenmill.corpus.block_kinds import ReadSettings
+    from tokenmill.corpus.parse import RejectedRecord
     from tokenmill.tokens.formats.base import Writer
     from tokenmill.tokens.options import PreprocessOptions
     from tokenmill.tokens.stream import Shards
+    from tokenmill.tokens.workers.encoder_process import Column, Found, Segment
     from tokenmill.tokens.workers.pool import EncoderProcesses, Slot
-    from tokenmill.tokens.workers.serve import Column, Found, Segment
 
 SPECIAL = "special_in_text"
 """The count of special tokens that texts spell, in receipts and manifests that have any."""
@@ -70,11 +69,11 @@ def spelled_warning(spelled: list[tuple[int, Spelling | None]]) -> str | None:
 
 
 @dataclass
-class Tokenisation:
+class TokenizationContext:
     """What the units of this process share: how they tokenise, with which processes, and the way to distant shards."""
 
     options: "PreprocessOptions"
-    reading: "Reading"
+    reading: "ReadSettings"
     processes: "EncoderProcesses"
     shards: "Shards | None"
     spelled: list[tuple[int, Spelling | None]] = field(default_factory=list)
@@ -102,10 +101,10 @@ class _Piece(NamedTuple):
     last: bool
 
 
-class Tokenising:
+class UnitTokenizer:
     """One unit's state between input files: what the journal holds."""
 
-    def __init__(self, unit: Unit, workspace: Workspace, shared: Tokenisation) -> None:
+    def __init__(self, unit: Unit, workspace: Workspace, shared: TokenizationContext) -> None:
         """See run."""
         self.unit = unit
         self.spec = unit.spec(PairSpec)
@@ -224,7 +223,7 @@ class Tokenising:
         """Count a piece's records; at the end of its file, say where they stand in the output."""
 
         file, reading, kind = piece.file, self.shared.reading, piece.segment.kind
-        refused = [Rejected(*values) for values in found.rejected]
+        refused = [RejectedRecord(*values) for values in found.rejected]
         if file.records == 0:
             refuse_misread(file.path, reading, str(file.path), kind, found.documents, refused)
         if piece.segment.begins_file:
@@ -330,7 +329,7 @@ class Tokenising:
         self.workspace.tree.write_atomic(self.workspace.path("journal.json"), readable_json(journal.to_json()))
         self.marked = time.monotonic()
 
-    def _reject(self, name: str, rejected: "Rejected") -> None:
+    def _reject(self, name: str, rejected: "RejectedRecord") -> None:
         """Keep a bad record beside the output, as it was, with where it stood and why."""
         limit = self.shared.options.max_bad_records
         self.counts["rejected"] += 1

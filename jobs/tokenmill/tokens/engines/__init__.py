@@ -8,7 +8,7 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from tokenmill.corpus.kinds import MEMORY, MOST
+from tokenmill.corpus.block_kinds import MEMORY, MOST
 from tokenmill.errors import RequestError
 from tokenmill.machine import memory
 from tokenmill.tokens.engines.base import Engine, style_of

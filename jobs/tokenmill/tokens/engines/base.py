@@ -7,7 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tokenmill.corpus.kinds import MEMORY
+from tokenmill.corpus.block_kinds import MEMORY
 from tokenmill.errors import RequestError
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tokenmill.corpus.kinds import EXACT_MEMORY
-from tokenmill.tokens import spm
+from tokenmill.corpus.block_kinds import EXACT_MEMORY
+from tokenmill.tokens import sentencepiece_model
 from tokenmill.tokens.engines.base import Arrays, Encoder, Engine, Style, flatten, template, wrap
 
 if TYPE_CHECKING:
@@ -41,16 +41,16 @@ class _SentencePiece(Arrays):
         processor = orjson.loads(backend.read_bytes())["post_processor"]
         self._before, self._after = template(processor) if add_special_tokens else ([], [])
         self._after = self._after if end is None else [*self._after, end]
-        self._processor = spm.load(backend.with_name(spm.NAME))
+        self._processor = sentencepiece_model.load(backend.with_name(sentencepiece_model.NAME))
 
     def encode(self, texts: list[str]) -> "tuple[Ids, Offsets]":
-        ids, offsets = flatten([spm.Ids(ids) for ids in self._processor.encode(texts, num_threads=1)])
+        ids, offsets = flatten([sentencepiece_model.Ids(ids) for ids in self._processor.encode(texts, num_threads=1)])
         return wrap(ids, offsets, self._before, self._after)
 
 
 def _exact(backend: "Path", add_special_tokens: bool, end: int | None) -> Encoder:
     """Load the reference: Hugging Face, or SentencePiece where the tokenizer is its model alone."""
-    kind = _SentencePiece if backend.with_name(spm.NAME).exists() else _HuggingFace
+    kind = _SentencePiece if backend.with_name(sentencepiece_model.NAME).exists() else _HuggingFace
     return kind(backend, add_special_tokens, end)
 
 

@@ -1,8 +1,8 @@
 """Encoder processes, as the stage that feeds them sees them: blocks of text in, token ids out, whatever happens inside.
 
-A third-party encoder may crash, hang or grow. Each is in a process of its own (`tokens.workers.serve`), with slots of
-shared memory: one is encoded while others are filled and written. A process that dies or is silent for too long is
-replaced, and the block it had goes to Hugging Face; one that grew is replaced between two blocks.
+A third-party encoder may crash, hang or grow. Each is in a process of its own (`tokens.workers.encoder_process`), with
+slots of shared memory: one is encoded while others are filled and written. A process that dies or is silent for too
+long is replaced, and the block it had goes to Hugging Face; one that grew is replaced between two blocks.
 """
 
 import os
@@ -21,12 +21,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from tokenmill.corpus import kinds
+from tokenmill.corpus.block_kinds import MEMORY
 from tokenmill.errors import TransientError
 from tokenmill.machine import memory_words
 from tokenmill.tokens.engines import REFERENCE
 from tokenmill.tokens.gate import environment
-from tokenmill.tokens.workers.serve import Answer, Column, Found, Segment, Task
+from tokenmill.tokens.workers.encoder_process import Answer, Column, Found, Segment, Task
 from tokenmill.tokens.workers.slab import Slab
 
 BLOCK = 3 << 19
@@ -54,7 +54,7 @@ EXACT_PATIENCE = 30
 """How many times slower than the fast encoders Hugging Face may be."""
 
 
-SERVE = "from tokenmill.tokens.workers.serve import main; main()"
+SERVE = "from tokenmill.tokens.workers.encoder_process import main; main()"
 """Not `-m`: run as `__main__`, its classes would not be those that this process knows the messages by."""
 
 
@@ -128,7 +128,7 @@ class _Forked:
 
 
 class _Child:
-    """A process of `tokens.workers.serve`, and the way to it."""
+    """A process of `tokens.workers.encoder_process`, and the way to it."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", control: socket.socket, *, forked: bool) -> None:
         # One that is to be forked is the process that forks it until it is there.
@@ -349,8 +349,8 @@ class _Process:
                 raise TransientError(
                     f"the encoder {self._pool.task.encoder} {why} on a record of {text / 1e6:,.0f} MB, and Hugging "
                     "Face did no better: most likely the memory is too little, of which an encoder takes about "
-                    f"{kinds.MEMORY} times a record's size ({memory_words()}); raise the limit (in a chart: --set "
-                    f"resources.limits.memory={-(-text * kinds.MEMORY // 10**9) + 1}Gi), give fewer --processes, or "
+                    f"{MEMORY} times a record's size ({memory_words()}); raise the limit (in a chart: --set "
+                    f"resources.limits.memory={-(-text * MEMORY // 10**9) + 1}Gi), give fewer --processes, or "
                     "cut the record"
                 )
             raise TransientError(

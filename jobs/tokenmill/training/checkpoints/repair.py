@@ -27,7 +27,7 @@ from tokenmill.files.lease import abandoned
 from tokenmill.files.mounts import patiently, settle_seconds
 from tokenmill.files.paths import RECORDS
 from tokenmill.files.publish import write_atomic
-from tokenmill.files.tree import ForeignEntry, Tree
+from tokenmill.files.tree import Tree, UnexpectedEntry
 from tokenmill.training.checkpoints import torch_dist as distcp
 from tokenmill.training.checkpoints.metadata import Damage
 from tokenmill.training.checkpoints.torch_dist import RELEASE, Checkpoint
@@ -99,7 +99,7 @@ def tracked(path: Path) -> str | None:
                 text = distcp.read(file, TRACKER, distcp.SMALL).strip()
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except ForeignEntry as problem:
+        except UnexpectedEntry as problem:
             raise ForeignTracker(f"{path / TRACKER} is no file to go by: {problem}") from None
         except Damage as problem:
             raise TornTracker(f"{path}: {problem}; {_to_repair(path)}") from None

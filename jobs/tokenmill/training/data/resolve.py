@@ -6,8 +6,8 @@ from pathlib import Path
 from tokenmill.errors import RequestError
 from tokenmill.training import settings as s
 from tokenmill.training.data.blend import gather
+from tokenmill.training.data.blend_samples import check_draws
 from tokenmill.training.data.datasets import TrainingData
-from tokenmill.training.data.samples import check_draws
 
 PER_DATASET = "--per-dataset-sequences-path"
 

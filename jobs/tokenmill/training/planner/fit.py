@@ -13,7 +13,15 @@ from typing import Any
 from tokenmill.errors import RequestError
 from tokenmill.training.model import Model
 from tokenmill.training.planner.layout import Layout, late_refusals, refusals
-from tokenmill.training.planner.memory import GIB, RESERVE, Held, activation_bytes, held, parameters, parameters_held
+from tokenmill.training.planner.memory import (
+    GIB,
+    RESERVE,
+    MemoryUse,
+    activation_bytes,
+    held,
+    parameters,
+    parameters_held,
+)
 
 NODE = 1_200
 """Operations that a GPU does while one byte comes from another in its node: 450 TFLOP/s sustained, 375 GB/s."""
@@ -46,7 +54,7 @@ class Machines:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class LayoutConstraints:
     """What is asked for. A cut of any kind makes it one layout, whose other cuts are none; else all are searched."""
 
     tensor: int | None = None
@@ -99,7 +107,7 @@ class Fit:
     """A layout with what it takes of the fullest GPU, in bytes."""
 
     layout: Layout
-    held: Held
+    held: MemoryUse
     activations: float
 
     @property
@@ -118,7 +126,7 @@ class SearchResult:
     tried: int
 
 
-def search(model: Model, machines: Machines, global_batch: int, wanted: Wanted) -> SearchResult:
+def search(model: Model, machines: Machines, global_batch: int, wanted: LayoutConstraints) -> SearchResult:
     """Weigh every layout.
 
     Of those that differ in virtual stages and micro-batch alone the cheapest is kept, with as little recomputation
@@ -159,7 +167,7 @@ def _layout(model: Model, machines: Machines, global_batch: int, micro: int, cut
     )
 
 
-def _least_recomputation(layout: Layout, wanted: Wanted, machines: Machines) -> tuple[Fit | None, list[str]]:
+def _least_recomputation(layout: Layout, wanted: LayoutConstraints, machines: Machines) -> tuple[Fit | None, list[str]]:
     """Return the layout with as little recomputation as fits, else with all, or why it is refused."""
     why = refusals(layout) or late_refusals(layout)
     if why:
@@ -173,7 +181,7 @@ def _least_recomputation(layout: Layout, wanted: Wanted, machines: Machines) -> 
     return fit, []
 
 
-def _cuts(model: Model, machines: Machines, wanted: Wanted) -> Iterator[dict[str, Any]]:
+def _cuts(model: Model, machines: Machines, wanted: LayoutConstraints) -> Iterator[dict[str, Any]]:
     if wanted.one_layout:
         yield {
             "tensor": wanted.tensor or 1,
@@ -340,7 +348,9 @@ def described(at: Layout) -> str:
     return f"{' x '.join(words)}, micro-batch {at.micro_batch}, recomputation {at.recompute}"
 
 
-def nothing(model: Model, machines: Machines, batch: int, wanted: Wanted, found: SearchResult) -> RequestError:
+def nothing(
+    model: Model, machines: Machines, batch: int, wanted: LayoutConstraints, found: SearchResult
+) -> RequestError:
     """Say what was nearest, by how much it missed, and what to change."""
     place = f"{machines.gpus:,} GPUs of {machines.memory:g} GiB"
     near = found.nearest
@@ -368,7 +378,7 @@ def nothing(model: Model, machines: Machines, batch: int, wanted: Wanted, found:
     )
 
 
-def _more_gpus(model: Model, machines: Machines, batch: int, wanted: Wanted) -> list[str]:
+def _more_gpus(model: Model, machines: Machines, batch: int, wanted: LayoutConstraints) -> list[str]:
     """Return the first doubling of the GPUs that something fits."""
     for times in (2, 4, 8, 16):
         more = Machines(machines.gpus * times, machines.gpus_per_node, machines.memory)

@@ -70,7 +70,7 @@ def parameters(at: Layout) -> Parameters:
 
 
 @dataclass(frozen=True)
-class Held:
+class MemoryUse:
     """What the fullest GPU, the first stage's, holds of a model apart from activations, in bytes."""
 
     weights: float
@@ -94,12 +94,12 @@ def parameters_held(at: Layout) -> tuple[float, float]:
     return dense, count.expert_sharded / at.pipeline / ((at.expert_tensor or at.tensor) * at.expert)
 
 
-def held(at: Layout) -> Held:
+def held(at: Layout) -> MemoryUse:
     """Return what a layout keeps of the model on its fullest GPU."""
     dense, experts = parameters_held(at)
     share = at.data_parallel * at.context if at.distributed_optimizer else 1
     expert_share = at.expert_data_parallel if at.distributed_optimizer else 1
-    return Held(2 * (dense + experts), 4 * (dense + experts), 12 * (dense / share + experts / expert_share))
+    return MemoryUse(2 * (dense + experts), 4 * (dense + experts), 12 * (dense / share + experts / expert_share))
 
 
 def weight_optimizer_bytes(at: Layout) -> float:

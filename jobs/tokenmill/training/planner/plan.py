@@ -8,7 +8,7 @@ from tokenmill.training import SEQUENCES_A_GPU
 from tokenmill.training import model as models
 from tokenmill.training.model import Model
 from tokenmill.training.planner import storage
-from tokenmill.training.planner.fit import Cost, Fit, Machines, Wanted, nothing, search, step_seconds
+from tokenmill.training.planner.fit import Cost, Fit, LayoutConstraints, Machines, nothing, search, step_seconds
 from tokenmill.training.planner.layout import Layout
 from tokenmill.training.planner.memory import checkpoint_bytes
 
@@ -22,7 +22,7 @@ class LayoutRequest:
 
     model: Model
     machines: Machines
-    wanted: Wanted
+    wanted: LayoutConstraints
     global_batch: int | None = None
     bytes_per_second: float | None = None
     capacity: float | None = None

@@ -18,7 +18,7 @@ from tokenmill.files.codec import read_json
 from tokenmill.files.explain import explained
 from tokenmill.files.tree import Tree
 from tokenmill.redaction import redact
-from tokenmill.training.runtime.watch import Signs
+from tokenmill.training.runtime.log_monitor import TrainingProgress
 
 KEPT = 200
 
@@ -75,7 +75,7 @@ class _Failure(msgspec.Struct):
 T = TypeVar("T")
 
 
-class Records:
+class RunRecords:
     """The records of a run's attempts, in <checkpoint path>/.tokenmill/train."""
 
     def __init__(self, checkpoints: Path) -> None:
@@ -134,12 +134,16 @@ class Records:
         """Read the last attempt's verdict, None before there is one."""
         return self._read("verdict.json", RunVerdict)
 
-    def progress(self, rank: int) -> tuple[str, Signs] | None:
+    def progress(self, rank: int) -> tuple[str, TrainingProgress] | None:
         """Read which start of a node it is, and how far it says that it is."""
         progress = self._read(f"progress-{rank}.json", _Progress)
-        return (progress.start, Signs(progress.iteration, progress.saving, progress.quiet)) if progress else None
+        return (
+            (progress.start, TrainingProgress(progress.iteration, progress.saving, progress.quiet))
+            if progress
+            else None
+        )
 
-    def write_progress(self, rank: int, signs: Signs) -> None:
+    def write_progress(self, rank: int, signs: TrainingProgress) -> None:
         """Say how far this node is."""
         self._put(f"progress-{rank}.json", _Progress(self.start, signs.iteration, signs.saving, signs.quiet))
 

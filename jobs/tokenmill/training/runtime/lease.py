@@ -11,7 +11,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tokenmill.errors import RequestError, Superseded
-from tokenmill.files.lease import HEARTBEAT_SECONDS, OWNER, Claim, Holder, Lease, Liveness, new_token, this_process
+from tokenmill.files.lease import (
+    HEARTBEAT_SECONDS,
+    OWNER,
+    Lease,
+    LeaseClaim,
+    LeaseHolder,
+    Liveness,
+    new_token,
+    this_process,
+)
 from tokenmill.files.mounts import settle_seconds
 from tokenmill.files.tree import Tree
 
@@ -21,7 +30,7 @@ PATIENCE = 90.0
 """Seconds that a live run may take to record that it is stopping."""
 
 
-class RunClaim(Claim, kw_only=True):
+class RunClaim(LeaseClaim, kw_only=True):
     """Which run writes to the checkpoints."""
 
     run: str = ""
@@ -66,7 +75,7 @@ class CheckpointLease:
             time.sleep(1)
         self._write()
 
-    def _other_run(self, holder: Holder[RunClaim]) -> RunClaim | None:
+    def _other_run(self, holder: LeaseHolder[RunClaim]) -> RunClaim | None:
         """Return the claim of another run; None for an earlier start of this run, and where it cannot be read."""
         claim, mine = holder.claim, self._claim
         if claim is None or claim.token == mine.token or (mine.run and claim.run == mine.run):

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from tokenmill.errors import Superseded
 from tokenmill.files.mounts import settle_seconds
-from tokenmill.training.runtime.attempts import Arrival, Records
+from tokenmill.training.runtime.attempts import Arrival, RunRecords
 from tokenmill.training.runtime.node import Node
 
 LOOK = 5.0
@@ -27,10 +27,10 @@ JOIN = 60.0
 """Seconds for a launcher to leave a node 0 that is gone; a machine lost without a word leaves its connections open."""
 
 
-class Gathering:
+class Rendezvous:
     """The nodes of a start, as far as this one knows."""
 
-    def __init__(self, records: Records, node: Node, run: str, say: Callable[[str], None]) -> None:
+    def __init__(self, records: RunRecords, node: Node, run: str, say: Callable[[str], None]) -> None:
         """Remember what earlier starts left."""
         self._records, self._node, self._run, self._say = records, node, run, say
         self._watched = [rank for rank in range(node.nodes) if rank != node.rank and (node.judges or rank == 0)]

@@ -24,16 +24,16 @@ from tokenmill.training.checkpoints.identity import settle
 from tokenmill.training.data.index import build_index, sweep
 from tokenmill.training.data.resolve import resolve
 from tokenmill.training.preflight import cannot_start
-from tokenmill.training.runtime.attempts import Attempt, Records
-from tokenmill.training.runtime.judge import after, ending, judge
+from tokenmill.training.runtime.attempts import Attempt, RunRecords
 from tokenmill.training.runtime.lease import CheckpointLease, CurrentRun, run_name
+from tokenmill.training.runtime.log_monitor import LogMonitor
 from tokenmill.training.runtime.node import inherited
-from tokenmill.training.runtime.others import Others
 from tokenmill.training.runtime.output import say
+from tokenmill.training.runtime.peers import PeerStatus
 from tokenmill.training.runtime.prepare import TrainingRun, prepare
-from tokenmill.training.runtime.rendezvous import Gathering
-from tokenmill.training.runtime.supervise import End, HangTimeouts, Signals, Supervisor
-from tokenmill.training.runtime.watch import Watch
+from tokenmill.training.runtime.rendezvous import Rendezvous
+from tokenmill.training.runtime.supervisor import HangTimeouts, LauncherExit, Signals, Supervisor
+from tokenmill.training.runtime.verdict import after, ending, judge
 from tokenmill.training.settings import Settings, read
 
 VERDICT_PATIENCE = 150.0
@@ -95,7 +95,7 @@ def _retried(signals: Signals) -> Iterator[None]:
 
 def _lead(run: TrainingRun, signals: Signals) -> None:
     """Be node 0: hold the checkpoints, repair, record, supervise, judge, prune."""
-    records = Records(run.checkpoints)
+    records = RunRecords(run.checkpoints)
     lease = CheckpointLease(records.directory, run_name(), run.settings.release)
     lease.take(say)
     try:
@@ -109,7 +109,7 @@ def _lead(run: TrainingRun, signals: Signals) -> None:
         time.sleep(LEAVING)
 
 
-def _attempt(run: TrainingRun, records: Records, lease: CheckpointLease, signals: Signals) -> tuple[int, str]:
+def _attempt(run: TrainingRun, records: RunRecords, lease: CheckpointLease, signals: Signals) -> tuple[int, str]:
     settings = run.settings
     start = checkpoints.prepare(run.checkpoints, say=say)
     for line in start.done:
@@ -128,7 +128,7 @@ def _attempt(run: TrainingRun, records: Records, lease: CheckpointLease, signals
         return _over(records, attempt, 143, cannot_start(run.sick))
     lease.beat()
     say(f"starting at iteration {start.iteration:,} of {run.target:,}: {shlex.join(run.command[:8])} ...")
-    watch, others = _watch(settings, start.iteration), Others(records, run.node)
+    watch, others = _watch(settings, start.iteration), PeerStatus(records, run.node)
 
     chores = (
         lambda: lease.beat(stopping=bool(signals.asked)),
@@ -141,7 +141,7 @@ def _attempt(run: TrainingRun, records: Records, lease: CheckpointLease, signals
     return _over(records, attempt, *judge(run.target, end, watch, attempt, retried=retried))
 
 
-def _note(run: TrainingRun, records: Records, attempt: Attempt, watch: Watch) -> None:
+def _note(run: TrainingRun, records: RunRecords, attempt: Attempt, watch: LogMonitor) -> None:
     """Record how far an attempt came, and delete old checkpoints after a new one."""
     reached = run.reached()
     if reached > (attempt.saved or attempt.began_at) or watch.started > attempt.iterated:
@@ -151,7 +151,7 @@ def _note(run: TrainingRun, records: Records, attempt: Attempt, watch: Watch) ->
             say(line)
 
 
-def _over(records: Records, attempt: Attempt, code: int, words: str) -> tuple[int, str]:
+def _over(records: RunRecords, attempt: Attempt, code: int, words: str) -> tuple[int, str]:
     """Record how an attempt ended; where that cannot be written it has ended so all the same."""
     attempt.ended = words
     try:
@@ -164,7 +164,7 @@ def _over(records: Records, attempt: Attempt, code: int, words: str) -> tuple[in
 
 def _follow(run: TrainingRun, signals: Signals) -> None:
     """Be another node: supervise, then end as node 0 says."""
-    records = Records(run.checkpoints)
+    records = RunRecords(run.checkpoints)
     if _done(run):
         return _end(0, f"done: the checkpoint of iteration {run.reached():,} is there, the target is {run.target:,}")
     if run.sick:
@@ -173,7 +173,7 @@ def _follow(run: TrainingRun, signals: Signals) -> None:
             records.write_arrival(run.node.rank, run_name(), time.time(), 1)
         _end(143, cannot_start(run.sick))
     before = records.verdict()
-    watch, others = _watch(run.settings, 0), Others(records, run.node)
+    watch, others = _watch(run.settings, 0), PeerStatus(records, run.node)
     end = _supervised(run, watch, others, (lambda: others.tell(watch.signs),), signals)
     if end.code == 0 and run.reached() >= run.target:
         return _end(0, f"done: iteration {run.target:,} is saved")
@@ -214,8 +214,8 @@ def _done(run: TrainingRun) -> bool:
 
 
 def _supervised(
-    run: TrainingRun, watch: Watch, others: Others, chores: Sequence[Callable[[], object]], signals: Signals
-) -> End:
+    run: TrainingRun, watch: LogMonitor, others: PeerStatus, chores: Sequence[Callable[[], object]], signals: Signals
+) -> LauncherExit:
     settings = run.settings
     supervision = settings.supervision
     meeting = supervision.distributed_timeout_minutes if run.node.nodes > 1 else supervision.start_minutes
@@ -223,7 +223,7 @@ def _supervised(
     environment = inherited()
     if (settings.parallelism.tensor_model_parallel_size or 1) * settings.parallelism.context_parallel_size > 1:
         environment.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # which Megatron-LM asserts before Blackwell
-    gathering = Gathering(others.records, run.node, run_name(), say)
+    gathering = Rendezvous(others.records, run.node, run_name(), say)
 
     def stop(reason: str) -> None:
         say(reason)
@@ -234,9 +234,9 @@ def _supervised(
     return supervisor.run(run.command, environment)
 
 
-def _watch(settings: Settings, resumes: int) -> Watch:
+def _watch(settings: Settings, resumes: int) -> LogMonitor:
     training = settings.training
-    return Watch(
+    return LogMonitor(
         tokens_per_iteration=(training.global_batch_size or 0) * settings.model.seq_length,
         peak_tflops=settings.gpu.peak_tflops,
         quiet_iterations=(training.log_interval or 1) + training.eval_iterations,

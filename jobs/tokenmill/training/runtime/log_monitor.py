@@ -57,7 +57,7 @@ _LASTING = re.compile(
 
 
 @dataclass(frozen=True)
-class Signs:
+class TrainingProgress:
     """How far a run is, as one node sees it, so that others know what silence is to be expected."""
 
     iteration: int | None = None
@@ -69,7 +69,7 @@ class Signs:
 
 
 @dataclass
-class Watch:
+class LogMonitor:
     """Reads a run's output line by line."""
 
     tokens_per_iteration: int = 0
@@ -96,9 +96,9 @@ class Watch:
     _last: str = ""
 
     @property
-    def signs(self) -> Signs:
+    def signs(self) -> TrainingProgress:
         """Say how far it is."""
-        return Signs(self.iteration, self.saving, self.quiet_iterations * self._seconds)
+        return TrainingProgress(self.iteration, self.saving, self.quiet_iterations * self._seconds)
 
     def read(self, line: str) -> tuple[bool, list[str]]:
         """Take a line; return whether it is a sign of life, and what to say about it."""

@@ -9,7 +9,7 @@ from typing import Self, TypeVarTuple, Unpack
 T = TypeVarTuple("T")
 
 
-class Follower:
+class BackgroundWriter:
     """A thread that does what it is given in order, at most `ahead` pieces of work behind its giver.
 
     The thread starts with the first piece of work, so that whoever has one piece alone does it himself. What a

@@ -7,9 +7,9 @@ import pytest
 
 from tokenmill.errors import Superseded
 from tokenmill.training.runtime import rendezvous as gathering
-from tokenmill.training.runtime.attempts import Records
+from tokenmill.training.runtime.attempts import RunRecords
 from tokenmill.training.runtime.node import Node
-from tokenmill.training.runtime.rendezvous import Gathering
+from tokenmill.training.runtime.rendezvous import Rendezvous
 
 
 @pytest.fixture(autouse=True)
@@ -18,9 +18,9 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(gathering, name, 0.0)
 
 
-def node(directory: Path, rank: int, said: list[str] | None = None, run: str = "run") -> Gathering:
+def node(directory: Path, rank: int, said: list[str] | None = None, run: str = "run") -> Rendezvous:
     say = (said if said is not None else []).append
-    return Gathering(Records(directory), Node(rank, 3, "node-0", 29500), run, say)
+    return Rendezvous(RunRecords(directory), Node(rank, 3, "node-0", 29500), run, say)
 
 
 def come(directory: Path, *ranks: int, run: str = "run") -> None:
@@ -54,7 +54,7 @@ def test_what_an_earlier_start_left_is_nobody(tmp_path: Path) -> None:
 
 
 def test_one_node_is_complete(tmp_path: Path) -> None:
-    assert Gathering(Records(tmp_path), Node(0, 1, "localhost", 29500), "run", print).look(met=False)
+    assert Rendezvous(RunRecords(tmp_path), Node(0, 1, "localhost", 29500), "run", print).look(met=False)
 
 
 @pytest.mark.parametrize(("here", "anew"), [(0, 1), (0, 2), (1, 0)])

@@ -13,8 +13,8 @@ pytestmark = pytest.mark.slow  # most of them wait for seconds
 SETUP = """
 import json, sys, time
 from tokenmill.errors import RequestError, Superseded
-from tokenmill.training.runtime import supervise
-from tokenmill.training.runtime.watch import Signs, Watch
+from tokenmill.training.runtime import supervisor
+from tokenmill.training.runtime.log_monitor import Signs, Watch
 supervise.LOOK = supervise.FIRST_LOOK = 0.1
 counts = []
 def run(

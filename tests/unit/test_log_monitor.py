@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from tokenmill.training.runtime.watch import Signs, Watch
+from tokenmill.training.runtime.log_monitor import LogMonitor, TrainingProgress
 
 LINE = (
     " [2026-11-22 04:05:06.123456] iteration      {:3d}/    1000 | consumed samples:         4096 | elapsed time per "
@@ -54,8 +54,8 @@ def of(rank: int, text: str) -> str:
     return "".join(f"[rank{rank}]: {line}\n" for line in text.splitlines())
 
 
-def read(*parts: str) -> Watch:
-    watch = Watch()
+def read(*parts: str) -> LogMonitor:
+    watch = LogMonitor()
     for line in "".join(parts).splitlines(keepends=True):
         watch.read(line)
     return watch
@@ -167,12 +167,12 @@ def test_what_healthy_runs_print_is_no_reason(healthy: str) -> None:
 
 
 def test_how_it_goes() -> None:
-    watch = Watch(tokens_per_iteration=2_000_000, peak_tflops=1000, quiet_iterations=20)
-    assert watch.signs == Signs(None, saving=False, quiet=0)
+    watch = LogMonitor(tokens_per_iteration=2_000_000, peak_tflops=1000, quiet_iterations=20)
+    assert watch.signs == TrainingProgress(None, saving=False, quiet=0)
     assert watch.read(STARTED) == (True, []) and watch.started
     alive, said = watch.read(LINE.format(7, "1.100000E+01", 0))
     assert alive and said == ["iteration 7: 1,000,000 tokens/s, 40.0% of the GPUs' peak (MFU)"]
-    assert watch.signs == Signs(7, saving=False, quiet=40)
+    assert watch.signs == TrainingProgress(7, saving=False, quiet=40)
     assert watch.read("  saving checkpoint at iteration       7 to /c in torch_dist format\n")[0]
     assert watch.signs.saving
     watch.read(LINE.format(8, "1.100000E+01", 0))  # an asynchronous save
@@ -186,16 +186,16 @@ def test_how_it_goes() -> None:
 @pytest.mark.parametrize("loss", ["", "|", "1.2.3", "-", "1e", "٣"])
 def test_a_number_that_is_none_is_left_alone(loss: str) -> None:
     line = LINE.format(7, loss, 0).replace("2000.0", loss).replace("400.0", loss)
-    assert Watch().read(line)[0]
+    assert LogMonitor().read(line)[0]
 
 
 def test_a_run_that_does_not_go_on_where_it_should_is_astray() -> None:
     fresh = "    will not load any checkpoints and will start from random\n"
-    watch = Watch(resumes=100)
+    watch = LogMonitor(resumes=100)
     watch.read(fresh)
     assert "does not see the checkpoint of iteration 100" in watch.astray
     assert not read(fresh).astray
-    watch = Watch(resumes=100)
+    watch = LogMonitor(resumes=100)
     watch.read(LINE.format(101, "1.0", 0))
     assert not watch.astray
     watch.read(LINE.format(100, "1.0", 0))
@@ -203,7 +203,7 @@ def test_a_run_that_does_not_go_on_where_it_should_is_astray() -> None:
 
 
 def test_it_keeps_up_with_ranks_that_talk_a_lot() -> None:
-    watch = Watch()
+    watch = LogMonitor()
     line = (
         "[rank7]: 2026-11-22 04:05:06 DEBUG some.module: a message of the usual length about nothing at all, really\n"
     )

@@ -1,11 +1,11 @@
 """How an attempt ended: done, in vain for good, or worth another start."""
 
 from tokenmill.training.runtime.attempts import Attempt
-from tokenmill.training.runtime.supervise import End
-from tokenmill.training.runtime.watch import Watch
+from tokenmill.training.runtime.log_monitor import LogMonitor
+from tokenmill.training.runtime.supervisor import LauncherExit
 
 
-def judge(target: int, end: End, watch: Watch, attempt: Attempt, *, retried: bool) -> tuple[int, str]:
+def judge(target: int, end: LauncherExit, watch: LogMonitor, attempt: Attempt, *, retried: bool) -> tuple[int, str]:
     """Say how an attempt ended: 0, 2 or 143, and why; `retried` once these settings came to their training loop."""
     reached = attempt.saved or 0
     where = f"iteration {reached:,} of {target:,} is saved"
@@ -30,11 +30,11 @@ def judge(target: int, end: End, watch: Watch, attempt: Attempt, *, retried: boo
     return 143, f"{how}{cause}; {where}; {again}"
 
 
-def after(end: End) -> str:
+def after(end: LauncherExit) -> str:
     """Return what to add about a trainer that failed once its work was done."""
     return "" if end.code == 0 else f"; the trainer then ended with {ending(end)}, which changes nothing"
 
 
-def ending(end: End) -> str:
+def ending(end: LauncherExit) -> str:
     """Return how a launcher ended: its exit code, or the signal that ended it."""
     return f"signal {-end.code}" if end.code < 0 else f"exit code {end.code}"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 
-class Spelled(NamedTuple):
+class SpelledTokens(NamedTuple):
     """How often texts spell special tokens; `document` is the first such document, and `token` what it spells."""
 
     times: int
@@ -14,10 +14,10 @@ class Spelled(NamedTuple):
     token: str
 
 
-NOTHING = Spelled(0, -1, "")
+NOTHING = SpelledTokens(0, -1, "")
 
 
-class Finder:
+class SpecialTokenFinder:
     """Looks for special tokens; a text without the first character of any costs a search for one character."""
 
     def __init__(self, tokens: Sequence[str]) -> None:
@@ -28,7 +28,7 @@ class Finder:
                 groups[token[0]].append(token)
         self._groups = [(first, re.compile("|".join(map(re.escape, group)))) for first, group in groups.items()]
 
-    def look(self, texts: Iterable[str | list[str]]) -> Spelled:
+    def look(self, texts: Iterable[str | list[str]]) -> SpelledTokens:
         """Count in documents, each a text or a list of texts."""
         if not self._groups:
             return NOTHING
@@ -42,4 +42,4 @@ class Finder:
                         total += len(matches)
                         if first < 0 or number < first:
                             first, token = number, matches[0]
-        return Spelled(total, first, token)
+        return SpelledTokens(total, first, token)

@@ -33,7 +33,7 @@ MOST = 1 << 30
 """Bytes of a record that are taken at most where the memory does not say less."""
 
 
-class Reading(NamedTuple):
+class ReadSettings(NamedTuple):
     """How files are read: `format` is one of FORMATS, None is what each file's name or content says.
 
     With `lines` a document of txt is a line, else a file. A record with more than `most` bytes is not taken, nor

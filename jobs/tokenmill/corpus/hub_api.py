@@ -1,6 +1,6 @@
 """Ask the Hub what it has, again while it is down or limits us, and word its refusals for a person.
 
-Used for the listings of datasets (`corpus.hub`) and for tokenizers (`tokens.origin`). The answers are two JSON
+Used for the listings of datasets (`corpus.hub`) and for tokenizers (`tokens.tokenizer_files`). The answers are two JSON
 documents; huggingface_hub would take longer to import than to ask, and retries some of its calls and not others.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from tokenmill.corpus.retry import UNREACHABLE, Failures, Retry, RetryPolicy, retrying
+from tokenmill.corpus.retry import UNREACHABLE, FailureCounts, RetryableError, RetryPolicy, retrying
 from tokenmill.corpus.transfer import Transfer
 from tokenmill.errors import RequestError, TransientError
 from tokenmill.flow.contract import RemoteFile
@@ -32,7 +32,7 @@ LARGEST = 1 << 53
 T = TypeVar("T")
 
 
-def hub_address(endpoint: str | None) -> str:
+def hub_endpoint(endpoint: str | None) -> str:
     """Return the Hub's address: the one given, else HF_ENDPOINT's, else the public one."""
     address = (endpoint or os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
     remember_address(address)
@@ -67,7 +67,7 @@ def _token() -> str | None:
     return get_token()
 
 
-class Hub:
+class HubApi:
     """The Hub's own answers, for one repository: `kind` is "datasets" or "models"."""
 
     def __init__(self, transfer: Transfer, endpoint: str, kind: str, name: str) -> None:
@@ -165,12 +165,12 @@ def ask(
         try:
             return question()
         except ValueError as error:  # an answer that is no JSON, or not what was asked for
-            raise Retry(str(error) or type(error).__name__, invalid=True) from error
+            raise RetryableError(str(error) or type(error).__name__, invalid=True) from error
 
-    def said(retry: Retry) -> str:
+    def said(retry: RetryableError) -> str:
         return (str(retry).strip().splitlines() or ["no reason"])[0][:300]
 
-    def final(retry: Retry, failures: Failures) -> Exception | None:
+    def final(retry: RetryableError, failures: FailureCounts) -> Exception | None:
         if retry.refused and (not links or failures.refused == BELIEVED):
             return RequestError(_refusal(retry.code, what, said(retry), revision, otherwise))
         problem = ""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote
 
-from tokenmill.corpus.retry import Retry, RetryPolicy
+from tokenmill.corpus.retry import RetryableError, RetryPolicy
 from tokenmill.errors import RequestError, TransientError
 from tokenmill.files.hashing import sha256_of
 from tokenmill.flow.contract import RemoteFile
@@ -104,7 +104,7 @@ def fetch(name: str, revision: str | None, endpoint: str | None) -> tuple[str, d
     Sizes and hashes come with the listing, and every file is checked against them: huggingface_hub's own
     download does not. The access token, if any, is huggingface_hub's (HF_TOKEN).
     """
-    from tokenmill.corpus.asking import Hub, ask, authorization, hub_address
+    from tokenmill.corpus.hub_api import HubApi, ask, authorization, hub_endpoint
     from tokenmill.corpus.transfer import Transfer
 
     policy = RetryPolicy(time.monotonic() + PATIENCE_SECONDS)
@@ -112,9 +112,9 @@ def fetch(name: str, revision: str | None, endpoint: str | None) -> tuple[str, d
         f"the tokenizer {name}",
         "; or, without a network, give a directory that holds the tokenizer's files",
     )
-    base, headers = hub_address(endpoint), authorization()
+    base, headers = hub_endpoint(endpoint), authorization()
     transfer = Transfer(60.0)
-    hub = Hub(transfer, base, "models", name)
+    hub = HubApi(transfer, base, "models", name)
     wanted = revision or "main"
     commit = ask(lambda: hub.commit(wanted), what, policy, revision=wanted, otherwise=otherwise)
     tree = ask(lambda: hub.files(commit, recursive=False), what, policy, revision=wanted, otherwise=otherwise)
@@ -134,7 +134,7 @@ def fetch(name: str, revision: str | None, endpoint: str | None) -> tuple[str, d
             blob = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False)
             whole = blob.hexdigest() == entry.git_sha1
         if not whole:
-            raise Retry(f"{entry.path} arrived with other content than the listing promises")
+            raise RetryableError(f"{entry.path} arrived with other content than the listing promises")
         return bytes(data)
 
     files = {}

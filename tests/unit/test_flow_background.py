@@ -4,13 +4,13 @@ import threading
 
 import pytest
 
-from tokenmill.flow.overlap import Follower
+from tokenmill.flow.background import BackgroundWriter
 
 
 def test_order_and_bound() -> None:
     done: list[int] = []
     before = threading.active_count()
-    with Follower(2) as follower:
+    with BackgroundWriter(2) as follower:
         for number in range(50):
             follower.do(done.append, number)
             assert len(done) >= number - 1
@@ -21,14 +21,14 @@ def test_order_and_bound() -> None:
 
 def test_no_work_no_thread() -> None:
     before = threading.active_count()
-    with Follower(2) as follower:
+    with BackgroundWriter(2) as follower:
         follower.wait()
         assert threading.active_count() == before
 
 
 def test_what_the_work_raises_is_raised_here() -> None:
     before = threading.active_count()
-    with pytest.raises(OSError, match="disk is full"), Follower(1) as follower:
+    with pytest.raises(OSError, match="disk is full"), BackgroundWriter(1) as follower:
         follower.do(_fail)
         follower.wait()
     assert threading.active_count() == before
@@ -43,7 +43,7 @@ def test_after_an_error_here_what_waits_is_dropped_and_what_runs_is_awaited() ->
         gate.wait(60)
         done.append(1)
 
-    with pytest.raises(KeyError), Follower(5) as follower:
+    with pytest.raises(KeyError), BackgroundWriter(5) as follower:
         follower.do(work)
         follower.do(done.append, 2)
         assert begun.wait(60)

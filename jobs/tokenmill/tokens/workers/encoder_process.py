@@ -25,7 +25,7 @@ from tokenmill.errors import RequestError, TokenmillError
 from tokenmill.tokens.workers.slab import Slab
 
 if TYPE_CHECKING:
-    from tokenmill.corpus.parse import Parsed
+    from tokenmill.corpus.parse import ParsedBlock
     from tokenmill.tokens.engines.base import Encoder
 
 NICENESS = 5
@@ -53,7 +53,7 @@ class Task(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """Whole records of one file in a block: from byte `start` to `end`, of a kind that `corpus.kinds` names."""
+    """Whole records of one file in a block: from byte `start` to `end`, of a kind that `corpus.block_kinds` names."""
 
     start: int
     end: int
@@ -103,10 +103,10 @@ class _Server:
     def __init__(self, task: Task) -> None:
         from tokenmill.tokens.encoders import load_encoder
         from tokenmill.tokens.engines import REFERENCE
-        from tokenmill.tokens.spelled import Finder
+        from tokenmill.tokens.special_tokens import SpecialTokenFinder
 
         self._task = task
-        self._finder = Finder(task.special)
+        self._finder = SpecialTokenFinder(task.special)
         self._located = False
         backend = Path(task.backend)
         self._encoder = load_encoder(task.encoder, backend, task.special_tokens, task.guard, end=task.eod)
@@ -139,14 +139,14 @@ class _Server:
         found = [self._found(text, s, p) for s, p in zip(segments, parsed, strict=True)]
         return Answer(len(ids.data), columns, found, self._memory.held(), refused)
 
-    def _parse(self, text: Slab, segment: Segment) -> "Parsed":
+    def _parse(self, text: Slab, segment: Segment) -> "ParsedBlock":
         from tokenmill.corpus.parse import parse_block
 
         return parse_block(
             segment.kind, text.data, segment.start, segment.end, self._task.keys, begins_file=segment.begins_file
         )
 
-    def _found(self, text: Slab, segment: Segment, parsed: "Parsed") -> Found:
+    def _found(self, text: Slab, segment: Segment, parsed: "ParsedBlock") -> Found:
         """Count what a segment held; the line of the first special token is looked for once in this process."""
         looks = [self._finder.look(texts) for texts in parsed.texts]
         count, line, token = sum(look.times for look in looks), 0, ""
@@ -156,7 +156,7 @@ class _Server:
             line = _line(text, segment, parsed, document)
         return Found(parsed.documents, parsed.records, parsed.blank, parsed.rejected, count, line, token)
 
-    def _column(self, index: int, parsed: "list[Parsed]", slab: Slab) -> Column:
+    def _column(self, index: int, parsed: "list[ParsedBlock]", slab: Slab) -> Column:
         texts = parsed[0].texts[index] if len(parsed) == 1 else [t for p in parsed for t in p.texts[index]]
         flat, counts = _flatten(texts)
         ids, offsets = self._encoder.encode_to_bytes(flat)
@@ -189,9 +189,9 @@ class _Server:
                 )
 
 
-def _line(text: Slab, segment: Segment, parsed: "Parsed", document: int) -> int:
+def _line(text: Slab, segment: Segment, parsed: "ParsedBlock", document: int) -> int:
     """Return the line, row or record of a document, counted from 1 at the segment's start."""
-    from tokenmill.corpus.kinds import LINES, TEXT_LINES
+    from tokenmill.corpus.block_kinds import LINES, TEXT_LINES
 
     refused = {bad.line for bad in parsed.rejected}
     by_line = segment.kind in (LINES, TEXT_LINES)

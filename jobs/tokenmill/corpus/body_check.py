@@ -39,7 +39,7 @@ def impostor(head: bytes, name: str) -> str | None:
 def _is_twice_gz(head: bytes) -> bool:
     try:
         return next(decoded("gz", [head[:_FEED]]), b"").startswith(b"\x1f\x8b\x08")
-    except Undecodable:
+    except DecodeError:
         return False
 
 
@@ -53,7 +53,7 @@ def unfinished(path: Path, name: str) -> str | None:
             with path.open("rb") as file:
                 for _ in decoded(codec, iter(lambda: file.read(1 << 20), b"")):
                     pass
-        except Undecodable as error:
+        except DecodeError as error:
             return str(error)
         return None
     with path.open("rb") as file:
@@ -81,7 +81,7 @@ def _is_json(line: bytes) -> bool:
     return True
 
 
-class Undecodable(Exception):
+class DecodeError(Exception):
     """Compressed data that are cut short or damaged."""
 
 
@@ -100,14 +100,14 @@ def decoded(codec: str, blocks: Iterable[bytes | memoryview]) -> Iterator[bytes]
                     decoder = decoder or _DECODERS[codec](data)
                     piece = decoder.decompress(data)
                 except errors as error:
-                    raise Undecodable(f"its {codec} data are damaged ({error})") from error
+                    raise DecodeError(f"its {codec} data are damaged ({error})") from error
                 if piece:
                     yield piece
                 if not decoder.eof:
                     break
                 data, decoder = decoder.unused_data, None
     if decoder:
-        raise Undecodable(f"its {codec} data are cut short")
+        raise DecodeError(f"its {codec} data are cut short")
 
 
 _FEED = 1 << 10

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Self
 
 from tokenmill.errors import RequestError, Stopped, Superseded
+from tokenmill.training.runtime.log_monitor import LogMonitor, TrainingProgress
 from tokenmill.training.runtime.output import flush, pass_on, pump, say
 from tokenmill.training.runtime.processes import (
     adopt_orphans,
@@ -22,7 +23,6 @@ from tokenmill.training.runtime.processes import (
     reap,
     signal_ranks,
 )
-from tokenmill.training.runtime.watch import Signs, Watch
 
 POLL = 0.2
 LOOK = 5.0
@@ -69,7 +69,7 @@ class Signals:
 
 
 @dataclass(frozen=True)
-class End:
+class LauncherExit:
     """How the launcher ended."""
 
     code: int
@@ -105,9 +105,9 @@ class Supervisor:
     in the middle of a large save. A hang ends with SIGABRT, at which Python's fault handler writes all stacks.
     """
 
-    watch: Watch
+    watch: LogMonitor
     patience: HangTimeouts
-    others: Callable[[], Signs | None]
+    others: Callable[[], TrainingProgress | None]
     """Returns what other nodes see; any change is a sign of life."""
     chores: Sequence[Callable[[], object]]
     """Done every few seconds, on a thread that a file server may hold up, and once the command has ended.
@@ -122,7 +122,7 @@ class Supervisor:
     _here: bool = False
     _blind: bool = False
     """Records cannot be written or read, perhaps not by others either."""
-    _elsewhere: Signs | None = None
+    _elsewhere: TrainingProgress | None = None
     _stopping: bool = False
     _ended: str = ""
     _finished: bool = False
@@ -131,7 +131,7 @@ class Supervisor:
     _warned: set[str] = field(default_factory=set)
     _done: threading.Event = field(default_factory=threading.Event)
 
-    def run(self, command: Sequence[str], environment: Mapping[str, str]) -> End:
+    def run(self, command: Sequence[str], environment: Mapping[str, str]) -> LauncherExit:
         """Run it; nothing that it started is left behind.
 
         Raises:
@@ -139,7 +139,7 @@ class Supervisor:
         """
         self.signals.ending = False
         if self.signals.asked:
-            return End(-self.signals.asked[0], stopped=True, ended="", iterated=False, met=time.time())
+            return LauncherExit(-self.signals.asked[0], stopped=True, ended="", iterated=False, met=time.time())
         adopt_orphans()
         try:
             process = subprocess.Popen(
@@ -167,7 +167,7 @@ class Supervisor:
         code = 0 if self._finished else code
         iterated = any(each.iteration is not None for each in self._signs())
         met = self._met or time.time()
-        return End(-signal.SIGKILL if code is None else code, self._stopping, self._ended, iterated, met)
+        return LauncherExit(-signal.SIGKILL if code is None else code, self._stopping, self._ended, iterated, met)
 
     def _look_on(self, launcher: int) -> None:
         working, before = 0.0, set[int]()
@@ -274,5 +274,5 @@ class Supervisor:
             return max(self.patience.start, self.patience.iteration)
         return self.patience.iteration + max(each.quiet for each in signs)
 
-    def _signs(self) -> list[Signs]:
+    def _signs(self) -> list[TrainingProgress]:
         return [self.watch.signs, *([self._elsewhere] if self._elsewhere else [])]

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from tokenmill.corpus.compression import REMEDY
-from tokenmill.corpus.foreign import WRAPPERS
+from tokenmill.corpus.unexpected_content import WRAPPERS
 from tokenmill.errors import InputError
 
 KEPT = 64 << 10
@@ -23,14 +23,14 @@ _SOLID = re.compile(rb"\S")
 _BLANK = b" \t\r\n"
 
 
-class Value(NamedTuple):
+class JsonValue(NamedTuple):
     """A record as it stands in the file, and its size; of one that is too long only the beginning is there."""
 
     data: bytes
     size: int
 
 
-class Cutter:
+class JsonCutter:
     """Take a file's bytes piece by piece, and give the records that are whole."""
 
     def __init__(self, keys: Sequence[str], most: int, display: str) -> None:
@@ -52,14 +52,14 @@ class Cutter:
         self._head: bytes | None = None  # of a record that is too long
         self._dropped = 0
 
-    def feed(self, piece: bytes) -> Iterator[Value]:
+    def feed(self, piece: bytes) -> Iterator[JsonValue]:
         """Take the file's next bytes, and yield the records that end in them."""
         self._data += piece
         while self._step():
             yield from self._ended
         self._forget()
 
-    def finish(self) -> Iterator[Value]:
+    def finish(self) -> Iterator[JsonValue]:
         """Yield what stands behind the last value; refuse a file that ends inside one."""
         if self._string or self._depth:
             raise InputError(
@@ -70,7 +70,7 @@ class Cutter:
 
     def _step(self) -> bool:
         """Go on to the next byte that matters; False where there is none."""
-        self._ended: Iterator[Value] | tuple[()] = ()
+        self._ended: Iterator[JsonValue] | tuple[()] = ()
         data = self._data
         if self._string:
             return self._close_string()
@@ -155,16 +155,16 @@ class Cutter:
         self._depth -= 1
         self._tail, self._level, self._start = self._level == 2, 0, at + 1
 
-    def _value(self, end: int) -> Iterator[Value]:
+    def _value(self, end: int) -> Iterator[JsonValue]:
         """Give the record that ends here, if there is any; what lies between two values and is not blank is one."""
         data = bytes(self._data[self._start : end])
         self._start = end
         if self._head is not None:
-            value = Value(self._head, self._dropped + len(data))
+            value = JsonValue(self._head, self._dropped + len(data))
             self._head, self._dropped = None, 0
             return iter((value,))
         data = data.strip()
-        return iter((Value(data, len(data)),) if data else ())
+        return iter((JsonValue(data, len(data)),) if data else ())
 
     def _forget(self) -> None:
         """Let go of the bytes that are behind: the records that were given, and of one that is too long nearly all."""

@@ -11,7 +11,7 @@ import sentencepiece
 from tokenmill.errors import RequestError
 from tokenmill.tokens.encoders import load_encoder
 from tokenmill.tokens.resolve import settle
-from tokenmill.tokens.spm import NAME, only_model
+from tokenmill.tokens.sentencepiece_model import NAME, only_model
 from tokenmill.tokens.tokenizer import decode, eod_warning, resolve_tokenizer
 
 pytestmark = pytest.mark.slow

@@ -60,14 +60,14 @@ _ENCODINGS = (
 )
 
 
-class ForeignContent(InputError):
+class UnexpectedContent(InputError):
     """A file whose content is something else than records: not one of them is taken, whatever is done with bad ones."""
 
 
 def refuse(head: bytes, display: str, *, any_text: bool = False) -> None:
     """Refuse a file by its first bytes; with `any_text` markup is text like any other. Raises ForeignContent."""
     if problem := _content(head, any_text=any_text):
-        raise ForeignContent(f"{display}: {problem}")
+        raise UnexpectedContent(f"{display}: {problem}")
 
 
 def _content(head: bytes, *, any_text: bool) -> str:
@@ -136,7 +136,7 @@ def refuse_spread(head: bytes, display: str) -> None:
     """Refuse to copy as lines what begins as an array or as JSON over several lines. Raises ForeignContent."""
     line = head.removeprefix(b"\xef\xbb\xbf").lstrip().partition(b"\n")[0].strip()
     if kind := _misread(line, alone=line.startswith(b"[")):
-        raise ForeignContent(
+        raise UnexpectedContent(
             f"{display}: it is {kind}, not one record a line, and this stage copies lines; tokenmill preprocess "
             "--format json reads the file itself, without such stages before it; if it is no data, leave it out with "
             "--exclude"

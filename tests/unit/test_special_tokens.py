@@ -2,7 +2,7 @@
 
 import pytest
 
-from tokenmill.tokens.spelled import NOTHING, Finder
+from tokenmill.tokens.special_tokens import NOTHING, SpecialTokenFinder
 
 
 @pytest.mark.parametrize(
@@ -18,4 +18,4 @@ from tokenmill.tokens.spelled import NOTHING, Finder
     ],
 )
 def test_look(tokens: list[str], texts: list[str | list[str]], expected: tuple[int, int, str]) -> None:
-    assert Finder(tokens).look(texts) == expected
+    assert SpecialTokenFinder(tokens).look(texts) == expected
