@@ -1,10 +1,10 @@
-# Everything sets itself up in .venv on a machine that has Python >= 3.11 and make.
+# Each target installs what it needs into .venv. The machine must have Python >= 3.11 and make.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 TOOLS := $(abspath .cache/bin)
 OUT ?= out
-# Tests wait for servers and processes of theirs as long as they compute.
+# More workers than processors: tests spend about a third of their time waiting for servers and processes.
 TEST_WORKERS ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) * 3 / 2)))
 CHECK_WORKERS ?= $(shell getconf _NPROCESSORS_ONLN)
 MEGATRON_VENV := .venv-megatron
@@ -20,7 +20,7 @@ IMAGE_TRAINING ?= localhost/tokenmill-training:$(VERSION)
 .DEFAULT_GOAL := help
 .PHONY: help run check test lint format chart-tools azurite charts image image-training dist e2e conformance bench locks clean
 
-help: ## Say what there is to make
+help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(VENV)/.installed: locks/runtime.txt pyproject.toml
@@ -49,7 +49,7 @@ $(VENV)/.installed-scan: $(VENV)/.installed locks/scan.txt
 	.venv-scan/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r locks/scan.txt
 	@touch $@
 
-azurite: # Azure's storage emulator, for the tests of az://; where there is no npm they are skipped
+azurite: # Azure's storage emulator, for the tests of az://, which are skipped without npm
 	@if command -v npm >/dev/null; then $(MAKE) --silent $(AZURITE)/.installed; fi
 
 $(AZURITE)/.installed: tests/azurite/package-lock.json
@@ -62,23 +62,24 @@ check: lint ## Check style and types and run the fast tests: under a minute, no 
 	$(BIN)/python -m pytest -n $(CHECK_WORKERS) --dist loadfile -m "not slow and not conformance and not e2e" \
 	  tests/unit tests/contract tests/docs tests/bench
 
-test: lint chart-tools azurite $(VENV)/.installed-scan ## Check the code and run all tests but those of a cluster and of Megatron-LM
+test: lint chart-tools azurite $(VENV)/.installed-scan ## Check the code and run all tests except those of a cluster and of Megatron-LM
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) --maxprocesses 8 --dist loadfile -m "not conformance and not e2e"
 
-lint: $(VENV)/.installed-dev ## Check style, types and layers
+lint: $(VENV)/.installed-dev ## Check style, types, layers and prose
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo --no-cache
+	$(BIN)/python tools/prose.py
 
-format: $(VENV)/.installed-dev ## Put the code into its form
+format: $(VENV)/.installed-dev ## Format the code
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
 chart-tools: $(VENV)/.installed # helm 3 and 4, helm-unittest, helm-docs, kubeconform and actionlint in .cache/bin
 	@$(BIN)/python tools/chart_tools.py
 
-charts: $(VENV)/.installed chart-tools ## Write what is generated: the charts' values, schemas and READMEs; references
+charts: $(VENV)/.installed chart-tools ## Write the generated files: the charts' values, schemas and READMEs; references
 	$(BIN)/python tools/charts.py
 	$(BIN)/python tools/reference.py
 
@@ -90,13 +91,13 @@ image-training: ## Build the image of training on NVIDIA's PyTorch (IMAGE_TRAINI
 	@$(PYTHON) tools/build_image.py $(IMAGE_TRAINING) images/training/Containerfile $(VERSION) \
 	  $(if $(BASE_IMAGE),--build-arg BASE_IMAGE=$(BASE_IMAGE)) $(FLAGS)
 
-dist: $(VENV)/.installed chart-tools ## Build what a release holds into dist/: wheel, sdist, charts with their values/, checksums
+dist: $(VENV)/.installed chart-tools ## Build the files of a release into dist/: wheel, sdist, charts with their values/, checksums
 	rm -rf dist
 	$(BIN)/python -m hatchling build -d dist
 	for values in charts/*/values.yaml; do $(TOOLS)/helm package "$$(dirname "$$values")" -d dist || exit 1; done
 	cd dist && sha256sum * > SHA256SUMS
 
-e2e: $(VENV)/.installed-dev chart-tools ## Run the stages on the cluster of KUBECONFIG, which has the image
+e2e: $(VENV)/.installed-dev chart-tools ## Run the stages on the cluster of KUBECONFIG, whose nodes have the image
 	PATH="$$PATH:$(TOOLS)" $(BIN)/python -m pytest -n 3 --dist loadfile -m e2e tests/e2e
 
 $(MEGATRON_VENV)/.installed: locks/megatron.txt
@@ -116,11 +117,11 @@ conformance: $(VENV)/.installed-dev $(MEGATRON_VENV)/.installed $(CONFORMANCE_TO
 	TOKENMILL_MEGATRON_PYTHON=$(abspath $(MEGATRON_VENV)/bin/python) \
 	  $(BIN)/python -m pytest -n 2 -m conformance
 
-bench: $(VENV)/.installed-dev $(VENV)/.installed-bench $(foreach name,llama3_1 qwen3 gemma3,$(NPM_TOKENIZERS)/$(name)) ## Measure against what people use instead (FLAGS="--only extract --rounds 5")
+bench: $(VENV)/.installed-dev $(VENV)/.installed-bench $(foreach name,llama3_1 qwen3 gemma3,$(NPM_TOKENIZERS)/$(name)) ## Measure speed against the usual alternatives (FLAGS="--only extract --rounds 5")
 	$(BIN)/python -m tests.bench --tokenizers $(NPM_TOKENIZERS) --alternatives .venv-bench/bin/python $(FLAGS)
 
-locks: $(VENV)/.installed ## Pin the dependencies anew, with hashes
+locks: $(VENV)/.installed ## Update the pinned dependencies, with hashes
 	$(BIN)/python tools/lock.py
 
-clean: ## Remove what make made, the sample's output included
+clean: ## Remove all files that make made, including the sample's output
 	rm -rf $(VENV) $(MEGATRON_VENV) .venv-bench .venv-scan .cache out build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

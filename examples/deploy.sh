@@ -1,74 +1,75 @@
 #!/bin/sh
-# Install the stages of a dataset, each when the one before it is complete:  examples/deploy.sh [OPTION OF HELM UPGRADE...]
+# Install the stages of a dataset, each when the stage before it is complete:
+#   examples/deploy.sh [OPTION OF HELM UPGRADE...]
 #
-# A setting that not every chart has, such as --set tokenizer.name=..., reaches the stages whose charts have it; one that no
-# stage's chart has is refused. What is in a file (-f) is for all of them.
-# Typed again it leaves alone what runs or is complete, goes on waiting for it, and runs again what had failed or has other
-# values. It stops at the first stage that fails, says why, and exits with 1.
+# The script passes a setting, such as --set tokenizer.name=..., to the stages whose charts have it, and refuses a setting
+# that no stage's chart has. A file (-f) applies to all stages.
+# A second run of the script does not change running or complete stages, and waits for them. It runs a stage again that
+# failed or has other values. The script stops at the first stage that fails, prints the reason, and exits with 1.
 #
-#   STAGES     in their order, of download, extract, concatenate and preprocess (the first and the last)
-#   DATASET    a file of values/datasets, without its ending; the releases are DATASET-STAGE (slimpajama)
-#   VALUES     a directory with all.yaml and STAGE.yaml (examples/values)
-#   NAMESPACE  (that of the kubeconfig)
+#   STAGES     the stages in their order: download, extract, concatenate, preprocess (by default download and preprocess)
+#   DATASET    a file of values/datasets, without its suffix; the releases are DATASET-STAGE (by default slimpajama)
+#   VALUES     a directory with all.yaml and STAGE.yaml (by default examples/values)
+#   NAMESPACE  the namespace (by default that of the kubeconfig)
 set -eu
-here=$(cd "$(dirname "$0")" && pwd)
+directory=$(cd "$(dirname "$0")" && pwd)
 dataset=${DATASET:-slimpajama}
-values=${VALUES:-$here/values}
+values=${VALUES:-$directory/values}
 stages=${STAGES:-download preprocess}
 
-# The settings of an option that any of some stages' charts has: settings_of OPTION SETTINGS STAGE...
+# Print the settings of an option that the chart of any of these stages has: settings_of OPTION SETTINGS STAGE...
 settings_of() (
   export OPTION="$1" SETTINGS="$2"
   shift 2
   for stage; do
     shift
-    set -- "$@" "$here/../charts/dataset-$stage/values.yaml"
+    set -- "$@" "$directory/../charts/dataset-$stage/values.yaml"
   done
-  awk -f "$here/settings.awk" "$@"
+  awk -f "$directory/settings.awk" "$@"
 )
 
-# Install a stage with the options that concern it: install STAGE [OPTION...]
+# Install a stage with the options that apply to it: install STAGE [OPTION...]
 install() {
   stage=$1 option=
   shift
-  for word; do # those from before; what is kept goes to the end of the list
+  for argument; do # take each argument from the front of the list, and append those that apply
     shift
-    case $option$word in
+    case $option$argument in
       --set*=*)
-        [ -n "$option" ] || { option=${word%%=*} && word=${word#*=}; }
-        kept=$(settings_of "$option" "$word" "$stage")
+        [ -n "$option" ] || { option=${argument%%=*} && argument=${argument#*=}; }
+        kept=$(settings_of "$option" "$argument" "$stage")
         [ -z "$kept" ] || set -- "$@" "$option" "$kept"
         option=
         ;;
-      --set*) option=$word ;;
-      *) set -- "$@" "$word" ;;
+      --set*) option=$argument ;;
+      *) set -- "$@" "$argument" ;;
     esac
   done
-  helm ${NAMESPACE:+--namespace "$NAMESPACE"} upgrade --install "$dataset-$stage" "$here/../charts/dataset-$stage" \
-    -f "$here/../values/datasets/$dataset.yaml" -f "$values/all.yaml" -f "$values/$stage.yaml" "$@" >/dev/null
+  helm ${NAMESPACE:+--namespace "$NAMESPACE"} upgrade --install "$dataset-$stage" "$directory/../charts/dataset-$stage" \
+    -f "$directory/../values/datasets/$dataset.yaml" -f "$values/all.yaml" -f "$values/$stage.yaml" "$@" >/dev/null
 }
 
 option=
-for word; do
-  case $option$word in
+for argument; do
+  case $option$argument in
     -n* | --namespace* | --kube*)
-      echo "$word would reach helm alone, and not kubectl: set NAMESPACE, or KUBECONFIG and its context" >&2
+      echo "$argument applies only to helm, not to kubectl: set NAMESPACE, or KUBECONFIG and its context" >&2
       exit 2
       ;;
     --set*=*)
-      [ -n "$option" ] || { option=${word%%=*} && word=${word#*=}; }
-      # shellcheck disable=SC2086 # words of it
-      if [ "$(settings_of "$option" "$word" $stages)" != "$word" ]; then
-        echo "$option $word: no stage of $stages has this setting; charts/dataset-STAGE/README.md lists what they have" >&2
+      [ -n "$option" ] || { option=${argument%%=*} && argument=${argument#*=}; }
+      # shellcheck disable=SC2086 # a list of words
+      if [ "$(settings_of "$option" "$argument" $stages)" != "$argument" ]; then
+        echo "$option $argument: no stage of $stages has this setting; use a setting of charts/dataset-STAGE/README.md" >&2
         exit 2
       fi
       option=
       ;;
-    --set*) option=$word ;;
+    --set*) option=$argument ;;
   esac
 done
 
 for stage in $stages; do
   install "$stage" "$@"
-  "$here/wait.sh" "$dataset-$stage"
+  "$directory/wait.sh" "$dataset-$stage"
 done

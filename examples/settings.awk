@@ -1,6 +1,6 @@
-# Of the settings of one option of helm, "a=1,b.c={2,3}", those that some charts have a default for, in the same form:
+# Print those settings of one option of helm, "a=1,b.c={2,3}", for which some charts have a default, in the same form:
 #   OPTION=--set SETTINGS=a=1,b.c=2 awk -f settings.awk charts/dataset-download/values.yaml ...
-# `dataset` has other keys in each chart; what is in other sections is for the chart's schema to judge.
+# `dataset` has other keys in each chart. The chart's schema checks the keys of other sections.
 /^[A-Za-z]/ { section = $1; sub(/:.*/, "", section); known[section] = 1 }
 /^  [A-Za-z]/ { key = $1; sub(/:.*/, "", key); known[section "." key] = 1 }
 
@@ -14,7 +14,7 @@ function take(setting,    path, parts) {
 
 END {
   text = ENVIRON["SETTINGS"]
-  if (substr(text, 1, 1) == "{") { print text; exit }  # --set-json with a whole object
+  if (substr(text, 1, 1) == "{") { print text; exit }  # --set-json with a complete object
   single = ENVIRON["OPTION"] ~ /literal|file/
   json = ENVIRON["OPTION"] ~ /json/
   for (i = 1; i <= length(text); i++) {

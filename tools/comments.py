@@ -1,7 +1,8 @@
-"""Read what files say of their keys: comments above keys of values.yaml, docstrings below fields of a class.
+"""Read descriptions of keys: comments above the keys of values.yaml, and docstrings below the fields of a class.
 
-A key's text is the comment right above it: from `# --` on where there is one, which helm-docs puts into the README; for
-a section a plain comment, since the README has a row for each of its keys.
+A key's description is the comment directly above it. It starts at `# --` if there is one, because helm-docs puts that
+text into the README. A section has a plain comment, because the README has a row only for each of its keys.
+tools/charts.py writes the descriptions into the schemas.
 """
 
 import ast
@@ -12,11 +13,11 @@ import textwrap
 from typing import Any
 
 Descriptions = dict[tuple[str, ...], str]
-"""Text of each key, by its path of keys from the root of the values."""
+"""Description of each key, by the path of keys from the root of the values."""
 
 
-def of_values(text: str) -> Descriptions:
-    """Return the text of each key that has one, at any depth."""
+def read_value_comments(text: str) -> Descriptions:
+    """Return the description of each commented key in a values.yaml, at any depth."""
     descriptions: Descriptions = {}
     path: list[tuple[int, str]] = []
     comment: list[str] = []
@@ -28,42 +29,46 @@ def of_values(text: str) -> Descriptions:
             continue
         if key:
             depth = len(key[1])
-            path = [*(above for above in path if above[0] < depth), (depth, key[2])]
+            path = [*(parent for parent in path if parent[0] < depth), (depth, key[2])]
             if comment:
-                words = " ".join(comment).removeprefix("-- ")
-                descriptions[tuple(name for _, name in path)] = re.sub(r"^\((\w+)\) ", "", words)
+                description = " ".join(comment).removeprefix("-- ")
+                descriptions[tuple(name for _, name in path)] = re.sub(r"^\((\w+)\) ", "", description)
         comment = []
     return descriptions
 
 
-def of_fields(of: type) -> dict[str, str]:
+def read_field_docstrings(struct: type) -> dict[str, str]:
     """Return the docstrings below the fields of a class, each on one line."""
-    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(of))).body
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(struct))).body
     body = definition.body if isinstance(definition, ast.ClassDef) else []
-    texts = {}
-    for field, below in itertools.pairwise(body):
+    docstrings = {}
+    for field, following in itertools.pairwise(body):
         if (
             isinstance(field, ast.AnnAssign)
             and isinstance(field.target, ast.Name)
-            and isinstance(below, ast.Expr)
-            and isinstance(below.value, ast.Constant)
+            and isinstance(following, ast.Expr)
+            and isinstance(following.value, ast.Constant)
         ):
-            texts[field.target.id] = " ".join(str(below.value.value).split()).removesuffix(".")
-    return texts
+            docstrings[field.target.id] = " ".join(str(following.value.value).split()).removesuffix(".")
+    return docstrings
 
 
-def described(schema: dict[str, Any], *sources: Descriptions) -> dict[str, Any]:
-    """Return a schema with the text of each of its keys, by the first of the sources that has one.
+def describe_schema(schema: dict[str, Any], *sources: Descriptions) -> dict[str, Any]:
+    """Return a schema with a description of each key, from the first source that has one.
 
-    Where none has, a key keeps the description that its schema has: that of keys which the values do not set.
+    A key without a description in the sources keeps the one in its schema. Keys that the values do not set need that.
     """
-    return _described(schema, (), sources)
+    return _describe_schema(schema, (), sources)
 
 
-def _described(schema: dict[str, Any], path: tuple[str, ...], sources: tuple[Descriptions, ...]) -> dict[str, Any]:
+def _describe_schema(
+    schema: dict[str, Any], path: tuple[str, ...], sources: tuple[Descriptions, ...]
+) -> dict[str, Any]:
     text = next((source[path] for source in sources if path in source), None)
     schema = ({"description": text} if text else {}) | schema | ({"description": text} if text else {})
     if "properties" in schema:
-        below = {key: _described(value, (*path, key), sources) for key, value in schema["properties"].items()}
-        schema["properties"] = below
+        properties = {
+            key: _describe_schema(value, (*path, key), sources) for key, value in schema["properties"].items()
+        }
+        schema["properties"] = properties
     return schema

@@ -1,4 +1,4 @@
-"""What every generator does with what it generates: write it, or with --check say what is not fresh."""
+"""Write generated files, or report the outdated ones with --check; used by every generator."""
 
 import sys
 from collections.abc import Iterable
@@ -8,11 +8,11 @@ ROOT = Path(__file__).parents[1]
 
 
 Content = str | Path | None
-"""What a file should be: a text, a symbolic link to a path, or not there."""
+"""The wanted state of a file: a text, a symbolic link to a path, or absent."""
 
 
 def write_or_check(generated: Iterable[tuple[Path, Content]]) -> int:
-    """Write each file that is something else, in order; with --check only name them, and return 1 if there are."""
+    """Write each file that differs, in order; with --check only list them and return 1 if there are any."""
     check = "--check" in sys.argv[1:]
     stale = []
     for path, content in generated:
@@ -28,12 +28,12 @@ def write_or_check(generated: Iterable[tuple[Path, Content]]) -> int:
         elif content is not None:
             path.write_text(content)
     if check and stale:
-        sys.stderr.write(f"not fresh, run make charts: {', '.join(stale)}\n")
+        sys.stderr.write(f"out of date: run make charts for {', '.join(stale)}\n")
     return int(check and bool(stale))
 
 
 def present(path: Path) -> Content:
-    """Return what a file is now."""
+    """Return the present state of a file."""
     if path.is_symlink():
         return path.readlink()
     return path.read_text() if path.exists() else None

@@ -1,6 +1,6 @@
 """Pin every dependency with hashes, for Python 3.11 to 3.14 on Linux and macOS: `make locks`.
 
-uv resolves; pip installs. No index's address goes into a lock.
+uv resolves versions, and pip installs them. Locks contain no URL of an index.
 """
 
 import subprocess
@@ -9,7 +9,7 @@ from pathlib import Path
 
 LOCKS = Path("locks")
 BUILD = ["hatchling", "editables"]
-"""Installed beside the runtime dependencies, so that installing this project itself needs no network."""
+"""Installed in addition to the runtime dependencies, so that installing this project needs no network."""
 
 
 def lock(name: str, sources: list[str], requirements: str, *options: str) -> None:

@@ -1,46 +1,56 @@
-"""What can go wrong, sorted by what the person or the cluster should do next.
+"""The errors that a user or Kubernetes can act on, and the exit code of each.
 
-The process's exit code is the contract with Kubernetes: 0 all of it done, 2 the request or the input
-is wrong and a retry cannot help, 143 stopped by SIGTERM with work left, anything else is worth a retry.
-A bug is none of these and keeps its traceback (exit code 1).
+    TokenmillError       1    base class; a retry may help
+    |-- RequestError     2    the request, the input or the machine is wrong; a retry cannot help
+    |   |-- MachineError 2    the machine fails every unit (disk full, read-only file system)
+    |   `-- InputError   2    one input file is damaged or cannot be read
+    |-- TransientError   1    a remote or local failure; the next attempt may succeed
+    |-- Superseded       1    another run replaced the plan; the unit is not committed
+    `-- Stopped        143    SIGTERM or Ctrl-C arrived while units were left
+
+The command line catches a TokenmillError at one place, prints its message and exits with its code. The exit code is
+the contract with Kubernetes: 0 when all work is done, 2 when a retry cannot help, 143 after SIGTERM, and any other code
+when a retry may help. A bug is not a TokenmillError: Python prints its traceback and exits with 1.
+
+Every message names the invalid subject, its value, the rule and the remedy.
 """
 
-WITH_REPLACE = "--replace (in a chart: --set replace=true)"
-"""How messages name the option that lets a plan be replaced."""
+REPLACE_OPTION = "--replace (in a chart: --set replace=true)"
+"""The text with which messages name the option that lets a run replace a plan."""
 
-WITH_HASHES = "--verify-hashes (in a chart: --set verifyHashes=true)"
-"""How messages name the option that finds damaged files of the right size, and has them made anew."""
+VERIFY_HASHES_OPTION = "--verify-hashes (in a chart: --set verifyHashes=true)"
+"""The text with which messages name the option that finds damaged files of the right size and makes them again."""
 
 
 class TokenmillError(Exception):
-    """Base of every error that ends in a message instead of a traceback; worth a retry."""
+    """Base class of the errors that print a message instead of a traceback; a retry may help."""
 
     exit_code = 1
 
 
 class RequestError(TokenmillError):
-    """The request, the input or the machine is wrong: what, where, and what to do; a retry cannot help."""
+    """The request, the input or the machine is wrong, and a retry cannot help."""
 
     exit_code = 2
 
 
 class MachineError(RequestError):
-    """The file system refuses every unit alike (full, read-only): the rest of the share is not tried."""
+    """The file system fails every unit (full, read-only), so the worker does not try the rest of its share."""
 
 
 class InputError(RequestError):
-    """An input file is damaged or holds what cannot be taken; names the file and the place."""
+    """An input file is damaged or has unsupported content; the message names the file and the position."""
 
 
 class TransientError(TokenmillError):
-    """A remote or local failure that another attempt may not meet."""
+    """A remote or local failure happened that the next attempt may not meet."""
 
 
 class Superseded(TokenmillError):
-    """The plan on disk is no longer the one this worker began with; its unit must not be committed."""
+    """Another run replaced the plan with which this worker started; the worker must not commit its unit."""
 
 
 class Stopped(TokenmillError):
-    """SIGTERM or Ctrl-C arrived: the unit is abandoned where it can be resumed."""
+    """SIGTERM or Ctrl-C arrived, and the worker stopped at a point from which a unit can resume."""
 
     exit_code = 143

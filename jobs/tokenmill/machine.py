@@ -1,4 +1,7 @@
-"""Which machine and process this is, as far as another process on the same file system can tell."""
+"""The identity and the resource limits of this machine, container and process.
+
+Leases and temporary file names contain the identity, so that other processes on the same file system can check it.
+"""
 
 import hashlib
 import os
@@ -9,20 +12,20 @@ from pathlib import Path
 
 
 @cache
-def machine() -> tuple[str, str]:
-    """Return (boot id, pid namespace): where both are equal, process ids can be compared."""
+def machine_identity() -> tuple[str, str]:
+    """Return (boot id, pid namespace); process ids of two processes are comparable if both are equal."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         namespace = str(Path("/proc/self/ns/pid").readlink())
-    except OSError:  # not Linux: one namespace, and the host's name is the best identity there is
+    except OSError:  # not Linux: there is one namespace, and the host name is the best available identity
         return socket.gethostname(), ""
     return boot, namespace
 
 
 def start_ticks(pid: int) -> int | None:
-    """Return when a process of this pid namespace started, in clock ticks since boot; None if it is gone.
+    """Return the start time of a process of this pid namespace in clock ticks since boot, or None if it has ended.
 
-    Field 22 of /proc/<pid>/stat (proc(5)), after the command name, which may itself hold spaces.
+    The value is field 22 of /proc/<pid>/stat (proc(5)). The command name before it may contain spaces.
     """
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
@@ -33,7 +36,10 @@ def start_ticks(pid: int) -> int | None:
 
 
 def is_alive(pid: int, started: int | None = None) -> bool:
-    """Tell whether a process of this machine lives; with `started`, whether it is that one and no later one."""
+    """Return whether a process of this machine is alive.
+
+    `started` is the start time of the process in clock ticks: a later process with the same id does not count.
+    """
     if Path("/proc/self/stat").exists():
         ticks = start_ticks(pid)
         return ticks is not None and started in (None, ticks)
@@ -47,13 +53,13 @@ def is_alive(pid: int, started: int | None = None) -> bool:
 
 
 CGROUP = Path("/sys/fs/cgroup")
-"""Where a container sees its own limits: the files of cgroup v2, or v1's directories of each controller."""
+"""Directory in which a container sees its own limits: the files of cgroup v2, or one directory per controller of v1."""
 
 
 def memory_limit(cgroup: Path = CGROUP) -> int | None:
-    """Return how many bytes of memory this container or process (`ulimit -v`) may use, None when there is no limit.
+    """Return the memory limit of this container or process (`ulimit -v`) in bytes, or None when there is no limit.
 
-    "No limit" is `max` in v2; in v1 it is the largest multiple of a page in 63 bits.
+    "No limit" is `max` in cgroup v2. In v1, "no limit" is the largest multiple of a page in 63 bits.
     """
     import resource
 
@@ -67,14 +73,14 @@ def memory_limit(cgroup: Path = CGROUP) -> int | None:
     return min(limits, default=None)
 
 
-def memory() -> int:
-    """Return how many bytes of memory there are for this process: its limit, or what the machine has."""
+def available_memory() -> int:
+    """Return the bytes of memory that this process may use: its limit, or the physical memory if that is smaller."""
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min(physical, memory_limit() or physical)
 
 
 def cpu_quota(cgroup: Path = CGROUP) -> float | None:
-    """Return how many CPUs' time this container may use, None when there is no quota (`max` in v2, -1 in v1)."""
+    """Return the CPU quota of this container in CPUs, or None when there is no quota (`max` in v2, -1 in v1)."""
     quota, period = _numbers(cgroup / "cpu.max", 2)
     if quota is None:
         (quota,) = _numbers(cgroup / "cpu/cpu.cfs_quota_us", 1)
@@ -83,32 +89,35 @@ def cpu_quota(cgroup: Path = CGROUP) -> float | None:
 
 
 def _numbers(path: Path, count: int) -> list[int | None]:
-    """Read so many words of a file; None for each that is missing or no number."""
+    """Read the first `count` fields of a file; a field that is missing or not a number is None."""
     try:
-        words = path.read_text().split()
+        fields = path.read_text().split()
     except OSError:
-        words = []
-    return [int(word) if word.lstrip("-").isdigit() else None for word in [*words, *[""] * count][:count]]
+        fields = []
+    return [int(text) if text.lstrip("-").isdigit() else None for text in [*fields, *[""] * count][:count]]
 
 
 @cache
 def available_cpus() -> int:
-    """Return how many CPUs this process may use: its affinity, and its container's quota."""
+    """Return the number of CPUs that this process may use: its affinity, limited by the container's quota."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(count, int(cpu_quota() or count)))
 
 
 def machine_tag() -> str:
-    """Return the machine and pid namespace as 8 hex digits, for file names."""
-    return hashlib.sha256(repr(machine()).encode()).hexdigest()[:8]
+    """Return a hash of the machine and pid namespace in 8 hex digits, for file names."""
+    return hashlib.sha256(repr(machine_identity()).encode()).hexdigest()[:8]
 
 
 def process_name() -> str:
-    """Return a new name that says which process makes what it names, so that others can tell whether it lives."""
+    """Return a unique name for a file or directory; the name identifies the process that creates it.
+
+    Other processes use the name to check whether the creator is alive (`files.lease.get_creator_liveness`).
+    """
     return f"{machine_tag()}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
-def memory_words() -> str:
-    """Word the limit beyond which a container is killed."""
+def describe_memory() -> str:
+    """Return a description of the memory limit for log lines; the kernel kills a container that exceeds it."""
     limit = memory_limit()
     return "no memory limit" if limit is None else f"memory limit {limit / 2**20:.0f} MiB"

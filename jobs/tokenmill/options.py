@@ -1,8 +1,8 @@
-"""Options of the data stages: groups of them, each declared once.
+"""Option groups of the data stages, each declared once.
 
-A group is a dataclass whose fields are annotated with an `Option`. The command line spreads a group over a command's
-flags (`tokenmill.cli.groups`); stages, the pipeline and plans take it whole. Groups that need a vocabulary of their
-own lie beside it: `corpus.options` and `tokens.options`.
+A group is a dataclass whose fields have an `Option` annotation. The command line turns each field of a group into a
+flag of a command (`tokenmill.cli.groups`). Stages, the pipeline and plans receive the complete group. The groups
+`corpus.options` and `tokens.options` are in those packages because they use types of them.
 """
 
 import re
@@ -15,24 +15,31 @@ from tokenmill.selection import PREFERENCES, Selection
 
 
 class Option(NamedTuple):
-    """How a field stands on the command line.
+    """The command-line option of a field.
 
-    `flag` is `--field-name` where left out; `env` a variable that sets it; `least` and `most` bound a number;
-    `choices` are all the values that it takes; `parse` makes its value of text, raising ValueError.
+    Attributes:
+        help: the help text.
+        flag: the name of the flag; `--field-name` if empty.
+        env: an environment variable that sets the option.
+        minimum: the smallest valid number.
+        maximum: the largest valid number.
+        choices: all valid values.
+        parse: converts the text to the value; it raises ValueError for an invalid text.
+        show_default: whether the help text contains the default.
     """
 
     help: str
     flag: str = ""
     env: str | None = None
-    least: float | None = None
-    most: float | None = None
+    minimum: float | None = None
+    maximum: float | None = None
     choices: tuple[str, ...] = ()
     parse: Callable[[str], Any] | None = None
     show_default: bool = True
 
 
 class InvalidOption(RequestError):
-    """A value of an option is wrong beside those of others."""
+    """The value of an option conflicts with another option; `reason` contains the remedy."""
 
     def __init__(self, flag: str, reason: str) -> None:
         super().__init__(f"invalid value for {flag}: {reason}")
@@ -40,11 +47,15 @@ class InvalidOption(RequestError):
         self.reason = reason
 
 
-def byte_size(text: str) -> int:
-    """Return a number of bytes such as 64MiB, 2Gi or 10MB (ValueError)."""
+def parse_byte_size(text: str) -> int:
+    """Parse a size such as 64MiB, 2Gi or 10MB; return its bytes.
+
+    Raises:
+        ValueError: the text is not a size.
+    """
     match = re.fullmatch(r"([0-9]+)([KMGT]?)(i?)B?", text.strip(), re.IGNORECASE)
     if match is None or not int(match.group(1)):
-        raise ValueError(f"{text!r} is no size; write it as 64MiB, 2GiB or 500MB")
+        raise ValueError(f"{text!r} is not a size; write it as 64MiB, 2GiB or 500MB")
     power = " KMGT".index(match.group(2).upper() or " ")
     unit: int = (1024 if match.group(3) else 1000) ** power
     return int(match.group(1)) * unit
@@ -52,47 +63,49 @@ def byte_size(text: str) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class FileOptions:
-    """Which files of a source or a directory are read; see `tokenmill.selection`."""
+    """The selection of files of a source or a directory; see `tokenmill.selection`."""
 
-    include: Annotated[list[str] | None, Option("Take only files like this pattern; repeatable.")] = None
-    exclude: Annotated[list[str] | None, Option("Leave out files like this pattern; repeatable.")] = None
+    include: Annotated[list[str] | None, Option("Select only files that match this pattern; repeatable.")] = None
+    exclude: Annotated[list[str] | None, Option("Exclude files that match this pattern; repeatable.")] = None
     split: Annotated[
-        str | None, Option("train, validation or test; 'any' mixes them. Default: train where there are several.")
+        str | None,
+        Option("train, validation or test; 'any' selects all. Default: train if the source has several splits."),
     ] = None
     prefer: Annotated[
         str | None,
-        Option("compressed or plain: which to take of a text that is there in both forms.", choices=tuple(PREFERENCES)),
+        Option("compressed or plain: the form to read if a text exists in both forms.", choices=tuple(PREFERENCES)),
     ] = None
 
     def selection(self, sample: int | None = None, layout: str = "flat") -> Selection:
-        """Return the files as a selection, of which `sample` files are taken."""
+        """Return the options as a `Selection`, limited to `sample` files."""
         return Selection(self.include or [], self.exclude or [], self.split, sample, layout, self.prefer)
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerOptions:
-    """Which of several workers on one output this process is."""
+    """The index of this worker among the workers that share one output."""
 
-    worker_index: Annotated[int, Option("Which of the workers this one is.", env="JOB_COMPLETION_INDEX", least=0)] = 0
-    workers: Annotated[int, Option("How many workers share the work.", env="TOKENMILL_WORKERS", least=1)] = 1
+    worker_index: Annotated[int, Option("Index of this worker, from 0.", env="JOB_COMPLETION_INDEX", minimum=0)] = 0
+    workers: Annotated[int, Option("Number of workers that share the units.", env="TOKENMILL_WORKERS", minimum=1)] = 1
 
     def __post_init__(self) -> None:
-        """Refuse an index that no worker has (InvalidOption)."""
+        """Raise InvalidOption for an index that exceeds the number of workers."""
         if self.worker_index >= self.workers:
             raise InvalidOption(
                 "--worker-index",
-                f"{self.worker_index} is not below --workers {self.workers}: they are counted from 0",
+                f"{self.worker_index} must be less than --workers {self.workers}: indices start at 0; lower "
+                "--worker-index or raise --workers",
             )
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """How a stage is run, whatever the stage."""
+    """Options of a run that every stage has."""
 
     replace: Annotated[
-        bool, Option("Remake an output that was made with other parameters, keeping what is the same.", "--replace")
+        bool, Option("Replace an output that has other parameters; unchanged units are kept.", "--replace")
     ] = False
     verify_hashes: Annotated[
-        bool, Option("Re-read finished files and compare hashes, not only sizes.", "--verify-hashes")
+        bool, Option("Read finished files again and compare their hashes, not only their sizes.", "--verify-hashes")
     ] = False
-    json: Annotated[bool, Option("Progress and result as JSON lines, for machines.", "--json")] = False
+    json: Annotated[bool, Option("Print progress and result as JSON lines.", "--json")] = False

@@ -1,4 +1,7 @@
-"""All stages on one machine, one after the other: what `tokenmill run` does."""
+"""The pipeline of `tokenmill run`: download, extract, concatenate and preprocess, one after the other on one machine.
+
+`extract` and `concatenate` are optional. Each stage reads the output of the stage before it.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,7 +9,7 @@ from pathlib import Path
 from tokenmill.corpus.options import SourceOptions
 from tokenmill.errors import RequestError
 from tokenmill.flow.run import run_stage
-from tokenmill.flow.stage import Run
+from tokenmill.flow.stage import StageRun
 from tokenmill.flow.worker import Summary
 from tokenmill.selection import Selection
 from tokenmill.stages.concatenate import Concatenate
@@ -19,7 +22,7 @@ from tokenmill.tokens.options import PreprocessOptions
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline:
-    """Where the text comes from, and what is made of it; `concatenate` is a number of files."""
+    """The source, the output and the options of a pipeline; `concatenate` is the number of files to write."""
 
     uri: str
     output: Path
@@ -29,51 +32,50 @@ class Pipeline:
     extract: bool = False
     concatenate: int | None = None
 
-    def run(self, run: Run) -> list[Summary]:
-        """Run the stages in order, each into its place below the output; finished work is not done again.
+    def run(self, run: StageRun) -> list[Summary]:
+        """Run the stages in order, each with its own directory in the output; finished units are skipped.
 
-        Each stage reads the one before it by name, so that what an earlier call with other options left
-        beside them is not taken. The download selects; what it took is read whole.
+        Each stage names the stage that it reads, so it ignores the outputs of an earlier call with other options.
+        Only the download selects files; each later stage reads all files of the stage before it.
         """
-
-        everything, options, root = Selection(split="any"), self.options, self.output
+        all_files, options, root = Selection(split="any"), self.options, self.output
         if options.format not in (None, "jsonl") and (self.extract or self.concatenate):
             raise RequestError(
-                f"--format {options.format}: extract and concatenate take each line for a record; leave out --extract "
-                "and --concatenate, preprocess reads it directly"
+                f"--format {options.format}: extract and concatenate only support files with one record per line; "
+                "leave out --extract and --concatenate: preprocess reads this format directly"
             )
         download = Download(
             uri=self.uri, output=root, selection=self.selection, source=self.source, format=options.format
         )
-        done, made = [run_stage(download, run)], DOWNLOAD
-        # Joining needs plain text; asking for it asks for that.
+        summaries, previous = [run_stage(download, run)], DOWNLOAD
+        # concatenate requires plain text, so --concatenate implies --extract.
         if self.extract or self.concatenate:
             extract = Extract(
                 input=root,
                 output=default_output(root, EXTRACT),
-                from_stage=made.name,
-                selection=everything,
+                from_stage=previous.name,
+                selection=all_files,
                 format=options.format,
                 zstd_window=options.zstd_window,
             )
-            done, made = [*done, run_stage(extract, run)], EXTRACT
+            summaries, previous = [*summaries, run_stage(extract, run)], EXTRACT
         if self.concatenate:
             concatenate = Concatenate(
                 input=root,
                 output=default_output(root, CONCATENATE),
                 target_files=self.concatenate,
                 name=options.name,
-                from_stage=made.name,
-                selection=everything,
+                from_stage=previous.name,
+                selection=all_files,
                 format=options.format,
             )
-            done, made = [*done, run_stage(concatenate, run)], CONCATENATE
+            summaries, previous = [*summaries, run_stage(concatenate, run)], CONCATENATE
         preprocess = Preprocess(
             input=root,
             output=default_output(root, PREPROCESS),
             options=options,
             endpoint=self.source.endpoint,
-            from_stage=made.name,
-            selection=everything,
+            from_stage=previous.name,
+            selection=all_files,
         )
-        return [*done, run_stage(preprocess, run)]
+        return [*summaries, run_stage(preprocess, run)]

@@ -1,7 +1,9 @@
-"""Which files are read: one rule for a repository on the Hub, a bucket, a directory, and what a stage made.
+"""Select the files to read, with the same rules for each kind of source.
 
-Without patterns: data files, of one split (train where there are several), each text in one form. Whatever is left out
-is said, and what cannot be decided is refused, with the options that decide it.
+A source is a repository on the Hub, a bucket, a directory, or the output of a stage.
+
+Without patterns, the selection contains the data files of one split (train if there are several), and each text in one
+form. Notes report each file that is left out. If a choice is ambiguous, an error names the options that decide it.
 """
 
 import fnmatch
@@ -21,7 +23,7 @@ PREFERENCES = {
     "compressed": ("zst", "xz", "gz", "bz2", None),
     "plain": (None, "zst", "xz", "gz", "bz2"),
 }
-"""What --prefer takes of one text in several forms: the first of these compressions that is there; None is plain."""
+"""The order of codecs for each value of --prefer: of one text in several forms, the first is read; None is plain."""
 
 _SPLITS = {
     "train": "train",
@@ -31,15 +33,15 @@ _SPLITS = {
     "dev": "validation",
     "test": "test",
 }
-_HELD_OUT = {"validation", "test"}
-_WORD = re.compile(rf"(?:^|[-_. ])({'|'.join(_SPLITS)})(?=[-_. 0-9]|$)")
-_SHOWN = 5
+_HELD_OUT_SPLITS = {"validation", "test"}
+_SPLIT_WORD = re.compile(rf"(?:^|[-_. ])({'|'.join(_SPLITS)})(?=[-_. 0-9]|$)")
+_MAX_EXAMPLES = 5
 
 F = TypeVar("F")
 
 
 class Selection(NamedTuple):
-    """Which files are wanted, and how a download lays them out (`flat` or `tree`)."""
+    """The user's choice of files, and the layout of a download (`flat` or `tree`)."""
 
     include: Sequence[str] = ()
     exclude: Sequence[str] = ()
@@ -49,24 +51,25 @@ class Selection(NamedTuple):
     prefer: str | None = None
 
     def request(self) -> dict[str, Any]:
-        """Return what a plan records of a selection from a source that can be listed differently later."""
-        asked = {
+        """Return the part of a plan that records this selection, for a source whose listing can change later."""
+        request = {
             "include": sorted(self.include),
             "exclude": sorted(self.exclude),
             "split": self.split,
             "sample": self.sample,
         }
-        return asked | ({"prefer": self.prefer} if self.prefer else {})
+        return request | ({"prefer": self.prefer} if self.prefer else {})
 
 
-class Offer(NamedTuple):
-    """What there is to select from: `where` names it in messages.
+class SelectionSource(NamedTuple):
+    """The source of the files to select from. `name` is its name in messages.
 
-    `is_data` tells by its name whether a file holds records; where `strict` is false, --include may name other files.
-    `by_name`: one file, which was asked for. The rest: see `tokenmill.inputs.Walk`.
+    `is_data` returns whether a file contains records, by its name. If `strict` is false, --include can also select
+    other files. With `by_name`, the source is one file that the user named. `obstacles` and `second_names` are fields
+    of `tokenmill.inputs.DirectoryWalk`.
     """
 
-    where: str
+    name: str
     is_data: Callable[[str], bool]
     strict: bool = False
     by_name: bool = False
@@ -77,99 +80,111 @@ class Offer(NamedTuple):
 def select(
     files: Sequence[F],
     selection: Selection,
-    offer: Offer,
+    source: SelectionSource,
     *,
     path: Callable[[F], str],
     sources: Callable[[F], Sequence[str]] | None = None,
 ) -> tuple[list[F], list[str]]:
-    """Return the wanted files in order of their paths, and notes on what was left out.
+    """Return the selected files in the order of their paths, and notes about the other files.
 
-    `sources` are the names of what a file was made from, which patterns and splits are about; its own by default.
-    The sample is those files whose hashed paths are smallest, so a larger sample holds a smaller one.
+    `sources` returns the names of the source files from which a file was made; by default, this is the file's own path.
+    Patterns and splits apply to these names. The sample contains the files with the smallest hashes of their paths, so
+    a larger sample contains each smaller one.
     """
-    _refuse_obstacles(selection, offer)
+    _reject_obstacles(selection, source)
     notes: list[str] = []
     candidates = [_Candidate(path(file), tuple(sources(file)) if sources else (path(file),), file) for file in files]
-    wanted = candidates
+    selected = candidates
     if selection.include:
-        wanted = [c for c in wanted if c.all_match(selection.include, "--include", offer)]
-    if not offer.by_name and (offer.strict or not selection.include):
-        described = _descriptions(c.path for c in wanted)
-        others = [c.path for c in wanted if not offer.is_data(c.path) or c.path in described]
-        wanted = [c for c in wanted if offer.is_data(c.path) and c.path not in described]
+        selected = [c for c in selected if c.matches_all(selection.include, "--include", source)]
+    if not source.by_name and (source.strict or not selection.include):
+        metadata = _find_dataset_metadata(c.path for c in selected)
+        others = [c.path for c in selected if not source.is_data(c.path) or c.path in metadata]
+        selected = [c for c in selected if source.is_data(c.path) and c.path not in metadata]
         if others:
-            remedy = "" if offer.strict else " (--include takes what it names)"
-            notes.append(f"left out {len(others)} files that are no data, such as {others[0]!r}{remedy}")
+            remedy = "" if source.strict else " (use --include to read them)"
+            notes.append(f"left out {len(others)} files that are not data files, such as {others[0]!r}{remedy}")
     if selection.exclude:
-        wanted = [c for c in wanted if not c.all_match(selection.exclude, "--exclude", offer)]
-    wanted = _one_split(wanted, selection, offer, notes)
-    wanted = _one_name(wanted, offer, notes)
-    wanted = sorted(_one_form(wanted, selection, offer, notes), key=lambda c: c.path)
-    if not wanted:
-        seen = ", ".join(repr(c.path) for c in candidates[:_SHOWN]) or "nothing"
+        selected = [c for c in selected if not c.matches_all(selection.exclude, "--exclude", source)]
+    selected = _keep_one_split(selected, selection, source, notes)
+    selected = _keep_one_name(selected, source, notes)
+    selected = sorted(_keep_one_form(selected, selection, source, notes), key=lambda c: c.path)
+    if not selected:
+        examples = ", ".join(repr(c.path) for c in candidates[:_MAX_EXAMPLES]) or "nothing"
+        options = [f"--include {pattern}" for pattern in selection.include]
+        options += [f"--exclude {pattern}" for pattern in selection.exclude]
         raise RequestError(
-            f"no file of {offer.where} matches; it has {len(files)} files: {seen}, ...; check --include, --exclude and "
-            "--split"
+            f"no file of {source.name} matches {' '.join(options) or 'the selection'}; the {len(files)} files are "
+            f"{examples}, ...; check --include, --exclude and --split"
         )
     if selection.sample is not None:
-        if selection.sample > len(wanted):
-            notes.append(f"a sample of {selection.sample} was asked, there are {len(wanted)} files: taking all")
-        chosen = sorted(wanted, key=lambda c: hashlib.sha256(c.path.encode("utf-8", "surrogatepass")).digest())
-        wanted = sorted(chosen[: selection.sample], key=lambda c: c.path)
-    return [c.file for c in wanted], notes
+        if selection.sample > len(selected):
+            notes.append(f"--sample is {selection.sample}, but there are only {len(selected)} files: reading all files")
+        chosen = sorted(selected, key=lambda c: hashlib.sha256(c.path.encode("utf-8", "surrogatepass")).digest())
+        selected = sorted(chosen[: selection.sample], key=lambda c: c.path)
+    return [c.file for c in selected], notes
 
 
 class _Candidate(NamedTuple):
-    """A file, its path as messages name it, and the names that the rules are about."""
+    """A file, its path for messages, and the names to which the rules apply."""
 
     path: str
     sources: tuple[str, ...]
     file: Any
 
-    def all_match(self, patterns: Iterable[str], option: str, offer: Offer) -> bool:
-        """Tell whether all of the file matches; refuse a file that was joined from sources of which only some do."""
-        hits = {matches(source, patterns) for source in self.sources}
-        if len(hits) > 1:
-            raise RequestError(
-                f"{self.path} in {offer.where} was joined from several files, of which only some match {option}; give "
-                f"the directory that it was made from, or leave out {option}"
-            )
-        return hits == {True}
+    def matches_all(self, patterns: Iterable[str], option: str, source: SelectionSource) -> bool:
+        """Return whether all source files match.
 
-    def split(self, offer: Offer) -> str | None:
-        """Return the split of the file; refuse one that was joined from held-out text and other text."""
-        splits = {split_of(source) for source in self.sources}
-        if len(splits) > 1 and splits & _HELD_OUT:
+        Raises:
+            RequestError: only some of the source files match.
+        """
+        matched = {matches(name, patterns) for name in self.sources}
+        if len(matched) > 1:
             raise RequestError(
-                f"{self.path} in {offer.where} was joined from files of more than one split: "
-                f"{', '.join(sorted(split or 'none' for split in splits))}; join each split into a directory of its "
-                "own, or read the file as it is with --split any"
+                f"{self.path} in {source.name} was joined from several files, and only some of them match {option}; "
+                f"pass the directory from which the file was made, or remove {option}"
+            )
+        return matched == {True}
+
+    def split(self, source: SelectionSource) -> str | None:
+        """Return the split of the file.
+
+        Raises:
+            RequestError: the file was joined from held-out text and other text.
+        """
+        splits = {detect_split(name) for name in self.sources}
+        if len(splits) > 1 and splits & _HELD_OUT_SPLITS:
+            raise RequestError(
+                f"{self.path} in {source.name} was joined from files of more than one split: "
+                f"{', '.join(sorted(split or 'none' for split in splits))}; write each split into its own directory "
+                "before joining, or read the file unchanged with --split any"
             )
         return next((split for split in splits if split), None)
 
 
 def matches(path: str, patterns: Iterable[str]) -> bool:
-    """Tell whether a path is like one of the patterns, where * matches slashes, too."""
+    """Return whether a path matches one of the patterns. In a pattern, * also matches slashes."""
     return any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns)
 
 
-def split_of(path: str) -> str | None:
-    """Return the split that a path names: a folder's whole name, else a word of the file's name, else of a folder's.
+def detect_split(path: str) -> str | None:
+    """Return the split that a path names, None if it names no split.
 
-    A word has no letter before or behind it: c4-train.00000-of-01024.json.gz, but not contest.jsonl or latest/.
+    The order is: a folder whose full name is a split, a word in the file's name, a word in a folder's name. A word has
+    no letter directly before or after it: c4-train.00000-of-01024.json.gz matches, contest.jsonl and latest/ do not.
     """
     *folders, name = path.lower().split("/")
     for folder in folders:
         if folder in _SPLITS:
             return _SPLITS[folder]
     for part in (name, *folders):
-        if match := _WORD.search(part):
+        if match := _SPLIT_WORD.search(part):
             return _SPLITS[match.group(1)]
     return None
 
 
-def _descriptions(paths: Iterable[str]) -> set[str]:
-    """Return the JSON files in which save_to_disk of datasets describes the Arrow files beside them."""
+def _find_dataset_metadata(paths: Iterable[str]) -> set[str]:
+    """Return the JSON files in which save_to_disk of the datasets library describes Arrow files."""
     paths = list(paths)
     folders = {path.rpartition("/")[0] for path in paths if path.endswith(".arrow")}
     folders |= {folder.rpartition("/")[0] for folder in folders}
@@ -177,89 +192,98 @@ def _descriptions(paths: Iterable[str]) -> set[str]:
     return {path for path in paths if path.rpartition("/")[0] in folders and path.rpartition("/")[2] in names}
 
 
-def _refuse_obstacles(selection: Selection, offer: Offer) -> None:
-    """Refuse what would be missing, unless --exclude names it; what is no data by its name is not missed."""
-    for obstacle in offer.obstacles:
+def _reject_obstacles(selection: Selection, source: SelectionSource) -> None:
+    """Raise RequestError for an obstacle that hides selected data, unless --exclude matches the obstacle."""
+    for obstacle in source.obstacles:
         path = obstacle.path
         if matches(path, selection.exclude) or matches(path.rstrip("/"), selection.exclude):
             continue
         if obstacle.data_only:
-            is_wanted = matches(path, selection.include) if selection.include else offer.is_data(path)
-            if not is_wanted:
+            is_selected = matches(path, selection.include) if selection.include else source.is_data(path)
+            if not is_selected:
                 continue
         raise RequestError(obstacle.problem)
 
 
-def _one_split(files: list[_Candidate], selection: Selection, offer: Offer, notes: list[str]) -> list[_Candidate]:
-    """Keep to one split: held-out text must never reach training by way of a forgotten pattern."""
-    wanted = selection.split
-    if wanted == "any":
+def _keep_one_split(
+    files: list[_Candidate], selection: Selection, source: SelectionSource, notes: list[str]
+) -> list[_Candidate]:
+    """Return the files of one split: held-out text must never reach training because a pattern is missing."""
+    selected_split = selection.split
+    if selected_split == "any":
         return files
-    splits = [file.split(offer) for file in files]
-    by_split = Counter(splits)
-    counted = ", ".join(f"{split or 'none'} ({count})" for split, count in sorted(by_split.items(), key=str))
-    if wanted is None:
-        if len(by_split) < 2:
+    splits = [file.split(source) for file in files]
+    counts = Counter(splits)
+    summary = ", ".join(f"{split or 'none'} ({count})" for split, count in sorted(counts.items(), key=str))
+    if selected_split is None:
+        if len(counts) < 2:
             return files
-        if selection.include or "train" not in by_split:
+        if selection.include or "train" not in counts:
             raise RequestError(
-                f"the selected files of {offer.where} are of more than one split: {counted}; choose one with --split "
-                "NAME, each into an output directory of its own, leave files out with --exclude PATTERN, or mix them "
-                "with --split any"
+                f"the selected files of {source.name} are of more than one split: {summary}; choose one with --split "
+                "NAME and write each split into its own output directory, remove files with --exclude PATTERN, or mix "
+                "the splits with --split any"
             )
-        wanted = "train"
-        notes.append(f"{offer.where} has splits: {counted}; taking train (--split chooses another)")
-    elif wanted not in by_split:
-        raise RequestError(f"--split {wanted}: the selected files have splits {counted or 'none'}")
-    return [file for file, split in zip(files, splits, strict=True) if split == wanted]
+        selected_split = "train"
+        notes.append(f"reading only split train of {source.name}, which has {summary} (use --split for another)")
+    elif selected_split not in counts:
+        raise RequestError(
+            f"--split {selected_split or repr(selected_split)}: no selected file is of this split; set --split to one "
+            f"of {summary or 'none'}"
+        )
+    return [file for file, split in zip(files, splits, strict=True) if split == selected_split]
 
 
-def _one_name(files: list[_Candidate], offer: Offer, notes: list[str]) -> list[_Candidate]:
-    """Read a file once that is listed under several names, all but one of them symbolic links."""
-    if not offer.second_names:
+def _keep_one_name(files: list[_Candidate], source: SelectionSource, notes: list[str]) -> list[_Candidate]:
+    """Return the files without second names: symbolic links to a file that is in the list under another name."""
+    if not source.second_names:
         return files
     names = {file.path for file in files}
-    others: dict[str, str] = {}
+    left_out: dict[str, str] = {}
     kept: dict[str, str] = {}
-    for link, other in offer.second_names:
+    for link, other in source.second_names:
         if link in names:
             first = other if other in names else kept.setdefault(other, link)
             if first != link:
-                others[link] = first
-    if others:
-        shown = ", ".join(f"{link} is {first}" for link, first in list(others.items())[:_SHOWN])
-        more = ", ..." if len(others) > _SHOWN else ""
-        notes.append(f"left out {len(others)} links to files that are read under another name: {shown}{more}")
-    return [file for file in files if file.path not in others]
+                left_out[link] = first
+    if left_out:
+        examples = ", ".join(f"{link} is {first}" for link, first in list(left_out.items())[:_MAX_EXAMPLES])
+        more = ", ..." if len(left_out) > _MAX_EXAMPLES else ""
+        notes.append(f"left out {len(left_out)} links to files that are read under another name: {examples}{more}")
+    return [file for file in files if file.path not in left_out]
 
 
-def _one_form(files: list[_Candidate], selection: Selection, offer: Offer, notes: list[str]) -> list[_Candidate]:
-    """Take each text once where it is there plain and compressed: tools such as zstd and gunzip -k keep the source."""
+def _keep_one_form(
+    files: list[_Candidate], selection: Selection, source: SelectionSource, notes: list[str]
+) -> list[_Candidate]:
+    """Return each text once if it exists plain and compressed: tools such as zstd and gunzip -k keep the source."""
     forms: dict[str, list[tuple[str, str | None]]] = {}
     for file in files:
-        for source in file.sources:
-            stem, codec = strip_compression(source)
-            forms.setdefault(stem, []).append((source, codec))
-    doubled = {stem: sorted(set(several), key=str) for stem, several in forms.items() if len(set(several)) > 1}
-    if not doubled:
+        for name in file.sources:
+            stem, codec = strip_compression(name)
+            forms.setdefault(stem, []).append((name, codec))
+    duplicates = {stem: sorted(set(several), key=str) for stem, several in forms.items() if len(set(several)) > 1}
+    if not duplicates:
         return files
-    first = " and ".join(source for source, _ in next(iter(doubled.values())))
+    first = " and ".join(name for name, _ in next(iter(duplicates.values())))
     if selection.prefer is None:
-        more = f"; so are {len(doubled) - 1} more" if len(doubled) > 1 else ""
+        more = f"; there are {len(duplicates) - 1} more such texts" if len(duplicates) > 1 else ""
         raise RequestError(
-            f"{first} in {offer.where} are one text in two forms, and would be read twice{more}; delete one of them, "
-            "take one with --prefer compressed or --prefer plain, or leave one out with --exclude PATTERN"
+            f"{first} in {source.name} are two forms of one text, which would be read twice{more}; delete one of them, "
+            "choose one with --prefer compressed or --prefer plain, or leave one out with --exclude PATTERN"
         )
     order = PREFERENCES[selection.prefer]
     left_out = set[str]()
-    for several in doubled.values():
+    for several in duplicates.values():
         best = min(several, key=lambda form: order.index(form[1]) if form[1] in order else len(order))
-        left_out.update(source for source, _ in several if source != best[0])
+        left_out.update(name for name, _ in several if name != best[0])
     for file in files:
         if len(left_out.intersection(file.sources)) not in (0, len(file.sources)):
             raise RequestError(
-                f"{file.path} in {offer.where} was joined from one text in two forms, such as {first}: it holds "
-                f"records twice; make it again with --prefer {selection.prefer}"
+                f"{file.path} in {source.name} was joined from two forms of one text, such as {first}, and contains "
+                f"records twice; run the stage that made it again with --prefer {selection.prefer}"
             )
-    notes.append(f"{len(doubled)} texts are there in two forms, such as {first}; taking the {selection.prefer} ones")
+    notes.append(
+        f"reading the {selection.prefer} form of {len(duplicates)} texts that exist in two forms, such as {first}"
+    )
     return [file for file in files if not left_out.issuperset(file.sources)]

@@ -1,4 +1,7 @@
-"""What the name of a file says about its content: the codec, the format, and whether it holds records at all."""
+"""Rules for file names: the codec, the format, and whether a file contains records.
+
+Listings and stages select input files by these rules, before any file is read.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -23,36 +26,39 @@ DATA_SUFFIXES = (
 
 
 def strip_compression(name: str) -> tuple[str, str | None]:
-    """Split `a.jsonl.zst` into `a.jsonl` and `zst`; without a known suffix the codec is None."""
+    """Split `a.jsonl.zst` into `a.jsonl` and `zst`. The codec is None for a name without a known suffix."""
     stem, _, suffix = name.rpartition(".")
     codec = COMPRESSIONS.get(suffix.lower())
     return (stem, codec) if stem and codec else (name, None)
 
 
-_NO_TEXT = (
+_NOT_TEXT = (
     *(".png", ".jpg", ".jpeg", ".gif", ".svg", ".pdf", ".zip", ".tar", ".tgz", ".7z", ".rar"),
     *(".bin", ".idx", ".pt", ".safetensors", ".npy", ".npz", ".pkl", ".crc", ".md5", ".sha256", "/_success"),
     *("/readme", "/readme.md", "/readme.txt", "/license", "/license.md", "/license.txt"),
 )
-_NO_RECORDS = (*_NO_TEXT, ".md", ".rst", ".html", ".css", ".py", ".ipynb", ".sh", ".yaml", ".yml", ".toml", ".cfg")
-_LINES = tuple(name for name in DATA_SUFFIXES if name not in (".parquet", ".arrow"))
-_OTHER = {
-    "jsonl": (*_NO_RECORDS, ".parquet", ".arrow"),
-    "json": (*_NO_RECORDS, ".parquet", ".arrow"),
-    "txt": (*_NO_TEXT, *_LINES, ".parquet", ".arrow"),
-    "parquet": (*_NO_RECORDS, *_LINES, ".txt", ".arrow"),
-    "arrow": (*_NO_RECORDS, *_LINES, ".txt", ".parquet"),
+_NOT_RECORDS = (*_NOT_TEXT, ".md", ".rst", ".html", ".css", ".py", ".ipynb", ".sh", ".yaml", ".yml", ".toml", ".cfg")
+_LINE_DATA_SUFFIXES = tuple(name for name in DATA_SUFFIXES if name not in (".parquet", ".arrow"))
+_EXCLUDED_SUFFIXES = {
+    "jsonl": (*_NOT_RECORDS, ".parquet", ".arrow"),
+    "json": (*_NOT_RECORDS, ".parquet", ".arrow"),
+    "txt": (*_NOT_TEXT, *_LINE_DATA_SUFFIXES, ".parquet", ".arrow"),
+    "parquet": (*_NOT_RECORDS, *_LINE_DATA_SUFFIXES, ".txt", ".arrow"),
+    "arrow": (*_NOT_RECORDS, *_LINE_DATA_SUFFIXES, ".txt", ".parquet"),
 }
-"""Endings of names that are of something else than a format that was asked for."""
+"""For each requested format: suffixes of names that belong to another format."""
 
 
-def is_data_file(name: str, wanted: str | None = None) -> bool:
-    """Tell by its name whether a file holds records: with a format that is wanted, any name that is of no other."""
-    if wanted is None:
+def is_data_file(name: str, requested: str | None = None) -> bool:
+    """Return whether a name indicates a file of records.
+
+    With a requested format, this is each name that does not belong to another format.
+    """
+    if requested is None:
         return name.lower().endswith(DATA_SUFFIXES)
-    return not f"/{name.lower()}".endswith(_OTHER[wanted])
+    return not f"/{name.lower()}".endswith(_EXCLUDED_SUFFIXES[requested])
 
 
-def usable(endings: tuple[str, ...], wanted: str | None) -> tuple[str, ...] | Callable[[str], bool]:
-    """Return which files of a directory are read: those with these endings, or those that may be of a wanted format."""
-    return partial(is_data_file, wanted=wanted) if wanted else endings
+def make_file_filter(suffixes: tuple[str, ...], requested: str | None) -> tuple[str, ...] | Callable[[str], bool]:
+    """Return which files of a directory a stage reads: names with a suffix, or a test for a requested format."""
+    return partial(is_data_file, requested=requested) if requested else suffixes

@@ -10,7 +10,7 @@ from pathlib import Path
 from tokenmill.files.codec import readable_pieces
 from tokenmill.files.publish import write_atomic
 from tokenmill.flow.contract import FileEntry, Origin, Receipt, RemoteFile
-from tokenmill.flow.provenance import whole
+from tokenmill.flow.provenance import source_parts
 from tokenmill.flow.record import Plan, StageRecord, Unit, make_manifest
 from tokenmill.stages.registry import DOWNLOAD
 
@@ -37,7 +37,7 @@ def make(output: Path, count: int) -> None:
     for number, unit in enumerate(units):
         with (output / unit.id).open("wb") as file:
             file.truncate(unit.weight)
-        entry = FileEntry(unit.id, unit.weight, f"{number:032x}", parts=whole(name(number)))
+        entry = FileEntry(unit.id, unit.weight, f"{number:032x}", parts=source_parts(name(number)))
         counts, now = {"in": 1, "out": 1, "bytes": unit.weight}, datetime.now(UTC)
         receipts.append(Receipt(plan.id, unit.id, counts, [entry], [], [], unit.weight, now, now))
     record = StageRecord(output, DOWNLOAD)

@@ -16,14 +16,14 @@ from support.rendering import (
     STAGES,
     TOOLS,
     arguments,
-    conform,
     corpora_on_hardware,
     documents_of,
     helm,
     overlays,
     parse,
     render,
-    rendered,
+    render_text,
+    validate_manifests,
 )
 from tokenmill import __version__
 from tokenmill.corpus.schemes import SCHEMES, Authority
@@ -42,14 +42,14 @@ def test_the_command_takes_what_a_chart_gives_it_for_every_corpus_and_cluster(st
     cases = [(), *corpora_on_hardware()]
     assert {file for files in cases for file in files} == {*overlays("datasets"), *overlays("clusters")}
     with ThreadPoolExecutor(2) as pool:
-        renders = list(pool.map(lambda files: rendered(stage, *files, program=program, workers=3), cases))
+        renders = list(pool.map(lambda files: render_text(stage, *files, program=program, workers=3), cases))
     for files, text in zip(cases, renders, strict=True):
         documents = documents_of(text)
         given = parse(arguments(job_of(documents)))
         assert given["workers"] == 3, files
         verify = next(document for document in documents if document["kind"] == "Pod")
         assert parse(arguments(verify))["stage"] == stage
-    conform(*renders)
+    validate_manifests(*renders)
 
 
 def test_values_reach_the_command() -> None:

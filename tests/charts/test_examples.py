@@ -78,7 +78,7 @@ def test_argo_cd_applies_what_the_script_installs() -> None:
 def test_the_script_takes_no_option_that_kubectl_would_not_see(option: str) -> None:
     line = ["sh", EXAMPLES / "deploy.sh", "--set", "workers=1", option, "team"]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
-    told = f"{option} would reach helm alone, and not kubectl: set NAMESPACE, or KUBECONFIG and its context\n"
+    told = f"{option} applies only to helm, not to kubectl: set NAMESPACE, or KUBECONFIG and its context\n"
     assert (done.returncode, done.stderr) == (2, told)
 
 

@@ -90,12 +90,12 @@ BACK_END = """\
       "spec" (dict "csi" (dict "driver" "tape.example" "volumeHandle" .Values.tape.reel))) }}
 {{- end }}
 {{- define "shared-storage.tape.rules" -}}
-{{- include "shared-storage.validateNeeded" (dict "root" . "section" "tape" "keys" (list "reel") "remedy" "Wind it.") }}
+{{- include "shared-storage.validateRequired" (dict "root" . "section" "tape" "keys" (list "reel") "remedy" "Wind it.") }}
 {{- end }}
 {{- define "shared-storage.tape.warnings" }}
 Mind: it is slow.
 {{- end }}
-{{- define "shared-storage.tape.about" -}}
+{{- define "shared-storage.tape.properties" -}}
 {{ dict "sizeKey" "tape.reel" "source" "the reel" "noMountOptions" "a tape has none" | toJson }}
 {{- end }}
 """
@@ -174,8 +174,9 @@ properties:
 def test_a_stages_chart_is_five_files_by_hand(copy: Path) -> None:
     (copy / "jobs").unlink()
     shutil.copytree(ROOT / "jobs", copy / "jobs", ignore=shutil.ignore_patterns("__pycache__"))
-    entry = '    Entry(Kind("toy", Files), "toyed", _PREPROCESS_NEXT, optional=True),\n'
-    edit(copy / "jobs/tokenmill/stages/registry.py", r"^    Entry\(PREPROCESS", f"{entry}    Entry(PREPROCESS")
+    entry = '    StageEntry(StageKind("toy", Files), "toyed", _PREPROCESS_NEXT, optional=True),\n'
+    registry = copy / "jobs/tokenmill/stages/registry.py"
+    edit(registry, r"^    StageEntry\(PREPROCESS", f"{entry}    StageEntry(PREPROCESS")
     chart = copy / "charts/dataset-toy"
     for name, text in STAGE.items():
         (chart / name).parent.mkdir(parents=True, exist_ok=True)
@@ -228,7 +229,7 @@ def test_a_preset_is_one_file_by_hand(copy: Path) -> None:
     asked = [sys.executable, "-m", "tokenmill", "fit", "--model", "9m", "--gpus", "24", "--gpu-memory", "80"]
     environment = os.environ | {"PYTHONPATH": str(copy / "jobs")}
     planned = subprocess.run(asked, capture_output=True, text=True, check=True, env=environment)
-    assert "1,512 sequences = 1,512,000 tokens an iteration: that of values/models/9m.yaml" in planned.stdout
+    assert "1,512 sequences = 1,512,000 tokens per iteration (from values/models/9m.yaml)" in planned.stdout
     (presets / "9m.yaml").unlink()
     assert "values/models/9m.yaml" in generate(copy, "--check").stderr
     assert generate(copy).returncode == 0 and not (overlays / "9m.yaml").exists()

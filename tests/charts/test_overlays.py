@@ -10,8 +10,20 @@ from typing import Any
 import pytest
 import yaml
 
-from support.rendering import HELMS, ROOT, STAGES, applying, arguments, conform, helm, overlays, parse, render, rendered
-from tokenmill.corpus.listing import names, select
+from support.rendering import (
+    HELMS,
+    ROOT,
+    STAGES,
+    applicable_overlays,
+    arguments,
+    helm,
+    overlays,
+    parse,
+    render,
+    render_text,
+    validate_manifests,
+)
+from tokenmill.corpus.listing import output_names, select
 from tokenmill.corpus.source import Listing
 from tokenmill.flow.contract import RemoteFile
 from tokenmill.selection import Selection
@@ -43,10 +55,10 @@ def test_files_of_two_kinds_set_no_key_both_so_that_their_order_does_not_matter(
 
 def test_a_chart_is_for_the_kinds_that_it_is_said_to_be_for() -> None:
     for chart, kinds in FOR.items():
-        assert {kind for kind in KINDS if applying(chart, kind)} == kinds, chart
-    training = {file.stem for file in applying("megatron-training", "clusters")}
+        assert {kind for kind in KINDS if applicable_overlays(chart, kind)} == kinds, chart
+    training = {file.stem for file in applicable_overlays("megatron-training", "clusters")}
     assert training == {file.stem for file in overlays("clusters") if not file.stem.startswith("cpu-")}
-    assert applying("dataset-extract", "clusters") == overlays("clusters")
+    assert applicable_overlays("dataset-extract", "clusters") == overlays("clusters")
 
 
 LISTED = {
@@ -116,7 +128,7 @@ def test_a_corpus_is_the_files_that_it_says(file: Path) -> None:
     selection = Selection(given["include"], given["exclude"], given["split"], given["sample"], given["layout"])
     taken, _ = select(Listing(str(given["uri"]), None, files), selection)
     assert [each.path for each in taken] == sorted(path for path, wanted in LISTED[file.stem].items() if wanted)
-    assert len(set(names(taken, given["layout"]))) == len(taken)
+    assert len(set(output_names(taken, given["layout"]))) == len(taken)
 
 
 @pytest.mark.parametrize("program", HELMS)
@@ -128,7 +140,7 @@ def test_a_package_has_the_files_that_are_for_its_chart(chart: str, program: str
     with tarfile.open(package) as archive:
         archive.extractall(tmp_path, filter="data")
     packed = {file.relative_to(tmp_path / chart): file.read_bytes() for file in tmp_path.glob(f"{chart}/values/*/*")}
-    wanted = [file for kind in KINDS for file in applying(chart, kind)]
+    wanted = [file for kind in KINDS for file in applicable_overlays(chart, kind)]
     assert packed == {file.relative_to(ROOT): file.read_bytes() for file in wanted} != {}
 
 
@@ -149,16 +161,16 @@ def test_an_install_from_a_package_alone_is_one_from_the_clone(chart: str, progr
         "storage": "local",
     }
 
-    def rendered(at: Path, values: Path) -> str:
+    def render_text(at: Path, values: Path) -> str:
         given = [f"-f={values}/{kind}/{files[kind]}.yaml" for kind in sorted(FOR[chart], reverse=True)]
         more = ["--set", "training.nodes=32"] if chart == "megatron-training" else []
         done = helm("template", "release", at, *given, *needed, *more, program=program)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    cloned = rendered(ROOT / "charts" / chart, ROOT / "values")
-    assert rendered(tmp_path / chart, tmp_path / chart / "values") == cloned
-    conform(cloned)
+    cloned = render_text(ROOT / "charts" / chart, ROOT / "values")
+    assert render_text(tmp_path / chart, tmp_path / chart / "values") == cloned
+    validate_manifests(cloned)
 
 
 @pytest.mark.parametrize(
@@ -170,11 +182,11 @@ def test_an_install_from_a_package_alone_is_one_from_the_clone(chart: str, progr
     ],
 )
 def test_what_the_api_server_would_refuse_does_not_conform(was: str, wrong: str, said: str) -> None:
-    text = rendered("extract")
-    conform(text)
+    text = render_text("extract")
+    validate_manifests(text)
     assert was in text
     with pytest.raises(AssertionError, match=said):
-        conform(text.replace(was, wrong))
+        validate_manifests(text.replace(was, wrong))
 
 
 def test_tables_and_references_are_fresh() -> None:

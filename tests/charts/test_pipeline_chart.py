@@ -14,12 +14,12 @@ from support.rendering import (
     STAGES,
     TOOLS,
     arguments,
-    conform,
     corpora_on_hardware,
     documents_of,
     helm,
     parse,
     render,
+    validate_manifests,
 )
 
 CHART = ROOT / "charts/dataset-pipeline"
@@ -34,7 +34,7 @@ def pipeline(*files: Path, program: str = "helm", **settings: Any) -> list[dict[
     flags += [part for key, value in given.items() for part in ("--set", f"{key}={value}")]
     done = helm("template", "release", CHART, *flags, program=program)
     assert done.returncode == 0, done.stderr
-    conform(done.stdout)
+    validate_manifests(done.stdout)
     return documents_of(done.stdout)
 
 

@@ -5,7 +5,17 @@ from typing import Any
 
 import pytest
 
-from support.rendering import HELMS, ROOT, conform, documents_of, helm, render, rendered, training, training_run
+from support.rendering import (
+    HELMS,
+    ROOT,
+    documents_of,
+    helm,
+    render,
+    render_text,
+    run_training_render,
+    training,
+    validate_manifests,
+)
 from support.representative import pod_specs
 
 STAGE = ("--set", "storage.pvcName=claim,dataset.inputPath=corpus")
@@ -43,7 +53,7 @@ def test_a_size_that_is_no_quantity_is_refused_wherever_it_stands(text: str) -> 
 @pytest.mark.parametrize("program", HELMS)
 def test_a_quantity_is_taken_in_any_of_its_forms(program: str) -> None:
     for text in TAKEN:
-        conform(rendered("extract", program=program, **{"scratch.sizeLimit": text, "resources.requests.memory": "1k"}))
+        validate_manifests(render_text("extract", program=program, **{"scratch.sizeLimit": text, "resources.requests.memory": "1k"}))
     for cpu in ("250m", "1.5", 2, 0.5, "100u"):
         code, said = stage(program, **{"resources.requests.cpu": cpu})
         assert code == 0, said
@@ -129,7 +139,7 @@ def test_a_secret_in_the_clear_is_refused_and_not_repeated(name: str) -> None:
     code, said = stage(**{"extraEnv": [{"name": name, "value": value}]})
     assert code and f"the value of {name} looks like a secret" in said and "secretKeyRef" in said
     assert len(value) < 6 or value not in said
-    given = training_run(**{f"environmentVariables.{name}": value.replace(",", "\\,")})
+    given = run_training_render(**{f"environmentVariables.{name}": value.replace(",", "\\,")})
     assert given.returncode and f"environmentVariables: the value of {name} looks like a secret" in given.stderr
 
 
@@ -173,8 +183,8 @@ def test_scratch_requests_the_disk_that_it_may_take(program: str) -> None:
 @pytest.mark.parametrize("program", HELMS)
 def test_scratch_is_a_volume_of_its_own_where_a_storage_class_is_named(program: str) -> None:
     settings = {"scratch.storageClassName": "managed-csi", "scratch.sizeLimit": "300Gi"}
-    text = rendered("preprocess", program=program, **settings)
-    conform(text)
+    text = render_text("preprocess", program=program, **settings)
+    validate_manifests(text)
     for volume, request in scratch(documents_of(text)):
         spec = volume["ephemeral"]["volumeClaimTemplate"]["spec"]
         assert spec["storageClassName"] == "managed-csi" and spec["resources"] == {"requests": {"storage": "300Gi"}}

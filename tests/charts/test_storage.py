@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from support.rendering import HELMS, ROOT, conform, helm, overlays
+from support.rendering import HELMS, ROOT, helm, overlays, validate_manifests
 from support.storage import FSX, GUIDE_AMLFS, GUIDE_BLOB, NEEDED, SKU
 from support.storage_chart import CHART, render, template
 
@@ -33,7 +33,7 @@ def test_each_back_end_renders_what_its_driver_takes(overlay: str, program: str)
 
 @pytest.mark.parametrize("overlay", [*NEEDED])
 def test_the_api_server_would_take_it(overlay: str) -> None:
-    conform(template(overlay).stdout)
+    validate_manifests(template(overlay).stdout)
 
 
 @pytest.mark.parametrize("program", HELMS)

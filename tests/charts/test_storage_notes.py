@@ -10,7 +10,7 @@ import yaml
 
 from support.storage import GUIDE_BLOB, NEEDED
 from support.storage_chart import CHART, render, template
-from tokenmill.training.planner.storage import back_end
+from tokenmill.training.planner.storage import parse_storage
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def test_the_notes_name_the_command_that_fits_a_run_to_the_storage(
 ) -> None:
     said = notes(talking, overlay, **settings)
     assert f"tokenmill fit --model NAME --gpus N --gpu-memory GIB --storage {name} --data TB" in said
-    assert back_end(name).bytes_per_second, "what the notes name is what the command takes"
+    assert parse_storage(name).bytes_per_second, "what the notes name is what the command takes"
 
 
 @pytest.mark.parametrize(

@@ -23,13 +23,13 @@ from support.rendering import (
     HELMS,
     ROOT,
     TOOLS,
-    applying,
-    conform,
+    applicable_overlays,
     documents_of,
     helm,
     overlays,
+    run_training_render,
     training,
-    training_run,
+    validate_manifests,
 )
 from support.training_chart import (
     CHART,
@@ -37,9 +37,9 @@ from support.training_chart import (
     KINDS,
     VALUES,
     check_flags,
-    composed,
+    compose_arguments,
     container,
-    one,
+    find_document,
     read,
     settings_of,
     templates,
@@ -51,14 +51,14 @@ from tokenmill.training.planner import layout
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("program", HELMS)
 def test_every_model_runs_on_every_cluster(program: str, engine: str, tmp_path: Path) -> None:
-    models, clusters = overlays("models"), applying("megatron-training", "clusters")
+    models, clusters = overlays("models"), applicable_overlays("megatron-training", "clusters")
     # Helm 4 takes each file once.
     cases = list(product(models, clusters) if program == "helm" else zip(models, cycle(clusters), strict=False))
 
     def rendered(files: tuple[Path, Path]) -> str:
         # One process a pod is too few for what a recipe's nodes hold.
         more = {"training.nodes": 128} if files[1].stem == "local" else {}
-        done = training_run(*files, program=program, engine=engine, **more)
+        done = run_training_render(*files, program=program, engine=engine, **more)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -69,14 +69,14 @@ def test_every_model_runs_on_every_cluster(program: str, engine: str, tmp_path: 
         found = read(documents, tmp_path)
         assert found.model.name == files[0].stem
         at = found.layout()
-        assert [*layout.refusals(at), *layout.late_refusals(at)] == [], files
-        check_flags(composed(found))
+        assert [*layout.find_argument_errors(at), *layout.find_runtime_errors(at)] == [], files
+        check_flags(compose_arguments(found))
         pod = container(documents)
         assert pod["args"] == ["train", "/etc/tokenmill-training/settings.json"]
-        assert one(documents, KINDS[engine])["metadata"]["name"] == "megatron-training"
-    conform(*renders)
+        assert find_document(documents, KINDS[engine])["metadata"]["name"] == "megatron-training"
+    validate_manifests(*renders)
     if engine == "trainjob":
-        conform(*(json.dumps(jobset_of(one(documents_of(text), "TrainingRuntime"))) for text in renders))
+        validate_manifests(*(json.dumps(jobset_of(find_document(documents_of(text), "TrainingRuntime"))) for text in renders))
 
 
 def jobset_of(runtime: dict[str, Any]) -> dict[str, Any]:
@@ -86,7 +86,7 @@ def jobset_of(runtime: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_every_preset_has_a_recipe() -> None:
-    assert {file.stem for file in overlays("models")} == set(model.names())
+    assert {file.stem for file in overlays("models")} == set(model.preset_names())
 
 
 GUIDE = {
@@ -134,15 +134,15 @@ def test_the_guide_s_lines_work_as_they_stand(name: str, program: str, tmp_path:
     run = found.training
     assert {
         "size": found.model.name,
-        "world": found.world,
+        "world": found.world_size,
         "iterations": run.iterations,
         "batch": run.global_batch_size,
         "save": found.checkpoint.save_interval,
     } == expected
-    assert layout.refusals(found.layout()) == []
-    assert ("--use-sharp" in composed(found)) is (name == "SHARP")
-    assert one(documents, "PyTorchJob")["metadata"]["name"] == "megatron-training"
-    assert one(documents, "Service")["metadata"]["name"] == "tensorboard"
+    assert layout.find_argument_errors(found.layout()) == []
+    assert ("--use-sharp" in compose_arguments(found)) is (name == "SHARP")
+    assert find_document(documents, "PyTorchJob")["metadata"]["name"] == "megatron-training"
+    assert find_document(documents, "Service")["metadata"]["name"] == "tensorboard"
     if name == "175b":
         assert found.checkpoint.path == "/data/checkpoints/gpt175b"
         assert found.logs.path == "/data/logs/gpt175b"
@@ -155,7 +155,7 @@ def test_the_guide_s_lines_work_as_they_stand(name: str, program: str, tmp_path:
 
 def test_64_nodes_are_a_master_and_63_workers_of_8_gpus() -> None:
     documents = training(**{"model.size": "175b", "training.nodes": 64})
-    job = one(documents, "PyTorchJob")["spec"]
+    job = find_document(documents, "PyTorchJob")["spec"]
     replicas = job["pytorchReplicaSpecs"]
     assert {kind: replica["replicas"] for kind, replica in replicas.items()} == {"Master": 1, "Worker": 63}
     assert {replica["restartPolicy"] for replica in replicas.values()} == {"ExitCode"}
@@ -165,14 +165,14 @@ def test_64_nodes_are_a_master_and_63_workers_of_8_gpus() -> None:
         (pod,) = replica["template"]["spec"]["containers"]
         assert pod["name"] == "pytorch"
         assert pod["resources"]["limits"]["nvidia.com/gpu"] == 8
-    assert "Worker" not in one(training(), "PyTorchJob")["spec"]["pytorchReplicaSpecs"]
+    assert "Worker" not in find_document(training(), "PyTorchJob")["spec"]["pytorchReplicaSpecs"]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("program", HELMS)
 def test_the_same_values_give_the_same_bytes(program: str, engine: str) -> None:
     settings = {"engine": engine, "training.nodes": 2, "dataset.buildIndex.enabled": "true"}
-    assert training_run(program=program, **settings).stdout == training_run(program=program, **settings).stdout != ""
+    assert run_training_render(program=program, **settings).stdout == run_training_render(program=program, **settings).stdout != ""
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -181,7 +181,7 @@ def test_the_environment_s_contract_is_the_same_under_every_engine(engine: str) 
         engine=engine, release="run", **{"training.nodes": 3, "environmentVariables.NCCL_IB_HCA": "mlx5"}
     )
     environment = {each["name"]: each["value"] for each in container(documents)["env"]}
-    run = one(documents, KINDS[engine])["metadata"]["annotations"]["tokenmill/spec"]
+    run = find_document(documents, KINDS[engine])["metadata"]["annotations"]["tokenmill/spec"]
     assert environment["TOKENMILL_NODES"] == "3"
     assert environment["TOKENMILL_RUN"] == run
     assert environment["NCCL_IB_HCA"] == "mlx5"
@@ -207,7 +207,7 @@ def test_a_variable_has_one_value() -> None:
 
 
 def test_a_jobset_starts_and_fails_as_one() -> None:
-    spec = one(training(engine="jobset", **{"training.nodes": 3}), "JobSet")["spec"]
+    spec = find_document(training(engine="jobset", **{"training.nodes": 3}), "JobSet")["spec"]
     (node,) = spec["replicatedJobs"]
     job = node["template"]["spec"]
     assert (node["name"], node["replicas"]) == ("node", 1)
@@ -229,12 +229,12 @@ def test_a_jobset_starts_and_fails_as_one() -> None:
 
 def test_a_trainjob_s_runtime_is_there_before_it() -> None:
     documents = training(engine="trainjob", **{"training.nodes": 3})
-    runtime = one(documents, "TrainingRuntime")
+    runtime = find_document(documents, "TrainingRuntime")
     assert runtime["metadata"]["annotations"]["helm.sh/hook"].startswith("pre-install,")
     assert runtime["spec"]["mlPolicy"] == {"numNodes": 3}
     (node,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
     assert node["template"]["metadata"]["labels"] == {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
-    job = one(documents, "TrainJob")["spec"]
+    job = find_document(documents, "TrainJob")["spec"]
     assert job["runtimeRef"]["name"] == runtime["metadata"]["name"]
     assert job["trainer"] == {"numNodes": 3}
 
@@ -268,7 +268,7 @@ def test_every_pod_fits_the_restricted_standard_and_knows_no_secret(engine: str)
     settings = {"engine": engine, "training.nodes": 2, "dataset.buildIndex.enabled": "true"}
     documents = training(ROOT / "values/clusters/aks-nd-h100-v5.yaml", **settings)
     others = [document["spec"]["template"] for document in documents if document["kind"] in ("Deployment", "Job")]
-    found = [*templates(documents), *others, one(documents, "Pod")]
+    found = [*templates(documents), *others, find_document(documents, "Pod")]
     assert len(found) == (5 if engine == "pytorchjob" else 4)
     for pod in found:
         restricted(pod)
@@ -280,7 +280,7 @@ def test_what_the_network_needs_is_asked_for_by_name() -> None:
     spec = next(templates(documents))["spec"]
     assert spec["containers"][0]["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
     assert (spec["hostNetwork"], spec["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
-    board = one(documents, "Deployment")["spec"]["template"]["spec"]
+    board = find_document(documents, "Deployment")["spec"]["template"]["spec"]
     assert "hostNetwork" not in board
     assert board["containers"][0]["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
@@ -307,7 +307,7 @@ UNWANTED = {
 """Obsolete or harmful: the defaults of today's NCCL and libfabric are better, and the last is Megatron-LM's to set."""
 
 
-@pytest.mark.parametrize("file", applying("megatron-training", "clusters"), ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", applicable_overlays("megatron-training", "clusters"), ids=lambda file: file.stem)
 def test_a_cluster_s_devices_are_requested_as_they_are_limited(file: Path) -> None:
     documents = training(file)
     pod = container(documents)
@@ -400,13 +400,13 @@ def test_what_fit_writes_makes_the_layout_that_it_lists(name: str, tmp_path: Pat
     for program in HELMS:
         found = read(training(file, program=program), tmp_path)
         at = found.layout()
-        assert [*layout.refusals(at), *layout.late_refusals(at)] == []
+        assert [*layout.find_argument_errors(at), *layout.find_runtime_errors(at)] == []
         for each in ("tensor", "pipeline", "context", "expert", "virtual_stages", "micro_batch", "recompute"):
             assert getattr(at, each) == best[each], each
         assert (at.global_batch, at.world) == (ended.result["global_batch"], ended.result["gpus"])
         assert (found.gpu.memory_gib, found.gpu.peak_tflops) == (80, 989)
         assert total_bytes(at) == pytest.approx(best["total_bytes"])
-        check_flags(composed(found))
+        check_flags(compose_arguments(found))
         if name == "changed":
             changed = (found.model.norm_epsilon, found.model.attention_dropout, found.model.learning_rate)
             assert changed == (1e-6, 0.25, 0.00000125) and found.model.rotary_base == 500_000
@@ -446,7 +446,7 @@ def test_checkpoints_may_have_a_claim_of_their_own(tmp_path: Path) -> None:
 
 def test_only_what_needs_another_run_changes_its_hash() -> None:
     def spec(**given: Any) -> str:
-        found: str = one(training(**given), "PyTorchJob")["metadata"]["annotations"]["tokenmill/spec"]
+        found: str = find_document(training(**given), "PyTorchJob")["metadata"]["annotations"]["tokenmill/spec"]
         return found
 
     same = {"tensorboard.enabled": "false", "job.ttlSecondsAfterFinished": 9, "job.cleanPodPolicy": "All"}
@@ -460,7 +460,7 @@ def test_only_what_needs_another_run_changes_its_hash() -> None:
 
 def test_an_upgrade_with_the_same_values_leaves_a_run_unless_it_failed(tmp_path: Path) -> None:
     documents = training(release="run", **{"storage.pvcName": "claim", "tensorboard.enabled": "false"})
-    run = one(documents, "PyTorchJob")["metadata"]["annotations"]["tokenmill/spec"]
+    run = find_document(documents, "PyTorchJob")["metadata"]["annotations"]["tokenmill/spec"]
     suite = tmp_path / "same_test.yaml"
     suite.write_text((ROOT / "tests/charts/suites/megatron-training/same.yaml").read_text().replace("HASH", run))
     command = [TOOLS / "helm-unittest", CHART, "-f", os.path.relpath(suite, CHART)]
@@ -470,7 +470,7 @@ def test_an_upgrade_with_the_same_values_leaves_a_run_unless_it_failed(tmp_path:
 
 
 def test_what_helm_test_runs_asks_an_answer_of_a_server() -> None:
-    (pod,) = one(training(), "Pod")["spec"]["containers"]
+    (pod,) = find_document(training(), "Pod")["spec"]["containers"]
     assert pod["command"] == ["python3"]
     flag, program, url = pod["args"]
     with ThreadingHTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler) as server:

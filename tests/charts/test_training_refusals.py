@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from support.memory import total_bytes
-from support.rendering import HELMS, ROOT, documents_of, overlays, training_run
-from support.training_chart import check_flags, composed, read
+from support.rendering import HELMS, ROOT, documents_of, overlays, run_training_render
+from support.training_chart import check_flags, compose_arguments, read
 from tokenmill.training.planner import layout
-from tokenmill.training.planner.memory import GIB, RESERVE
+from tokenmill.training.planner.memory import GIB, RESERVED_SHARE
 
 REFUSED = {
     "unknown size": (
@@ -89,7 +89,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_cannot_run_is_refused_before_a_pod_is_made(name: str, program: str) -> None:
     given, message = REFUSED[name]
-    done = training_run(program=program, **given)
+    done = run_training_render(program=program, **given)
     assert done.returncode != 0
     assert message in done.stderr
 
@@ -105,10 +105,10 @@ def test_what_cannot_run_is_refused_before_a_pod_is_made(name: str, program: str
 )
 def test_names_that_pods_cannot_have_are_refused(release: str, engine: str, message: str) -> None:
     given = {"engine": engine, "training.nodes": 1000, "tensorboard.enabled": "false"}
-    done = training_run(release=release, **given)
+    done = run_training_render(release=release, **given)
     if "63 char" in message:
         assert done.returncode == 0, done.stderr
-        done = training_run(release=release + "x", **given)
+        done = run_training_render(release=release + "x", **given)
         message = "Choose a release name that is at least 1 characters shorter"
     assert done.returncode != 0
     assert message in done.stderr
@@ -143,16 +143,16 @@ APART = {
 def test_each_parallelism_takes_a_model_or_says_why_not(file: Path, tmp_path: Path) -> None:
     models, cluster = overlays("models"), ROOT / "values/clusters/eks-p5.yaml"
     with ThreadPoolExecutor(2) as pool:
-        runs = list(pool.map(lambda size: training_run(size, file, cluster), models))
+        runs = list(pool.map(lambda size: run_training_render(size, file, cluster), models))
     for size, done in zip(models, runs, strict=True):
         said = [done.stderr]
         if done.returncode == 0:
             found = read(documents_of(done.stdout), tmp_path)
             at = found.layout()
-            said = [*layout.refusals(at), *layout.late_refusals(at)]
+            said = [*layout.find_argument_errors(at), *layout.find_runtime_errors(at)]
             assert found.gpu.memory_gib == 79.6
-            said += [TOO_LARGE] if total_bytes(at) > 79.6 * GIB * (1 - RESERVE) else []
+            said += [TOO_LARGE] if total_bytes(at) > 79.6 * GIB * (1 - RESERVED_SHARE) else []
             if not said:
-                check_flags(composed(found))
+                check_flags(compose_arguments(found))
         expected = APART.get(file.stem, {}).get(size.stem)
         assert (said == []) if expected is None else any(expected in each for each in said), (size.stem, said)

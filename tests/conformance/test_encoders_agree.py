@@ -18,8 +18,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from tokenmill.tokens.encoders import load_encoder
-from tokenmill.tokens.gate import hostile_texts
-from tokenmill.tokens.merges import those_that_happen
+from tokenmill.tokens.gate import adversarial_texts
+from tokenmill.tokens.merges import reachable_merges
 from tokenmill.tokens.tokenizer import resolve_tokenizer
 
 CHOSEN = {
@@ -51,7 +51,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (directory / "mixed-0.jsonl").write_bytes(b"".join(lines[:half]))
     (directory / "mixed-1.jsonl").write_bytes(b"".join(lines[half:]))
     tokens = ["<|endoftext|>", "<|end_of_text|>", "<|im_start|>", "<s>", "</s>", "<bos>", "<start_of_turn>"]
-    hard = [text for texts in hostile_texts(tokens).values() for text in texts]
+    hard = [text for texts in adversarial_texts(tokens).values() for text in texts]
     (directory / "hard.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in hard))
     return directory
 
@@ -83,7 +83,7 @@ def test_what_each_merge_makes_is_made_without_the_idle_ones(name: str, kept: in
     tokenizer = json.loads((made("TOKENMILL_NPM_TOKENIZERS", name) / "tokenizer.json").read_bytes())
     model = tokenizer["model"] | {"ignore_merges": False}  # else a word that is a token is not put together at all
     merges = [tuple(merge.split(" ") if isinstance(merge, str) else merge) for merge in model["merges"]]
-    happen = [merges[rank] for rank in those_that_happen(model)]
+    happen = [merges[rank] for rank in reachable_merges(model)]
     assert len(happen) == kept < len(merges)
 
     def bpe(merges: list[Any]) -> Tokenizer:

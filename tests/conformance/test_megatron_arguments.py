@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tokenmill.training.arguments import Data, megatron_arguments
-from tokenmill.training.model import names, preset
+from tokenmill.training.arguments import DataArguments, megatron_arguments
+from tokenmill.training.model import load_preset, preset_names
 from tokenmill.training.settings import (
     CheckpointSettings,
     DatasetSettings,
@@ -16,22 +16,22 @@ from tokenmill.training.settings import (
     Parallelism,
     Settings,
     Training,
-    derived,
+    derive_settings,
 )
 
 pytestmark = pytest.mark.conformance
 
 
 @pytest.mark.parametrize("changes", ["defaults", "others"])
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", preset_names())
 def test_megatron_takes_the_arguments(name: str, changes: str) -> None:
     python, checkout = os.environ.get("TOKENMILL_MEGATRON_PYTHON"), os.environ.get("TOKENMILL_MEGATRON_LM")
     if not python or not checkout:
         pytest.skip("TOKENMILL_MEGATRON_LM names no checkout of Megatron-LM")
-    model = preset(name)
+    model = load_preset(name)
     copy = model.tensor_model_parallel_size * model.pipeline_model_parallel_size * model.expert_model_parallel_size
     other = changes == "others"
-    settings = derived(
+    settings = derive_settings(
         Settings(
             release="run",
             model=model,
@@ -42,9 +42,9 @@ def test_megatron_takes_the_arguments(name: str, changes: str) -> None:
             logs=Logs(path="/logs"),
         )
     )
-    data = Data(["--data-path", "1", "/data/a", "--split", "99,1,0"], Path("/tokenizer"), Path("/cache"))
+    data = DataArguments(["--data-path", "1", "/data/a", "--split", "99,1,0"], Path("/tokenizer"), Path("/cache"))
     done = subprocess.run(
-        [python, Path(__file__).with_name("validate_with_megatron.py"), checkout, str(settings.world)],
+        [python, Path(__file__).with_name("validate_with_megatron.py"), checkout, str(settings.world_size)],
         input=json.dumps(megatron_arguments(settings, data)),
         capture_output=True,
         text=True,

@@ -18,10 +18,10 @@ import pytest
 
 from tokenmill.errors import RequestError
 from tokenmill.training.arguments import megatron_arguments
-from tokenmill.training.data.blend import gather
+from tokenmill.training.data.blend import collect_datasets
 from tokenmill.training.data.datasets import TrainingData
-from tokenmill.training.data.flags import cache_path, data_flags
-from tokenmill.training.data.index import build_index, sweep
+from tokenmill.training.data.flags import cache_path, write_data_arguments
+from tokenmill.training.data.index import build_index, remove_truncated_files
 from tokenmill.training.data.resolve import resolve
 from tokenmill.training.model import Model
 from tokenmill.training.settings import (
@@ -32,7 +32,7 @@ from tokenmill.training.settings import (
     Settings,
     Trainer,
     Training,
-    derived,
+    derive_settings,
 )
 
 HERE = Path(__file__).parent
@@ -62,7 +62,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory, preprocess: Callable[..., 
 
 def run(directory: Path, dataset: DatasetSettings, *extra: str, **training: Any) -> Settings:
     how = {"gpus_per_node": 1, "iterations": 40, "global_batch_size": 8, "eval_interval": 20, "eval_iterations": 2}
-    return derived(
+    return derive_settings(
         Settings(
             release="run",
             model=Model(num_layers=2, hidden_size=64, num_attention_heads=4, seq_length=128),
@@ -81,7 +81,7 @@ def listing(cache: Path) -> dict[str, tuple[int, int]]:
 
 def look_up(settings: Settings, corpus: TrainingData, directory: Path, python: str) -> Any:
     """Build the datasets as a run does at its start."""
-    words = megatron_arguments(settings, data_flags(corpus, settings, directory))
+    words = megatron_arguments(settings, write_data_arguments(corpus, settings, directory))
     request = {"words": words, "script": settings.trainer.script if LM else None, "answer": str(directory / "answer")}
     done = subprocess.run(
         [python, HERE / "look_up_with_megatron.py"],
@@ -140,7 +140,7 @@ def test_megatron_finds_the_index(name: str, dataset: Path, python: str, tmp_pat
     assert look_up(elsewhere, corpus, tmp_path, python) == found
     assert len(list(cache_path(corpus, elsewhere).glob("*.npy"))) == len(list(cache.glob("*.npy")))
 
-    assert build_index(settings, corpus, python=[python]).startswith("the sample index is there")
+    assert build_index(settings, corpus, python=[python]).startswith("the sample index exists")
     assert listing(cache) == before
 
 
@@ -175,8 +175,8 @@ def test_an_index_cut_short_by_a_killed_run_is_swept(dataset: Path, python: str,
     (torn,) = cache.glob("*-train-sample_index.npy")
     whole = torn.read_bytes()
     torn.write_bytes(whole[: len(whole) // 2])
-    assert sweep(cache, shared=True) == [] and sweep(cache, shared=False) == [torn]
-    assert sweep(cache, shared=False) == []
+    assert remove_truncated_files(cache, shared=True) == [] and remove_truncated_files(cache, shared=False) == [torn]
+    assert remove_truncated_files(cache, shared=False) == []
     look_up(settings, corpus, tmp_path, python)
     assert torn.read_bytes() == whole
 
@@ -196,7 +196,7 @@ def test_a_blend_that_megatron_cannot_draw_from(
     settings = run(
         tmp_path, DatasetSettings(path=f"{tmp_path}/out", split="98,1,1"), global_batch_size=batch, eval_iterations=1
     )
-    corpus = gather(settings.dataset, None)
+    corpus = collect_datasets(settings.dataset, None)
 
     def refused(check: Callable[[], object]) -> str:
         try:

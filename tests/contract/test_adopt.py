@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.commandline import Ended, many
+from support.commandline import CommandResult, run_many
 from support.corpus import TOKENIZER as TINY
 
 pytestmark = pytest.mark.slow
@@ -67,12 +67,12 @@ def begin(tmp_path: Path, settled: Path) -> Callable[[str], Path]:
     return directory
 
 
-def run(*asked: Sequence[Any]) -> list[Ended]:
+def run(*asked: Sequence[Any]) -> list[CommandResult]:
     more = {"adopt": ["--processes", "1"]}
-    return many([[*map(str, words), *more.get(words[0], [])] for words in asked])[0]
+    return run_many([[*map(str, words), *more.get(words[0], [])] for words in asked])[0]
 
 
-def adopt(*words: Any) -> Ended:
+def adopt(*words: Any) -> CommandResult:
     return run(["adopt", *words, "--tokenizer", TINY])[0]
 
 
@@ -142,7 +142,7 @@ def test_whatever_megatron_trains_on_is_a_dataset_that_every_command_takes(begin
     }
     assert bins(directory)["sub/deeper/with.dots and space"]["documents"] == 5
     for ended in (verified, one, nested):
-        assert ended.code == 0 and ended.out.endswith("all right\n"), ended
+        assert ended.code == 0 and ended.out.endswith("no problems\n"), ended
     assert "every byte of 14 files" in verified.out and "every byte of 2 files" in nested.out
     assert inspected.code == 0 and "ids as int16, int32, int64, uint16, EOD '<|endoftext|>' (0)" in inspected.out
     assert "nothing: 0 documents without tokens" in inspected.out
@@ -151,7 +151,9 @@ def test_whatever_megatron_trains_on_is_a_dataset_that_every_command_takes(begin
     assert blended.code == 0, blended.err
     assert (directory.parent / "blend.txt").read_text().split()[1::2] == [str(pair), str(directory / "ok")]
     assert trained.code == 0, trained.err
-    assert wrong.code == 2 and "takes ids for uint16" in wrong.err and "the pairs have int64, uint16" in wrong.err
+    assert (
+        wrong.code == 2 and "reads token ids as uint16" in wrong.err and "the pairs contain int64, uint16" in wrong.err
+    )
     assert "--per-split-data-args-path" in trained.out and str(directory / "tokenizer") in trained.out
 
 
@@ -167,7 +169,7 @@ def test_pairs_of_several_directories_are_copied_and_theirs_left_alone(
     before = files(tmp_path)
     named = [tmp_path / "a", tmp_path / "b/part.idx", tmp_path / "c/linked"]
     apart = adopt(*named)
-    assert apart.code == 2 and "adopt each directory by itself" in apart.err
+    assert apart.code == 2 and "run adopt for each directory" in apart.err
     made = adopt(*named, "--output", output)
     assert made.code == 0, made.err
     assert {key: value for key, value in files(tmp_path).items() if not key.startswith(str(output))} == before
@@ -180,7 +182,7 @@ def test_pairs_of_several_directories_are_copied_and_theirs_left_alone(
     damaged = run(["verify", output])[0]
     assert damaged.code == 2 and "delete this copy and run the same tokenmill adopt again" in damaged.out
     mended = adopt(*named, "--output", output)
-    assert mended.code == 0 and "1 units to do" in mended.err
+    assert mended.code == 0 and "1 units to run" in mended.err
 
 
 # -- broken ones
@@ -196,13 +198,13 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "old-tntidx": (lambda p: write(p, magic=b"TNTIDX\0\0\0"), "begins with b'TNTIDX"),
     "only": (lambda p: Path(f"{p}.bin").write_bytes(b"\0\0"), "only.idx: missing"),
     "ptr-wrong": (lambda p: write(p, pointers=(12, 8, 0)), "pointers decrease at sequence 1"),
-    "truncated-bin": (lambda p: write(p, IDS[:5], pointers=None), "truncated-bin.bin: 10 bytes, where"),
-    "float32": (lambda p: write(p, dtype="<f4"), "ids are float32 (code 7), and token ids are integers"),
+    "truncated-bin": (lambda p: write(p, IDS[:5], pointers=None), "truncated-bin.bin: it has 10 bytes, but"),
+    "float32": (lambda p: write(p, dtype="<f4"), "ids are float32 (code 7), but token ids must be integers"),
     "large-ids": (lambda p: write(p, (1, 2, 4096, 0, *IDS[4:])), "the id 4096, outside 0..4095; 1 ids in all"),
     "negative": (lambda p: write(p, (1, -2, 3, 0, *IDS[4:]), dtype="<i8"), "token 1 of document 0 has the id -2"),
     "uint8": (lambda p: write(p, dtype="u1"), "which hold at most 255, but the tokenizer has 4,096"),
     "no-length": (lambda p: write(p, lengths=(4, 0, 7)), "sequence 1 has the length 0"),
-    "trailing": (lambda p: write(p, after=b"\0\0"), "3 sequences and 4 document indices make 102"),
+    "trailing": (lambda p: write(p, after=b"\0\0"), "3 sequences and 4 document indices need 102"),
     "idx-only": (lambda p: write(p).with_suffix(".bin").unlink(), "idx-only.bin: missing"),
     "fifo": (lambda p: os.mkfifo(f"{write(p)}.bin.tmp") or os.rename(f"{p}.bin.tmp", f"{p}.bin"), "not a regular file"),
     "dangling": (lambda p: (write(p), Path(f"{p}.idx").unlink(), Path(f"{p}.idx").symlink_to("no")), "dangling.idx: "),
@@ -225,10 +227,10 @@ def test_one_broken_pair_does_not_stop_the_others_and_is_taken_once_it_is_whole(
     whole = (directory / "b.bin").read_bytes()
     (directory / "b.bin").write_bytes(whole[:-2])
     refused = adopt(directory)
-    assert refused.code == 2 and "b.bin: 20 bytes, where b.idx ends at 22" in refused.err
+    assert refused.code == 2 and "b.bin: it has 20 bytes, but b.idx requires 22" in refused.err
     (directory / "b.bin").write_bytes(whole)
     mended = adopt(directory)
-    assert mended.code == 0 and "1 units to do" in mended.err and "2 done before" in mended.err
+    assert mended.code == 0 and "1 units to run" in mended.err and "2 already finished" in mended.err
 
 
 # -- EOD
@@ -276,17 +278,17 @@ def test_a_changed_pair_or_another_tokenizer_is_noticed(begin: Callable[..., Pat
     changed = adopt(directory)
     assert changed.code == 2 and "changed: a.bin, a.idx" in changed.err and "--replace" in changed.err
     kept = adopt(directory, "--replace")
-    assert kept.code == 0 and "1 units to do" in kept.err, kept
+    assert kept.code == 0 and "1 units to run" in kept.err, kept
     write(directory / "c")
     added = adopt(directory)
-    assert added.code == 0 and "added: c.bin, c.idx" in added.err and "2 done before" in added.err
+    assert added.code == 0 and "added: c.bin, c.idx" in added.err and "2 already finished" in added.err
     shutil.copytree(TINY, tmp_path / "other")
     (tmp_path / "other/config.json").write_text("{}")
     refused = run(["adopt", directory, "--tokenizer", tmp_path / "other"])[0]
     assert refused.code == 2 and "other parameters" in refused.err and "tokenizer:" in refused.err
     (directory / "a.bin").unlink()
     gone = run(["blend", tmp_path / "blend", directory])[0]
-    assert gone.code == 2 and "put back what was adopted" in gone.err
+    assert gone.code == 2 and "restore the pair that was adopted" in gone.err
 
 
 def test_nothing_that_was_adopted_in_place_is_ever_removed(begin: Callable[..., Path], tmp_path: Path) -> None:
@@ -303,7 +305,7 @@ def test_nothing_that_was_adopted_in_place_is_ever_removed(begin: Callable[..., 
         [*make, "--replace"],
     )
     assert (first.code, replaced.code, refused.code, foreign.code) == (0, 0, 2, 2)
-    assert "other parameters" in refused.err and "no record says that tokenmill made it" in foreign.err
+    assert "other parameters" in refused.err and "no record shows that tokenmill made it" in foreign.err
     assert files(directory) == before
 
 
@@ -319,7 +321,7 @@ def test_what_tokenmill_made_has_its_records_already(begin: Callable[..., Path],
     for made in (directory, output):
         before = files(made)
         ended = adopt(made, "--replace")
-        assert ended.code == 2 and "which has its records" in ended.err, ended
+        assert ended.code == 2 and "which already has its records" in ended.err, ended
         assert files(made) == before and run(["verify", made])[0].code == 0
 
 
@@ -341,7 +343,7 @@ def test_what_cannot_be_adopted_where_it_lies_is_named(begin: Callable[..., Path
         "bytes": "is not UTF-8",
         "linked": "a.bin: a symbolic link, or below one",
         "double/x": "is a directory, and",
-        "none": "no pair of .bin and .idx lies in",
+        "none": "no pair of .bin and .idx is in",
         "nowhere": "is neither a pair of .bin and .idx nor a directory",
         "below/../none/../nowhere": "is neither a pair",
         "x" * 300: "",

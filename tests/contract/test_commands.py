@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from support.commandline import Ended, data_of, many, tokenmill
+from support.commandline import CommandResult, data_of, run_many, tokenmill
 from support.corpus import TOKENIZER
 from tokenmill import __version__, errors
 from tokenmill.cli import commands as registered
@@ -61,7 +61,7 @@ def corpus(tmp_path: Path) -> Path:
 
 
 def test_every_command_has_help_and_nothing_heavy_is_imported_for_it() -> None:
-    ended, modules = many([["--help"], *([name, "--help"] for name in COMMANDS)])
+    ended, modules = run_many([["--help"], *([name, "--help"] for name in COMMANDS)])
     assert registered.COMMANDS == COMMANDS, "add the new command here as well"
     assert [one.code for one in ended] == [0] * (1 + len(COMMANDS))
     assert all(name in ended[0].out for name in COMMANDS)
@@ -85,7 +85,7 @@ def test_a_worker_loads_no_transformers(tmp_path: Path, corpus: Path) -> None:
     (tmp_path / "large/tokenizer.json").write_text(json.dumps(description))
     asked = ["preprocess", str(corpus), str(tmp_path / "out"), "--tokenizer", str(tmp_path / "large")]
     assert tokenmill(*asked, "--workers", "2", "--worker-index", "0").code == 0
-    (ended,), modules = many([[*asked, "--workers", "2", "--worker-index", "1"]])
+    (ended,), modules = run_many([[*asked, "--workers", "2", "--worker-index", "1"]])
     assert (ended.code, {"torch", "transformers"} & modules) == (0, set())
     assert tokenmill("verify", tmp_path / "out").code == 0
     assert "ids as int32" in tokenmill("inspect", tmp_path / "out").out
@@ -95,7 +95,7 @@ def test_a_worker_loads_no_transformers(tmp_path: Path, corpus: Path) -> None:
 def test_the_console_script_and_the_module_are_the_same_program() -> None:
     script = Path(sys.executable).with_name("tokenmill")
     done = subprocess.run([script, "--version"], capture_output=True, text=True, check=True)
-    assert done.stdout == tokenmill("--version", patient=True).out == f"tokenmill {__version__}\n"
+    assert done.stdout == tokenmill("--version", real_backoff=True).out == f"tokenmill {__version__}\n"
 
 
 # -- exit codes
@@ -125,14 +125,14 @@ from tokenmill.flow import status
 def fail(path, *_):
     raise (getattr(errors, path.name, None) or getattr(builtins, path.name))("what, where, what to do")
 
-status.statuses = fail
+status.list_statuses = fail
 """
 
 
 def test_an_error_becomes_a_message_and_a_bug_keeps_its_traceback() -> None:
     kinds = ["RequestError", "InputError", "TransientError", "Superseded", "Stopped", "ValueError"]
-    plain, _ = many([["status", kind] for kind in kinds], FAILING)
-    for_machines, _ = many([["status", kind, "--json"] for kind in kinds[:-1]], FAILING)
+    plain, _ = run_many([["status", kind] for kind in kinds], FAILING)
+    for_machines, _ = run_many([["status", kind, "--json"] for kind in kinds[:-1]], FAILING)
     assert [ended.code for ended in plain] == [2, 2, 1, 1, 143, 1]
     assert [ended.out for ended in plain] == [""] * len(kinds)
     assert [ended.err for ended in plain[:-1]] == ["error: what, where, what to do\n"] * (len(kinds) - 1)
@@ -168,7 +168,7 @@ def test_wrong_usage_is_exit_2_with_a_word_on_it_and_touches_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for arguments, ended in zip(USAGE, many(USAGE)[0], strict=True):
+    for arguments, ended in zip(USAGE, run_many(USAGE)[0], strict=True):
         assert ended.code == 2, arguments
         assert "Usage: tokenmill" in ended.err + ended.out and "Traceback" not in ended.err
         # What is wrong is named: the option, or what is missing.
@@ -195,30 +195,30 @@ def test_an_empty_path_is_not_the_current_directory(corpus: Path, monkeypatch: p
     """A variable of the shell that is not set must not read, or write to, wherever the shell happens to be."""
     monkeypatch.chdir(corpus.parent)
     before = sorted(corpus.parent.rglob("*"))
-    for arguments, ended in zip(EMPTY, many(EMPTY)[0], strict=True):
+    for arguments, ended in zip(EMPTY, run_many(EMPTY)[0], strict=True):
         assert ended.code == 2, (arguments, ended)
-        assert "it is empty; is a variable of the shell unset?" in ended.err, (arguments, ended)
+        assert "it is empty; check that the shell variable in the command is set" in ended.err, (arguments, ended)
     assert sorted(corpus.parent.rglob("*")) == before
 
 
 CANNOT = {
-    ("extract", "nowhere"): "nowhere does not exist; give a directory of your own files, the output directory of an "
+    ("extract", "nowhere"): "nowhere does not exist; specify a directory of your own files, the output directory of an "
     "earlier stage, or a file",
     ("preprocess", "corpus", "--tokenizer", "t", "--revision", "main", "--sample", "2"): "Invalid value for "
-    "--revision, --sample: it is for a source such as hf://datasets/ORG/NAME, and corpus is a path",
+    "--revision, --sample: it needs a source such as hf://datasets/ORG/NAME, but corpus is a path",
     ("extract", "corpus", "--prefer", "zst"): "'zst' is not one of compressed, plain",
     ("extract", "corpus", "corpus/0.jsonl/out"): "cannot use",
-    ("concatenate", "corpus", "out", "--target-files", "9"): "give 4 or fewer",
-    ("status", "corpus"): "no stage of tokenmill was begun",
+    ("concatenate", "corpus", "out", "--target-files", "9"): "choose 4 or fewer",
+    ("status", "corpus"): "no stage of tokenmill was started",
     ("verify", "corpus"): "corpus",
     ("inspect", "corpus"): "corpus",
-    ("download", "ftp://x/y", "out"): "no source tokenmill knows",
+    ("download", "ftp://x/y", "out"): "is not a supported source",
 }
 
 
 def test_a_request_that_cannot_be_met_is_exit_2_and_says_why(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(corpus.parent)
-    for (arguments, said), ended in zip(CANNOT.items(), many([list(one) for one in CANNOT])[0], strict=True):
+    for (arguments, said), ended in zip(CANNOT.items(), run_many([list(one) for one in CANNOT])[0], strict=True):
         assert ended.code == 2, (arguments, ended)
         assert said in ended.err and "Traceback" not in ended.err, (arguments, ended)
         assert ended.out == ""
@@ -230,7 +230,7 @@ def test_a_failure_among_several_processes_is_the_last_word(corpus: Path, tmp_pa
     (corpus / "0.jsonl").write_text("[\n")
     ended = tokenmill("extract", corpus, tmp_path / "out", "--processes", 2)
     assert ended.code == 2
-    assert ended.err.splitlines()[-1].startswith("error: 0.jsonl: it is one JSON array, not one record a line")
+    assert ended.err.splitlines()[-1].startswith("error: 0.jsonl: the content is one JSON array, not one record per line")
 
 
 # -- output for machines
@@ -244,7 +244,7 @@ def test_with_json_every_line_is_json_and_results_are_on_standard_output(corpus:
     output = str(corpus.parent / "out")
     join = ["concatenate", str(corpus), output, "--json", "--target-files"]
     asked = [[*join, "2"], ["status", output, "--json"], ["verify", output, "--json"], [*join, "3"]]
-    (joined, status, verified, refused), _ = many(asked)
+    (joined, status, verified, refused), _ = run_many(asked)
     assert joined.code == 0, joined.err
     [result] = lines(joined.out)
     assert result["event"] == "result" and result["complete"] and result["stage"] == "concatenate"
@@ -271,11 +271,11 @@ def test_one_stage_of_several_is_looked_at_alone(corpus: Path) -> None:
             for stage in ("extract", "concatenate", "preprocess")
         ),
     ]
-    (_, _, whole, unfinished, absent, *states), _ = many(asked)
+    (_, _, whole, unfinished, absent, *states), _ = run_many(asked)
     assert whole.code == 0 and "of extract in" in whole.out and "concatenate" not in whole.out
     assert unfinished.code == 2 and "1 of 2 units have no receipt" in unfinished.out
     assert absent.code == 2 and "--stage preprocess: no such stage" in absent.err
-    assert "there are: extract, concatenate" in absent.err
+    assert "started stages: extract, concatenate" in absent.err
     assert [state.code for state in states] == [0, 0, 2]
     assert states[0].out.startswith("extract in ") and len(states[0].out.splitlines()) == 1
     assert "1/2 units" in states[1].out and states[2].err == absent.err
@@ -286,7 +286,7 @@ def test_what_was_made_from_a_file_is_found_by_the_files_name(corpus: Path) -> N
     """A chart that is given a file to read, and no place to write to, asks for its stage by the same name."""
     file = corpus / "0.jsonl"
     looks = [["status", str(file)], ["verify", str(file), "--stage", "preprocess"], ["inspect", str(file)]]
-    ended, _ = many([["preprocess", str(file), "--tokenizer", str(TOKENIZER)], *looks])
+    ended, _ = run_many([["preprocess", str(file), "--tokenizer", str(TOKENIZER)], *looks])
     assert [one.code for one in ended] == [0] * 4, "".join(one.err for one in ended)
     for one in ended[1:]:
         assert str(corpus / "preprocessed") in one.out
@@ -306,7 +306,7 @@ def test_bad_records_kept_aside_are_counted_wherever_one_looks(corpus: Path) -> 
     kept = f"2 bad records kept in {root / 'preprocessed' / 'rejected'}"
     options = ["--tokenizer", str(TOKENIZER), "--on-bad-record", "quarantine", "--processes", "1"]
     looks = [[command, str(root)] for command in ("status", "verify", "inspect")]
-    ended, _ = many([["run", str(corpus), str(root), *options], *looks])
+    ended, _ = run_many([["run", str(corpus), str(root), *options], *looks])
     for one in ended:
         assert one.code == 0 and one.out.count(kept) == 1, one
     made = tokenmill("preprocess", root, "--from", "download", *options)
@@ -316,27 +316,27 @@ def test_bad_records_kept_aside_are_counted_wherever_one_looks(corpus: Path) -> 
 # -- workers
 
 
-def done_by(ended: Ended) -> tuple[int, int, bool]:
+def done_by(ended: CommandResult) -> tuple[int, int, bool]:
     assert ended.code == 0, ended.err
     return ended.result["units_done_now"], ended.result["units_done"], ended.result["complete"]
 
 
 def test_an_indexed_jobs_pod_knows_its_share_from_its_environment(corpus: Path) -> None:
     asked = ["extract", str(corpus), str(corpus.parent / "out"), "--processes", "1", "--json"]
-    [second], _ = many([asked], JOB_COMPLETION_INDEX="1", TOKENMILL_WORKERS="2")
+    [second], _ = run_many([asked], JOB_COMPLETION_INDEX="1", TOKENMILL_WORKERS="2")
     assert done_by(second) == (2, 2, False)
     # What is typed counts more than what the environment says.
     typed = [*asked, "--workers", "2", "--worker-index", "0"]
-    (again, lost, first), _ = many([[*asked, "--workers", "2"], asked, typed], JOB_COMPLETION_INDEX="1")
+    (again, lost, first), _ = run_many([[*asked, "--workers", "2"], asked, typed], JOB_COMPLETION_INDEX="1")
     assert done_by(again) == (0, 2, False)
-    assert lost.code == 2 and "counted from 0" in lost.err
+    assert lost.code == 2 and "indices start at 0" in lost.err
     assert done_by(first) == (2, 4, True)
 
 
 def test_a_late_pod_of_an_old_job_does_not_replace_the_plan_back(corpus: Path) -> None:
-    def join(files: int, job: str) -> Ended:
+    def join(files: int, job: str) -> CommandResult:
         asked = ["concatenate", str(corpus), str(corpus.parent / "out"), "--target-files", str(files), "--replace"]
-        return many([asked], TOKENMILL_RUN=job)[0][0]
+        return run_many([asked], TOKENMILL_RUN=job)[0][0]
 
     assert [join(2, "old").code, join(3, "new").code] == [0, 0]
     late = join(2, "old")
@@ -391,7 +391,7 @@ def test_formats_and_sizes_that_are_none_end_with_a_usage_message(tmp_path: Path
     for option, commands in asked.items():
         given = [[*command[:1], str(tmp_path), str(tmp_path / "out"), *command[1:]] for command in commands]
         given = [[*c, "--tokenizer", "x"] if c[0] in ("preprocess", "run") else c for c in given]
-        for ended in many(given)[0]:
+        for ended in run_many(given)[0]:
             assert (ended.code, f"Invalid value for {option}" in ended.err) == (2, True), ended.err
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from support.rendering import ROOT, STAGES, command_line, helm, render, training
-from tokenmill.training.settings import read
+from tokenmill.training.settings import read_settings
 from trainer.trainer import STEP
 
 NOT_OURS = {"out", "build", "dist"}
@@ -200,6 +200,6 @@ def test_the_selector_for_what_helm_test_leaves_finds_these_pods_and_no_others()
 def test_the_first_training_run_lasts_long_enough_to_be_interrupted(tmp_path: Path) -> None:
     (text,) = re.findall(r"^```json\n(.*?)^```$", (ROOT / "docs/first-run.md").read_text(), re.MULTILINE | re.DOTALL)
     (tmp_path / "settings.json").write_text(text)
-    run = read(tmp_path / "settings.json")
+    run = read_settings(tmp_path / "settings.json")
     assert run.training.iterations * STEP >= 60
     assert (run.checkpoint.save_interval or 0) * STEP <= 10, "a checkpoint is there soon"

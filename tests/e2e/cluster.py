@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from support.commandline import Ended
+from support.commandline import CommandResult
 from tokenmill import __version__
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +41,7 @@ class Account:
     kubeconfig: Path
     directory: Path
 
-    def run(self, line: str, text: str | None = None, timeout: float = 180) -> Ended:
+    def run(self, line: str, text: str | None = None, timeout: float = 180) -> CommandResult:
         """Run a line as it would be typed in a shell, without the shell; `text` is its standard input."""
         done = subprocess.run(
             shlex.split(line),
@@ -53,7 +53,7 @@ class Account:
             timeout=timeout,
             check=False,
         )
-        return Ended(done.returncode, done.stdout, done.stderr)
+        return CommandResult(done.returncode, done.stdout, done.stderr)
 
     def does(self, line: str, text: str | None = None, timeout: float = 180) -> str:
         """Run a line that must succeed and return what it says."""

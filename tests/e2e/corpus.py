@@ -61,7 +61,7 @@ def run_locally(hub: Hub, root: Path) -> Path:
 
 def done(*arguments: Any, hub: Hub | None = None) -> None:
     """Run a command on this machine, which must succeed."""
-    ended = run(*arguments, hub=hub, patient=True, timeout=180)
+    ended = run(*arguments, hub=hub, real_backoff=True, timeout=180)
     assert ended.code == 0, ended.err
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from e2e.cluster import ROOT, Account, Namespace
-from support.commandline import Ended
+from support.commandline import CommandResult
 
 AS_USER = re.compile(r"charts/dataset-|\blook\b|\bjob[ /]|\bhelm test\b")
 """What the role edit is enough for; volumes, nodes and PyTorchJobs are an administrator's here."""
@@ -159,7 +159,7 @@ class Reader:
         assert ended.code == 0, f"{command.where}: {text}\nexit code {ended.code}\n{ended.out}{ended.err}"
         return ended.out
 
-    def shell(self, account: Account, text: str, given: str | None = None) -> Ended:
+    def shell(self, account: Account, text: str, given: str | None = None) -> CommandResult:
         """Run a line in a shell of its own, after the exports that were typed."""
         done = subprocess.run(
             ["bash", "-c", "\n".join(["set -e -o pipefail", *self.exports, text])],
@@ -171,7 +171,7 @@ class Reader:
             timeout=180,
             check=False,
         )
-        return Ended(done.returncode, done.stdout, done.stderr)
+        return CommandResult(done.returncode, done.stdout, done.stderr)
 
     def offer(self, command: Command) -> None:
         """Have the API server say whether it takes what a `helm install`, as it stands in the document, would make."""

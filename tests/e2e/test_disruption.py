@@ -148,7 +148,7 @@ def test_a_worker_killed_for_memory_says_its_limit_and_its_unit(slow_hub: Namesp
     assert ended["reason"] == "OOMKilled"
     last = ended["message"].splitlines()[-1]
     # All of the pod was killed, or (without cgroup's oom.group) the encoder alone, and then Hugging Face's.
-    assert "at work: outsize (" in last or "outsize.jsonl: the encoder fastokens was killed" in last, last
+    assert "running: outsize (" in last or "outsize.jsonl: the encoder fastokens was killed" in last, last
     assert "memory limit 600 MiB" in last
     finished = receipts(brought / "preprocessed", "preprocess")
     assert finished.keys() == {"light"}

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from e2e.cluster import CLAIM, ROOT, Namespace
-from support.rendering import STAGES, applying, corpora_on_hardware, overlays
+from support.rendering import STAGES, applicable_overlays, corpora_on_hardware, overlays
 
 pytestmark = pytest.mark.e2e
 
@@ -29,7 +29,7 @@ def test_the_server_takes_a_stage(namespace: Namespace, stage: str) -> None:
 
 @pytest.mark.parametrize("engine", ["pytorchjob", "jobset"])
 def test_the_server_takes_a_training_run(namespace: Namespace, engine: str) -> None:
-    for model, cluster in zip(overlays("models"), cycle(applying("megatron-training", "clusters")), strict=False):
+    for model, cluster in zip(overlays("models"), cycle(applicable_overlays("megatron-training", "clusters")), strict=False):
         line = f"helm template run charts/megatron-training --set storage.pvcName={CLAIM},engine={engine}"
         line += "".join(f" -f {file.relative_to(ROOT)}" for file in (model, cluster))
         line += " --set dataset.buildIndex.enabled=true"

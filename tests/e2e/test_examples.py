@@ -99,13 +99,13 @@ def test_a_file_that_is_gone_stops_it(values: Path, with_hub: Namespace) -> None
     stopped = with_hub.user.run("examples/deploy.sh", timeout=400)
     shutil.move(with_hub.data / "lost", lost)
     assert stopped.code == 1 and stopped.out == ""
-    assert "slimpajama-download is complete and its output is not as its manifest says:" in stopped.err
+    assert "slimpajama-download is complete, but its output differs from its manifest:" in stopped.err
     assert lost.name in stopped.err
 
 
 def test_a_release_without_a_job_is_not_waited_for(namespace: Namespace) -> None:
     stopped = namespace.user.run("examples/wait.sh nothing")
-    assert (stopped.code, stopped.err) == (1, "nothing has no Job; see: kubectl get jobs\n")
+    assert (stopped.code, stopped.err) == (1, "nothing has no Job; run: kubectl get jobs\n")
 
 
 @pytest.mark.skipif(not shutil.which("helmfile"), reason="helmfile is not on PATH")

@@ -216,7 +216,7 @@ def test_pods_have_no_token_and_no_root_to_write_to(prepared: Namespace, job: st
 @pytest.mark.parametrize("release", JOBS)
 def test_helm_test_verifies_the_output(prepared: Namespace, release: str) -> None:
     prepared.user.does(f"helm test {release} --timeout 120s")
-    assert prepared.logs(JOBS[release] + "-verify").endswith("all right\n")
+    assert prepared.logs(JOBS[release] + "-verify").endswith("no problems\n")
 
 
 def test_uninstalling_leaves_the_data(prepared: Namespace) -> None:

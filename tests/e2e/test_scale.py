@@ -12,7 +12,7 @@ from bench.corpora import SLIMPAJAMA
 from bench.holes import make, name, size
 from support.hub import Hub
 from tokenmill.flow.contract import Record
-from tokenmill.flow.partition import shares
+from tokenmill.flow.partition import partition_units
 from tokenmill.flow.record import Unit
 
 pytestmark = pytest.mark.e2e
@@ -75,7 +75,7 @@ def test_a_worker_of_download(tmp_path: Path) -> None:
 
 def test_the_shares_of_a_thousand_workers_are_disjoint_complete_and_balanced() -> None:
     units = [Unit(f"{number:05d}", size(number), Record(), []) for number in range(FILES)]
-    found = shares(units, WORKERS)
+    found = partition_units(units, WORKERS)
     assert sorted(unit.id for mine in found for unit in mine) == [unit.id for unit in units]
     loads = [sum(unit.weight for unit in mine) for mine in found]
     assert max(loads) < 1.02 * sum(loads) / WORKERS

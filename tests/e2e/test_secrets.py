@@ -108,7 +108,7 @@ def test_a_planted_token_is_nowhere_but_in_its_secret(ran: dict[str, str], names
     assert told == []
     # That each place was looked into: what must be there is.
     assert b"secretKeyRef" in seen["jobs.batch"] and b"HF_TOKEN" in seen["pods"]
-    assert b"exitCode: 2" in seen["pods"] and b"HF_TOKEN may read it" in seen["pods"], "the termination messages"
+    assert b"exitCode: 2" in seen["pods"] and b"check that HF_TOKEN has read access" in seen["pods"], "the termination messages"
     assert b"Created pod" in seen["describe events"]
     for release in RUNS:
         assert b"tokenSecret" in seen[f"helm get all {release}"]
@@ -126,8 +126,8 @@ def test_the_runs_ended_as_they_were_meant_to(ran: dict[str, str], namespace: Na
         (pod,) = namespace.pods(job(release))
         assert exit_code(pod) == (0 if end == "Complete" else 2)
         said[release] = namespace.logs(pod["metadata"]["name"])
-    assert "refused the dataset" in said["wrong"] and "HF_TOKEN may read it" in said["wrong"]
-    assert "5 times in a row; the repository needs a token with access (HF_TOKEN)" in said["refused"]
+    assert "refused the dataset" in said["wrong"] and "check that HF_TOKEN has read access" in said["wrong"]
+    assert "5 times in a row; check that the file still exists in this revision of the source" in said["refused"]
 
 
 def test_a_secret_holds_it(namespace: Namespace, ran: dict[str, str]) -> None:

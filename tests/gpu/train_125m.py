@@ -28,14 +28,14 @@ LINE = re.compile(r" iteration\s+(\d+)/.*?elapsed time per iteration \(ms\): ([\
 
 def settings(given: argparse.Namespace, name: str, iterations: int, save_interval: int) -> Path:
     """Write a run's settings."""
-    from tokenmill.training.model import preset
+    from tokenmill.training.model import load_preset
 
     model: dict[str, Any] = {"maxPositionEmbeddings": 1024}
     import msgspec
 
     value = {
         "release": name,
-        "model": msgspec.to_builtins(preset("125m", **model)),
+        "model": msgspec.to_builtins(load_preset("125m", **model)),
         "training": {
             "gpusPerNode": given.gpus,
             "iterations": iterations,

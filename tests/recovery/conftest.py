@@ -1,4 +1,4 @@
-"""The forge, the corpus and the test Hub of the recovery tests."""
+"""Fixtures of the recovery tests: forked runs, a corpus, a test Hub, finished stages and training jobs."""
 
 import shutil
 import sys
@@ -17,7 +17,7 @@ from support.train import ITERATIONS, TRAINER, Job
 
 @pytest.fixture(scope="session")
 def forge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forge]:
-    """Fork runs of the command line."""
+    """Start runs of the command line as forks."""
     forge = Forge(tmp_path_factory.mktemp("logs"))
     yield forge
     forge.stop()
@@ -25,14 +25,14 @@ def forge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forge]:
 
 @pytest.fixture(scope="session")
 def shards() -> dict[str, bytes]:
-    """Eight compressed files of a corpus, of different sizes."""
+    """Return eight compressed files of a corpus, of different sizes."""
     pack = zstandard.ZstdCompressor(level=1).compress
     return {f"train/{i:02d}.jsonl.zst": pack(text(i, 60 + 90 * (i % 4))) for i in range(8)}
 
 
 @pytest.fixture(scope="session")
 def hub(shards: dict[str, bytes]) -> Iterator[Hub]:
-    """Serve the corpus; nothing goes wrong on it."""
+    """Serve the corpus without faults."""
     with Hub() as hub:
         hub.add_dataset(REPOSITORY, shards)
         yield hub
@@ -40,31 +40,31 @@ def hub(shards: dict[str, bytes]) -> Iterator[Hub]:
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory, hub: Hub, forge: Forge) -> Path:
-    """Return a finished download, to be read by the stages after it and never changed."""
+    """Return a finished download, which later stages read and no test changes."""
     output = tmp_path_factory.mktemp("corpus") / "corpus"
-    forge.done(["download", f"hf://datasets/{REPOSITORY}", output, "--endpoint", hub.endpoint])
+    forge.complete(["download", f"hf://datasets/{REPOSITORY}", output, "--endpoint", hub.endpoint])
     return output
 
 
 @pytest.fixture(scope="session")
 def extracted(tmp_path_factory: pytest.TempPathFactory, corpus: Path, forge: Forge) -> Path:
-    """Return a finished extract, to be read and never changed."""
+    """Return a finished extract, which later stages read and no test changes."""
     output = tmp_path_factory.mktemp("extracted") / "extracted"
-    forge.done(["extract", corpus, output, "--processes", "1"])
+    forge.complete(["extract", corpus, output, "--processes", "1"])
     return output
 
 
 @pytest.fixture(scope="session")
 def tokenised(tmp_path_factory: pytest.TempPathFactory, corpus: Path, forge: Forge) -> Path:
-    """Return a finished preprocess of the corpus, to be read and never changed."""
+    """Return a finished preprocess of the corpus, which no test changes."""
     output = tmp_path_factory.mktemp("tokenised") / "tokenised"
-    forge.done(["preprocess", corpus, output, "--tokenizer", TOKENIZER, "--target-files", 6, "--processes", 1])
+    forge.complete(["preprocess", corpus, output, "--tokenizer", TOKENIZER, "--target-files", 6, "--processes", 1])
     return output
 
 
 @pytest.fixture(scope="session")
 def settled(tmp_path_factory: pytest.TempPathFactory, tokenised: Path) -> Path:
-    """Return a preprocess output where only the tokenizer is settled, so that planning there takes no seconds."""
+    """Return a preprocess output that has only its tokenizer and verdict, so that planning there is fast."""
     output = tmp_path_factory.mktemp("settled") / "out"
     for part in ("tokenizer", ".tokenmill/preprocess/encoders"):
         shutil.copytree(tokenised / part, output / part)
@@ -73,7 +73,7 @@ def settled(tmp_path_factory: pytest.TempPathFactory, tokenised: Path) -> Path:
 
 @pytest.fixture
 def job(tmp_path: Path, tokenised: Path) -> Iterator[Callable[..., Job]]:
-    """Return a way to lay out a run; keys with dots replace settings."""
+    """Return a function that makes a training job; a keyword `section__name` replaces one setting."""
     jobs: list[Job] = []
 
     def make(step: float = 0.01, save: float = 0.0, **changed: Any) -> Job:
@@ -105,6 +105,6 @@ def job(tmp_path: Path, tokenised: Path) -> Iterator[Callable[..., Job]]:
         return jobs[-1]
 
     yield make
-    for node in (node for each in jobs for node in each.started):
+    for node in (node for run in jobs for node in run.started):
         node.kill()
         node.wait(30)

@@ -51,7 +51,7 @@ def zero_receipt(output: Path) -> None:
 def finished(forge: Forge, corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a finished extract, to be copied."""
     output = tmp_path_factory.mktemp("finished") / "out"
-    forge.done(["extract", corpus, output, "--processes", 1])
+    forge.complete(["extract", corpus, output, "--processes", 1])
     return output
 
 
@@ -76,12 +76,12 @@ def test_rerun_mends_that_unit_alone(
 ) -> None:
     damage(output)
     others = {name: found for name, found in receipts(finished, "extract").items() if name != f"{UNIT}.json"}
-    forge.done(rerun(corpus, output, *(["--verify-hashes"] if damage is same_size else [])))
+    forge.complete(rerun(corpus, output, *(["--verify-hashes"] if damage is same_size else [])))
     assert_same_tree(output, tree(finished))
     assert_kept(others, receipts(output, "extract"))
 
 
-REMEDY = "with --verify-hashes (in a chart: --set verifyHashes=true), which makes only what is damaged\n"
+REMEDY = "with --verify-hashes (in a chart: --set verifyHashes=true), which makes only the damaged files again\n"
 
 
 @pytest.mark.parametrize("stage", ["extract", "preprocess"])
@@ -97,11 +97,11 @@ def test_what_verify_says_to_do_mends_flipped_bytes(
     victim.write_bytes(data)
     found = forge.run(["verify", output])
     assert found.exit == 2
-    said = next(line for line in found.said.splitlines(keepends=True) if str(victim) in line)
+    said = next(line for line in found.output.splitlines(keepends=True) if str(victim) in line)
     assert said.endswith(f"run the same tokenmill {stage} again {REMEDY}")
     options = ["--tokenizer", TOKENIZER, "--target-files", 6] if stage == "preprocess" else []
-    forge.done([stage, corpus, output, "--processes", 1, *options, "--verify-hashes"])
-    forge.done(["verify", output])
+    forge.complete([stage, corpus, output, "--processes", 1, *options, "--verify-hashes"])
+    forge.complete(["verify", output])
     assert_same_tree(output, tree(whole))
 
 
@@ -114,10 +114,10 @@ def test_no_manifest_stands_over_missing_data(forge: Forge, corpus: Path, finish
     assert_same_tree(output, tree(finished))
 
     delete(output)
-    mine = json.loads(forge.done(rerun(corpus, output, "--json", "--workers", 2)).said.splitlines()[-1])
+    mine = json.loads(forge.complete(rerun(corpus, output, "--json", "--workers", 2)).output.splitlines()[-1])
     if mine["units_done"] < mine["units"]:  # the unit is worker 1's
         assert not manifest.exists()
-    forge.done(rerun(corpus, output))
+    forge.complete(rerun(corpus, output))
     assert_same_tree(output, tree(finished))
 
 
@@ -130,11 +130,11 @@ def test_the_next_stage_makes_all_but_what_needs_missing_data(
     command = ["concatenate", output, tmp_path / "next", "--target-files", 4, "--processes", 1]
     run = forge.run(command)
     assert run.exit == 2
-    assert UNIT in run.said and "run tokenmill extract again" in run.said
+    assert UNIT in run.output and "run tokenmill extract again" in run.output
     before = receipts(tmp_path / "next", "concatenate")
     assert len(before) == 3
-    forge.done(rerun(corpus, output, *(["--verify-hashes"] if damage is same_size else [])))
-    forge.done(command)
+    forge.complete(rerun(corpus, output, *(["--verify-hashes"] if damage is same_size else [])))
+    forge.complete(command)
     assert_kept(before, receipts(tmp_path / "next", "concatenate"))
 
 
@@ -149,11 +149,11 @@ def test_text_that_changed_on_the_disk_never_becomes_tokens(
     command = ["preprocess", output, result, "--tokenizer", TOKENIZER, "--processes", 1]
     run = forge.run(command)
     assert run.exit == 2
-    assert f"{output / UNIT} is damaged" in run.said and "run tokenmill extract again with --verify-hashes" in run.said
+    assert f"{output / UNIT} is damaged" in run.output and "run tokenmill extract again with --verify-hashes" in run.output
     before = receipts(result, "preprocess")
     assert len(before) == 7
-    forge.done(rerun(corpus, output, "--verify-hashes"))
-    forge.done(command)
+    forge.complete(rerun(corpus, output, "--verify-hashes"))
+    forge.complete(command)
     assert_kept(before, receipts(result, "preprocess"))
 
 
@@ -170,9 +170,9 @@ def test_stage_record_lost(
         path.write_bytes(data[: int(len(data) * keep)])
     run = forge.run(rerun(corpus, output))
     if name == "plan.json" and run.exit == 2:  # refusing is right as well, with what to do
-        assert "plan" in run.said or "move it away" in run.said
+        assert "plan" in run.output or "move it away" in run.output
         return
-    assert run.exit == 0, run.said
+    assert run.exit == 0, run.output
     assert_same_tree(output, tree(finished))
     assert_kept(receipts(finished, "extract"), receipts(output, "extract"))
 
@@ -184,11 +184,11 @@ def test_a_download_whose_bytes_changed_is_not_extracted(forge: Forge, tmp_path:
     for name in ("02.jsonl", UNIT):
         (source / name).write_bytes(b'{"text": "once"}\n' * 100)
     download, extract = ["download", source, data], ["extract", data, tmp_path / "out", "--processes", 1]
-    forge.done(download)
+    forge.complete(download)
     same_size(data)
     run = forge.run(extract)
     assert run.exit == 2
-    assert UNIT in run.said and "run tokenmill download again with --verify-hashes" in run.said
+    assert UNIT in run.output and "run tokenmill download again with --verify-hashes" in run.output
     assert len(receipts(tmp_path / "out", "extract")) == 1
-    forge.done([*download, "--verify-hashes"])
-    forge.done(extract)
+    forge.complete([*download, "--verify-hashes"])
+    forge.complete(extract)

@@ -12,7 +12,7 @@ import pytest
 
 from support.corpus import REPOSITORY, TOKENIZER, text
 from support.hub import Hub
-from support.runs import Forge, assert_kept, assert_same_tree, ends, kill_at, receipts, tokenmill, tree
+from support.runs import Forge, assert_kept, assert_same_tree, kill_at, receipts, tokenmill, tree, wait_for_exit
 
 
 class Disk:
@@ -95,14 +95,14 @@ def test_full_disk(
         for directory in (whole, output):
             shutil.copytree(settled, directory)
     before = used(whole)
-    forge.done(run(whole))
+    forge.complete(run(whole))
     expected = tree(whole)
     disk.remount(f"size={before + (used(whole) - before) // 2 + 60}k")
 
     failed = forge.run(run(output))
-    assert failed.exit == 2, failed.said
-    assert "no space left" in failed.said and "free space" in failed.said
-    assert failed.said.count(f"{stage} of ") == 1, "a full disk is met again and again"
+    assert failed.exit == 2, failed.output
+    assert "no space left" in failed.output and "free space" in failed.output
+    assert failed.output.count(f"{stage} of ") == 1, "a full disk is met again and again"
     assert not (output / ".tokenmill" / stage / "manifest.json").exists()
     kept = receipts(output, stage)
     assert len(kept) < len(receipts(whole, stage))
@@ -110,11 +110,11 @@ def test_full_disk(
         for name in files:
             assert (output / name).read_bytes() == expected[name]
     again = forge.run(run(output))
-    assert again.exit == 2, again.said
+    assert again.exit == 2, again.output
 
     disk.remount("size=64m")
     kept = receipts(output, stage)
-    forge.done(run(output))
+    forge.complete(run(output))
     assert_same_tree(output, expected)
     assert_kept(kept, receipts(output, stage))
 
@@ -129,10 +129,10 @@ def test_full_disk_in_the_middle_of_a_large_file(forge: Forge, disk: Disk, stage
     command = [stage, source, output, "--processes", 1, *(["--target-files", 1] if stage == "concatenate" else [])]
     run = forge.run(command)
     assert run.exit == 2
-    assert "no space left" in run.said and "free space" in run.said and "Traceback" not in run.said
+    assert "no space left" in run.output and "free space" in run.output and "Traceback" not in run.output
     assert not list((output / ".tokenmill" / stage / "attempts").iterdir())
     disk.remount("size=70m")
-    forge.done(command)
+    forge.complete(command)
     (made,) = output.glob("*.jsonl")
     assert made.read_bytes() == (source / "a.jsonl").read_bytes()
 
@@ -140,25 +140,25 @@ def test_full_disk_in_the_middle_of_a_large_file(forge: Forge, disk: Disk, stage
 def test_read_only_output(forge: Forge, corpus: Path, disk: Disk, tmp_path: Path) -> None:
     output, whole = disk.path / "out", tmp_path / "whole"
     command = ["extract", corpus, output, "--processes", 1]
-    forge.done(["extract", corpus, whole, "--processes", 1])
+    forge.complete(["extract", corpus, whole, "--processes", 1])
 
     disk.remount("ro")
     run = forge.run(command)
     assert run.exit == 2
-    assert "Read-only" in run.said and "read-write" in run.said
+    assert "Read-only" in run.output and "read-write" in run.output
 
     disk.remount("rw")
     assert forge.run(command, kill_at(output, "rename .*/receipts/", 3)).exit == -signal.SIGKILL
     disk.remount("ro")
     run = forge.run(command)
     assert run.exit == 2
-    assert "read-write" in run.said
+    assert "read-write" in run.output
 
     disk.remount("rw")
-    forge.done(command)
+    forge.complete(command)
     assert_same_tree(output, tree(whole))
     disk.remount("ro")
-    forge.done(command)  # nothing is left to do, so nothing needs to be written
+    forge.complete(command)  # nothing is left to do, so nothing needs to be written
 
 
 def test_a_full_scratch_is_named(forge: Forge, settled: Path, disk: Disk, tmp_path: Path) -> None:
@@ -169,8 +169,8 @@ def test_a_full_scratch_is_named(forge: Forge, settled: Path, disk: Disk, tmp_pa
         hub.add_dataset(REPOSITORY, {"train/a.jsonl": text(0, 6000)})
         source = ["preprocess", f"hf://datasets/{REPOSITORY}", output, "--endpoint", hub.endpoint]
         run = forge.run([*source, "--tokenizer", TOKENIZER, "--scratch", disk.path])
-    assert run.exit == 2, run.said
-    assert f"no space left writing {disk.path}" in run.said
+    assert run.exit == 2, run.output
+    assert f"no space left writing {disk.path}" in run.output
     assert not any(disk.path.iterdir())
 
 
@@ -186,7 +186,7 @@ def test_a_full_directory_for_temporary_files_is_named(
             hub.add_dataset(REPOSITORY, {"train/a.jsonl": text(0, 6000)})
             command = ["preprocess", source, tmp_path / size, "--endpoint", hub.endpoint, "--tokenizer", TOKENIZER]
             process = tokenmill(*command)
-            _, said = ends(process)
+            _, said = wait_for_exit(process)
         assert process.returncode == 2, said
         assert "no space left" in said and "the directory for temporary files, which TMPDIR names" in said
         assert str(disk.path) in said and "check the tokenizer" not in said and "Traceback" not in said

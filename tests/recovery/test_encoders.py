@@ -40,7 +40,7 @@ def whole(inputs: Path, settled: Path, forge: Forge, tmp_path_factory: pytest.Te
     """Return what an undisturbed run makes."""
     output = tmp_path_factory.mktemp("whole") / "out"
     shutil.copytree(settled, output)
-    forge.done(tokenise(inputs, output))
+    forge.complete(tokenise(inputs, output))
     return tree(output)
 
 
@@ -52,7 +52,7 @@ def paused(forge: Forge, inputs: Path, output: Path, settled: Path, *more: Any) 
     """Start a run that stops before its fifth file, with blocks in its encoder process and on their way."""
     shutil.copytree(settled, output)
     run = forge.start(tokenise(inputs, output, *more), stop_at(inputs, "open .*/04.jsonl"))
-    assert run.wait() == "stopped", run.said
+    assert run.wait() == "stopped", run.output
     return run
 
 
@@ -63,8 +63,8 @@ def test_a_killed_encoder_is_replaced(
     (encoder,) = children(run.pid, "tokens.workers.encoder_process")
     os.kill(encoder, signal.SIGKILL)
     os.kill(run.pid, signal.SIGCONT)
-    assert run.wait() == 0, run.said
-    assert "warning: the encoder fastokens was killed (SIGKILL); its records went to Hugging Face" in run.said
+    assert run.wait() == 0, run.output
+    assert "warning: the encoder fastokens was killed (SIGKILL); Hugging Face encodes its records" in run.output
     assert_same_tree(tmp_path / "out", whole)
     assert not children(run.pid, "tokens.workers.encoder_process")
 
@@ -76,8 +76,8 @@ def test_an_encoder_that_hangs_is_replaced(
     (encoder,) = children(run.pid, "tokens.workers.encoder_process")
     os.kill(encoder, signal.SIGSTOP)
     os.kill(run.pid, signal.SIGCONT)
-    assert run.wait() == 0, run.said
-    assert "warning: the encoder fastokens gave no answer for" in run.said
+    assert run.wait() == 0, run.output
+    assert "warning: the encoder fastokens did not respond for" in run.output
     assert_same_tree(tmp_path / "out", whole)
 
 
@@ -109,7 +109,7 @@ def test_a_difference_stops_the_run(forge: Forge, settled: Path, tmp_path: Path)
     source.write_text('{"text": "first"}\n' * 4000 + '{"text": "new \\ua7ce\'s letter"}\n')
     shutil.copytree(settled, output)
     command = ["preprocess", source, output, "--tokenizer", TOKENIZER, "--processes", 1, "--encoder", "gigatoken"]
-    forge.done([*command, "--verify-encoder", "all"])
+    forge.complete([*command, "--verify-encoder", "all"])
     exact = (output / "a_text_document.bin").read_bytes()
     (verdict,) = output.glob(".tokenmill/preprocess/encoders/*/verdict-gigatoken.json")
     verdict.write_text(json.dumps(json.loads(verdict.read_text()) | {"guard": ""}))
@@ -121,12 +121,12 @@ def test_a_difference_stops_the_run(forge: Forge, settled: Path, tmp_path: Path)
     assert again().exit == 0
     assert (output / "a_text_document.bin").read_bytes() != exact, "else this test shows nothing"
     run = again("--verify-encoder", "all")
-    assert run.exit == 2, run.said
-    assert "a.jsonl: the encoder gigatoken differs from Hugging Face on" in run.said
-    assert "\\ua7ce" in run.said and "--encoder hf" in run.said
+    assert run.exit == 2, run.output
+    assert "a.jsonl: the encoder gigatoken differs from Hugging Face on" in run.output
+    assert "\\ua7ce" in run.output and "--encoder hf" in run.output
     assert forge.run([*command, "--verify-encoder", "sample"]).exit == 0, "one text in 1,000 is not this one"
     (output / "a_text_document.bin").unlink()
-    forge.done([*command[:-1], "hf", "--verify-encoder", "all"])
+    forge.complete([*command[:-1], "hf", "--verify-encoder", "all"])
     assert (output / "a_text_document.bin").read_bytes() == exact
 
 
@@ -144,7 +144,7 @@ def test_each_encoder_finds_what_it_was_judged_with(forge: Forge, tmp_path: Path
     command = ["preprocess", source, output, "--tokenizer", tokenizer, "--processes", 1, "--encoder"]
     made = set()
     for encoder in ("fastokens", "hf", "fastokens", "hf"):
-        forge.done([*command, encoder])
+        forge.complete([*command, encoder])
         made.add((output / "a_text_document.bin").read_bytes())
         (output / "a_text_document.bin").unlink()
     assert len(made) == 1
@@ -161,13 +161,13 @@ def processes(settled: Path, request: pytest.FixtureRequest) -> Callable[..., En
         backend: Path = backend,
         *,
         count: int = 1,
-        patience: float = 60.0,
+        timeout_seconds: float = 60.0,
         encoder: str = "fastokens",
     ) -> EncoderProcesses:
         task = Task(encoder, str(backend), True, "a7ce" if encoder == "gigatoken" else "", ("text",), 0, "start")
-        found = EncoderProcesses(count, patience=patience, warn=warnings.append)
+        found = EncoderProcesses(count, timeout_seconds=timeout_seconds, warn=warnings.append)
         request.addfinalizer(found.close)
-        found.begin(task, count)
+        found.load_encoder(task, count)
         return found
 
     return start
@@ -228,7 +228,7 @@ def test_no_slot_is_left_only_when_half_of_them_are_ready(
         if killed:
             os.kill(children(os.getpid(), "tokens.workers.encoder_process")[0], signal.SIGKILL)
         assert share.acquire() is None
-        assert [slot.answer is not None for slot in slots[: pool.SLOTS // 2]] == [True] * (pool.SLOTS // 2)
+        assert [slot.encoded is not None for slot in slots[: pool.SLOTS // 2]] == [True] * (pool.SLOTS // 2)
         assert {slot.result()[1][0].documents for slot in slots} == {50}
     assert len(warnings) <= killed  # it may have been through with all
 
@@ -252,7 +252,7 @@ def test_an_encoder_that_always_crashes_gives_way_to_hugging_face(processes: Cal
             min(set(children(os.getpid(), "tokens.workers.encoder_process")) - before)
         }  # Hugging Face's came first
     assert len(warnings) == pool.MAX_FAILURES
-    assert "Hugging Face does all that is left" in warnings[-1]
+    assert "Hugging Face encodes all remaining records" in warnings[-1]
     assert encode(running) == expected
 
 
@@ -273,7 +273,9 @@ def test_when_hugging_face_fails_too_a_retry_is_asked_for(
         copy.write_text("{}")
         os.kill(children(os.getpid(), "tokens.workers.encoder_process")[0], signal.SIGKILL)
 
-    with pytest.raises(TransientError, match=r"fastokens was killed \(SIGKILL\), and Hugging Face did no better"):
+    with pytest.raises(
+        TransientError, match=r"fastokens was killed \(SIGKILL\), and Hugging Face failed on the same records"
+    ):
         encode(running, break_both)
 
 
@@ -323,17 +325,17 @@ def test_a_forked_encoder_that_dies_is_replaced(
     assert encode_on_each(running, 3, lambda: os.kill(forked[-1], number)) == expected
     (said,) = warnings
     how = "was killed (SIGKILL)" if number == signal.SIGKILL else "crashed (SIGSEGV)"
-    assert said.startswith(f"the encoder fastokens {how}; its records went to Hugging Face")
+    assert said.startswith(f"the encoder fastokens {how}; Hugging Face encodes its records")
     assert encode_on_each(running, 3) == expected
 
 
 def test_a_forked_encoder_that_hangs_is_replaced(processes: Callable[..., EncoderProcesses]) -> None:
     warnings: list[str] = []
-    running = processes(warnings, count=2, patience=10.0)  # on a busy machine it takes seconds to load
+    running = processes(warnings, count=2, timeout_seconds=10.0)  # on a busy machine it takes seconds to load
     expected = encode_on_each(running, 2)
     _, (forked,) = family()
     assert encode_on_each(running, 2, lambda: os.kill(forked, signal.SIGSTOP)) == expected
-    assert [said.partition(" for ")[0] for said in warnings] == ["the encoder fastokens gave no answer"]
+    assert [said.partition(" for ")[0] for said in warnings] == ["the encoder fastokens did not respond"]
     assert _state(forked) == "Z", "else it holds its memory until the end"
 
 
@@ -359,7 +361,7 @@ def test_a_loader_that_dies_too_early_is_one_failure(processes: Callable[..., En
     expected = encode(processes([]))
     assert encode_on_each(running, pool.MAX_FAILURES + 1) == [expected] * (pool.MAX_FAILURES + 1)
     assert len(warnings) == 1
-    assert "another took its place" in warnings[0] and "Hugging Face does all" not in warnings[0]
+    assert "a new process replaces it" in warnings[0] and "Hugging Face encodes all" not in warnings[0]
 
 
 def test_no_more_encoders_are_forked_than_are_wanted(settled: Path) -> None:
@@ -367,8 +369,8 @@ def test_no_more_encoders_are_forked_than_are_wanted(settled: Path) -> None:
     (backend,) = settled.glob(".tokenmill/preprocess/encoders/*/backend.json")
     task = Task("fastokens", str(backend), True, "", ("text",), 0, "start")
     warnings: list[str] = []
-    with closing(EncoderProcesses(4, patience=60.0, warn=warnings.append)) as running:
-        running.begin(task, 2)
+    with closing(EncoderProcesses(4, timeout_seconds=60.0, warn=warnings.append)) as running:
+        running.load_encoder(task, 2)
         first, second = encode_on_each(running, 2)
         assert first == second
         loader, forked = family()
@@ -393,15 +395,15 @@ import resource, sys
 from tokenmill.tokens.workers.pool import EncoderProcesses
 from tokenmill.tokens.workers.encoder_process import Task
 resource.setrlimit(resource.RLIMIT_NOFILE, (250, 250))
-running = EncoderProcesses(40, patience=60.0, warn=print)
-running.begin(Task("fastokens", sys.argv[1], True, "", ("text",), 0, "start"), int(sys.argv[2]))
+running = EncoderProcesses(40, timeout_seconds=60.0, warn=print)
+running.load_encoder(Task("fastokens", sys.argv[1], True, "", ("text",), 0, "start"), int(sys.argv[2]))
 running.close()
 """
 
 
 def test_where_open_files_are_few_fewer_encoders_work(settled: Path) -> None:
     (backend,) = settled.glob(".tokenmill/preprocess/encoders/*/backend.json")
-    for wanted, said in (("2", ""), ("30", "the limit of open files is enough for 4 encoder processes, not 30")):
+    for wanted, said in (("2", ""), ("30", "the limit of open files allows 4 encoder processes instead of 30")):
         command = [sys.executable, "-c", FEW_FILES, str(backend), wanted]
         done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
         assert (done.returncode, done.stderr) == (0, "")
@@ -409,7 +411,7 @@ def test_where_open_files_are_few_fewer_encoders_work(settled: Path) -> None:
 
 
 def test_encoders_that_were_never_told_what_to_do_end() -> None:
-    running = EncoderProcesses(3, patience=60.0, warn=lambda _: None)
+    running = EncoderProcesses(3, timeout_seconds=60.0, warn=lambda _: None)
     started = children(os.getpid(), "tokens.workers.encoder_process")
     assert len(started) == 1
     running.close()

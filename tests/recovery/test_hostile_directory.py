@@ -71,10 +71,10 @@ class Scene:
         commands = [self.command, [*self.command, "--replace"], ["status", self.output], ["verify", self.output]]
         for argv in [*commands, *([["inspect", self.output]] if self.command[0] == "preprocess" else [])]:
             run = self.forge.run(argv)
-            assert run.exit in (0, 2), f"{argv}: exit {run.exit}\n{run.said}"
-            assert "Traceback" not in run.said, f"{argv}\n{run.said}"
-            assert words in run.said or not words, f"{argv}\n{run.said}"
-            assert snapshot(self.victim) == before, f"{argv}\n{run.said}"
+            assert run.exit in (0, 2), f"{argv}: exit {run.exit}\n{run.output}"
+            assert "Traceback" not in run.output, f"{argv}\n{run.output}"
+            assert words in run.output or not words, f"{argv}\n{run.output}"
+            assert snapshot(self.victim) == before, f"{argv}\n{run.output}"
 
 
 def snapshot(root: Path) -> dict[str, tuple[Any, ...]]:
@@ -214,7 +214,7 @@ def test_a_linked_record_is_refused_with_its_name(scene: Callable[[], Scene], wh
         (here.records / what).write_text("{}")
     here.plant(here.records / what, "link")
     run = here.forge.run([*here.command, "--replace"])
-    assert run.exit == 2 and str(here.records / what) in run.said and "is a symbolic link" in run.said, run.said
+    assert run.exit == 2 and str(here.records / what) in run.output and "is a symbolic link" in run.output, run.output
 
 
 def forge_plan(scene: Scene, change: Callable[[dict[str, Any]], None]) -> None:
@@ -284,7 +284,7 @@ def test_a_forged_plan_is_refused_with_its_name(scene: Callable[[], Scene], chan
     here = scene()
     forge_plan(here, change)
     run = here.forge.run(here.command)
-    assert run.exit == 2 and str(here.records / "plan.json") in run.said, run.said
+    assert run.exit == 2 and str(here.records / "plan.json") in run.output, run.output
     here.runs()
 
 
@@ -335,7 +335,7 @@ def test_a_forged_dataset_ends_in_no_traceback_where_it_is_used(
     before, number = snapshot(victim), 0
     shutil.copytree(tokenised, output)
     for command in commands:
-        forge.done(command)
+        forge.complete(command)
     names = ["plan.json", "manifest.json", "receipts/" + next((output / ".tokenmill").glob("*/receipts/*.json")).name]
     for path in [output / ".tokenmill/preprocess" / name for name in names]:
         content = path.read_bytes()
@@ -345,7 +345,7 @@ def test_a_forged_dataset_ends_in_no_traceback_where_it_is_used(
                 number += 1
                 path.write_text(json.dumps(value if name is None else old | {name: value}))
                 run = forge.run(commands[number % len(commands)])
-                assert run.exit in (0, 2) and "Traceback" not in run.said, f"{path} {name} {value}\n{run.said}"
+                assert run.exit in (0, 2) and "Traceback" not in run.output, f"{path} {name} {value}\n{run.output}"
         path.write_bytes(content)
     assert number > 100
     assert snapshot(victim) == before
@@ -372,9 +372,9 @@ def test_a_record_of_another_user_is_not_used_unless_that_user_is_trusted(scene:
     for what in ("plan.json", "attempts"):
         os.chown(here.records / what, stranger, stranger)
         run = here.forge.run(here.command)
-        assert run.exit == 2 and f"{here.records / what} belongs to user {stranger}" in run.said, run.said
-        here.forge.done(here.command, env={"TOKENMILL_TRUSTED_UIDS": f"1,{stranger}"})
+        assert run.exit == 2 and f"{here.records / what} belongs to user {stranger}" in run.output, run.output
+        here.forge.complete(here.command, env={"TOKENMILL_TRUSTED_UIDS": f"1,{stranger}"})
         here = scene()
     os.chown(here.records / "plan.json", stranger, stranger)
     os.chown(here.output, stranger, stranger)  # who owns the output may write its records
-    here.forge.done(here.command)
+    here.forge.complete(here.command)

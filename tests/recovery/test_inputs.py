@@ -1,4 +1,4 @@
-"""A file that somebody brought, and that changes while a stage reads it."""
+"""Input files of the user that change while a stage reads them."""
 
 import os
 import shutil
@@ -24,7 +24,7 @@ def rewritten(path: Path, content: bytes) -> None:
 
 
 def replaced(path: Path, content: bytes) -> None:
-    """Put another file in its place, of the same size and time."""
+    """Replace the file with another one of the same size and time."""
     before = path.stat()
     other = path.with_name(".new")
     other.write_bytes(content)
@@ -34,10 +34,10 @@ def replaced(path: Path, content: bytes) -> None:
 
 @pytest.mark.parametrize("change", [rewritten, replaced])
 @pytest.mark.parametrize("stage", COMMANDS)
-def test_a_change_of_the_same_size_while_a_file_is_read_is_noticed(
+def test_a_change_of_the_same_size_during_reading_is_detected(
     stage: str, change: Callable[[Path, bytes], None], forge: Forge, settled: Path, tmp_path: Path
 ) -> None:
-    """The run is stopped just before it opens the second file for reading, when it has looked at it already."""
+    """The run pauses just before it opens the second file for reading; it has checked that file already."""
     source, opened = tmp_path / "in", tmp_path / "opened"
     source.mkdir()
     for name in ("a", "b"):
@@ -48,12 +48,12 @@ def test_a_change_of_the_same_size_while_a_file_is_read_is_noticed(
             shutil.copytree(settled, output)
         return [stage, source, output, *COMMANDS[stage]]
 
-    forge.done(command(tmp_path / "out"), watch=str(source), opened=str(opened))
+    forge.complete(command(tmp_path / "out"), watch=str(source), opened=str(opened))
     last = opened.read_text().split().count(str(source / "b.jsonl"))
     run = forge.start(command(tmp_path / "again"), stop_at(source, r"^open .*/b\.jsonl", last))
     assert run.wait() == "stopped"
     change(source / "b.jsonl", text(1, 50).swapcase())
     os.kill(run.pid, signal.SIGCONT)
-    assert run.wait() == 1 and f"{source / 'b.jsonl'}: it changed while it was read" in run.said, run.said
-    assert "somebody writes to it" in run.said
+    assert run.wait() == 1 and f"{source / 'b.jsonl'}: it changed while it was read" in run.output, run.output
+    assert "another program writes to it" in run.output
     assert not (tmp_path / "again/.tokenmill" / stage / "manifest.json").exists()

@@ -15,7 +15,7 @@ import pytest
 
 from support.corpus import REPOSITORY, TOKENIZER
 from support.hub import Fault, Hub
-from support.runs import Forge, all_gone, assert_kept, assert_same_tree, children, kill_at, receipts, tree
+from support.runs import Forge, assert_kept, assert_same_tree, children, kill_at, receipts, tree, wait_for_group_end
 
 KILLS = int(os.environ.get("TOKENMILL_KILLS", "50"))
 """Kills for each stage."""
@@ -76,9 +76,9 @@ class Attack:
             if run.poll(max(0.0, begun + delay - time.monotonic())) is None:
                 run.kill(group=self.dice.random() < 0.5)
         for run, _, width in runs:
-            assert run.wait() in (0, -signal.SIGKILL), run.said
+            assert run.wait() in (0, -signal.SIGKILL), run.output
             if width[-1] != "1":
-                assert all_gone(run.pid), "children outlive their parent"
+                assert wait_for_group_end(run.pid), "children outlive their parent"
             self.kills += run.exit != 0
         after = receipts(self.output, self.stage)
         assert_kept(before, after)
@@ -92,15 +92,15 @@ class Attack:
         command = [*self.command(self.output), "--workers", workers, *width]
         runs = [self.forge.start([*command, "--worker-index", index]) for index in range(workers)]
         for run in runs:
-            assert run.wait() == 0, run.said
+            assert run.wait() == 0, run.output
         assert_kept(before, receipts(self.output, self.stage))
-        said = "\n".join(run.said for run in runs)
+        said = "\n".join(run.output for run in runs)
         assert_same_tree(self.output, self.expected, f"after {self.kills} kills, {workers} workers, {width}:\n{said}")
 
 
 def uninterrupted(forge: Forge, command: Sequence[Any], output: Path) -> dict[str, bytes]:
     """Return what a run that is left alone makes."""
-    forge.done(command)
+    forge.complete(command)
     return tree(output)
 
 
@@ -178,17 +178,17 @@ def test_preprocess_while_planning(forge: Forge, corpus: Path, tmp_path: Path) -
     options = ["--tokenizer", TOKENIZER, "--target-files", 6, "--processes", 1]
     command = ["preprocess", corpus, output, *options]
     judging = {"env": {"TOKENMILL_CACHE_DIR": ""}}  # a cached verdict counts the texts of the corpus that came first
-    forge.done(["preprocess", corpus, whole, *options], **judging)
+    forge.complete(["preprocess", corpus, whole, *options], **judging)
     run = forge.start(command, **judging)
     while not children(run.pid, "tokens.gate"):
-        assert run.poll(0.001) is None, run.said
-    assert run.poll(random.Random(SEED).uniform(0, 0.1)) is None, run.said
+        assert run.poll(0.001) is None, run.output
+    assert run.poll(random.Random(SEED).uniform(0, 0.1)) is None, run.output
     run.kill(group=False)
     assert run.wait() == -signal.SIGKILL
     run = forge.run(command, kill_at(output, "link .*/plan.json"), **judging)
-    assert run.exit == -signal.SIGKILL, run.said
-    assert all_gone(run.pid)
-    forge.done(command, **judging)
+    assert run.exit == -signal.SIGKILL, run.output
+    assert wait_for_group_end(run.pid)
+    forge.complete(command, **judging)
     assert_same_tree(output, tree(whole))
 
 
@@ -216,7 +216,7 @@ def test_at_every_operation(forge: Forge, extracted: Path, tmp_path: Path) -> No
         run = forge.run(command(output), kill_at(output, count=count))
         if run.exit == 0:
             break
-        assert run.exit == -signal.SIGKILL, run.said
-        forge.done(command(output))
+        assert run.exit == -signal.SIGKILL, run.output
+        forge.complete(command(output))
         assert_same_tree(output, expected, f"killed before operation {count}")
     assert count > 20

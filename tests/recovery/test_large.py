@@ -48,7 +48,7 @@ def packed(texts: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory) ->
 def unpacked(packed: Path, forge: Forge, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Extract them."""
     output = tmp_path_factory.mktemp("unpacked") / "out"
-    forge.done(["extract", packed, output, "--processes", 1])
+    forge.complete(["extract", packed, output, "--processes", 1])
     return output
 
 
@@ -85,12 +85,12 @@ def test_joined_with_known_and_with_new_counts(
     )
     found = []
     for source, output in ((unpacked, tmp_path / "one"), (brought, tmp_path / "two")):
-        forge.done(join(source, output))
+        forge.complete(join(source, output))
         part = output / "part-00000-of-00001.jsonl"
         assert part.read_bytes() == expected
         done = receipt(output, "concatenate", part.name)
         assert (done["counts"]["in"], done["counts"]["blank"]) == counts(expected)
-        forge.done([*join(source, output), "--verify-hashes", "--json"])
+        forge.complete([*join(source, output), "--verify-hashes", "--json"])
         assert receipt(output, "concatenate", part.name) == done, "its hash is not that of its bytes"
         found.append((done["counts"], done["inputs"], done["outputs"][0]["xxh3_128"], done["outputs"][0]["records"]))
     assert found[0] == found[1]
@@ -102,17 +102,17 @@ def test_an_input_with_other_bytes_of_the_same_size_is_not_joined(
 ) -> None:
     source, output = tmp_path / "source", tmp_path / "out"
     extract = ["extract", packed, source, "--processes", 1]
-    forge.done(extract)
+    forge.complete(extract)
     damaged = bytearray(texts[name])
     damaged[len(damaged) // 2] ^= 1
     (source / name).write_bytes(damaged)
     run = forge.run(join(source, output))
     assert run.exit == 2
-    assert str(source / name) in run.said and "Traceback" not in run.said
-    assert "run tokenmill extract again with --verify-hashes" in run.said
+    assert str(source / name) in run.output and "Traceback" not in run.output
+    assert "run tokenmill extract again with --verify-hashes" in run.output
     assert not list(output.glob("*.jsonl")) and not list((output / ".tokenmill/concatenate/attempts").iterdir())
-    forge.done([*extract, "--verify-hashes"])
-    forge.done(join(source, output))
+    forge.complete([*extract, "--verify-hashes"])
+    forge.complete(join(source, output))
 
 
 @pytest.mark.parametrize("cut", [0.5, 0.999])
@@ -123,13 +123,13 @@ def test_a_truncated_input_is_not_extracted(packed: Path, forge: Forge, tmp_path
     (source / "a.jsonl.zst").write_bytes(data[: int(len(data) * cut)])
     run = forge.run(["extract", source, output, "--processes", 1])
     assert run.exit == 2
-    assert "cut short" in run.said and "Traceback" not in run.said
+    assert "truncated zst data" in run.output and "Traceback" not in run.output
     assert not list(output.glob("*.jsonl")) and not list((output / ".tokenmill/extract/attempts").iterdir())
 
 
 def terminate(run: Run) -> int | str:
     """Send SIGTERM to a run that is paused, let it go on, and return how it ended."""
-    assert run.wait() == "stopped", run.said
+    assert run.wait() == "stopped", run.output
     os.kill(run.pid, signal.SIGTERM)
     os.kill(run.pid, signal.SIGCONT)
     return run.wait()
@@ -145,10 +145,10 @@ def test_terminated_in_the_middle_of_a_file(
     def command(output: Path) -> list[Any]:
         return join(unpacked, output) if stage == "concatenate" else ["extract", packed, output, "--processes", 1]
 
-    forge.done(command(whole))
+    forge.complete(command(whole))
     run = forge.start(command(output), stop_at(output, "open .*/attempts/.*out-0"))
-    assert terminate(run) == 143, run.said
-    assert "Traceback" not in run.said
+    assert terminate(run) == 143, run.output
+    assert "Traceback" not in run.output
     assert not list(output.glob("*.jsonl"))
-    forge.done(command(output))
+    forge.complete(command(output))
     assert_same_tree(output, tree(whole))

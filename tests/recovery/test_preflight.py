@@ -1,4 +1,4 @@
-"""What `tokenmill train` refuses before a GPU waits: with exit code 2, the numbers and the remedy."""
+"""Settings that `tokenmill train` refuses before it needs a GPU: exit code 2, the numbers and the remedy."""
 
 import json
 import subprocess
@@ -17,9 +17,9 @@ SMALL = {"numLayers": 2, "hiddenSize": 64, "numAttentionHeads": 4, "seqLength": 
 
 @pytest.fixture
 def refused(tmp_path: Path, tokenised: Path) -> Callable[..., str]:
-    """Run node 0 of a run with changed settings, which must be refused, and return what it said last."""
+    """Return a function that runs node 0 with changed settings, which must be refused, and returns its stderr."""
 
-    def run(*words: str, **changed: Any) -> str:
+    def run(*options: str, **changed: Any) -> str:
         settings: dict[str, Any] = {
             "release": "run",
             "model": SMALL,
@@ -32,7 +32,7 @@ def refused(tmp_path: Path, tokenised: Path) -> Callable[..., str]:
             settings[section] = {**settings.get(section, {}), **value}
         path = tmp_path / "settings.json"
         path.write_text(json.dumps(settings))
-        command = [sys.executable, "-m", "tokenmill", "train", str(path), *words]
+        command = [sys.executable, "-m", "tokenmill", "train", str(path), *options]
         variables = environment() | {"RANK": "0", "MASTER_ADDR": "localhost"}
         done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 2, done.stdout + done.stderr
@@ -42,7 +42,7 @@ def refused(tmp_path: Path, tokenised: Path) -> Callable[..., str]:
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         (
             {"training": {"gpusPerNode": 6}, "parallelism": {"tensorModelParallelSize": 4}},
@@ -59,18 +59,18 @@ def refused(tmp_path: Path, tokenised: Path) -> Callable[..., str]:
         ({"training": {"iterations": 0}}, "training.iterations is 0"),
         ({"training": {"iteratoins": 10}}, "iteratoins"),
         ({"dataset": {"path": "/nowhere"}}, "/nowhere"),
-        ({"dataset": {"split": "100,0,0"}}, "training.evalIterations is 10 and there is nothing to validate on"),
-        ({"checkpoint": {"path": "/proc/nowhere"}}, "checkpoints cannot be written to /proc/nowhere"),
+        ({"dataset": {"split": "100,0,0"}}, "training.evalIterations is 10, but there is no validation data"),
+        ({"checkpoint": {"path": "/proc/nowhere"}}, "cannot write checkpoints to /proc/nowhere"),
         ({"training": {"nodes": 2}, "trainer": {"backend": "nccl"}}, "nvidia-smi"),
     ],
 )
-def test_refused(refused: Callable[..., str], changed: dict[str, Any], said: str) -> None:
-    assert said in refused(**changed)
+def test_refused(refused: Callable[..., str], changed: dict[str, Any], message: str) -> None:
+    assert message in refused(**changed)
 
 
-def test_all_that_is_wrong_is_said_at_once(refused: Callable[..., str]) -> None:
-    said = refused(training={"globalBatchSize": 5}, checkpoint={"saveInterval": 41})
-    assert "global batch 5" in said and "saveInterval 41" in said
+def test_all_errors_are_reported_together(refused: Callable[..., str]) -> None:
+    message = refused(training={"globalBatchSize": 5}, checkpoint={"saveInterval": 41})
+    assert "global batch 5" in message and "saveInterval 41" in message
 
 
 def test_a_dry_run_prints_the_command_and_starts_nothing(tmp_path: Path, tokenised: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from support.commandline import tokenmill
 from support.corpus import TOKENIZER
-from support.runs import PATIENCE, environment
+from support.runs import HANG_TIMEOUT_SECONDS, environment
 
 MEMORY = 3_000_000 << 10
 """Bytes of address space: enough for all that a small corpus takes, and a tenth of what a line of 200 MB does."""
@@ -49,12 +49,12 @@ def long_line(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_record_that_memory_is_too_small_for_is_refused_before_it_fills_it(long_line: Path, tmp_path: Path) -> None:
     run = preprocess(long_line, tmp_path / "out")
-    said = run.communicate(timeout=PATIENCE)[1]
+    said = run.communicate(timeout=HANG_TIMEOUT_SECONDS)[1]
     assert run.returncode == 2, said
-    assert f"{long_line}, line 2: a record of 200,0" in said and "--max-record-size" in said
+    assert f"{long_line}, line 2: record of 200,0" in said and "--max-record-size" in said
     assert "memory limit 2930 MiB" in said and "Traceback" not in said
     run = preprocess(long_line, tmp_path / "out", "--on-bad-record", "quarantine")
-    said = run.communicate(timeout=PATIENCE)[1]
+    said = run.communicate(timeout=HANG_TIMEOUT_SECONDS)[1]
     assert run.returncode == 0, said
     (kept,) = (tmp_path / "out/rejected/a.jsonl").read_text().splitlines()
     assert json.loads(kept)["line"] == 2 and len(kept) < 1 << 17
@@ -67,12 +67,12 @@ def test_a_file_of_blank_lines_is_told_of_and_can_be_stopped(tmp_path: Path) -> 
         for _ in range(2048):
             file.write(b" \r\n" * 500_000)
         file.write(b'{"text": "a"}\n')
-    for sign, words in (("still planning after", "stopped while planning"), ("units, ", "units left; run the same")):
+    for sign, words in (("still planning after", "stopped while planning"), ("units finished, ", "units left; run the same")):
         run = preprocess(tmp_path / "a.jsonl.gz", tmp_path / "out")
         assert run.stderr is not None
         told = next(line for line in run.stderr if sign in line)
         assert "memory limit" in told
         run.send_signal(signal.SIGTERM)
-        said = run.communicate(timeout=PATIENCE)[1]
+        said = run.communicate(timeout=HANG_TIMEOUT_SECONDS)[1]
         assert run.returncode == 143, said
         assert words in said or "stopped while waiting" in said

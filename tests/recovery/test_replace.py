@@ -36,46 +36,46 @@ def download(hub: Hub, tmp_path: Path) -> Any:
 
 def test_refused_with_the_difference(forge: Forge, extracted: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
-    forge.done(concatenate(extracted, output, 4))
+    forge.complete(concatenate(extracted, output, 4))
     before = tree(output)
     run = forge.run(concatenate(extracted, output, 3, "--name", "joined"))
     assert run.exit == 2
-    assert "target files: 4 -> 3" in run.said and 'name: "part" -> "joined"' in run.said and "--replace" in run.said
+    assert "target files: 4 -> 3" in run.output and 'name: "part" -> "joined"' in run.output and "--replace" in run.output
     assert_same_tree(output, before)
 
 
 def test_replace_removes_what_the_old_run_made_and_nothing_else(forge: Forge, extracted: Path, tmp_path: Path) -> None:
     output, fresh = tmp_path / "out", tmp_path / "fresh"
-    forge.done(concatenate(extracted, output, 4))
+    forge.complete(concatenate(extracted, output, 4))
     (output / "part-of-my-own.jsonl").write_text("mine\n")
     (output / "folder").mkdir()
     (output / "folder" / "part-00000-of-00004.jsonl").write_text("mine\n")
-    forge.done(concatenate(extracted, output, 3, "--replace"))
-    forge.done(concatenate(extracted, fresh, 3))
+    forge.complete(concatenate(extracted, output, 3, "--replace"))
+    forge.complete(concatenate(extracted, fresh, 3))
     mine = {"part-of-my-own.jsonl": b"mine\n", "folder/part-00000-of-00004.jsonl": b"mine\n"}
     assert_same_tree(output, tree(fresh) | mine)
 
 
 def test_replace_does_not_overwrite_a_file_of_the_user(forge: Forge, extracted: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
-    forge.done(concatenate(extracted, output, 4))
+    forge.complete(concatenate(extracted, output, 4))
     (output / "part-00000-of-00003.jsonl").write_text("mine\n")
     before = tree(output)
     run = forge.run(concatenate(extracted, output, 3, "--replace"))
     assert run.exit == 2
-    assert "part-00000-of-00003.jsonl" in run.said and "move it away" in run.said
+    assert "part-00000-of-00003.jsonl" in run.output and "move it away" in run.output
     assert_same_tree(output, before)
 
 
 def test_units_that_are_the_same_are_kept(forge: Forge, download: Any, tmp_path: Path) -> None:
     """More files, then fewer: what is in both is neither fetched nor written again."""
     output, fresh = tmp_path / "out", tmp_path / "fresh"
-    forge.done(download(output, 5))
+    forge.complete(download(output, 5))
     before = receipts(output, "download")
     for sample in (8, 3):
-        forge.done(download(output, sample, "--replace"))
+        forge.complete(download(output, sample, "--replace"))
         shutil.rmtree(fresh, ignore_errors=True)
-        forge.done(download(fresh, sample))
+        forge.complete(download(fresh, sample))
         assert_same_tree(output, tree(fresh))
         both = before.keys() & receipts(output, "download").keys()
         assert len(both) == min(sample, len(before))
@@ -94,9 +94,9 @@ def test_a_killed_replacement(forge: Forge, download: Any, tmp_path: Path, new: 
     """
     dice = random.Random(f"{SEED} {new}")
     first, fresh, output = tmp_path / "first", tmp_path / "fresh", tmp_path / "out"
-    forge.done(download(first, 5))
+    forge.complete(download(first, 5))
     old = receipts(first, "download")
-    forge.done(download(fresh, new))
+    forge.complete(download(fresh, new))
     common = old.keys() & receipts(fresh, "download").keys()
 
     for attempt in range(max(4, KILLS // 8)):
@@ -105,11 +105,11 @@ def test_a_killed_replacement(forge: Forge, download: Any, tmp_path: Path, new: 
         killed: list[Run] = []
         for _ in range(dice.randint(1, 2)):
             killed.append(forge.run(download(output, new, "--replace"), kill_at(output, count=dice.randint(1, 60))))
-            assert killed[-1].exit in (0, -signal.SIGKILL), killed[-1].said
+            assert killed[-1].exit in (0, -signal.SIGKILL), killed[-1].output
         if attempt % 3 == 0:
             other = forge.run(download(output, 6))
-            assert other.exit == 2 and "sample" in other.said, f"replaced without --replace: {other.said}"
-        forge.done(download(output, new, "--replace"))
+            assert other.exit == 2 and "sample" in other.output, f"replaced without --replace: {other.output}"
+        forge.complete(download(output, new, "--replace"))
         assert_same_tree(output, tree(fresh), f"attempt {attempt}")
         for name in common:
             unit = name.removesuffix(".json")
@@ -130,19 +130,19 @@ STEPS = [
 def test_a_replacement_killed_at_each_step(forge: Forge, download: Any, tmp_path: Path, where: str) -> None:
     """Killed just before a step: the old parameters, or others, without --replace are refused or go on as they were."""
     output, fresh = tmp_path / "out", tmp_path / "fresh"
-    forge.done(download(output, 5))
+    forge.complete(download(output, 5))
     for sample in (3, 5, 6):
-        forge.done(download(fresh / str(sample), sample))
+        forge.complete(download(fresh / str(sample), sample))
     killed = forge.run(download(output, 3, "--replace"), kill_at(output, where))
-    assert killed.exit == -signal.SIGKILL, killed.said
+    assert killed.exit == -signal.SIGKILL, killed.output
     replaced = "plan.json" not in where
     run = forge.run(download(output, 6))
-    assert run.exit == 2, run.said
+    assert run.exit == 2, run.output
     run = forge.run(download(output, 5))
-    assert run.exit == (2 if replaced else 0), run.said
+    assert run.exit == (2 if replaced else 0), run.output
     run = forge.run(download(output, 3))
-    assert run.exit == (0 if replaced else 2), run.said
+    assert run.exit == (0 if replaced else 2), run.output
     if not replaced:
         assert_same_tree(output, tree(fresh / "5"))
-        forge.done(download(output, 3, "--replace"))
+        forge.complete(download(output, 3, "--replace"))
     assert_same_tree(output, tree(fresh / "3"))

@@ -13,18 +13,18 @@ import pytest
 from support.corpus import REPOSITORY, TOKENIZER, text
 from support.hub import Fault, Hub
 from support.runs import (
-    PATIENCE,
+    HANG_TIMEOUT_SECONDS,
     Forge,
     Run,
     assert_kept,
     assert_same_tree,
     children,
-    ends,
     kill_at,
     receipts,
     stop_at,
     tokenmill,
     tree,
+    wait_for_exit,
 )
 
 SEED = int(os.environ.get("TOKENMILL_KILL_SEED", "20261121"))
@@ -32,7 +32,7 @@ SEED = int(os.environ.get("TOKENMILL_KILL_SEED", "20261121"))
 
 def terminate(run: Run) -> int | str:
     """Send SIGTERM to a run that is paused, let it go on, and return how it ended."""
-    assert run.wait() == "stopped", run.said
+    assert run.wait() == "stopped", run.output
     os.kill(run.pid, signal.SIGTERM)
     os.kill(run.pid, signal.SIGCONT)
     return run.wait()
@@ -42,11 +42,11 @@ def test_terminated_with_work_left(forge: Forge, corpus: Path, extracted: Path, 
     output = tmp_path / "out"
     command = ["extract", corpus, output, "--processes", 1]
     run = forge.start(command, stop_at(output, "open .*/attempts/.*out-0", 4))
-    assert terminate(run) == 143, run.said
-    assert "units left" in run.said and "run the same command again" in run.said
+    assert terminate(run) == 143, run.output
+    assert "units left" in run.output and "run the same command again" in run.output
     kept = receipts(output, "extract")
     assert len(kept) == 3
-    forge.done(command)
+    forge.complete(command)
     assert_kept(kept, receipts(output, "extract"))
     assert_same_tree(output, tree(extracted))
 
@@ -60,7 +60,7 @@ def test_terminated_when_its_share_is_complete(
     smallest_is_last = sorted((p.stat().st_size, p.name) for p in corpus.glob("*.zst"))[0][1].removesuffix(".zst")
     command = ["extract", corpus, output, "--processes", 1]
     run = forge.start(command, stop_at(output, where.replace("09", smallest_is_last)))
-    assert terminate(run) == 0, run.said
+    assert terminate(run) == 0, run.output
     assert_same_tree(output, tree(extracted))
 
 
@@ -68,8 +68,8 @@ def test_terminated_while_planning(forge: Forge, corpus: Path, extracted: Path, 
     output = tmp_path / "out"
     command = ["extract", corpus, output, "--processes", 1]
     run = forge.start(command, stop_at(output, "link .*plan.json"))
-    assert terminate(run) == 143, run.said
-    forge.done(command)
+    assert terminate(run) == 143, run.output
+    forge.complete(command)
     assert_same_tree(output, tree(extracted))
 
 
@@ -78,16 +78,16 @@ def test_terminated_while_the_hub_lets_the_planner_wait(forge: Forge, tmp_path: 
     output = tmp_path / "out"
     with Hub() as hub:
         hub.add_dataset(REPOSITORY, {"a.jsonl": b'{"text": "a"}\n'})
-        hub.faults.add(Fault("503", where="tree", retry="seconds", seconds=PATIENCE))
+        hub.faults.add(Fault("503", where="tree", retry="seconds", seconds=HANG_TIMEOUT_SECONDS))
         command = ["download", f"hf://datasets/{REPOSITORY}", output, "--endpoint", hub.endpoint]
         run = forge.start(command)
-        while "asking again in" not in run.said:
-            assert run.poll(0.01) is None, run.said
-        assert "503" in run.said
+        while "retrying in" not in run.output:
+            assert run.poll(0.01) is None, run.output
+        assert "503" in run.output
         os.kill(run.pid, signal.SIGTERM)
-        assert run.wait(25) == 143, run.said
-        assert "failed" not in ends(tokenmill("status", output))[1], "to be told to stop is no failure"
-        forge.done(command)
+        assert run.wait(25) == 143, run.output
+        assert "failed" not in wait_for_exit(tokenmill("status", output))[1], "to be told to stop is no failure"
+        forge.complete(command)
     assert (output / "a.jsonl").exists()
 
 
@@ -99,9 +99,9 @@ def test_terminated_while_another_worker_plans(forge: Forge, corpus: Path, tmp_p
     waiting = forge.start(command)
     assert waiting.poll(0.5) is None
     os.kill(waiting.pid, signal.SIGTERM)
-    assert waiting.wait() == 143, waiting.said
+    assert waiting.wait() == 143, waiting.output
     os.kill(planner.pid, signal.SIGCONT)
-    assert planner.wait() == 0, planner.said
+    assert planner.wait() == 0, planner.output
 
 
 def test_terminated_while_the_network_stalls(forge: Forge, tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_terminated_while_the_network_stalls(forge: Forge, tmp_path: Path) -> No
     output, fresh = tmp_path / "out", tmp_path / "fresh"
     with Hub() as hub:
         hub.add_dataset(REPOSITORY, {"a.jsonl.zst": content, "b.jsonl.zst": content[::-1]})
-        hub.faults.add(Fault("stall", path="a*", where="cdn", at=(2 << 20) + 7, seconds=PATIENCE))
+        hub.faults.add(Fault("stall", path="a*", where="cdn", at=(2 << 20) + 7, seconds=HANG_TIMEOUT_SECONDS))
         command = ["download", f"hf://datasets/{REPOSITORY}", output, "--endpoint", hub.endpoint]
         run = forge.start(command)
         data = list(output.glob(".tokenmill/download/attempts/a*/data"))
@@ -118,12 +118,12 @@ def test_terminated_while_the_network_stalls(forge: Forge, tmp_path: Path) -> No
             time.sleep(0.01)
             data = list(output.glob(".tokenmill/download/attempts/a*/data"))
         os.kill(run.pid, signal.SIGTERM)
-        assert run.wait(25) == 143, run.said
+        assert run.wait(25) == 143, run.output
         hub.requests.clear()
-        forge.done(command)
+        forge.complete(command)
         ranges = [r.headers.get("Range") for r in hub.requests if r.kind == "cdn" and r.file.startswith("a")]
         assert ranges and all(found and int(found[6:-1]) >= 2 << 20 for found in ranges), "fetched again from the start"
-        forge.done([*command[:2], fresh, *command[3:]])
+        forge.complete([*command[:2], fresh, *command[3:]])
     assert_same_tree(output, tree(fresh))
 
 
@@ -157,25 +157,25 @@ def test_a_long_unit_goes_on_where_its_journal_ends(
     for directory in (output, whole):
         shutil.copytree(settled, directory)
     files = sorted(path.name for path in inputs.iterdir())
-    forge.done(tokenise(inputs, whole))
+    forge.complete(tokenise(inputs, whole))
 
     end = kill_at if how == signal.SIGKILL else stop_at
     run = forge.start(tokenise(inputs, output), stop_at(inputs, "open .*/09.jsonl"), end(inputs, "open .*/11.jsonl"))
-    assert run.wait() == "stopped", run.said
+    assert run.wait() == "stopped", run.output
     go_on_and_journal(run)
     if how == signal.SIGKILL:
-        assert run.wait() == -signal.SIGKILL, run.said
+        assert run.wait() == -signal.SIGKILL, run.output
     else:  # with an encoder that hangs: else the last files might be done before anybody looks at the signal
-        assert run.wait() == "stopped", run.said
+        assert run.wait() == "stopped", run.output
         (encoder,) = children(run.pid, "tokens.workers.encoder_process")
         os.kill(encoder, signal.SIGSTOP)
         os.kill(run.pid, signal.SIGTERM)
         os.kill(run.pid, signal.SIGCONT)
-        assert run.wait() == 143, run.said
+        assert run.wait() == 143, run.output
         os.kill(encoder, signal.SIGCONT)
     assert not receipts(output, "preprocess")
 
-    forge.done(tokenise(inputs, output), watch=str(inputs), opened=str(opened))
+    forge.complete(tokenise(inputs, output), watch=str(inputs), opened=str(opened))
     again = {Path(line).name for line in opened.read_text().splitlines()}
     assert again == set(files[-len(again) :]), "no file between is left out"
     assert 3 <= len(again) <= 8, "when the tenth is opened, three at the least are written; the next one is journaled"
@@ -187,15 +187,15 @@ def test_a_long_unit_killed_at_random(forge: Forge, inputs: Path, settled: Path,
     output, whole = tmp_path / "out", tmp_path / "whole"
     for directory in (output, whole):
         shutil.copytree(settled, directory)
-    forge.done(tokenise(inputs, whole))
+    forge.complete(tokenise(inputs, whole))
     dice = random.Random(SEED)
     for first in (2, 5, 8):
         kill = kill_at(output, "/attempts/", count=dice.randint(3, 30))
         run = forge.start(tokenise(inputs, output), stop_at(inputs, f"open .*/{first:02d}.jsonl"), kill)
         if run.wait() == "stopped":
             go_on_and_journal(run)
-        assert run.wait() in (0, -signal.SIGKILL), run.said
-    forge.done(tokenise(inputs, output))
+        assert run.wait() in (0, -signal.SIGKILL), run.output
+    forge.complete(tokenise(inputs, output))
     assert_same_tree(output, tree(whole))
 
 
@@ -210,10 +210,10 @@ def test_terminated_with_several_processes(forge: Forge, tmp_path: Path) -> None
     while not any((output / ".tokenmill" / "extract" / "receipts").glob("[!.]*")) and run.poll() is None:
         time.sleep(0.005)
     os.kill(run.pid, signal.SIGTERM)
-    code, said = ends(run)
+    code, said = wait_for_exit(run)
     done = len(receipts(output, "extract"))
     assert code == (143 if done < 80 else 0), said
     assert "Traceback" not in said
-    forge.done(command)
-    forge.done(["extract", source, fresh, "--processes", 1])
+    forge.complete(command)
+    forge.complete(["extract", source, fresh, "--processes", 1])
     assert_same_tree(output, tree(fresh))

@@ -12,7 +12,7 @@ import pytest
 
 from support.corpus import REPOSITORY, TOKENIZER
 from support.hub import Fault, Hub
-from support.runs import PATIENCE, Forge, assert_kept, receipts
+from support.runs import HANG_TIMEOUT_SECONDS, Forge, assert_kept, receipts
 
 
 def command(hub: Hub, output: Path, scratch: Path, *more: Any) -> list[Any]:
@@ -46,11 +46,11 @@ def test_the_same_as_download_and_preprocess(
 ) -> None:
     more = ["--target-files", target_files] if target_files else []
     expected = Path(shutil.copytree(settled, tmp_path / "expected"))
-    forge.done(["preprocess", corpus, expected, "--tokenizer", TOKENIZER, "--processes", 1, *more])
-    forge.done(command(hub, output, tmp_path / "scratch", *more))
+    forge.complete(["preprocess", corpus, expected, "--tokenizer", TOKENIZER, "--processes", 1, *more])
+    forge.complete(command(hub, output, tmp_path / "scratch", *more))
     assert_traced(output, expected)
     assert not any((tmp_path / "scratch").iterdir()), "nothing stays in scratch"
-    said = forge.done(["inspect", output, "--document", 3]).said
+    said = forge.complete(["inspect", output, "--document", 3]).output
     assert f"hf://datasets/{REPOSITORY} at revision" in said
 
 
@@ -58,7 +58,7 @@ def test_a_killed_run_goes_on_and_leaves_no_scratch(
     forge: Forge, hub: Hub, output: Path, settled: Path, tmp_path: Path
 ) -> None:
     scratch, whole = tmp_path / "scratch", Path(shutil.copytree(settled, tmp_path / "whole"))
-    forge.done(command(hub, whole, scratch))
+    forge.complete(command(hub, whole, scratch))
     run = forge.start(command(hub, output, scratch))
     while len(receipts(output, "preprocess")) < 3 and run.poll(0.005) is None:
         pass
@@ -66,7 +66,7 @@ def test_a_killed_run_goes_on_and_leaves_no_scratch(
     run.wait()
     done = receipts(output, "preprocess")
     assert 3 <= len(done) <= 8
-    forge.done(command(hub, output, scratch))
+    forge.complete(command(hub, output, scratch))
     assert_kept(done, receipts(output, "preprocess"))
     assert_traced(output, whole)
     assert not any(scratch.iterdir())
@@ -78,8 +78,8 @@ def test_wrong_bytes_never_become_tokens(forge: Forge, shards: dict[str, bytes],
         hub.add_dataset(REPOSITORY, shards)
         hub.faults.add(Fault("flip", path="*05*", where="cdn", at=100, times=1000))
         run = forge.run(command(hub, output, tmp_path / "scratch"))
-    assert run.exit == 1, run.said
-    assert "train/05.jsonl.zst: sha256 is" in run.said
+    assert run.exit == 1, run.output
+    assert "train/05.jsonl.zst: sha256 is" in run.output
     assert len(receipts(output, "preprocess")) == len(shards) - 1
     assert "05_text_document.bin" not in pairs(output)
 
@@ -88,36 +88,36 @@ def test_terminated_while_a_shard_comes(forge: Forge, shards: dict[str, bytes], 
     with Hub() as hub:
         hub.add_dataset(REPOSITORY, shards)
         # Planning has its looks at the first shards; the last one never comes.
-        hub.faults.add(Fault("stall", path="*07*", where="cdn", at=10, seconds=PATIENCE))
+        hub.faults.add(Fault("stall", path="*07*", where="cdn", at=10, seconds=HANG_TIMEOUT_SECONDS))
         run = forge.start(command(hub, output, tmp_path / "scratch"))
         while len(receipts(output, "preprocess")) < len(shards) - 1 and run.poll(0.0) is None:
             time.sleep(0.01)
         os.kill(run.pid, signal.SIGTERM)
-        assert run.wait(25) == 143, run.said
+        assert run.wait(25) == 143, run.output
         done = receipts(output, "preprocess")
         hub.faults.clear()
-        forge.done(command(hub, output, tmp_path / "scratch"))
+        forge.complete(command(hub, output, tmp_path / "scratch"))
         assert_kept(done, receipts(output, "preprocess"))
 
 
 def test_another_source_on_the_same_output_is_refused(forge: Forge, hub: Hub, output: Path, tmp_path: Path) -> None:
-    forge.done(command(hub, output, tmp_path / "scratch", "--sample", 2))
+    forge.complete(command(hub, output, tmp_path / "scratch", "--sample", 2))
     run = forge.run(command(hub, output, tmp_path / "scratch", "--sample", 3))
-    assert run.exit == 2 and '"sample": 2' in run.said and '"sample": 3' in run.said
+    assert run.exit == 2 and '"sample": 2' in run.output and '"sample": 3' in run.output
     done = receipts(output, "preprocess")
-    forge.done(command(hub, output, tmp_path / "scratch", "--sample", 3, "--replace"))
+    forge.complete(command(hub, output, tmp_path / "scratch", "--sample", 3, "--replace"))
     after = receipts(output, "preprocess")
     assert [after[name][2] for name in done] == [files for _, _, files in done.values()], "the smaller sample is kept"
 
 
 def test_a_wrong_key_is_said_before_any_shard_is_read(forge: Forge, hub: Hub, output: Path, tmp_path: Path) -> None:
     run = forge.run(command(hub, output, tmp_path / "scratch", "--keys", "body"))
-    assert run.exit == 2 and "no key 'body'" in run.said and "--keys" in run.said
+    assert run.exit == 2 and "no key 'body'" in run.output and "--keys" in run.output
     assert not receipts(output, "preprocess")
 
 
 def test_options_of_a_source_are_refused_for_a_path(forge: Forge, corpus: Path, tmp_path: Path) -> None:
     run = forge.run(["preprocess", corpus, tmp_path / "o", "--tokenizer", TOKENIZER, "--sample", 2])
-    assert run.exit == 2 and "Invalid value for --sample: it is for a source" in run.said
+    assert run.exit == 2 and "Invalid value for --sample: it needs a source" in run.output
     run = forge.run(["preprocess", "hf://datasets/a/b", "--tokenizer", TOKENIZER])
-    assert run.exit == 2 and "name the directory to write to" in run.said
+    assert run.exit == 2 and "specify the output directory" in run.output

@@ -1,4 +1,4 @@
-"""`tokenmill train` on one node: killed, torn, hung, refused; its sum is exact."""
+"""`tokenmill train` on one node: kills, damaged files, hangs and refusals; the sum of the iterations stays exact."""
 
 import time
 from collections.abc import Callable
@@ -13,19 +13,19 @@ from support.train import (
 )
 
 
-def test_it_ends_at_its_target_and_not_before(job: Callable[..., Job]) -> None:
+def test_a_run_ends_at_its_target(job: Callable[..., Job]) -> None:
     run = job()
-    code, said = run.once()
-    assert code == 0, said
+    code, log = run.once()
+    assert code == 0, log
     run.assert_exact()
-    assert "iteration       40/      40" in said, "the trainer's own lines are passed on"
-    assert "tokens/s" in said
-    assert f"done: iteration {ITERATIONS} of {ITERATIONS} is saved" in said
-    code, said = run.once()
-    assert code == 0 and "the target is 40" in said and "/      40 |" not in said
+    assert "iteration       40/      40" in log, "the node prints the trainer's output"
+    assert "tokens/s" in log
+    assert f"completed: iteration {ITERATIONS} of {ITERATIONS} is saved" in log
+    code, log = run.once()
+    assert code == 0 and "the target is 40" in log and "/      40 |" not in log
 
 
-def test_a_longer_run_goes_on_from_the_end_of_a_shorter_one(job: Callable[..., Job]) -> None:
+def test_a_higher_target_continues_the_run(job: Callable[..., Job]) -> None:
     run = job()
     assert run.once()[0] == 0
     run.settings["training"]["iterations"] = 60
@@ -34,7 +34,7 @@ def test_a_longer_run_goes_on_from_the_end_of_a_shorter_one(job: Callable[..., J
 
 
 @pytest.mark.parametrize("when", [0.3, 0.6, 1.0])
-def test_sigterm_saves_and_asks_for_another_start(job: Callable[..., Job], when: float) -> None:
+def test_sigterm_saves_and_requests_a_restart(job: Callable[..., Job], when: float) -> None:
     run = job(step=0.05, checkpoint__saveInterval=1000, training__iterations=1000, save=0.2)
     run.settings["checkpoint"]["saveInterval"] = 1000
     node = run.start()
@@ -47,7 +47,7 @@ def test_sigterm_saves_and_asks_for_another_start(job: Callable[..., Job], when:
     assert run.log().rstrip().splitlines()[-1].startswith(f"error: stopped by a signal: iteration {iteration} of 1,000")
 
 
-def test_sigterm_during_a_save_lets_it_end(job: Callable[..., Job]) -> None:
+def test_sigterm_waits_for_a_save(job: Callable[..., Job]) -> None:
     run = job(save=1.0, step=0.05)
     node = run.start()
     while not any(run.checkpoints.glob("iter_*/__0_0.distcp")):
@@ -71,30 +71,30 @@ def test_a_killed_node_leaves_no_rank_behind(job: Callable[..., Job]) -> None:
 
 
 @pytest.mark.parametrize("name", ["torn-tracker", "die-in-save", "exit-0", "raise"])
-def test_what_another_start_can_help(job: Callable[..., Job], name: str) -> None:
+def test_a_transient_failure(job: Callable[..., Job], name: str) -> None:
     run = job(step=0.02)
     node = run.start()
     wait_for(run, "successfully saved checkpoint from iteration      10")
     run.fault(name)
     assert node.wait(30) == 143, run.log()
     last = run.log().rstrip().splitlines()[-1]
-    assert "the next start goes on from there" in last
+    assert "start the run again to resume from there" in last
     if name == "raise":
         assert "an illegal memory access" in last
-    code, said = run.once()
-    assert code == 0, said
+    code, log = run.once()
+    assert code == 0, log
     run.assert_exact()
     if name == "torn-tracker":
-        assert "latest_checkpointed_iteration.txt" in said
+        assert "latest_checkpointed_iteration.txt" in log
 
 
 def test_a_bad_argument_fails_at_once_with_its_reason(job: Callable[..., Job]) -> None:
     run = job(extra_args=None)
     del run.settings["extra_args"]
     run.settings["extraArgs"] = ["--no-such-flag"]
-    code, said = run.once()
+    code, log = run.once()
     assert code == 2
-    assert "unrecognized arguments: --no-such-flag" in said.rstrip().splitlines()[-1]
+    assert "unrecognized arguments: --no-such-flag" in log.rstrip().splitlines()[-1]
 
 
 @pytest.mark.parametrize(
@@ -103,11 +103,11 @@ def test_a_bad_argument_fails_at_once_with_its_reason(job: Callable[..., Job]) -
 def test_a_failure_before_the_first_iteration_is_permanent(job: Callable[..., Job], name: str, reason: str) -> None:
     run = job()
     run.fault(name)
-    code, said = run.once()
-    assert code == 2 and reason in said.rstrip().splitlines()[-1]
+    code, log = run.once()
+    assert code == 2 and reason in log.rstrip().splitlines()[-1]
 
 
-def test_the_same_failure_later_is_worth_another_start(job: Callable[..., Job]) -> None:
+def test_the_same_failure_later_is_transient(job: Callable[..., Job]) -> None:
     run = job(step=0.02)
     node = run.start()
     wait_for(run, "successfully saved checkpoint from iteration       5")
@@ -119,13 +119,13 @@ def test_the_same_failure_later_is_worth_another_start(job: Callable[..., Job]) 
     run.assert_exact()
 
 
-def test_a_run_that_cannot_progress_is_given_up_with_the_reason(job: Callable[..., Job]) -> None:
+def test_a_run_without_progress_ends_with_the_reason(job: Callable[..., Job]) -> None:
     run = job(supervision__attemptsWithoutProgress=3)
     run.fault("raise.always")
     assert [run.once()[0] for _ in range(3)] == [143] * 3
-    code, said = run.once()
-    last = said.rstrip().splitlines()[-1]
-    assert code == 2 and "3 starts in a row began at iteration 0" in last and "illegal memory access" in last
+    code, log = run.once()
+    last = log.rstrip().splitlines()[-1]
+    assert code == 2 and "3 attempts in a row started at iteration 0" in last and "illegal memory access" in last
     (run.faults / "raise.always").unlink()
     run.settings["runAgain"] = "mended"
     assert run.once()[0] == 0
@@ -138,7 +138,7 @@ def test_a_hang_ends_with_the_stacks(job: Callable[..., Job]) -> None:
     wait_for(run, "successfully saved checkpoint from iteration       5")
     run.fault("hang.rank1")
     assert node.wait(60) == 143
-    assert "minutes: the stacks of all ranks" in run.log()
+    assert "minutes: printing the stacks of all ranks" in run.log()
     assert "Fatal Python error: Aborted" in run.log() and "in main" in run.log()
     assert run.once()[0] == 0
     run.assert_exact()
@@ -151,19 +151,19 @@ def test_the_stacks_of_many_ranks_do_not_mix(job: Callable[..., Job]) -> None:
     run.fault("hang.rank1")
     assert node.wait(60) == 143
     _, *stacks = run.log().split("tokenmill: stacks of RANK=")
-    assert sorted(each[0] for each in stacks) == list("01234567")
-    for each in stacks:
-        assert each[1:].startswith("\nFatal Python error: Aborted\n") and " in main\n" in each, each
+    assert sorted(stack[0] for stack in stacks) == list("01234567")
+    for stack in stacks:
+        assert stack[1:].startswith("\nFatal Python error: Aborted\n") and " in main\n" in stack, stack
     assert " in receive\n" in stacks[0] and stacks[-1].count("exitcode  : -6") == 1
     assert run.once()[0] == 0
     run.assert_exact()
 
 
-def test_a_start_from_nothing_where_checkpoints_lie_is_refused(job: Callable[..., Job]) -> None:
+def test_a_start_next_to_damaged_checkpoints_is_refused(job: Callable[..., Job]) -> None:
     run = job(step=0.02)
     assert run.once()[0] == 0
     (run.checkpoints / "latest_checkpointed_iteration.txt").unlink()
-    for each in run.checkpoints.glob("iter_*"):
-        (each / "__1_0.distcp").unlink()
-    code, said = run.once()
-    assert code == 2 and "checkpoint" in said.rstrip().splitlines()[-1]
+    for checkpoint in run.checkpoints.glob("iter_*"):
+        (checkpoint / "__1_0.distcp").unlink()
+    code, log = run.once()
+    assert code == 2 and "checkpoint" in log.rstrip().splitlines()[-1]

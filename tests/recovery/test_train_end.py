@@ -1,4 +1,4 @@
-"""How `tokenmill train` ends: exit codes, signals, hangs, and records that cannot be written."""
+"""The end of `tokenmill train`: exit codes, signals, hangs, and records that cannot be written."""
 
 import json
 import os
@@ -16,25 +16,25 @@ from support.train import (
     kill_with_ranks,
     last_line,
     program,
-    readable,
+    read_if_possible,
     wait_for,
-    wait_for_silence,
+    wait_until_quiet,
 )
 from tokenmill.training.runtime.attempts import RunRecords
 from tokenmill.training.runtime.node import Node
 from tokenmill.training.runtime.rendezvous import Rendezvous
 
-# -- how it ends
+# -- exit codes
 
 
-def test_memory_that_does_not_suffice_is_permanent(job: Callable[..., Job]) -> None:
+def test_insufficient_memory_is_permanent(job: Callable[..., Job]) -> None:
     run = job()
     run.fault("memory.always")
-    code, said = run.once()
-    assert code == 2 and "CUDA out of memory" in last_line(said)
+    code, log = run.once()
+    assert code == 2 and "CUDA out of memory" in last_line(log)
 
 
-def test_memory_that_sufficed_once_is_worth_another_start(job: Callable[..., Job]) -> None:
+def test_insufficient_memory_after_progress_is_transient(job: Callable[..., Job]) -> None:
     run = job(step=0.02)
     node = run.start()
     wait_for(run, "iteration        3/")
@@ -44,27 +44,27 @@ def test_memory_that_sufficed_once_is_worth_another_start(job: Callable[..., Job
     run.assert_exact()
 
 
-def test_a_bad_argument_of_a_run_that_went_well_before_is_permanent(job: Callable[..., Job]) -> None:
+def test_a_bad_argument_after_progress_is_permanent(job: Callable[..., Job]) -> None:
     run = job(step=0.02)
     node = run.start()
     wait_for(run, "successfully saved checkpoint from iteration       5")
     node.terminate()
     assert node.wait(30) == 143
     run.settings["extraArgs"] = ["--no-such-flag"]
-    code, said = run.once()
-    assert code == 2 and "unrecognized arguments" in last_line(said)
+    code, log = run.once()
+    assert code == 2 and "unrecognized arguments" in last_line(log)
     del run.settings["extraArgs"]
     assert run.once()[0] == 0
     run.assert_exact()
 
 
-def test_an_end_with_0_before_anything_is_permanent(job: Callable[..., Job]) -> None:
+def test_exit_0_before_progress_is_permanent(job: Callable[..., Job]) -> None:
     run = job(trainer__script=str(TRAINER / "launcher.py"))
     script = run.directory / "script.py"
     script.write_text("print('ERROR: nothing to do. Exiting')")
     run.settings["trainer"]["script"] = str(script)
-    code, said = run.once()
-    assert code == 2 and "ERROR: nothing to do. Exiting" in last_line(said)
+    code, log = run.once()
+    assert code == 2 and "ERROR: nothing to do. Exiting" in last_line(log)
 
 
 @pytest.mark.parametrize(
@@ -72,35 +72,38 @@ def test_an_end_with_0_before_anything_is_permanent(job: Callable[..., Job]) -> 
     [
         (
             {"trainer__launcher": ["no-such-launcher"]},
-            "there is no program no-such-launcher here (trainer.launcher); a pod must have it in its image",
+            "there is no program no-such-launcher on this machine (trainer.launcher); install it in the image",
         ),
         (
             {"trainer__script": "/nowhere/pretrain.py"},
-            "there is no file /nowhere/pretrain.py here (trainer.script); a pod must have it in its image",
+            "there is no file /nowhere/pretrain.py on this machine (trainer.script); install it in the image",
         ),
-        ({"extraArgs": ["--save=/elsewhere"]}, "extraArgs must not hold --save, by which the run is judged"),
+        (
+            {"extraArgs": ["--save=/elsewhere"]},
+            "extraArgs contains --save, which tokenmill controls: set storage.checkpointPath",
+        ),
         ({"supervision__attemptsWithoutProgress": 0}, "supervision.attemptsWithoutProgress is 0"),
         ({"supervision__hangMinutes": -1}, "supervision.hangMinutes is -1"),
     ],
 )
-def test_what_cannot_be_run_is_refused(job: Callable[..., Job], changed: dict[str, Any], reason: str) -> None:
-    code, said = job(**changed).once()
-    assert code == 2 and reason in said
+def test_an_invalid_setting_is_refused(job: Callable[..., Job], changed: dict[str, Any], reason: str) -> None:
+    code, log = job(**changed).once()
+    assert code == 2 and reason in log
 
 
-def test_ends_with_0_that_progress_are_no_failures(job: Callable[..., Job]) -> None:
+def test_exit_0_after_progress_is_not_counted(job: Callable[..., Job]) -> None:
     run = job(step=0.02, supervision__attemptsWithoutProgress=1)
     for iteration in (5, 12, 19):
         node = run.start()
         wait_for(run, f"iteration {iteration:8d}/")
         run.fault("leave")
         assert node.wait(30) == 143
-        assert "ended with 0 before its target" in last_line(run.log())
+        assert "ended with exit code 0 before its target" in last_line(run.log())
     assert run.once()[0] == 0
     run.assert_exact()
 
 
-def test_output_of_any_kind_is_passed_on_and_the_last_line_is_ours(job: Callable[..., Job]) -> None:
+def test_all_output_is_printed_and_the_last_line_is_an_error(job: Callable[..., Job]) -> None:
     run = job(step=0.02)
     node = run.start()
     wait_for(run, "iteration        3/")
@@ -123,7 +126,7 @@ def test_sigterm_before_the_start_ends_it(job: Callable[..., Job], tmp_path: Pat
     run.variables["PATH"] = f"{program(tmp_path, 'nvidia-smi', 'sleep 60')}:{os.environ['PATH']}"
     node = run.start()
     deadline = time.monotonic() + 10
-    while not any(b"nvidia-smi" in readable(p) and b"sleep" not in readable(p) for p in children(node.pid)):
+    while not any(b"nvidia-smi" in read_if_possible(p) and b"sleep" not in read_if_possible(p) for p in children(node.pid)):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     node.terminate()
@@ -132,7 +135,7 @@ def test_sigterm_before_the_start_ends_it(job: Callable[..., Job], tmp_path: Pat
 
 
 def test_a_node_saves_and_ends_once_its_release_names_another_run(job: Callable[..., Job], tmp_path: Path) -> None:
-    """What a rollback does to the pods of a PyTorchJob."""
+    """A rollback does this to the pods of a PyTorchJob."""
     current = tmp_path / "run"
     current.write_text("mine")
     run = job(step=0.05, training__iterations=10_000, checkpoint__saveInterval=10_000)
@@ -141,8 +144,8 @@ def test_a_node_saves_and_ends_once_its_release_names_another_run(job: Callable[
     wait_for(run, "iteration        3/")
     current.write_text("theirs")
     assert node.wait(60) == 143
-    assert "the release names another run, theirs, and this is mine" in run.log()
-    assert run.result()[0] >= 3, "saved because of it"
+    assert "the release now names run theirs, but this is run mine" in run.log()
+    assert run.result()[0] >= 3, "the node saves before it ends"
 
 
 def test_sigterm_again_does_not_cut_a_save(job: Callable[..., Job]) -> None:
@@ -158,12 +161,12 @@ def test_sigterm_again_does_not_cut_a_save(job: Callable[..., Job]) -> None:
     assert run.result()[0] >= 5
 
 
-def test_ranks_that_hang_when_they_are_to_save_are_ended(job: Callable[..., Job]) -> None:
+def test_ranks_that_hang_before_a_save_are_ended(job: Callable[..., Job]) -> None:
     run = job(supervision__hangMinutes=0.03)
     node = run.start()
     wait_for(run, "successfully saved checkpoint from iteration       5")
     run.fault("hang.rank1")
-    wait_for_silence(run)
+    wait_until_quiet(run)
     node.terminate()
     assert node.wait(60) == 143
     assert "Fatal Python error: Aborted" in run.log() and "stopped by a signal" in last_line(run.log())
@@ -186,29 +189,32 @@ def test_evictions_use_up_no_attempts(job: Callable[..., Job]) -> None:
 
 def test_a_save_may_take_longer_than_a_hang(job: Callable[..., Job]) -> None:
     run = job(save=4.0, supervision__hangMinutes=0.03, checkpoint__saveInterval=20)
-    code, said = run.once()
-    assert code == 0, said
+    code, log = run.once()
+    assert code == 0, log
 
 
-def test_a_log_that_is_rare_is_no_hang(job: Callable[..., Job]) -> None:
+def test_a_rare_log_is_not_a_hang(job: Callable[..., Job]) -> None:
     run = job(step=0.1, training__logInterval=30, supervision__hangMinutes=0.03, checkpoint__saveInterval=40)
-    code, said = run.once()
-    assert code == 0, said
+    code, log = run.once()
+    assert code == 0, log
 
 
-def test_a_start_from_nothing_in_spite_of_a_checkpoint_is_ended(job: Callable[..., Job]) -> None:
+def test_a_start_that_ignores_a_checkpoint_is_ended(job: Callable[..., Job]) -> None:
     run = job(step=0.05)
     node = run.start()
     wait_for(run, "successfully saved checkpoint from iteration       5")
     kill_with_ranks(run, node)
     before = run.result()
-    assert before[0] >= 5, "ranks that learn of their node's end may save once more"
+    assert before[0] >= 5, "ranks that detect the end of their node may save again"
     run.fault("blind.rank0", "blind.rank1")
-    code, said = run.once()
-    assert code == 143 and f"does not see the checkpoint of iteration {before[0]} and begins anew" in last_line(said)
+    code, log = run.once()
+    assert (
+        code == 143
+        and f"did not load the checkpoint of iteration {before[0]} and starts from iteration 0" in last_line(log)
+    )
     assert run.result() == before
-    for left in run.faults.iterdir():  # one rank may have been ended before it came to its fault
-        left.unlink()
+    for fault in run.faults.iterdir():  # one rank may have been ended before it reached its fault
+        fault.unlink()
     assert run.once()[0] == 0
     run.assert_exact()
 
@@ -224,7 +230,7 @@ def test_records_that_cannot_be_written_do_not_end_a_run(job: Callable[..., Job]
     records.rename(run.checkpoints / "gone")
     records.write_text("in the way")
     assert node.wait(60) == 0, run.log()
-    assert "; the run goes on" in run.log()
+    assert "; the run continues" in run.log()
     run.assert_exact()
 
 
@@ -237,14 +243,14 @@ def test_records_that_cannot_be_read(job: Callable[..., Job], damage: str) -> No
     if damage == "torn":
         path.write_bytes(path.read_bytes()[:50])
     elif damage == "another version":
-        path.write_text(json.dumps([each | {"colour": "red"} for each in json.loads(path.read_text())]))
+        path.write_text(json.dumps([attempt | {"colour": "red"} for attempt in json.loads(path.read_text())]))
     else:
         path.write_text(json.dumps([7, {"began_at": "x"}, *json.loads(path.read_text())]))
     counted = damage != "torn"
     assert [run.once()[0] for _ in range(2)] == ([143, 2] if counted else [143, 143])
 
 
-def test_a_sick_machine_is_permanent_at_first_and_later_worth_another(job: Callable[..., Job], tmp_path: Path) -> None:
+def test_a_faulty_machine_is_transient_after_progress(job: Callable[..., Job], tmp_path: Path) -> None:
     run = job(trainer__backend="nccl", supervision__attemptsWithoutProgress=2, step=0.02)
     smi = program(tmp_path, "nvidia-smi", "echo 81559; echo '[N/A]'") / "nvidia-smi"
     run.variables["PATH"] = f"{smi.parent}:{os.environ['PATH']}"
@@ -255,11 +261,11 @@ def test_a_sick_machine_is_permanent_at_first_and_later_worth_another(job: Calla
     program(tmp_path, "nvidia-smi", "echo 81559")
     codes = [run.once() for _ in range(3)]
     assert [code for code, _ in codes] == [143, 143, 2]
-    assert all("shows 1 GPUs, training.gpusPerNode is 2" in last_line(said) for _, said in codes)
+    assert all("has 1 GPUs, but training.gpusPerNode is 2" in last_line(log) for _, log in codes)
 
 
-def test_a_sick_machine_of_another_node_is_no_machine_to_wait_for(job: Callable[..., Job], tmp_path: Path) -> None:
-    """Node 0 counts the start, and says at last why: it would wait for ever, with all GPUs but these."""
+def test_a_faulty_machine_of_another_node_is_reported(job: Callable[..., Job], tmp_path: Path) -> None:
+    """Node 0 counts the attempt and reports the cause; otherwise it would wait for ever and hold the other GPUs."""
     run = job(training__nodes=2, training__gpusPerNode=1, trainer__backend="nccl", step=0.02)
     smi = program(tmp_path, "nvidia-smi", "echo 81559") / "nvidia-smi"
     run.variables["PATH"] = f"{smi.parent}:{os.environ['PATH']}"
@@ -269,6 +275,6 @@ def test_a_sick_machine_of_another_node_is_no_machine_to_wait_for(job: Callable[
     records = RunRecords(run.checkpoints)
     first = Rendezvous(records, Node(0, 2, "localhost", 29500), "", print)
     assert run.start(1).wait(60) == 143
-    assert first.look(met=False), "it is here"
+    assert first.poll(ranks_started=False), "it is here"
     failure = json.loads((records.directory / "failure-1.json").read_text())
     assert failure["cause"] in last_line(run.log(1)) and "nvidia-smi" in failure["cause"]

@@ -1,4 +1,4 @@
-"""`tokenmill train` where somebody planted something in its directories."""
+"""`tokenmill train` with links, pipes and sockets that another user planted in its directories."""
 
 import os
 import shutil
@@ -31,7 +31,7 @@ PLANTED: dict[str, Callable[[Path, Path], Any]] = {
 
 
 @pytest.mark.parametrize("kind", PLANTED)
-def test_no_record_leads_a_start_elsewhere_or_keeps_it_busy(
+def test_a_planted_record_neither_redirects_nor_blocks_a_start(
     job: Callable[..., Job], kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = job(training__iterations=10, supervision__attemptsWithoutProgress=1)
@@ -55,7 +55,7 @@ def test_no_record_leads_a_start_elsewhere_or_keeps_it_busy(
             shutil.rmtree(planted)
         planted.unlink(missing_ok=True)
         planted.parent.mkdir(parents=True, exist_ok=True)
-        monkeypatch.chdir(planted.parent)  # a socket's path is short
+        monkeypatch.chdir(planted.parent)  # the path of a socket must be short
         PLANTED[kind](Path(planted.name), victim / "file.json" if place in FILES else victim)
         code, log = run.once()
         assert code == 2 and str(planted) in log and "Traceback" not in log, (place, log)
@@ -63,13 +63,13 @@ def test_no_record_leads_a_start_elsewhere_or_keeps_it_busy(
         if place not in (".tokenmill/index", ".tokenmill/train", *FILES[1:]):
             for command in ("repair", "list", "verify"):
                 ended = tokenmill("checkpoint", command, run.checkpoints)
-                wanted = (0, 2) if command != "repair" and place in DIRECTORIES else (2,)
-                assert ended.code in wanted and "Traceback" not in ended.err, (place, command, ended)
+                expected = (0, 2) if command != "repair" and place in DIRECTORIES else (2,)
+                assert ended.code in expected and "Traceback" not in ended.err, (place, command, ended)
             assert tree(victim) == before, place
 
 
 @pytest.mark.parametrize("kind", ["pipe", "socket", "link to itself", "link to nothing", "link to a device"])
-def test_settings_that_are_no_file_are_refused(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_must_be_a_file(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     PLANTED[kind](Path("settings.json"), tmp_path)
     for options in ((), ("--dry-run",), ("--build-index",)):
@@ -88,5 +88,5 @@ def test_records_of_other_types_count_as_missing(job: Callable[..., Job], conten
     for name in (*names, "attempts.json", "verdict.json", "owner.json"):
         (directory / name).write_text(content)
     assert run.finish() == 0, run.logs()
-    assert "a mistake of tokenmill" not in run.logs()
+    assert "internal error of tokenmill" not in run.logs()
     run.assert_exact()

@@ -19,18 +19,18 @@ def test_the_same_content_again(forge: Forge, hub: Hub, tmp_path: Path) -> None:
         ("concatenate", ["concatenate", root, "--processes", 1, "--target-files", 3]),
     ]
     outputs = {"extract": root / "extracted", "concatenate": root / "concatenated"}
-    forge.done(fetch)
+    forge.complete(fetch)
     for _, command in stages:
-        forge.done(command)
+        forge.complete(command)
     before = {stage: receipts(outputs[stage], stage) for stage, _ in stages}
     expected = tree(root)
 
     shutil.rmtree(root / ".tokenmill")
     for path in root.glob("*.zst"):
         path.unlink()
-    forge.done(fetch)
+    forge.complete(fetch)
     for stage, command in stages:
-        forge.done(command)
+        forge.complete(command)
         assert_kept(before[stage], receipts(outputs[stage], stage))
     assert_same_tree(root, expected)
 
@@ -43,10 +43,10 @@ def test_an_unfinished_upstream(forge: Forge, hub: Hub, tmp_path: Path) -> None:
     command = ["extract", root, "--processes", 1]
     run = forge.run(command)
     assert run.exit == 2
-    assert "download in" in run.said and "4 of 8 units" in run.said and "tokenmill download" in run.said
+    assert "download in" in run.output and "4 of 8 units" in run.output and "tokenmill download" in run.output
     assert not (root / "extracted").exists()
-    forge.done(fetch)
-    forge.done(command)
+    forge.complete(fetch)
+    forge.complete(command)
 
 
 def test_an_upstream_that_has_only_its_manifest_left_to_write(forge: Forge, hub: Hub, tmp_path: Path) -> None:
@@ -56,8 +56,8 @@ def test_an_upstream_that_has_only_its_manifest_left_to_write(forge: Forge, hub:
     assert forge.run(fetch, kill_at(root, "rename .*/manifest.json")).exit == -signal.SIGKILL
     for directory in (root, whole):
         if directory is whole:
-            forge.done([*fetch[:2], whole, *fetch[3:]])
-        forge.done(["extract", directory, "--processes", 1])
+            forge.complete([*fetch[:2], whole, *fetch[3:]])
+        forge.complete(["extract", directory, "--processes", 1])
     assert_same_tree(root / "extracted", tree(whole / "extracted"))
 
 
@@ -69,9 +69,9 @@ def test_a_changed_upstream(forge: Forge, tmp_path: Path, extracted: Path) -> No
         for path in sorted(extracted.glob("*.jsonl"))[:count]:
             shutil.copy2(path, directory)
     options = ["--processes", 1, "--target-files", 2]
-    forge.done(["concatenate", first, output, *options])
+    forge.complete(["concatenate", first, output, *options])
     run = forge.run(["concatenate", second, output, *options])
-    assert run.exit == 2 and "gone: 05.jsonl" in run.said
-    forge.done(["concatenate", second, output, *options, "--replace"])
-    forge.done(["concatenate", second, tmp_path / "fresh", *options])
+    assert run.exit == 2 and "missing: 05.jsonl" in run.output
+    forge.complete(["concatenate", second, output, *options, "--replace"])
+    forge.complete(["concatenate", second, tmp_path / "fresh", *options])
     assert_same_tree(output, tree(tmp_path / "fresh"))

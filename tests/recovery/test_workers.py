@@ -14,15 +14,15 @@ from support.corpus import REPOSITORY, text
 from support.hub import Fault, Hub
 from support.runs import (
     Forge,
-    all_gone,
     assert_same_tree,
-    ends,
     group_members,
     kill_at,
     receipts,
     stop_at,
     tokenmill,
     tree,
+    wait_for_exit,
+    wait_for_group_end,
 )
 
 STEPS = ["open .*/attempts/.*out-0", r"rename .*/attempts/[^ ]*/out-0 ", "rename .*/receipts/"]
@@ -42,7 +42,7 @@ def test_two_workers_at_the_same_units(forge: Forge, corpus: Path, extracted: Pa
             command = [stage, source, output, *options]
             runs = [forge.start(command) for _ in range(min(2 * attempt, 3) or 1)]
             for run in runs:
-                assert run.wait() == 0, run.said
+                assert run.wait() == 0, run.output
             expected = expected or tree(output)
             assert_same_tree(output, expected, f"{stage}, {len(runs)} at once")
 
@@ -53,10 +53,10 @@ def test_a_worker_that_is_overtaken(forge: Forge, corpus: Path, extracted: Path,
     output = tmp_path / "out"
     command = ["extract", corpus, output, "--processes", 1]
     slow = forge.start(command, stop_at(output, where))
-    assert slow.wait() == "stopped", slow.said
-    forge.done(command)
+    assert slow.wait() == "stopped", slow.output
+    forge.complete(command)
     os.kill(slow.pid, signal.SIGCONT)
-    assert slow.wait() == 0, slow.said
+    assert slow.wait() == 0, slow.output
     assert_same_tree(output, tree(extracted))
 
 
@@ -71,17 +71,17 @@ def test_a_worker_of_a_replaced_plan(forge: Forge, tmp_path: Path, where: str) -
     for i in range(3):
         (source / f"{i}.jsonl").write_bytes(text(i, 20))
     old = forge.start(["extract", source, output, "--processes", 1], stop_at(output, where, 2))
-    assert old.wait() == "stopped", old.said
+    assert old.wait() == "stopped", old.output
 
     for path in source.iterdir():
         path.write_bytes(path.read_bytes().replace(b"the", b"THE"))
     command = ["extract", source, output, "--processes", 1]
     assert forge.run(command).exit == 2
-    forge.done([*command, "--replace"])
+    forge.complete([*command, "--replace"])
     os.kill(old.pid, signal.SIGCONT)
-    assert old.wait() not in (0, 2), old.said
-    forge.done(command)
-    forge.done(["extract", source, fresh, "--processes", 1])
+    assert old.wait() not in (0, 2), old.output
+    forge.complete(command)
+    forge.complete(["extract", source, fresh, "--processes", 1])
     assert_same_tree(output, tree(fresh))
 
 
@@ -96,20 +96,20 @@ def test_two_runs_that_want_different_things(forge: Forge, extracted: Path, tmp_
     commands = [["concatenate", extracted, output, *options, n] for n in (2, 3)]
     if where.endswith("planning.json"):
         second = forge.start(commands[1], stop_at(output, where))
-        assert second.wait() == "stopped", second.said
+        assert second.wait() == "stopped", second.output
         first = forge.start(commands[0])
-        assert first.wait() == 0, first.said
+        assert first.wait() == 0, first.output
         os.kill(second.pid, signal.SIGCONT)
     else:
         first = forge.start(commands[0], stop_at(output, where))
-        assert first.wait() == "stopped", first.said
+        assert first.wait() == "stopped", first.output
         second = forge.start(commands[1])
         assert second.poll(0.5) is None  # it waits for the planner
         os.kill(first.pid, signal.SIGCONT)
-    assert second.wait() == 2, second.said
-    assert "target files: 2 -> 3" in second.said
-    assert first.wait() == 0, first.said
-    forge.done(["concatenate", extracted, fresh, *options, 2])
+    assert second.wait() == 2, second.output
+    assert "target files: 2 -> 3" in second.output
+    assert first.wait() == 0, first.output
+    forge.complete(["concatenate", extracted, fresh, *options, 2])
     assert_same_tree(output, tree(fresh))
 
 
@@ -127,15 +127,15 @@ def test_a_killed_child(forge: Forge, tmp_path: Path) -> None:
         begun = [p.name for p in (output / ".tokenmill" / "extract" / "attempts").glob("*~*")]
         pids = {int(name.rpartition("~")[2].split("-")[0]) for name in begun}
         child = next(iter(pids & set(group_members(run.pid))), 0)
-    assert child, ends(run)
+    assert child, wait_for_exit(run)
     os.kill(child, signal.SIGKILL)
-    code, said = ends(run)
+    code, said = wait_for_exit(run)
     assert code not in (0, 2), said
     assert "worker process died" in said and "memory limit" in said and "Traceback" not in said
-    assert all_gone(run.pid)
+    assert wait_for_group_end(run.pid)
     assert not (output / ".tokenmill" / "extract" / "manifest.json").exists()
-    forge.done(command)
-    forge.done(["extract", source, fresh, "--processes", 1])
+    forge.complete(command)
+    forge.complete(["extract", source, fresh, "--processes", 1])
     assert_same_tree(output, tree(fresh))
 
 
@@ -144,18 +144,18 @@ import os, signal, time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
-from tokenmill.flow.contract import Kind, Record
+from tokenmill.flow.contract import Record, StageKind
 from tokenmill.flow.planning import Request
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.record import Plan, Unit
 from tokenmill.flow.run import run_stage
-from tokenmill.flow.stage import Run, Stage
+from tokenmill.flow.stage import Stage, StageRun
 
 @dataclass(frozen=True)
 class Kills(Stage):
     output: Path
 
-    kind: ClassVar = Kind("kills", Record)
+    kind: ClassVar = StageKind("kills", Record)
     concurrency: ClassVar = "processes"
     resumable: ClassVar = False
 
@@ -175,13 +175,13 @@ class Kills(Stage):
             time.sleep(0.5)
             os.kill(int(other.read_text()), signal.SIGKILL)
             while True:
-                workspace.checkpoint()
+                workspace.report_progress()
                 time.sleep(0.01)
         return {"in": 0, "out": 0, "rejected": 0}
 
 if __name__ == "__main__":
     here = Path(__file__).parent
-    run_stage(Kills(here / "out"), Run(Reporter(), processes=2))
+    run_stage(Kills(here / "out"), StageRun(Reporter(), processes=2))
 """
 
 
@@ -195,9 +195,9 @@ def test_a_child_that_is_killed_while_it_waits_holds_nobody_up(tmp_path: Path) -
         start_new_session=True,
         text=True,
     )
-    code, said = ends(run)
+    code, said = wait_for_exit(run)
     assert code == 1 and "kills of long failed: a worker process died" in said, said
-    assert all_gone(run.pid)
+    assert wait_for_group_end(run.pid)
 
 
 def test_the_last_line_of_a_killed_worker_names_unit_and_limit(forge: Forge, corpus: Path, tmp_path: Path) -> None:
@@ -206,8 +206,8 @@ def test_the_last_line_of_a_killed_worker_names_unit_and_limit(forge: Forge, cor
     run = forge.run(["extract", corpus, output, "--processes", 1], kill_at(output, "open .*/attempts/.*out-0"))
     assert run.exit == -signal.SIGKILL
     [left] = (output / ".tokenmill" / "extract" / "attempts").glob("*~*")
-    last = run.said.splitlines()[-1]
-    assert f"at work: {left.name.partition('~')[0]} (" in last and "memory limit" in last
+    last = run.output.splitlines()[-1]
+    assert f"running: {left.name.partition('~')[0]} (" in last and "memory limit" in last
 
 
 def test_one_of_eight_workers_lists_the_source(forge: Forge, shards: dict[str, bytes], tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_one_of_eight_workers_lists_the_source(forge: Forge, shards: dict[str, b
             command = ["download", f"hf://datasets/{REPOSITORY}", output, "--endpoint", hub.endpoint]
             runs = [forge.start([*command, "--workers", 8, "--worker-index", index]) for index in range(8)]
             for run in runs:
-                assert run.wait() == 0, run.said
+                assert run.wait() == 0, run.output
             kinds = [request.kind for request in hub.requests]
             assert kinds.count("tree") == 1 and kinds.count("api") == 1
             assert kinds.count("resolve") == len(shards)
@@ -241,11 +241,11 @@ def test_the_lease_of_a_killed_planner(forge: Forge, shards: dict[str, bytes], t
         planner.kill()
         assert planner.wait() == -signal.SIGKILL
         for run in waiting:
-            assert run.wait() == 0, run.said
+            assert run.wait() == 0, run.output
         kinds = [request.kind for request in hub.requests]
         assert kinds.count("tree") == 1 and kinds.count("api") == 2
-        forge.done(command)
+        forge.complete(command)
         fresh = ["download", f"hf://datasets/{REPOSITORY}", tmp_path / "fresh", "--endpoint", hub.endpoint]
-        forge.done(fresh)
+        forge.complete(fresh)
     assert len(receipts(output, "download")) == len(shards)
     assert_same_tree(output, tree(tmp_path / "fresh"))

@@ -1,4 +1,4 @@
-"""Directories of checkpoints: what lies there, and how it came to be like that."""
+"""Directories of checkpoints: steps that build a state, and functions that read a state."""
 
 import hashlib
 import json
@@ -9,40 +9,40 @@ from pathlib import Path
 from typing import Any
 
 from support.torchdist import NOW, TRACKER, save, write
-from tokenmill.training.checkpoints.repair import scan
+from tokenmill.training.checkpoints.repair import list_checkpoints
 from tokenmill.training.checkpoints.torch_dist import Checkpoint
 
 
-def only(path: Path, *, full: bool = False) -> Checkpoint:
-    """Look at the one checkpoint there."""
-    [found] = scan(path, full=full)
-    return found
+def only_checkpoint(path: Path, *, full: bool = False) -> Checkpoint:
+    """Return the only checkpoint of a directory."""
+    [checkpoint] = list_checkpoints(path, full=full)
+    return checkpoint
 
 
 def tree(path: Path) -> dict[str, bytes | None]:
-    """Return what lies in a directory: directories, links as their targets, files as their bytes."""
+    """Return the content of a directory: None for a directory, a link's target, a file's bytes."""
     return {
-        each.relative_to(path).as_posix(): os.readlink(each).encode()
-        if each.is_symlink()
+        entry.relative_to(path).as_posix(): os.readlink(entry).encode()
+        if entry.is_symlink()
         else None
-        if each.is_dir()
-        else each.read_bytes()
-        for each in path.rglob("*")
+        if entry.is_dir()
+        else entry.read_bytes()
+        for entry in path.rglob("*")
     }
 
 
-def aside(path: Path) -> list[str]:
-    """Return the names of what was moved aside, without the numbers."""
-    return sorted(each.name.rpartition("-")[0] for each in (path / ".tokenmill" / "aside").glob("*"))
+def names_moved_aside(path: Path) -> list[str]:
+    """Return the names of the entries that were moved aside, without their numbers."""
+    return sorted(entry.name.rpartition("-")[0] for entry in (path / ".tokenmill" / "aside").glob("*"))
 
 
 def iterations(path: Path) -> list[str]:
-    """Return the names of the checkpoints that lie there."""
-    return sorted(each.name for each in path.iterdir() if each.name.startswith(("iter_", "release")))
+    """Return the names of the checkpoints in a directory."""
+    return sorted(entry.name for entry in path.iterdir() if entry.name.startswith(("iter_", "release")))
 
 
 SAVED = NOW + 6000
-"""When iteration 100 was."""
+"""Time at which iteration 100 was saved, in seconds since the epoch."""
 START = "iter_{:07d}".format
 
 
@@ -62,32 +62,32 @@ def tracker(path: Path, content: str | None) -> None:
         write(path / TRACKER, content.encode(), NOW)
 
 
-def missing(path: Path, iteration: int) -> None:
-    """Remove a file of a checkpoint's data."""
+def remove_shard(path: Path, iteration: int) -> None:
+    """Remove a data file of a checkpoint."""
     (path / f"iter_{iteration:07d}" / "__0_0.distcp").unlink()
 
 
 def saving(iteration: int | str, steps: int = 99) -> Callable[[Path], Any]:
-    """Return the step that saves a checkpoint, or its first steps."""
+    """Return a step that saves a checkpoint, or performs the first `steps` of the save."""
     return lambda path: save(path, iteration, steps=steps)
 
 
 def tracking(content: str | None) -> Callable[[Path], Any]:
-    """Return the step that sets the tracker."""
+    """Return a step that sets the tracker."""
     return lambda path: tracker(path, content)
 
 
-def losing(iteration: int) -> Callable[[Path], Any]:
-    """Return the step that removes a file of a checkpoint."""
-    return lambda path: missing(path, iteration)
+def removing_shard(iteration: int) -> Callable[[Path], Any]:
+    """Return a step that removes a data file of a checkpoint."""
+    return lambda path: remove_shard(path, iteration)
 
 
 CHANGES = {"os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.link", "os.truncate", "os.utime"}
 KILLED = 77
 
 
-def killed(work: Callable[[], Any], count: int) -> bool:
-    """Do some work in a child that dies just before its `count`-th change to a file system; tell whether it did."""
+def dies_at_change(work: Callable[[], Any], count: int) -> bool:
+    """Run `work` in a child that dies just before its `count`-th change to a file system; return whether it died."""
     child = os.fork()
     if child == 0:
         left = count

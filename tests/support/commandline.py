@@ -1,4 +1,4 @@
-"""Run the real command line in processes of its own, away from this machine's tokens and job indices."""
+"""Run the real command line in subprocesses, without this machine's tokens and job indices."""
 
 import contextlib
 import io
@@ -16,15 +16,15 @@ from support.hub import Hub
 
 HIDDEN = ("HF_", "HUGGING_FACE", "JOB_COMPLETION", "TOKENMILL_")
 
-# The same program, only with less patience where a server does not say how long to wait.
-IMPATIENT = (
+# The same program, with a short backoff for servers that do not request a wait.
+FAST_RETRY = (
     "import tokenmill.corpus.retry as r; r.BACKOFF_SECONDS = (0.05, 0.2); from tokenmill.cli import main; main()"
 )
 
 
 @dataclass(frozen=True)
-class Ended:
-    """How a command ended; exit code -9 also stands for one that had to be killed because it hung."""
+class CommandResult:
+    """The exit code and the output of a command; a command that hangs is killed and has exit code -9."""
 
     code: int
     out: str
@@ -32,7 +32,7 @@ class Ended:
 
     @property
     def result(self) -> Any:
-        """The one JSON object on standard output."""
+        """Return the JSON object on standard output."""
         return json.loads(self.out)
 
 
@@ -46,13 +46,13 @@ def _environment(more: dict[str, str]) -> dict[str, str]:
     return clean | {"HF_HOME": _home(), "NO_PROXY": "*"} | more
 
 
-def start(*arguments: Any, hub: Hub | None = None, patient: bool = False, **environment: str) -> subprocess.Popen[str]:
+def start(*arguments: Any, hub: Hub | None = None, real_backoff: bool = False, **environment: str) -> subprocess.Popen[str]:
     """Start a command."""
     if hub:
         environment["HF_ENDPOINT"] = hub.endpoint
-    how = ["-m", "tokenmill"] if patient else ["-c", IMPATIENT]
+    program = ["-m", "tokenmill"] if real_backoff else ["-c", FAST_RETRY]
     return subprocess.Popen(
-        [sys.executable, *how, *map(str, arguments)],
+        [sys.executable, *program, *map(str, arguments)],
         env=_environment(environment),
         text=True,
         stdout=subprocess.PIPE,
@@ -60,25 +60,25 @@ def start(*arguments: Any, hub: Hub | None = None, patient: bool = False, **envi
     )
 
 
-def finish(process: subprocess.Popen[str], timeout: float = 60) -> Ended:
-    """Wait for a command; one that does not come to an end is killed, and the test sees -9."""
+def finish(process: subprocess.Popen[str], timeout: float = 60) -> CommandResult:
+    """Wait for a command to end; kill a command that exceeds the timeout, and return exit code -9."""
     try:
         out, err = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
         process.kill()
         out, err = process.communicate()
-    return Ended(process.returncode, out, err)
+    return CommandResult(process.returncode, out, err)
 
 
 def tokenmill(
-    *arguments: Any, hub: Hub | None = None, patient: bool = False, timeout: float = 60, **environment: str
-) -> Ended:
+    *arguments: Any, hub: Hub | None = None, real_backoff: bool = False, timeout: float = 60, **environment: str
+) -> CommandResult:
     """Run a command to its end."""
-    return finish(start(*arguments, hub=hub, patient=patient, **environment), timeout)
+    return finish(start(*arguments, hub=hub, real_backoff=real_backoff, **environment), timeout)
 
 
-def within(*arguments: Any) -> Ended:
-    """Run a command that starts nothing and keeps nothing in this process: a tenth of what a process costs."""
+def run_in_process(*arguments: Any) -> CommandResult:
+    """Run a command in this process, in a tenth of the time; it must start no child and keep no state."""
     from tokenmill.cli import app, main
 
     out, err, code = io.StringIO(), io.StringIO(), 0
@@ -91,9 +91,9 @@ def within(*arguments: Any) -> Ended:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
     finally:
         sys.argv = before
-        for kind, old in registered:  # each start registers its command once more
+        for kind, old in registered:  # every start registers its command again
             kind[:] = old
-    return Ended(code, out.getvalue(), err.getvalue())
+    return CommandResult(code, out.getvalue(), err.getvalue())
 
 
 def data_of(output: Path) -> dict[str, bytes]:
@@ -106,10 +106,11 @@ def data_of(output: Path) -> dict[str, bytes]:
 
 
 _MANY = """
-import contextlib, io, json, sys, traceback
+import contextlib, io, json, os, sys, traceback
 from tokenmill.cli import main
 ended = []
-for arguments in json.loads(sys.argv[1]):
+for directory, arguments in json.loads(sys.argv[1]):
+    os.chdir(directory)
     sys.argv = ["tokenmill", *arguments]
     out, err, code = io.StringIO(), io.StringIO(), 0
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -125,17 +126,20 @@ print(json.dumps([ended, sorted(sys.modules)]))
 """
 
 
-def many(asked: list[list[str]], before: str = "", **environment: str) -> tuple[list[Ended], set[str]]:
-    """Run commands one after the other in a process of their own; also return the modules it then has.
+def run_many(
+    commands: list[list[str]], before: str = "", *, directories: list[Path] | None = None, **environment: str
+) -> tuple[list[CommandResult], set[str]]:
+    """Run commands one after the other in one process, each in its directory; also return the modules it then has.
 
-    To start Python costs more than most commands do.
+    Starting Python costs more than most commands do.
     """
-    done = subprocess.run(
-        [sys.executable, "-c", before + _MANY, json.dumps(asked)],
+    paths = [str(directory) for directory in directories or [Path.cwd()] * len(commands)]
+    process = subprocess.run(
+        [sys.executable, "-c", before + _MANY, json.dumps([*zip(paths, commands, strict=True)])],
         env=_environment(environment),
         capture_output=True,
         text=True,
         check=True,
     )
-    ended, modules = json.loads(done.stdout)
-    return [Ended(*one) for one in ended], set(modules)
+    ended, modules = json.loads(process.stdout)
+    return [CommandResult(*fields) for fields in ended], set(modules)

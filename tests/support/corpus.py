@@ -1,4 +1,4 @@
-"""A corpus of made-up text, and the small tokenizer that most tests take."""
+"""A corpus of generated text, and the small tokenizer that most tests use."""
 
 import json
 import random
@@ -28,7 +28,7 @@ _WORDS = (
 
 
 def text(seed: int, documents: int, words: int = 60) -> bytes:
-    """Return JSONL of so many documents, the same for a seed."""
+    """Return JSONL with this number of documents; the same seed gives the same text."""
     dice = random.Random(seed)
     lines = [
         json.dumps({"text": " ".join(dice.choices(_WORDS, k=dice.randint(1, 2 * words))), "n": i})

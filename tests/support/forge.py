@@ -1,18 +1,19 @@
-"""A process that has imported tokenmill and forks real runs of its command line: cheap ones, to be killed.
+"""A fork server: it has imported tokenmill, and forks real runs of the command line that tests can kill cheaply.
 
-Reads one JSON object a line from standard input and answers each with one:
+The server reads one JSON object per line from standard input, and writes one JSON object in response:
 
-    {"argv": [...], "log": PATH, "at": [{...}, ...]}     -> {"pid": N}; the child leads a process group of its own
-    {"wait": PID, "seconds": S}                          -> {"exit": code, minus the signal's number when it was
-                                                             killed by one, "stopped", or null after S seconds}
+    {"argv": [...], "log": PATH, "at": [{...}, ...]}     -> {"pid": N}; the child leads a new process group
+    {"wait": PID, "seconds": S}                          -> {"exit": exit code; minus the signal's number after a
+                                                             signal; "stopped"; or null after S seconds}
 
-Each of `at` sends the child a signal just before one of its own file system operations, which are seen by
-an audit hook (sys.addaudithook): {"signal": N, "count": k} at the k-th below {"below": PATH}; with
-{"match": REGEX} only those count whose "event path [path]" it finds. The signal is a real one, and the
-operation does not happen before it. `opened` names a file to which the paths of all files opened below
-`watch` are appended; `env` is added to the environment.
+An entry of `at` sends the child a signal just before one of the child's file system operations. An audit hook
+(sys.addaudithook) detects the operations. {"signal": N, "count": k, "below": PATH} selects the k-th operation
+below PATH; {"match": REGEX} counts only operations whose "event path [path]" matches. The signal is real, and
+the operation does not happen before the signal. The server appends the paths of all files that the child opens below
+`watch` to the file `opened`, and adds `env` to the environment.
 
-Standard library alone at the top: a child that tokenmill spawns imports this file as its main module.
+The module imports only the standard library at the top, because a child that tokenmill spawns imports this file as
+its main module.
 """
 
 import contextlib
@@ -36,18 +37,18 @@ HANDLES = {
     "os.rmdir": (1,),
     "os.utime": (3,),
 }
-"""Operations that are seen, and which of their arguments are handles of the directories that their paths lie in."""
+"""Detected operations, and the positions of the arguments that are handles of the directories of their paths."""
 
 
-def seen(event: str, arguments: tuple[Any, ...]) -> tuple[str, list[str]]:
-    """Return an operation and the whole paths that it is about; none where it is not one of those that are seen.
+def describe_operation(event: str, arguments: tuple[Any, ...]) -> tuple[str, list[str]]:
+    """Return an operation and its absolute paths; an operation that is not detected has no paths.
 
-    What is opened relative to a handle is told by an event of its own (tokenmill.files.tree).
+    An open relative to a handle has a separate event (tokenmill.files.tree).
     """
     if event in ("open", "tokenmill.open", "os.truncate"):
-        whole = isinstance(arguments[0], str | os.PathLike) and os.path.isabs(arguments[0])
-        whole = whole and not (event == "open" and (arguments[2] or 0) & os.O_DIRECTORY)  # a handle, no file
-        return event.removeprefix("tokenmill."), [os.fspath(arguments[0])] if whole else []
+        is_file = isinstance(arguments[0], str | os.PathLike) and os.path.isabs(arguments[0])
+        is_file = is_file and not (event == "open" and (arguments[2] or 0) & os.O_DIRECTORY)  # a handle of a directory
+        return event.removeprefix("tokenmill."), [os.fspath(arguments[0])] if is_file else []
     paths = [os.fspath(a) for a in arguments[: len(HANDLES.get(event, ()))] if isinstance(a, str | os.PathLike)]
     for number, path in enumerate(paths):
         handle = arguments[HANDLES[event][number]]
@@ -56,29 +57,29 @@ def seen(event: str, arguments: tuple[Any, ...]) -> tuple[str, list[str]]:
     return event, paths
 
 
-def arm(at: dict[str, Any]) -> None:
+def install_trigger(trigger: dict[str, Any]) -> None:
     """Install the hook that sends the signal."""
-    below, wanted, left = at["below"], re.compile(at.get("match", "")), at["count"]
+    below, pattern, left = trigger["below"], re.compile(trigger.get("match", "")), trigger["count"]
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
         nonlocal left
         if left <= 0:
             return
-        event, paths = seen(event, arguments)
+        event, paths = describe_operation(event, arguments)
         if not any(str(path).startswith(below) for path in paths):
             return
-        if not wanted.search(" ".join([event, *map(str, paths)])):
+        if not pattern.search(" ".join([event, *map(str, paths)])):
             return
         left -= 1
         if left == 0:
-            if at["signal"] == signal.SIGSTOP:
-                # To this thread: sent to the process, another takes it, perhaps when this one is past its next stop,
-                # whose signal is then lost in the first.
+            if trigger["signal"] == signal.SIGSTOP:
+                # The signal goes to this thread. If it went to the process, another thread could receive it, perhaps
+                # after this thread's next stop, and the second signal would be lost in the first.
                 signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
                 return
-            os.kill(os.getpid(), at["signal"])
-            if at["signal"] == signal.SIGKILL:
-                time.sleep(60)  # a signal to another thread than the one it ends up in may take a moment
+            os.kill(os.getpid(), trigger["signal"])
+            if trigger["signal"] == signal.SIGKILL:
+                time.sleep(60)  # another thread may receive the signal, with a delay
 
     sys.addaudithook(hook)
 
@@ -88,7 +89,7 @@ def watch(below: str, log: str) -> None:
     fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        event, paths = seen(event, arguments)
+        event, paths = describe_operation(event, arguments)
         if event == "open":
             for path in paths:
                 if path.startswith(below):
@@ -97,20 +98,20 @@ def watch(below: str, log: str) -> None:
     sys.addaudithook(hook)
 
 
-def run(order: dict[str, Any]) -> NoReturn:
+def run(request: dict[str, Any]) -> NoReturn:
     """Become `tokenmill ARGV`."""
     os.setpgid(0, 0)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(log, 1)
     os.dup2(log, 2)
     random.seed()
-    sys.argv = ["tokenmill", *order["argv"]]
-    os.environ.update(order.get("env", {}))
-    for at in order.get("at", ()):
-        arm(at)
-    if order.get("opened"):
-        watch(order["watch"], order["opened"])
+    sys.argv = ["tokenmill", *request["argv"]]
+    os.environ.update(request.get("env", {}))
+    for trigger in request.get("at", ()):
+        install_trigger(trigger)
+    if request.get("opened"):
+        watch(request["watch"], request["opened"])
     from tokenmill.cli import main
 
     code = 1
@@ -122,15 +123,15 @@ def run(order: dict[str, Any]) -> NoReturn:
         traceback.print_exc()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # tearing the interpreter down would cost more than most of these runs
+    os._exit(code)  # a normal exit of the interpreter would take longer than most of these runs
 
 
 def wait(pid: int, seconds: float) -> int | str | None:
-    """Return how a child ended, or that it is stopped."""
+    """Return the exit code of a child, "stopped", or None after a timeout."""
     deadline = time.monotonic() + seconds
     while True:
-        found, status = os.waitpid(pid, os.WNOHANG | os.WUNTRACED)
-        if found:
+        child, status = os.waitpid(pid, os.WNOHANG | os.WUNTRACED)
+        if child:
             return "stopped" if os.WIFSTOPPED(status) else os.waitstatus_to_exitcode(status)
         if time.monotonic() > deadline:
             return None
@@ -138,24 +139,25 @@ def wait(pid: int, seconds: float) -> int | str | None:
 
 
 def serve() -> None:
-    """Answer until standard input ends."""
+    """Handle requests until standard input ends."""
     for line in sys.stdin:
-        order = json.loads(line)
-        if "wait" in order:
-            answer: dict[str, Any] = {"exit": wait(order["wait"], order["seconds"])}
+        request = json.loads(line)
+        if "wait" in request:
+            response: dict[str, Any] = {"exit": wait(request["wait"], request["seconds"])}
         else:
             pid = os.fork()
             if pid == 0:
-                run(order)
-            with contextlib.suppress(PermissionError, ProcessLookupError):  # the child did it, and may be over
+                run(request)
+            # The child sets its group too, and may have ended.
+            with contextlib.suppress(PermissionError, ProcessLookupError):
                 os.setpgid(pid, pid)
-            answer = {"pid": pid}
-        sys.stdout.write(json.dumps(answer) + "\n")
+            response = {"pid": pid}
+        sys.stdout.write(json.dumps(response) + "\n")
         sys.stdout.flush()
 
 
 def warm() -> None:
-    """Import what the stages import, so that a run begins with its work."""
+    """Import the modules of the stages, so that a run starts without imports."""
     import gc
 
     import typer
@@ -180,7 +182,7 @@ def warm() -> None:
 
     @small.command()
     def command(path: Path, number: int = 1) -> None:
-        """Make typer import what it needs to parse a command."""
+        """Let typer import its modules for parsing a command."""
 
     assert typer.testing.CliRunner().invoke(small, ["x", "--number", "2"]).exit_code == 0
     gc.collect()

@@ -1,4 +1,4 @@
-"""Run tools/charts.py on a copy of its sources, which a test may change."""
+"""Run tools/charts.py on a copy of the charts' sources, which a test may change."""
 
 import os
 import re
@@ -11,7 +11,7 @@ from support.rendering import ROOT
 
 
 def copy_of_sources(tmp_path: Path) -> Path:
-    """Return a copy of the sources and products, which may be changed; the package and Helm's tools are links."""
+    """Return a writable copy of the sources and generated files; the package and Helm's tools are links."""
     for name in ("charts", "values", "tools"):
         shutil.copytree(ROOT / name, tmp_path / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("jobs", ".cache"):
@@ -20,14 +20,14 @@ def copy_of_sources(tmp_path: Path) -> Path:
 
 
 def generate(copy: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    """Run the tool of the copy."""
+    """Run the chart generator of a copy."""
     command = [sys.executable, copy / "tools/charts.py", *flags]
     environment = os.environ | {"PYTHONPATH": str(copy / "jobs")}
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
 
 def edit(file: Path, pattern: str, by: str = "") -> None:
-    """Replace what a file holds in one place."""
+    """Replace the first match of a pattern in a file."""
     text, count = re.subn(pattern, by, file.read_text(), count=1, flags=re.MULTILINE)
-    assert count == 1, f"{file.name} does not hold {pattern}"
+    assert count == 1, f"{file.name} does not contain {pattern}"
     file.write_text(text)

@@ -1,4 +1,4 @@
-"""Outputs of preprocess that the tests of training read."""
+"""Outputs of preprocess, for the tests of training."""
 
 import json
 import random
@@ -9,11 +9,11 @@ from typing import Any
 from support.commandline import tokenmill
 from support.corpus import TOKENIZER
 
-KEPT = (".tokenmill/preprocess/encoders", "tokenizer")
+TOKENIZER_PARTS = (".tokenmill/preprocess/encoders", "tokenizer")
 
 
 def write(directory: Path, files: dict[str, int], seed: int = 0, keys: tuple[str, ...] = ("text",)) -> Path:
-    """Write JSONL files of so many documents."""
+    """Write JSONL files with these numbers of documents."""
     directory.mkdir(parents=True)
     dice = random.Random(seed)
     for name, documents in files.items():
@@ -23,21 +23,23 @@ def write(directory: Path, files: dict[str, int], seed: int = 0, keys: tuple[str
 
 
 class Mill:
-    """Makes outputs of preprocess; a tokenizer is settled once."""
+    """A factory of preprocess outputs, which resolves each tokenizer only once."""
 
     def __init__(self, root: Path) -> None:
-        """Make them below a directory."""
+        """Create the factory; the outputs are below a directory."""
         self.root = root
 
-    def make(self, name: str, files: dict[str, int], *options: str, tokenizer: Path = TOKENIZER, **how: Any) -> Path:
-        """Tokenise made-up files of so many documents; return the output."""
-        source, output = write(self.root / f"{name}-text", files, **how), self.root / name
-        settled = self.root / f"settled-{tokenizer.name}"
-        if settled.exists():
-            shutil.copytree(settled, output)
-        done = tokenmill("preprocess", source, output, "--tokenizer", tokenizer, *options, "--processes", 1)
-        assert done.code == 0, done.err
-        if not settled.exists():
-            for part in KEPT:
-                shutil.copytree(output / part, settled / part)
+    def make(
+        self, name: str, files: dict[str, int], *options: str, tokenizer: Path = TOKENIZER, **text_options: Any
+    ) -> Path:
+        """Tokenize generated files with these numbers of documents; return the output."""
+        source, output = write(self.root / f"{name}-text", files, **text_options), self.root / name
+        resolved = self.root / f"resolved-{tokenizer.name}"
+        if resolved.exists():
+            shutil.copytree(resolved, output)
+        result = tokenmill("preprocess", source, output, "--tokenizer", tokenizer, *options, "--processes", 1)
+        assert result.code == 0, result.err
+        if not resolved.exists():
+            for part in TOKENIZER_PARTS:
+                shutil.copytree(output / part, resolved / part)
         return output

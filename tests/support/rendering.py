@@ -1,4 +1,4 @@
-"""Render charts with the real Helm, and read what they would put on a command line."""
+"""Render charts with the real Helm, and read the command lines of the rendered containers."""
 
 import subprocess
 from fnmatch import fnmatch
@@ -19,7 +19,7 @@ HELMS = ("helm", "helm4")
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 STAGES: list[str] = yaml.safe_load((ROOT / "charts/dataset-pipeline/stages.yaml").read_text())
 REQUIRED = {stage: [f"dataset.{'outputPath' if stage == 'download' else 'inputPath'}=corpus"] for stage in STAGES}
-"""What each stage's chart cannot do without, beside its claim."""
+"""The required values of each stage's chart, except the claim."""
 
 
 def overlays(kind: str) -> list[Path]:
@@ -27,8 +27,8 @@ def overlays(kind: str) -> list[Path]:
     return sorted((ROOT / "values" / kind).glob("*.yaml"))
 
 
-def applying(chart: str, kind: str) -> list[Path]:
-    """List the files of values that are meant for a chart: those that its .helmignore leaves in its package."""
+def applicable_overlays(chart: str, kind: str) -> list[Path]:
+    """List the files of values for a chart: those that its .helmignore does not exclude."""
     lines = (ROOT / "charts" / chart / ".helmignore").read_text().splitlines()
     patterns = [f"{line}*" if line.endswith("/") else line for line in lines if line and not line.startswith("#")]
     files = overlays(kind)
@@ -36,13 +36,13 @@ def applying(chart: str, kind: str) -> list[Path]:
 
 
 def corpora_on_hardware() -> list[tuple[Path, ...]]:
-    """Pair files of values/datasets and values/clusters so that each is there; no key is in both kinds."""
-    datasets, clusters = (applying("dataset-download", kind) for kind in ("datasets", "clusters"))
+    """Pair files of values/datasets and values/clusters; each file is in a pair, and no key is in both kinds."""
+    datasets, clusters = (applicable_overlays("dataset-download", kind) for kind in ("datasets", "clusters"))
     return list(islice(zip(cycle(datasets), cycle(clusters), strict=True), max(len(datasets), len(clusters))))
 
 
-def conform(*renders: str) -> None:
-    """Hold renders to the API server's schemas; kinds of Kubeflow Trainer 2 have none here."""
+def validate_manifests(*renders: str) -> None:
+    """Check renders against the API server's schemas; the kinds of Kubeflow Trainer 2 have no schemas here."""
     options = ["-schema-location", str(SCHEMAS), "-skip", "TrainJob,TrainingRuntime"]
     done = subprocess.run(
         [TOOLS / "kubeconform", *options], input="\n---\n".join(renders), text=True, capture_output=True, check=False
@@ -57,16 +57,16 @@ def helm(*arguments: Any, program: str = "helm", directory: Path | None = None) 
 
 
 def render(stage: str, *files: Path, program: str = "helm", **settings: Any) -> list[dict[str, Any]]:
-    """Render a stage's chart with files of values, and what it needs beside them; keys with dots as in --set."""
-    return documents_of(rendered(stage, *files, program=program, **settings))
+    """Render a stage's chart with files of values and its required values; keys have dots as in --set."""
+    return documents_of(render_text(stage, *files, program=program, **settings))
 
 
-def rendered(stage: str, *files: Path, program: str = "helm", **settings: Any) -> str:
-    """Return what Helm makes of a stage's chart."""
-    given = [f"{key}={value}" for key, value in ({"storage.pvcName": "claim"} | settings).items()]
+def render_text(stage: str, *files: Path, program: str = "helm", **settings: Any) -> str:
+    """Return the text of a render of a stage's chart."""
+    values = [f"{key}={value}" for key, value in ({"storage.pvcName": "claim"} | settings).items()]
     if not any("root:" in file.read_text() for file in files):
-        given = REQUIRED[stage] + given
-    flags = [part for file in files for part in ("-f", file)] + [part for pair in given for part in ("--set", pair)]
+        values = REQUIRED[stage] + values
+    flags = [part for file in files for part in ("-f", file)] + [part for pair in values for part in ("--set", pair)]
     done = helm("template", "release", ROOT / f"charts/dataset-{stage}", *flags, program=program)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -78,23 +78,23 @@ def documents_of(text: str) -> list[Any]:
 
 
 def training(*files: Path, program: str = "helm", release: str = "megatron-training", **settings: Any) -> list[Any]:
-    """Render the training chart with files of values, and settings as `--set` takes them."""
-    done = training_run(*files, program=program, release=release, **settings)
+    """Render the training chart with files of values, and with settings in the form of `--set`."""
+    done = run_training_render(*files, program=program, release=release, **settings)
     assert done.returncode == 0, done.stderr
     return documents_of(done.stdout)
 
 
-def training_run(
+def run_training_render(
     *files: Path, program: str = "helm", release: str = "megatron-training", **settings: Any
 ) -> subprocess.CompletedProcess[str]:
     """Run Helm on the training chart."""
-    given = [f"{key}={value}" for key, value in ({"storage.pvcName": "claim"} | settings).items()]
-    flags = [part for file in files for part in ("-f", file)] + [part for pair in given for part in ("--set", pair)]
+    values = [f"{key}={value}" for key, value in ({"storage.pvcName": "claim"} | settings).items()]
+    flags = [part for file in files for part in ("-f", file)] + [part for pair in values for part in ("--set", pair)]
     return helm("template", release, ROOT / "charts/megatron-training", *flags, program=program)
 
 
 def arguments(document: dict[str, Any]) -> list[str]:
-    """Return the arguments of a Job's or Pod's container as the process gets them."""
+    """Return the arguments that the process in a Job's or Pod's container receives."""
     spec = document["spec"] if document["kind"] == "Pod" else document["spec"]["template"]["spec"]
     return [argument.replace("$$", "$") for argument in spec["containers"][0]["args"]]
 
@@ -106,18 +106,18 @@ def command_line() -> Any:
     return typer.main.get_command(app)
 
 
-def parse(words: list[str]) -> dict[str, Any]:
-    """Parse a command line with the real parser; what it does not take is an error here."""
-    name, *rest = words
+def parse(argv: list[str]) -> dict[str, Any]:
+    """Parse a command line with the real parser; raise its error for an invalid command line."""
+    name, *rest = argv
     return dict(command_line().commands[name].make_context(name, rest).params)
 
 
 def argocd_sources(tree: Path = ROOT) -> list[dict[str, Any]]:
-    """Return the sources of the Application that examples/argocd.yaml makes, its values as files beside it."""
-    made = yaml.safe_load((tree / "examples/argocd.yaml").read_text())
-    (generator,) = made["spec"]["generators"]
+    """Return the sources of the Application of examples/argocd.yaml, with its values filled in."""
+    generated = yaml.safe_load((tree / "examples/argocd.yaml").read_text())
+    (generator,) = generated["spec"]["generators"]
     (element,) = generator["list"]["elements"]
-    text = yaml.safe_dump(made["spec"]["template"]["spec"]["sources"])
+    text = yaml.safe_dump(generated["spec"]["template"]["spec"]["sources"])
     for key, value in element.items():
         text = text.replace(f"{{{{ .{key} }}}}", value)
     sources: list[dict[str, Any]] = yaml.safe_load(text)

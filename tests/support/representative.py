@@ -1,4 +1,4 @@
-"""Renders of every chart as it is really installed: each one with overlays, with every optional part, and by digest."""
+"""Renders of every chart as in real installations: with overlays, with every optional part, and by digest."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +17,7 @@ EVERY_PART = {
     "networkPolicy.enabled": "true",
     "environment.caBundle.configMap": "trust",
 }
-"""Optional parts of every chart that runs pods; each has its further ones below."""
+"""Optional parts of every chart that runs pods; `_cases` adds the optional parts of single charts."""
 
 
 def renders() -> Iterator[tuple[str, list[dict[str, Any]]]]:
@@ -25,8 +25,8 @@ def renders() -> Iterator[tuple[str, list[dict[str, Any]]]]:
     for chart in CHARTS:
         for name, files, settings in _cases(chart):
             flags = [part for file in files for part in ("-f", file)]
-            given = settings | ({} if chart.name == "shared-storage" else {"image.digest": DIGEST})
-            flags += [part for key, value in given.items() for part in ("--set", f"{key}={value}")]
+            values = settings | ({} if chart.name == "shared-storage" else {"image.digest": DIGEST})
+            flags += [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
             done = helm("template", "release", chart, *flags)
             assert done.returncode == 0, f"{name}: {done.stderr}"
             yield name, [document for document in yaml.load_all(done.stdout, Loader=LOADER) if document]
@@ -56,13 +56,13 @@ def _cases(chart: Path) -> Iterator[tuple[str, list[Path], dict[str, Any]]]:
         yield f"{chart.name}-{cluster.stem}", [corpus, cluster], needed
 
 
-def pod_specs(thing: Any) -> Iterator[dict[str, Any]]:
-    """Yield every pod's spec in a document of any kind: what has containers."""
-    if isinstance(thing, list):
-        for each in thing:
-            yield from pod_specs(each)
-    elif isinstance(thing, dict):
-        if isinstance(thing.get("containers"), list):
-            yield thing
-        for each in thing.values():
-            yield from pod_specs(each)
+def pod_specs(node: Any) -> Iterator[dict[str, Any]]:
+    """Yield every pod's spec, i.e. every mapping with containers, in a document of any kind."""
+    if isinstance(node, list):
+        for value in node:
+            yield from pod_specs(value)
+    elif isinstance(node, dict):
+        if isinstance(node.get("containers"), list):
+            yield node
+        for value in node.values():
+            yield from pod_specs(value)

@@ -1,4 +1,4 @@
-"""What the overlays of charts/shared-storage leave to their user, and the lines of the guides."""
+"""The values that a user must add to the overlays of charts/shared-storage, and the options of the guides."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "local": {"local.path": "/mnt/data", "local.nodeName": "node-1"},
     "nfs": {"nfs.server": "server", "nfs.path": "/export"},
 }
-"""What each overlay leaves to its user."""
+"""The values that a user must add to each overlay."""
 GUIDE_AMLFS = ("--set", f"amlfs.skuName={SKU}", "--set", "amlfs.storageCapacityTiB=16")
 GUIDE_BLOB = (
     "--set-json",
@@ -26,4 +26,4 @@ GUIDE_BLOB = (
     '"--file-cache-timeout-in-seconds=120","--block-cache","--block-cache-block-size=32",'
     '"--block-cache-parallelism=80"]',
 )
-"""As the AKS guide has them."""
+"""The options of the AKS guide."""

@@ -1,4 +1,4 @@
-"""Renders charts/shared-storage with the overlays of values/storage."""
+"""Render charts/shared-storage with the overlays of values/storage."""
 
 from pathlib import Path
 from typing import Any
@@ -11,17 +11,17 @@ from support.storage import NEEDED
 CHART = ROOT / "charts/shared-storage"
 
 
-def template(overlay: str, *words: str, chart: Path = CHART, program: str = "helm", **settings: Any) -> Any:
-    """Run Helm on the chart with an overlay and settings, beside what the overlay needs; None takes that away."""
-    given = {key: value for key, value in (NEEDED[overlay] | settings).items() if value is not None}
-    pairs = [part for key, value in given.items() for part in ("--set", f"{key}={value}")]
+def template(overlay: str, *arguments: str, chart: Path = CHART, program: str = "helm", **settings: Any) -> Any:
+    """Run Helm with an overlay, its required values and further settings; None removes a required value."""
+    values = {key: value for key, value in (NEEDED[overlay] | settings).items() if value is not None}
+    pairs = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
     file = ROOT / f"values/storage/{overlay}.yaml"
-    return helm("template", "storage", chart, "-n", "team", "-f", file, *words, *pairs, program=program)
+    return helm("template", "storage", chart, "-n", "team", "-f", file, *arguments, *pairs, program=program)
 
 
-def render(overlay: str, *words: str, program: str = "helm", **settings: Any) -> list[dict[str, Any]]:
-    """Render, without the labels, which are the same everywhere."""
-    done = template(overlay, *words, program=program, **settings)
+def render(overlay: str, *arguments: str, program: str = "helm", **settings: Any) -> list[dict[str, Any]]:
+    """Return the rendered documents without their labels, which are always the same."""
+    done = template(overlay, *arguments, program=program, **settings)
     assert done.returncode == 0, done.stderr
     documents = [document for document in yaml.safe_load_all(done.stdout) if document]
     for document in documents:

@@ -1,4 +1,4 @@
-"""Tokenizers that tests write."""
+"""Small tokenizers, written by tests."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Writes torch_dist checkpoints as Megatron-LM does, without torch: classes of the right names, pickled."""
+"""Write torch_dist checkpoints like Megatron-LM, without torch: pickled classes with torch's names."""
 
 import io
 import json
@@ -16,12 +16,12 @@ METADATA = "torch.distributed.checkpoint.metadata"
 FILESYSTEM = "torch.distributed.checkpoint.filesystem"
 TRACKER = "latest_checkpointed_iteration.txt"
 NOW = 1_700_000_000.0
-"""When the checkpoints were saved; a second passes between two steps of a save."""
+"""Time of the first save, in seconds since the epoch; a second passes between two steps of a save."""
 
 
 @dataclass
 class Metadata:
-    """Of torch.distributed.checkpoint.metadata, as are most of these."""
+    """Stands for the class in torch.distributed.checkpoint.metadata, as most classes below do."""
 
     state_dict_metadata: Any
     planner_data: Any
@@ -49,13 +49,13 @@ class _StorageInfo:
 
 
 class _MEM_FORMAT_ENCODING:
-    """An enum, of which early Python 3.11 pickles members by getattr."""
+    """Stands for an enum; early versions of Python 3.11 pickle its members with getattr."""
 
     TORCH_CONTIGUOUS_FORMAT = 0
 
 
 class Member:
-    """Pickles as a member of it does there."""
+    """Stands for a member of the enum, with the same pickle."""
 
     def __reduce__(self) -> Any:
         return getattr, (_MEM_FORMAT_ENCODING, "TORCH_CONTIGUOUS_FORMAT")
@@ -68,7 +68,7 @@ MODULES = {
 
 
 def pickled(value: Any, protocol: int | None = None) -> bytes:
-    """Pickle these classes under torch's names."""
+    """Pickle a value; the classes of this module have torch's names."""
     parts = {".".join(name.split(".")[:n]) for name in MODULES for n in range(1, name.count(".") + 2)}
     before = {name: sys.modules.get(name) for name in parts}
     own = {kind: kind.__module__ for kinds in MODULES.values() for kind in kinds}
@@ -91,7 +91,7 @@ def pickled(value: Any, protocol: int | None = None) -> bytes:
 
 
 def metadata(entries: Mapping[str, Any] | list[tuple[Any, Any, Any]], protocol: int | None = None) -> bytes:
-    """Return a .metadata that names these stretches: (path, offset, length), or a file's size by its path."""
+    """Return a .metadata with these entries: (path, offset, length), or sizes of files by path."""
     if isinstance(entries, Mapping):
         entries = [(path, start, size - start) for path, size in entries.items() for start in (0, size // 2)]
     storage = {MetadataIndex(f"layer.{i}.weight", (0,), i): _StorageInfo(*entry) for i, entry in enumerate(entries)}
@@ -99,17 +99,17 @@ def metadata(entries: Mapping[str, Any] | list[tuple[Any, Any, Any]], protocol: 
     return pickled(Metadata(tensors, {}, storage), protocol)
 
 
-def write(file: Path, data: bytes, at: float) -> None:
-    """Write a file as of a time."""
+def write(file: Path, data: bytes, mtime: float) -> None:
+    """Write a file with a modification time."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(data)
-    os.utime(file, (at, at))
+    os.utime(file, (mtime, mtime))
 
 
 def save(path: Path, iteration: int | str, *, ranks: int = 2, steps: int = 99, at: float | None = None) -> Path:
-    """Save a checkpoint, its first `steps` steps alone: a file a rank, .metadata, metadata.json, the tracker."""
+    """Perform the first `steps` of a save: one file per rank, .metadata, metadata.json, the tracker."""
     name = iteration if isinstance(iteration, str) else f"iter_{iteration:07d}"
-    begun = NOW + (0 if isinstance(iteration, str) else iteration * 60) if at is None else at
+    started = NOW + (0 if isinstance(iteration, str) else iteration * 60) if at is None else at
     data = {f"__{rank}_0.distcp": name.encode() * (10 + rank) for rank in range(ranks)}
     config = json.dumps({"sharded_backend": "torch_dist", "sharded_backend_version": 1}).encode()
     directory = path / name
@@ -121,38 +121,38 @@ def save(path: Path, iteration: int | str, *, ranks: int = 2, steps: int = 99, a
         (path / TRACKER, str(iteration).encode()),
     ]
     for number, (file, content) in enumerate(written[:steps]):
-        write(file, content, begun + number)
+        write(file, content, started + number)
     return directory
 
 
-def older(directory: Path, common: bytes) -> Path:
-    """Make a checkpoint one of older Megatron-LM, which keeps in common.pt what is no tensor."""
+def make_older(directory: Path, common: bytes) -> Path:
+    """Change a checkpoint to the format of older Megatron-LM, with values that are not tensors in common.pt."""
     saved = (directory / "metadata.json").stat().st_mtime
-    about = {"sharded_backend": "torch_dist", "sharded_backend_version": 1}
-    about |= {"common_backend": "torch", "common_backend_version": 1}
+    content = {"sharded_backend": "torch_dist", "sharded_backend_version": 1}
+    content |= {"common_backend": "torch", "common_backend_version": 1}
     write(directory / "common.pt", common, saved - 3)
-    write(directory / "metadata.json", json.dumps(about).encode(), saved)
+    write(directory / "metadata.json", json.dumps(content).encode(), saved)
     return directory
 
 
 def archive(value: Any, compression: int = zipfile.ZIP_STORED) -> bytes:
-    """Return what torch.save writes of a value without tensors, and one storage."""
+    """Return the file of torch.save for a value without tensors, and one storage."""
     file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", compression) as made:
-        made.writestr("common/data.pkl", pickle.dumps(value, 2))
-        made.writestr("common/data/0", bytes(range(256)) * 4)
-        made.writestr("common/version", "3\n")
+    with zipfile.ZipFile(file, "w", compression) as zipped:
+        zipped.writestr("common/data.pkl", pickle.dumps(value, 2))
+        zipped.writestr("common/data/0", bytes(range(256)) * 4)
+        zipped.writestr("common/version", "3\n")
     return file.getvalue()
 
 
 class _Storage:
-    """Stands for a storage: pickled as a persistent id."""
+    """Stands for a storage; its pickle is a persistent id."""
 
 
 def legacy() -> bytes:
-    """Return what torch.save wrote before torch 1.6: a dictionary of two tensors' storages."""
+    """Return a file in the format of torch.save before torch 1.6: a dictionary of two tensors' storages."""
 
-    class Pickler(pickle._Pickler):  # type: ignore[name-defined]  # the C one asks for classes that can be imported
+    class Pickler(pickle._Pickler):  # type: ignore[name-defined]  # the pickler in C requires importable classes
         def persistent_id(self, value: Any) -> Any:
             return ("storage", FloatStorage, value.key, "cpu", 6, None) if isinstance(value, _Storage) else None
 
@@ -178,7 +178,7 @@ def legacy() -> bytes:
 
 
 CUT_OFF = 3
-"""Steps of a save of two ranks, without metadata.json."""
+"""Steps of a save with two ranks that stops before metadata.json."""
 
 UNTRACKED = 4
-"""Steps of a save of two ranks, without the tracker."""
+"""Steps of a save with two ranks that stops before the tracker."""

@@ -1,6 +1,6 @@
-"""A run of `tokenmill train` with a small trainer in Megatron-LM's place, and what its tests look at.
+"""Runs of `tokenmill train` with a small trainer instead of Megatron-LM, and helpers for their tests.
 
-Every iteration adds its number to a sum that checkpoints carry, so an iteration lost or done twice shows.
+Every iteration adds its number to a sum in the checkpoints. A wrong sum reveals a lost or repeated iteration.
 """
 
 import json
@@ -21,7 +21,7 @@ ITERATIONS = 40
 
 @dataclass
 class Job:
-    """A run's nodes on this machine, restarted as PyTorchJob does it: exit codes from 128 on, and signals."""
+    """The nodes of a run on this machine; exit codes of 128 or more and signals restart a node, as in a PyTorchJob."""
 
     directory: Path
     settings: dict[str, Any]
@@ -29,12 +29,12 @@ class Job:
     save: float = 0.0
     variables: dict[str, str] = field(default_factory=dict)
     nodes: list["subprocess.Popen[str] | None"] = field(default_factory=list)
-    said: str = ""
+    output: str = ""
     starts: int = 0
     started: list["subprocess.Popen[str]"] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Lay out a run's directory."""
+        """Create the directory of a run, and choose its port."""
         self.faults = self.directory / "faults"
         self.faults.mkdir(parents=True)
         self.checkpoints = Path(self.settings["checkpoint"]["path"])
@@ -42,7 +42,7 @@ class Job:
             self.port = free.getsockname()[1]
 
     def fault(self, *names: str) -> None:
-        """Let the trainer run into something, once each."""
+        """Set faults of the trainer; each fault happens once."""
         for name in names:
             (self.faults / name).touch()
 
@@ -50,7 +50,7 @@ class Job:
         """Start a node."""
         path, new = self.directory / "settings.json", self.directory / f"settings-{rank}.new"
         new.write_text(json.dumps(self.settings))
-        new.replace(path)  # another node may be reading it
+        new.replace(path)  # another node may read the file at the same time
         variables = {
             "TRAINER_FAULTS": str(self.faults),
             "TRAINER_STEP_SECONDS": str(self.step),
@@ -73,21 +73,21 @@ class Job:
         return node
 
     def log(self, rank: int = 0) -> str:
-        """Return what a node said over all its starts."""
+        """Return the output of a node, from all its starts."""
         return (self.directory / f"log-{rank}").read_text()
 
     def logs(self) -> str:
-        """Return what all nodes said."""
+        """Return the output of all nodes."""
         return "".join(path.read_text() for path in sorted(self.directory.glob("log-*")))
 
     def once(self, seconds: float = 60) -> tuple[int, str]:
-        """Run node 0 alone to its end; return its exit code and what it said."""
+        """Run only node 0 until it ends; return its exit code and its output."""
         before = len(self.log()) if (self.directory / "log-0").exists() else 0
         code = self.start().wait(seconds)
         return code, self.log()[before:]
 
     def finish(self, disturb: Callable[["Job"], None] = lambda job: None, seconds: float = 120) -> int:
-        """Run all nodes, restarting those whose exit asks for it, until node 0 ends for good; return its code."""
+        """Run all nodes, restart nodes with a retryable exit code, and return the final exit code of node 0."""
         count = self.settings["training"].get("nodes", 1)
         deadline = time.monotonic() + seconds
         self.nodes = [self.start(rank) for rank in range(count)]
@@ -99,7 +99,7 @@ class Job:
                 if code is None:
                     continue
                 if code == 0 and rank > 0:
-                    self.nodes[rank] = None  # it stays Succeeded, and is not started again
+                    self.nodes[rank] = None  # the pod stays Succeeded, without a restart
                 elif 0 <= code < 128:
                     self.stop()
                     return code
@@ -108,7 +108,7 @@ class Job:
             time.sleep(0.01)
 
     def stop(self) -> None:
-        """End what still runs, as the operator does when a job is over."""
+        """Stop the running nodes, as the operator does at the end of a job."""
         for node in self.nodes:
             if node and node.poll() is None:
                 node.terminate()
@@ -123,34 +123,34 @@ class Job:
         return value["iteration"], value["sum"]
 
     def assert_exact(self) -> None:
-        """Check that every iteration was done once in what became the result."""
+        """Check that the result includes every iteration exactly once."""
         target = self.settings["training"]["iterations"]
         assert self.result() == (target, target * (target + 1) // 2)
 
 
 def kill_with_ranks(run: Job, node: "subprocess.Popen[str]") -> None:
-    """Kill a node, and wait until its ranks, which end after it, are gone."""
+    """Kill a node, and wait for its ranks, which end later."""
     node.kill()
     node.wait()
     marker, deadline = str(run.directory).encode(), time.monotonic() + 15
-    while ranks := [p for p in Path("/proc").glob("[0-9]*/environ") if marker in readable(p)]:
+    while ranks := [p for p in Path("/proc").glob("[0-9]*/environ") if marker in read_if_possible(p)]:
         assert time.monotonic() < deadline, ranks
         time.sleep(0.05)
 
 
-def readable(path: Path) -> bytes:
+def read_if_possible(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError:
         return b""
 
 
-def last_line(said: str) -> str:
-    return said.rstrip().splitlines()[-1]
+def last_line(output: str) -> str:
+    return output.rstrip().splitlines()[-1]
 
 
 def program(tmp_path: Path, name: str, script: str) -> Path:
-    """Put a program into a directory of its own; return the directory."""
+    """Write a program to the directory `bin`; return this directory."""
     path = tmp_path / "bin" / name
     path.parent.mkdir(exist_ok=True)
     path.write_text(f"#!/bin/sh\n{script}\n")
@@ -160,22 +160,22 @@ def program(tmp_path: Path, name: str, script: str) -> Path:
 
 def children(pid: int) -> list[Path]:
     """Return the command lines of a process's children."""
-    found = readable(Path(f"/proc/{pid}/task/{pid}/children")).split()
-    return [Path(f"/proc/{int(each)}/cmdline") for each in found]
+    pids = read_if_possible(Path(f"/proc/{pid}/task/{pid}/children")).split()
+    return [Path(f"/proc/{int(pid)}/cmdline") for pid in pids]
 
 
-def wait_for_silence(run: Job) -> None:
-    """Wait until node 0 says nothing more."""
+def wait_until_quiet(run: Job) -> None:
+    """Wait until node 0 prints no further output."""
     before = ""
     while (now := run.log()) != before:
         before = now
         time.sleep(0.5)
 
 
-def wait_for(run: Job, words: str, seconds: float = 30, times: int = 1, rank: int = 0) -> None:
-    """Wait until a node has said something."""
+def wait_for(run: Job, text: str, seconds: float = 30, times: int = 1, rank: int = 0) -> None:
+    """Wait until a node has printed a text this many times."""
     deadline = time.monotonic() + seconds
-    while run.log(rank).count(words) < times:
+    while run.log(rank).count(text) < times:
         assert time.monotonic() < deadline, run.log(rank)
         time.sleep(0.01)
 
@@ -185,5 +185,7 @@ def blend(*parts: tuple[Path, float]) -> dict[str, Any]:
 
 
 def events(run: Job) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads((run.checkpoints / ".tokenmill/train/identity.json").read_text())["events"]
-    return found
+    recorded: list[dict[str, Any]] = json.loads((run.checkpoints / ".tokenmill/train/identity.json").read_text())[
+        "events"
+    ]
+    return recorded

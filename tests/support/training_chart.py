@@ -1,4 +1,4 @@
-"""Reads what charts/megatron-training renders: its settings, pods and the trainer's arguments."""
+"""Readers of renders of charts/megatron-training: settings, pods and the trainer's arguments."""
 
 import inspect
 import json
@@ -11,7 +11,7 @@ import yaml
 
 from support.rendering import ROOT
 from tokenmill.training import settings
-from tokenmill.training.arguments import Data, megatron_arguments
+from tokenmill.training.arguments import DataArguments, megatron_arguments
 
 ENGINES = ("pytorchjob", "jobset", "trainjob")
 
@@ -25,22 +25,24 @@ CHART = ROOT / "charts/megatron-training"
 VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
 
 
-def one(documents: list[Any], kind: str) -> Any:
-    (found,) = [document for document in documents if document["kind"] == kind]
-    return found
+def find_document(documents: list[Any], kind: str) -> Any:
+    (matching,) = [document for document in documents if document["kind"] == kind]
+    return matching
 
 
 def settings_of(documents: list[Any]) -> Any:
     """Return the ConfigMap that holds the settings file."""
-    return one([each for each in documents if "settings.json" in each.get("data", {})], "ConfigMap")
+    return find_document(
+        [document for document in documents if "settings.json" in document.get("data", {})], "ConfigMap"
+    )
 
 
 def read(documents: list[Any], tmp_path: Path) -> settings.Settings:
-    """Read what a pod would."""
+    """Read the settings as a pod reads them."""
     text = settings_of(documents)["data"]["settings.json"]
     path = tmp_path / "settings.json"
     path.write_text(text)
-    return settings.read(path)
+    return settings.read_settings(path)
 
 
 def templates(documents: list[Any]) -> Iterator[dict[str, Any]]:
@@ -56,40 +58,40 @@ def templates(documents: list[Any]) -> Iterator[dict[str, Any]]:
 
 
 def container(documents: list[Any]) -> dict[str, Any]:
-    found: dict[str, Any] = next(templates(documents))["spec"]["containers"][0]
-    return found
+    first: dict[str, Any] = next(templates(documents))["spec"]["containers"][0]
+    return first
 
 
 @cache
 def flags() -> dict[str, dict[str, Any]]:
-    found = json.loads((ROOT / "tests/conformance/megatron-arguments.json").read_text())["arguments"]
-    return {name: about for first, about in found.items() for name in (first, *about.get("also", []))}
+    listed = json.loads((ROOT / "tests/conformance/megatron-arguments.json").read_text())["arguments"]
+    return {name: spec for first, spec in listed.items() for name in (first, *spec.get("also", []))}
 
 
-def composed(found: settings.Settings) -> list[str]:
-    data = Data(flags=["--data-path", "x"], tokenizer=Path("tokenizer"), cache=Path("cache"))
+def compose_arguments(run_settings: settings.Settings) -> list[str]:
+    data = DataArguments(flags=["--data-path", "x"], tokenizer=Path("tokenizer"), cache=Path("cache"))
     fresh = {"resume": False} if "resume" in inspect.signature(megatron_arguments).parameters else {}
-    return megatron_arguments(found, data, **fresh)
+    return megatron_arguments(run_settings, data, **fresh)
 
 
-def check_flags(words: list[str]) -> None:
-    """Hold a command line to Megatron-LM's own list: flags it has, values where they take them."""
-    assert words[0].startswith("--")
+def check_flags(arguments: list[str]) -> None:
+    """Check a command line against Megatron-LM's list of arguments: known flags, and valid values."""
+    assert arguments[0].startswith("--")
     values: dict[str, list[str]] = {}
-    for word in words:
-        if word.startswith("--"):
-            name = word
+    for argument in arguments:
+        if argument.startswith("--"):
+            name = argument
             values[name] = []
         else:
-            values[name].append(word)
-    for name, given in values.items():
-        about = flags()[name]
-        match about.get("nargs"):
+            values[name].append(argument)
+    for name, passed in values.items():
+        spec = flags()[name]
+        match spec.get("nargs"):
             case None:
-                assert len(given) == 1, name
+                assert len(passed) == 1, name
             case int(number):
-                assert len(given) == number, name
+                assert len(passed) == number, name
             case "+":
-                assert given, name
-        choices = {str(choice).removeprefix("AttnBackend.") for choice in about.get("choices", given)}
-        assert set(given) <= choices, name
+                assert passed, name
+        choices = {str(choice).removeprefix("AttnBackend.") for choice in spec.get("choices", passed)}
+        assert set(passed) <= choices, name

@@ -1,4 +1,4 @@
-"""torchrun in small, for tests on machines without torch: the same words, ranks in own sessions, exit code 1."""
+"""A small torchrun for machines without torch: the same arguments, a session per rank, exit code 1."""
 
 import argparse
 import os
@@ -19,7 +19,7 @@ Root Cause (first observed failure):
 
 
 def main() -> int:
-    """Start this node's ranks; the first that fails ends the others."""
+    """Start this node's ranks; the first rank that fails stops the others."""
     parser = argparse.ArgumentParser()
     for name, default in (("nnodes", 1), ("nproc_per_node", 1), ("node_rank", 0), ("max_restarts", 0)):
         parser.add_argument(f"--{name}", type=int, default=default)
@@ -30,21 +30,21 @@ def main() -> int:
     parser.add_argument("--master_port", type=int, default=0)
     parser.add_argument("script")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
-    given = parser.parse_args()
-    world = given.nnodes * given.nproc_per_node
-    if given.standalone:
+    options = parser.parse_args()
+    world = options.nnodes * options.nproc_per_node
+    if options.standalone:
         with socket.create_server(("localhost", 0)) as free:
-            given.master_port = free.getsockname()[1]
+            options.master_port = free.getsockname()[1]
     ranks = []
-    for local in range(given.nproc_per_node):
+    for local in range(options.nproc_per_node):
         environment = os.environ | {
-            "RANK": str(given.node_rank * given.nproc_per_node + local),
+            "RANK": str(options.node_rank * options.nproc_per_node + local),
             "LOCAL_RANK": str(local),
             "WORLD_SIZE": str(world),
-            "MASTER_ADDR": given.master_addr,
-            "MASTER_PORT": str(given.master_port),
+            "MASTER_ADDR": options.master_addr,
+            "MASTER_PORT": str(options.master_port),
         }
-        command = [sys.executable, given.script, *given.arguments]
+        command = [sys.executable, options.script, *options.arguments]
         ranks.append(subprocess.Popen(command, env=environment, start_new_session=True))
 
     def stop(*_: object) -> None:
@@ -55,13 +55,13 @@ def main() -> int:
     signal.signal(signal.SIGTERM, stop)
     while True:
         codes = [rank.poll() for rank in ranks]
-        bad = next((local for local, code in enumerate(codes) if code), None)
-        if bad is not None:
+        failed = next((local for local, code in enumerate(codes) if code), None)
+        if failed is not None:
             stop()
             time.sleep(0.2)
             for rank in ranks:
                 rank.kill()
-            sys.stderr.write(REPORT.format(given.node_rank * given.nproc_per_node + bad, bad, codes[bad]))
+            sys.stderr.write(REPORT.format(options.node_rank * options.nproc_per_node + failed, failed, codes[failed]))
             return 1
         if all(code == 0 for code in codes):
             return 0

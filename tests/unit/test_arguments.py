@@ -6,12 +6,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from support.megatron import Unparsable, parse
-from tokenmill.training.arguments import Data, megatron_arguments
-from tokenmill.training.model import names, preset
-from tokenmill.training.settings import Settings, derived
+from support.megatron import InvalidArguments, parse
+from tokenmill.training.arguments import DataArguments, megatron_arguments
+from tokenmill.training.model import load_preset, preset_names
+from tokenmill.training.settings import Settings, derive_settings
 
-DATA = Data(["--data-path", "0.25", "/data/a", "0.75", "/data/b", "--split", "990,9,1"], Path("/t"), Path("/cache"))
+DATA = DataArguments(
+    ["--data-path", "0.25", "/data/a", "0.75", "/data/b", "--split", "990,9,1"], Path("/t"), Path("/cache")
+)
 EVERYTHING: dict[str, Any] = {
     "training": {
         "nodes": 16,
@@ -40,21 +42,21 @@ EVERYTHING: dict[str, Any] = {
 def settings(model: str = "125m", *, changed: dict[str, Any] | None = None, **sections: Any) -> Settings:
     base = {
         "release": "r",
-        "model": msgspec.to_builtins(preset(model, **(changed or {}))),
+        "model": msgspec.to_builtins(load_preset(model, **(changed or {}))),
         "training": {"nodes": 16},
         "checkpoint": {"path": "/c"},
         "dataset": {"path": "/data"},
     }
-    return derived(msgspec.convert(base | sections, Settings))
+    return derive_settings(msgspec.convert(base | sections, Settings))
 
 
 def words(*, model: str = "125m", **sections: Any) -> dict[str, list[Any]]:
     return parse(megatron_arguments(settings(model, **sections), DATA))
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", preset_names())
 def test_every_preset_composes_what_megatron_takes(name: str) -> None:
-    model = preset(name)
+    model = load_preset(name)
     for sections in ({}, EVERYTHING, *({"parallelism": {"recomputeGranularity": g}} for g in ("none", "full"))):
         found = words(model=name, **sections)
         assert found["--num-layers"] == [model.num_layers]
@@ -71,7 +73,7 @@ def test_every_preset_composes_what_megatron_takes(name: str) -> None:
         assert ("--sequence-parallel" in found) == (model.tensor_model_parallel_size > 1)
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", preset_names())
 def test_every_preset_composes_for_a_cpu_too(name: str) -> None:
     found = words(model=name, trainer={"backend": "gloo"})
     assert found["--distributed-backend"] == ["gloo"] and found["--transformer-impl"] == ["local"]
@@ -142,5 +144,5 @@ def test_numbers_are_written_so_that_they_come_back(number: float) -> None:
     ],
 )
 def test_the_parser_takes_nothing_else(wrong: list[str]) -> None:
-    with pytest.raises(Unparsable):
+    with pytest.raises(InvalidArguments):
         parse(wrong)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from support.commandline import Ended, data_of, finish, start, tokenmill
+from support.commandline import CommandResult, data_of, finish, start, tokenmill
 
 pytestmark = pytest.mark.slow
 
@@ -31,7 +31,7 @@ class Store(NamedTuple):
     put: Callable[[str, bytes], object]
     delete: Callable[[str], object]
 
-    def run(self, *arguments: Any, **more: str) -> Ended:
+    def run(self, *arguments: Any, **more: str) -> CommandResult:
         """Run a command that may use the bucket."""
         return tokenmill(*arguments, **(self.environment | more))
 
@@ -157,7 +157,7 @@ def test_an_object_that_is_deleted_after_it_was_listed_fails_by_name(store: Stor
     gone, *_ = half_done(store, tmp_path / "out")
     store.delete(gone)
     ended = store.run("download", f"{store.uri}/corpus", tmp_path / "out", "--workers", 2)
-    assert ended.code == 2 and "the object is gone from the bucket" in ended.err, ended.err
+    assert ended.code == 2 and "the object was deleted from the bucket" in ended.err, ended.err
     assert Path(gone).name in ended.err and "HF_TOKEN" not in ended.err
     assert len(data_of(tmp_path / "out")) == 5
 
@@ -182,7 +182,7 @@ def test_what_is_not_there_or_not_allowed_is_refused_by_name(store: Store, tmp_p
     store.fill(FILES)
     for source in (f"{store.uri}/nothing", f"{store.uri}nothing/corpus", f"{store.uri}nothing"):
         ended = store.run("download", source, tmp_path / "out")
-        assert ended.code == 2 and f"nothing at {source}" in ended.err, ended.err
+        assert ended.code == 2 and f"there are no files at {source}" in ended.err, ended.err
     wrong = {word: value.replace("AccountKey=Eby8", "AccountKey=Eby9") for word, value in store.environment.items()}
     if store.uri.startswith("s3"):  # moto lets everybody in, but for those who come without a name
         wrong = {"AWS_ENDPOINT_URL": store.environment["AWS_ENDPOINT_URL"], "AWS_EC2_METADATA_DISABLED": "true"}

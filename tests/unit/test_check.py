@@ -92,15 +92,15 @@ def test_megatrons_own_pair_has_no_problems() -> None:
         (0, "<B", 0x4E, ["begins with"]),
         (9, "<Q", 2, ["version 2"]),
         (17, "<B", 77, ["dtype code 77"]),
-        (17, "<B", 4, ["int32 (code 4), but 1,000 vocabulary entries go with uint16 (code 8)", "pointer"]),
-        (18, "<Q", 6, ["6 sequences and 8 document indices make"]),
-        (26, "<Q", 2**60, ["bytes; 5 sequences"]),
+        (17, "<B", 4, ["int32 (code 4), but 1,000 vocabulary entries need uint16 (code 8)", "pointer"]),
+        (18, "<Q", 6, ["6 sequences and 8 document indices need"]),
+        (26, "<Q", 2**60, ["bytes, but 5 sequences"]),
         (34 + 4, "<i", 0, ["sequence 1 has the length 0", "pointer of sequence 2"]),
         (34 + 4, "<i", -6, ["sequence 1 has the length -6"]),
-        (34 + 16, "<i", 4, ["40 bytes, where p.idx ends at 42"]),
-        (POINTERS, "<q", 2, ["pointer of sequence 0 is 2, where the lengths before it make 0"]),
+        (34 + 16, "<i", 4, ["40 bytes, but p.idx requires 42"]),
+        (POINTERS, "<q", 2, ["pointer of sequence 0 is 2, but the lengths before it add up to 0"]),
         (POINTERS + 16, "<q", 6, ["pointers decrease at sequence 2", "pointer of sequence 2 is 6"]),
-        (POINTERS + 24, "<q", 26, ["pointer of sequence 3 is 26, where the lengths before it make 24"]),
+        (POINTERS + 24, "<q", 26, ["pointer of sequence 3 is 26, but the lengths before it add up to 24"]),
         (DOCUMENTS, "<q", 1, ["start at 1 instead of 0"]),
         (DOCUMENTS + 24, "<q", 0, ["document indices decrease at document 2"]),
         (DOCUMENTS + 56, "<q", 6, ["end at 6, not at the number of sequences, 5"]),
@@ -127,15 +127,15 @@ def test_a_truncated_bin(pair: Path) -> None:
     for size in (39, 38, 0):
         with Path(f"{pair}.bin").open("r+b") as file:
             file.truncate(size)
-        assert f"p.bin: {size} bytes, where p.idx ends at 40" in found(pair)
-        assert f"p.bin: {size} bytes, its receipt says 40" in found(pair, expected=expected, full=False)
+        assert f"p.bin: it has {size} bytes, but p.idx requires 40" in found(pair)
+        assert f"p.bin: it has {size} bytes, but its receipt has 40" in found(pair, expected=expected, full=False)
 
 
 def test_a_truncated_index(pair: Path) -> None:
     expected = receipt(pair)
     Path(f"{pair}.idx").write_bytes(Path(f"{pair}.idx").read_bytes()[:-8])
-    assert "bytes; 5 sequences and 8 document indices make" in found(pair)
-    assert "its receipt says" in found(pair, expected=expected)
+    assert "bytes, but 5 sequences and 8 document indices need" in found(pair)
+    assert "its receipt has" in found(pair, expected=expected)
 
 
 @pytest.mark.parametrize("suffix", [".bin", ".idx"])

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from support.checkpoints import SAVED, START, integrity, missing, only, tracker
-from support.commandline import many
-from support.torchdist import NOW, archive, legacy, metadata, older, save, write
-from tokenmill.flow.progress import size
-from tokenmill.training.checkpoints.repair import look, prepare, scan
-from tokenmill.training.checkpoints.torch_dist import CLOCK_TOLERANCE, Checkpoint
+from support.checkpoints import SAVED, START, integrity, only_checkpoint, remove_shard, tracker
+from support.commandline import run_many
+from support.torchdist import NOW, archive, legacy, make_older, metadata, save, write
+from tokenmill.flow.progress import format_bytes
+from tokenmill.training.checkpoints.repair import examine_tracked, list_checkpoints, repair_checkpoints
+from tokenmill.training.checkpoints.torch_dist import CLOCK_TOLERANCE_SECONDS, Checkpoint
 
 DATA = Path(__file__).parent / "data"
 
@@ -32,11 +32,11 @@ REAL = sorted(DATA.glob("torch_dist*"))
 
 def test_a_finished_save_is_whole(tmp_path: Path) -> None:
     directory = save(tmp_path, 100)
-    found = only(tmp_path, full=True)
+    found = only_checkpoint(tmp_path, full=True)
     assert (found.complete, found.state, found.problems, found.finished) == (True, "complete", (), True)
     assert (found.iteration, found.path, found.mtime) == (100, directory, NOW + 6000 + 3)
     assert found.bytes == sum(file.stat().st_size for file in directory.iterdir())
-    assert look(tmp_path) == found
+    assert examine_tracked(tmp_path) == found
 
 
 @pytest.mark.parametrize("real", REAL, ids=lambda path: path.name)
@@ -49,18 +49,18 @@ def test_what_megatron_itself_saved_is_whole_and_a_byte_less_is_not(real: Path, 
     ):
         os.utime(file, (NOW + number, NOW + number))
     modules = set(sys.modules)
-    assert only(tmp_path, full=True).problems == ()
+    assert only_checkpoint(tmp_path, full=True).problems == ()
     assert not [name for name in set(sys.modules) - modules if name.startswith(("torch", "megatron"))]
     for file in sorted(directory.glob("*.distcp")):
         data = file.read_bytes()
         write(file, data[:-1], NOW)
-        assert f"{file.name} has {len(data) - 1:,} bytes where .metadata needs {len(data):,}" in only(tmp_path).state
+        assert f"{file.name} has {len(data) - 1:,} bytes, but .metadata requires {len(data):,}" in only_checkpoint(tmp_path).state
         write(file, data, NOW)
-    assert only(tmp_path).complete
+    assert only_checkpoint(tmp_path).complete
     write(file, bytes(len(data)), NOW)
-    assert only(tmp_path).complete
+    assert only_checkpoint(tmp_path).complete
     if (directory / "integrity.json").exists():
-        assert only(tmp_path, full=True).state == f"{file.name} has other bytes than integrity.json says"
+        assert only_checkpoint(tmp_path, full=True).state == f"{file.name} does not match its hash in integrity.json"
 
 
 def test_there_are_real_ones_and_one_has_hashes() -> None:
@@ -72,8 +72,8 @@ def test_oldest_first_and_what_no_tracker_can_name_is_somebody_elses(tmp_path: P
         save(tmp_path, iteration)
     for name in ("iter_100", "iter_0000100.bak", "iter_00000100", "iter_x", "iterations", "non_persistent"):
         (tmp_path / name).mkdir()
-    assert [one.iteration for one in scan(tmp_path)] == [0, 100, 200, 300, 12345678]
-    assert scan(tmp_path / "nowhere") == []
+    assert [one.iteration for one in list_checkpoints(tmp_path)] == [0, 100, 200, 300, 12345678]
+    assert list_checkpoints(tmp_path / "nowhere") == []
 
 
 def short(file: Path) -> None:
@@ -86,14 +86,14 @@ def at(file: Path, after: float) -> None:
 
 DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "missing distcp": (lambda d: (d / "__1_0.distcp").unlink(), "__1_0.distcp is missing"),
-    "short distcp": (lambda d: short(d / "__1_0.distcp"), "__1_0.distcp has 131 bytes where .metadata needs 132"),
+    "short distcp": (lambda d: short(d / "__1_0.distcp"), "__1_0.distcp has 131 bytes, but .metadata requires 132"),
     "empty distcp": (lambda d: write(d / "__1_0.distcp", b"", SAVED), "__1_0.distcp has 0 bytes"),
     "two things": (lambda d: ((d / "__0_0.distcp").unlink(), short(d / "__1_0.distcp")), r"is missing \(and 1 more\)"),
-    "no .metadata": (lambda d: (d / ".metadata").unlink(), "has no .metadata: a save over it was cut off"),
+    "no .metadata": (lambda d: (d / ".metadata").unlink(), "has no .metadata: a save over it was interrupted"),
     "empty .metadata": (lambda d: write(d / ".metadata", b"", SAVED), ".metadata is damaged"),
     "no metadata.json": (lambda d: (d / "metadata.json").unlink(), r"no metadata.json: .* such as torch_dcp"),
-    "empty metadata.json": (lambda d: write(d / "metadata.json", b"", SAVED), "metadata.json is no JSON"),
-    "half metadata.json": (lambda d: short(d / "metadata.json"), "metadata.json is no JSON"),
+    "empty metadata.json": (lambda d: write(d / "metadata.json", b"", SAVED), "metadata.json is not JSON"),
+    "half metadata.json": (lambda d: short(d / "metadata.json"), "metadata.json is not JSON"),
     "another format": (
         lambda d: write(d / "metadata.json", b'{"sharded_backend": "zarr"}', SAVED + 3),
         "names the format 'zarr', not 'torch_dist'",
@@ -103,13 +103,16 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda d: (shutil.rmtree(d), write(d / "mp_rank_00" / "model_optim_rng.pt", b"x", SAVED)),
         "older format, torch",
     ),
-    "no directory": (lambda d: (shutil.rmtree(d), write(d, b"x", SAVED)), "is no directory"),
-    "link to nothing": (lambda d: (shutil.rmtree(d), d.symlink_to("gone")), "is a link to nothing"),
+    "no directory": (lambda d: (shutil.rmtree(d), write(d, b"x", SAVED)), "is not a directory"),
+    "link to nothing": (lambda d: (shutil.rmtree(d), d.symlink_to("gone")), "is a dangling symbolic link"),
     "pipe for data": (
         lambda d: ((d / "__1_0.distcp").unlink(), os.mkfifo(d / "__1_0.distcp")),
-        "__1_0.distcp is no file",
+        "__1_0.distcp is not a regular file",
     ),
-    "pipe for .metadata": (lambda d: ((d / ".metadata").unlink(), os.mkfifo(d / ".metadata")), ".metadata is no file"),
+    "pipe for .metadata": (
+        lambda d: ((d / ".metadata").unlink(), os.mkfifo(d / ".metadata")),
+        ".metadata is not a regular file",
+    ),
     "large metadata.json": (lambda d: write(d / "metadata.json", bytes(2 << 20), SAVED), "has 2,097,152 bytes"),
     "large .metadata": (lambda d: os.truncate(d / ".metadata", 2 << 40), ".metadata has 2,199,023,255,552 bytes"),
     "a format of many words": (
@@ -118,7 +121,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "newer data": (
         lambda d: at(d / "__1_0.distcp", SAVED + 3 + 1000),
-        r"__1_0.distcp is 1,001 s newer than .metadata: a save over it was cut off .*touch",
+        r"__1_0.distcp is 1,001 s newer than .metadata: a save over it was interrupted .*touch",
     ),
     "newer data and .metadata": (
         lambda d: (at(d / "__1_0.distcp", SAVED + 1000), at(d / ".metadata", SAVED + 1001)),
@@ -132,7 +135,7 @@ def test_damage_is_found_and_named(damage: str, tmp_path: Path) -> None:
     directory = save(tmp_path, 100)
     hurt, said = DAMAGES[damage]
     hurt(directory)
-    found = only(tmp_path)
+    found = only_checkpoint(tmp_path)
     assert not found.complete
     assert re.search(said, found.state), found.state
 
@@ -147,31 +150,34 @@ ARCHIVE = archive(COMMON)
 def test_a_common_file_that_torch_wrote_is_whole_and_no_beginning_of_it_is(common: bytes, tmp_path: Path) -> None:
     """What older Megatron-LM leaves when power fails under it: it syncs neither that file nor metadata.json."""
     save(tmp_path, 100)
-    directory = older(save(tmp_path, 200), common)
+    directory = make_older(save(tmp_path, 200), common)
     assert only_newest(tmp_path).complete
     for end in {0, 1, 16, 100, len(common) // 2, len(common) - 60, len(common) - 22, len(common) - 1}:
         write(directory / "common.pt", common[:end], SAVED + 6000)
-        assert only_newest(tmp_path).state.startswith("common.pt is cut off or damaged"), end
-        assert prepare(tmp_path, dry_run=True).name == "iter_0000100"
+        assert only_newest(tmp_path).state.startswith("common.pt is truncated or damaged"), end
+        assert repair_checkpoints(tmp_path, dry_run=True).name == "iter_0000100"
 
 
 BAD_COMMON: dict[str, tuple[Callable[[Path], Any], str]] = {
     "missing": (lambda f: f.unlink(), "common.pt is missing"),
-    "zeros": (lambda f: write(f, bytes(len(ARCHIVE)), SAVED), "common.pt is cut off or damaged"),
-    "zeros at the end": (lambda f: write(f, ARCHIVE[:500] + bytes(len(ARCHIVE) - 500), SAVED), "is cut off or damaged"),
+    "zeros": (lambda f: write(f, bytes(len(ARCHIVE)), SAVED), "common.pt is truncated or damaged"),
+    "zeros at the end": (
+        lambda f: write(f, ARCHIVE[:500] + bytes(len(ARCHIVE) - 500), SAVED),
+        "is truncated or damaged",
+    ),
     "a page of zeros": (
         lambda f: write(f, ARCHIVE.replace(bytes(range(256)), bytes(256), 1), SAVED),
         "Bad CRC-32 for file 'common/data/0'",
     ),
     "another byte": (lambda f: write(f, ARCHIVE.replace(b"seq_length", b"seq_lengtH"), SAVED), "Bad CRC-32"),
-    "bytes before it": (lambda f: write(f, ARCHIVE + b"x" * 70_000, SAVED), "is cut off or damaged"),
-    "a bomb": (lambda f: write(f, archive(bytes(10**7), zipfile.ZIP_DEFLATED), SAVED), "has compressed parts"),
-    "overlapping": (lambda f: write(f, overlapping(), SAVED), "its parts are larger than all of it"),
+    "bytes before it": (lambda f: write(f, ARCHIVE + b"x" * 70_000, SAVED), "is truncated or damaged"),
+    "a bomb": (lambda f: write(f, archive(bytes(10**7), zipfile.ZIP_DEFLATED), SAVED), "has compressed members"),
+    "overlapping": (lambda f: write(f, overlapping(), SAVED), "its members are larger than the file"),
     "another archive": (lambda f: write(f, ARCHIVE.replace(b"data.pkl", b"data.pkx"), SAVED), "has no data.pkl"),
-    "a pickle": (lambda f: write(f, pickle.dumps(COMMON), SAVED), "is cut off or damaged"),
-    "a pipe": (lambda f: (f.unlink(), os.mkfifo(f)), "common.pt is no file"),
-    "a directory": (lambda f: (f.unlink(), f.mkdir()), "common.pt is no file"),
-    "a link out": (lambda f: (f.unlink(), f.symlink_to("/etc/passwd")), "is a link that leads out"),
+    "a pickle": (lambda f: write(f, pickle.dumps(COMMON), SAVED), "is truncated or damaged"),
+    "a pipe": (lambda f: (f.unlink(), os.mkfifo(f)), "common.pt is not a regular file"),
+    "a directory": (lambda f: (f.unlink(), f.mkdir()), "common.pt is not a regular file"),
+    "a link out": (lambda f: (f.unlink(), f.symlink_to("/etc/passwd")), "is a symbolic link that leads out"),
 }
 
 
@@ -186,32 +192,32 @@ def overlapping() -> bytes:
 
 @pytest.mark.parametrize("damage", BAD_COMMON)
 def test_a_common_file_that_is_not_whole_is_damage(damage: str, tmp_path: Path) -> None:
-    directory = older(save(tmp_path, 100), ARCHIVE)
+    directory = make_older(save(tmp_path, 100), ARCHIVE)
     hurt, said = BAD_COMMON[damage]
     hurt(directory / "common.pt")
-    assert said in only(tmp_path).state
+    assert said in only_checkpoint(tmp_path).state
 
 
 def test_a_common_file_is_missed_only_where_megatron_wrote_one(tmp_path: Path) -> None:
     directory = save(tmp_path, 100)
-    assert only(tmp_path).complete
+    assert only_checkpoint(tmp_path).complete
     write(directory / "common.pt", ARCHIVE[:-1], SAVED)  # read by every Megatron-LM wherever there is one
-    assert "common.pt is cut off or damaged" in only(tmp_path).state
+    assert "common.pt is truncated or damaged" in only_checkpoint(tmp_path).state
 
 
 def only_newest(path: Path) -> Checkpoint:
-    return scan(path)[-1]
+    return list_checkpoints(path)[-1]
 
 
 def test_clocks_may_differ_a_little_and_touching_says_that_a_copy_is_whole(tmp_path: Path) -> None:
     directory = save(tmp_path, 100)
-    at(directory / "__0_0.distcp", SAVED + 2 + CLOCK_TOLERANCE)
-    assert only(tmp_path).complete
-    at(directory / "__0_0.distcp", SAVED + 2 + CLOCK_TOLERANCE + 1)
-    assert not only(tmp_path).complete
+    at(directory / "__0_0.distcp", SAVED + 2 + CLOCK_TOLERANCE_SECONDS)
+    assert only_checkpoint(tmp_path).complete
+    at(directory / "__0_0.distcp", SAVED + 2 + CLOCK_TOLERANCE_SECONDS + 1)
+    assert not only_checkpoint(tmp_path).complete
     (directory / ".metadata").touch()
     (directory / "metadata.json").touch()
-    assert only(tmp_path).complete
+    assert only_checkpoint(tmp_path).complete
 
 
 def test_a_truncated_metadata_is_damage_wherever_it_ends(tmp_path: Path) -> None:
@@ -219,7 +225,7 @@ def test_a_truncated_metadata_is_damage_wherever_it_ends(tmp_path: Path) -> None
     data = file.read_bytes()
     for end in range(len(data)):
         write(file, data[:end], SAVED + 2)
-        assert only(tmp_path).state.startswith(".metadata is damaged"), end
+        assert only_checkpoint(tmp_path).state.startswith(".metadata is damaged"), end
 
 
 PATHS: list[Any] = [
@@ -241,7 +247,7 @@ def test_a_path_that_leads_out_of_the_checkpoint_is_damage(path: str, tmp_path: 
     directory = save(tmp_path, 100)
     write(tmp_path / "outside", bytes(1000), SAVED)
     write(directory / ".metadata", metadata([("__0_0.distcp", 0, 10), (path, 0, 10)]), SAVED + 2)
-    assert any(word in only(tmp_path).state for word in ("is outside the checkpoint", "leads nowhere"))
+    assert any(word in only_checkpoint(tmp_path).state for word in ("is outside the checkpoint", "is not a valid path"))
 
 
 @pytest.mark.parametrize(
@@ -249,14 +255,14 @@ def test_a_path_that_leads_out_of_the_checkpoint_is_damage(path: str, tmp_path: 
 )
 def test_an_entry_that_is_no_stretch_of_a_file_is_damage(entry: Any, tmp_path: Path) -> None:
     write(save(tmp_path, 100) / ".metadata", metadata([entry]), SAVED + 2)
-    assert "names no stretch of a file" in only(tmp_path).state
+    assert "does not name an extent of a file" in only_checkpoint(tmp_path).state
 
 
 def test_metadata_without_data_is_damage(tmp_path: Path) -> None:
     file = save(tmp_path, 100) / ".metadata"
     for content in (metadata([]), pickle.dumps({"storage_data": {}}), pickle.dumps(None)):
         write(file, content, SAVED + 2)
-        assert only(tmp_path).state == ".metadata names no data"
+        assert only_checkpoint(tmp_path).state == ".metadata lists no data files"
 
 
 def test_links_inside_a_checkpoint_are_followed_and_links_out_of_it_are_damage(tmp_path: Path) -> None:
@@ -268,43 +274,43 @@ def test_links_inside_a_checkpoint_are_followed_and_links_out_of_it_are_damage(t
     def link(target: str) -> Checkpoint:
         file.unlink()
         file.symlink_to(target)
-        return only(tmp_path)
+        return only_checkpoint(tmp_path)
 
     assert link("sub/data").complete
-    assert link("../outside/data").state == "__0_0.distcp is a link that leads out of the checkpoint"
-    assert link("/etc/passwd").state == "__0_0.distcp is a link that leads out of the checkpoint"
+    assert link("../outside/data").state == "__0_0.distcp is a symbolic link that leads out of the checkpoint"
+    assert link("/etc/passwd").state == "__0_0.distcp is a symbolic link that leads out of the checkpoint"
     assert link("sub/gone").state == "__0_0.distcp is missing"
-    assert "leads nowhere" in link("__0_0.distcp").state
+    assert "is not a valid path" in link("__0_0.distcp").state
     # A directory on the way may be a link too.
     shutil.rmtree(moved.parent)
     moved.parent.symlink_to("../outside")
     write(directory / ".metadata", metadata([("sub/data", 0, 10)]), SAVED + 2)
-    assert only(tmp_path).state == "sub/data is a link that leads out of the checkpoint"
+    assert only_checkpoint(tmp_path).state == "sub/data is a symbolic link that leads out of the checkpoint"
 
 
 def test_a_checkpoint_may_be_a_link_as_a_whole(tmp_path: Path) -> None:
     save(tmp_path / "base", 100)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "iter_0000100").symlink_to("../base/iter_0000100")
-    assert only(tmp_path / "run").complete
+    assert only_checkpoint(tmp_path / "run").complete
 
 
 def test_recorded_hashes_are_compared_when_asked(tmp_path: Path) -> None:
     directory = save(tmp_path, 100)
     integrity(directory)
-    assert only(tmp_path, full=True).complete
+    assert only_checkpoint(tmp_path, full=True).complete
     file = directory / "__0_0.distcp"
     write(file, file.read_bytes()[:-1] + b"?", SAVED)
-    assert only(tmp_path).complete
-    assert only(tmp_path, full=True).state == "__0_0.distcp has other bytes than integrity.json says"
+    assert only_checkpoint(tmp_path).complete
+    assert only_checkpoint(tmp_path, full=True).state == "__0_0.distcp does not match its hash in integrity.json"
     integrity(directory, common="0" * 64)
-    assert only(tmp_path, full=True).state == "common, of which integrity.json has the hash, is missing"
+    assert only_checkpoint(tmp_path, full=True).state == "common is missing, but integrity.json has its hash"
     integrity(directory, **{"../iter_0000100/__0_0.distcp": "0" * 64})
-    assert "is outside the checkpoint" in only(tmp_path, full=True).state
+    assert "is outside the checkpoint" in only_checkpoint(tmp_path, full=True).state
     for torn in (b"", b"{}", b"[]", b'{"algorithm": "md5", "files": {}}', b'{"files": 3}'):
         write(directory / "integrity.json", torn, SAVED + 4)
-        assert only(tmp_path).complete
-        assert ("'md5', not of 'sha256'" if b"md5" in torn else "was cut off") in only(tmp_path, full=True).state
+        assert only_checkpoint(tmp_path).complete
+        assert ("'md5', not of 'sha256'" if b"md5" in torn else "is truncated") in only_checkpoint(tmp_path, full=True).state
 
 
 def two_and_a_cut_off(path: Path) -> None:
@@ -323,7 +329,7 @@ def test_list_verify_and_repair(tmp_path: Path) -> None:
     for path in (torn, lost):
         two_and_a_cut_off(path)
     tracker(torn, "")
-    missing(lost, 200)
+    remove_shard(lost, 200)
     asked = [
         ["list", good], ["list", good, "--json"], ["list", torn], ["list", tmp_path / "nowhere"],
         ["verify", good], ["verify", good, "--json"], ["verify", lost], ["verify", lost, "--quick", "--json"],
@@ -332,32 +338,32 @@ def test_list_verify_and_repair(tmp_path: Path) -> None:
         ["repair", lost, "--start-over"],
         *([command, tmp_path / name] for command in ("list", "verify", "repair") for name in ("nowhere", "x" * 300)),
     ]  # fmt: skip
-    ended, _ = many([["checkpoint", *map(str, one)] for one in asked])
+    ended, _ = run_many([["checkpoint", *map(str, one)] for one in asked])
     assert [one.code for one in ended] == [0, 0, 0, 2, 0, 0, 2, 2, 2, 2, 0, 0, 0, 0, 0, 2] + [2] * 6
-    assert all("is no directory" in one.err for one in ended[16:])
+    assert all("is not a directory" in one.err for one in ended[16:])
     assert not any("Traceback" in one.err for one in ended)
 
     lines = ended[0].out.splitlines()
     bytes_there = sum(file.stat().st_size for file in (good / START(100)).iterdir())
-    assert lines[0].split()[:3] == ["100", *size(bytes_there).split()] and lines[0].endswith("complete")
+    assert lines[0].split()[:3] == ["100", *format_bytes(bytes_there).split()] and lines[0].endswith("complete")
     assert lines[1].split()[:2] == ["*", "200"] and lines[1].endswith("complete")
     facts = json.loads(ended[1].out)
     assert facts["tracker"] == "iter_0000200" and [one["tracked"] for one in facts["checkpoints"]] == [False, True]
     assert {"iteration": 100, "complete": True, "bytes": bytes_there}.items() <= facts["checkpoints"][0].items()
     assert "is empty" in ended[2].out and "has no metadata.json" in ended[2].out
-    assert "is no directory" in ended[3].err
+    assert "is not a directory" in ended[3].err
 
-    assert "iter_0000200 is whole, and its hashes are right" in ended[4].out
+    assert "iter_0000200 is complete, and its hashes are correct" in ended[4].out
     assert json.loads(ended[5].out)["problems"] == []
-    assert "wrong: __0_0.distcp is missing" in ended[6].out and "tokenmill checkpoint list" in ended[6].err
+    assert "problem: __0_0.distcp is missing" in ended[6].out and "tokenmill checkpoint list" in ended[6].err
     assert json.loads(ended[7].out)["problems"] == ["__0_0.distcp is missing"]
     assert "tokenmill checkpoint repair" in ended[8].err
     assert "there is no" in ended[9].err
 
-    assert "would be done: tracker set to 200" in ended[10].out and "nothing was changed" in ended[10].out
+    assert "would change: tracker set to 200" in ended[10].out and "nothing was changed" in ended[10].out
     repaired = json.loads(ended[11].out)
     assert (repaired["iteration"], repaired["checkpoint"], len(repaired["done"])) == (200, "iter_0000200", 2)
-    assert ended[12].out.endswith("iter_0000200 is whole\n")
+    assert ended[12].out.endswith("iter_0000200 is complete\n")
     assert "tracker set to 100" in ended[13].out and "resumes from" in ended[13].out
     assert ended[14].out == f"a run resumes from {lost / 'iter_0000100'}\n"
-    assert "iter_0000100 is whole" in ended[15].err
+    assert "iter_0000100 is complete" in ended[15].err

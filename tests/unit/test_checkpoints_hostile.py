@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.checkpoints import SAVED, only
+from support.checkpoints import SAVED, only_checkpoint
 from support.commandline import tokenmill
 from support.torchdist import NOW, metadata, save, write
-from tokenmill.training.checkpoints.metadata import Damage, extents
+from tokenmill.training.checkpoints.metadata import Damage, read_extents
 from tokenmill.training.checkpoints.torch_dist import Checkpoint
 
 MADE = [
@@ -125,9 +125,9 @@ def test_a_hostile_metadata_is_refused_and_nothing_of_it_runs(tmp_path: Path) ->
     file = save(tmp_path, 100) / ".metadata"
     for name, content in hostile(tmp_path).items():
         write(file, content, SAVED + 2)
-        found = only(tmp_path)
+        found = only_checkpoint(tmp_path)
         assert not found.complete and ".metadata" in found.state, name
-        assert name[:10] != "getattr of" or "takes attributes" in found.state or "which no checkpoint" in found.state
+        assert name[:10] != "getattr of" or "reads an attribute" in found.state or "which no checkpoint" in found.state
         assert not (tmp_path / "executed").exists(), name
     # It is no pickle for nothing: the real thing runs it.
     pickle.loads(hostile(tmp_path)["os.system"])
@@ -156,7 +156,7 @@ def test_what_is_made_of_parts_of_itself_is_never_looked_through(parts: list[byt
     """Random growth by tuples, lists, sets and dictionaries of what is there; then all of it as a key or an item."""
     content = b"\x80\x04)\x94" + b"".join(parts) + last + b"h\x00" + b"".join(parts) + b"Ns."
     with contextlib.suppress(Damage):
-        extents(content)
+        read_extents(content)
 
 
 @settings(max_examples=100)
@@ -169,7 +169,7 @@ def test_every_pickler_of_an_honest_metadata_is_understood(
     entries: list[tuple[str, int, int]], protocol: int, optimized: bool
 ) -> None:
     content = metadata(entries, protocol)
-    needed = extents(pickletools.optimize(content) if optimized else content)
+    needed = read_extents(pickletools.optimize(content) if optimized else content)
     assert needed == {path: max(start + size for name, start, size in entries if name == path) for path, *_ in entries}
 
 
@@ -181,33 +181,33 @@ def test_a_large_honest_metadata_is_whole(tmp_path: Path) -> None:
         write(directory / name, bytes(length), SAVED)
     entries = [(name, start, 1) for name in sizes for start in range(10)]
     write(directory / ".metadata", metadata([*entries, *((name, 0, 100) for name in sizes)]), SAVED + 2)
-    assert only(tmp_path).complete
+    assert only_checkpoint(tmp_path).complete
     (directory / "__499_1.distcp").unlink()
-    assert only(tmp_path).state == "__499_1.distcp is missing"
+    assert only_checkpoint(tmp_path).state == "__499_1.distcp is missing"
 
 
 @pytest.mark.parametrize(
     ("bound", "content", "said"),
     [
-        ("OPERATIONS", b"\x80\x02" + b"N0" * 50 + b"N.", "more than 60 opcodes"),
-        ("OBJECTS", b"\x80\x02" + b"}0" * 61 + b"N.", "more than 60 objects"),
-        ("DEPTH", b"\x80\x02" + b"(" * 61 + b"t" * 61 + b".", "more than 60 collections within each other"),
+        ("MAX_OPCODES", b"\x80\x02" + b"N0" * 50 + b"N.", "more than 60 opcodes"),
+        ("MAX_OBJECTS", b"\x80\x02" + b"}0" * 61 + b"N.", "more than 60 objects"),
+        ("MAX_DEPTH", b"\x80\x02" + b"(" * 61 + b"t" * 61 + b".", "more than 60 nested collections"),
     ],
 )
 def test_work_is_bounded(bound: str, content: bytes, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"tokenmill.training.checkpoints.metadata.{bound}", 60)
-    if bound != "OPERATIONS":
-        monkeypatch.setattr("tokenmill.training.checkpoints.metadata.OPERATIONS", 1000)
+    if bound != "MAX_OPCODES":
+        monkeypatch.setattr("tokenmill.training.checkpoints.metadata.MAX_OPCODES", 1000)
     with pytest.raises(Damage, match=said):
-        extents(content)
+        read_extents(content)
 
 
 def test_a_refused_name_is_said_and_fit_to_print(tmp_path: Path) -> None:
     file = save(tmp_path, 100) / ".metadata"
     write(file, pickle.dumps(Call(os.system, "x")), SAVED + 2)
-    assert only(tmp_path).state == ".metadata names posix.system, which no checkpoint needs: do not load it"
+    assert only_checkpoint(tmp_path).state == ".metadata names posix.system, which no checkpoint needs: do not load it"
     write(file, b"\x80\x04\x8c\x05a\x1b[2J\x8c\x01b\x93.", SAVED + 2)
-    assert "\x1b" not in only(tmp_path).state
+    assert "\x1b" not in only_checkpoint(tmp_path).state
 
 
 @pytest.mark.slow
@@ -222,4 +222,4 @@ def test_no_damage_to_metadata_does_more_than_be_found(data: st.DataObject) -> N
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory)
         write(save(path, 100) / ".metadata", bytes(content), SAVED + 2)
-        assert isinstance(only(path), Checkpoint)
+        assert isinstance(only_checkpoint(path), Checkpoint)

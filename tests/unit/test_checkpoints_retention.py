@@ -7,17 +7,33 @@ from typing import Any
 
 import pytest
 
-from support.checkpoints import START, aside, iterations, killed, losing, missing, tracker, tracking, tree
+from support.checkpoints import (
+    START,
+    dies_at_change,
+    iterations,
+    names_moved_aside,
+    remove_shard,
+    removing_shard,
+    tracker,
+    tracking,
+    tree,
+)
 from support.torchdist import UNTRACKED, save
 from tokenmill.errors import RequestError
-from tokenmill.training.checkpoints.repair import ASIDE_FINISHED, look, prepare, prune, scan
+from tokenmill.training.checkpoints.repair import (
+    MAX_FINISHED_ASIDE,
+    examine_tracked,
+    list_checkpoints,
+    prune,
+    repair_checkpoints,
+)
 
 
 def run_of(path: Path) -> None:
     """Five whole checkpoints up to the tracker's, one cut off, two newer, a link, and release."""
     for iteration in (100, 200, 300, 400, 500):
         save(path, iteration)
-    missing(path, 300)
+    remove_shard(path, 300)
     save(path, 600, steps=UNTRACKED)
     save(path, 700, steps=1)
     save(path, "release", steps=UNTRACKED)
@@ -35,8 +51,8 @@ def test_the_newest_whole_ones_up_to_the_tracker_are_kept(keep: int, also: list[
     run_of(path)
     said = prune(path, keep)
     assert iterations(path) == sorted([*ALWAYS, *(f"iter_{one:07d}" for one in also)])
-    assert len(said) == 3 - len(also) and all(f"deleted: {keep} newer ones are kept" in one for one in said)
-    assert look(path).complete  # type: ignore[union-attr]
+    assert len(said) == 3 - len(also) and all(f"deleted: {keep} newer checkpoints are kept" in one for one in said)
+    assert examine_tracked(path).complete  # type: ignore[union-attr]
     assert list(tmp_path.rglob("*-1")) == [] and (tmp_path / "base" / "iter_0000050" / ".metadata").exists()
     assert prune(path, keep) == []
 
@@ -49,7 +65,7 @@ def test_fewer_than_two_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "hurt",
-    [tracking(""), tracking(None), tracking("900"), tracking("release"), losing(500)],
+    [tracking(""), tracking(None), tracking("900"), tracking("release"), removing_shard(500)],
     ids=["torn", "missing", "nowhere", "release", "damaged"],
 )
 def test_nothing_is_deleted_unless_the_tracker_names_a_whole_one(hurt: Callable[[Path], Any], tmp_path: Path) -> None:
@@ -68,12 +84,12 @@ def test_retention_that_is_killed_anywhere_leaves_nothing_that_is_half_there(tmp
     for count in range(1, 200):
         path = tmp_path / f"{count}" / "run"
         run_of(path)
-        died = killed(lambda path=path: prune(path, 2), count)
+        died = dies_at_change(lambda path=path: prune(path, 2), count)
         # Whatever is left under its name is as it was; two whole ones up to the tracker are there.
-        left = {one.iteration: one.complete for one in scan(path)}
+        left = {one.iteration: one.complete for one in list_checkpoints(path)}
         assert {one for one, whole in left.items() if not whole} == {300, 700}
         assert left[500] and left[400]
-        assert prepare(path, dry_run=True).name == "iter_0000500"
+        assert repair_checkpoints(path, dry_run=True).name == "iter_0000500"
         prune(path, 2)
         assert tree(path).keys() == tree(tmp_path / "whole" / "run").keys()
         if not died:
@@ -85,15 +101,15 @@ def test_what_lies_aside_is_bounded_and_what_was_finished_stays_longest(tmp_path
     for iteration in (100, 200, 300, 400, 500):
         save(tmp_path, iteration)
     tracker(tmp_path, "100")
-    prepare(tmp_path)
-    assert aside(tmp_path) == [START(200), START(300), START(400), START(500)]
+    repair_checkpoints(tmp_path)
+    assert names_moved_aside(tmp_path) == [START(200), START(300), START(400), START(500)]
     for iteration in (200, 300):
         save(tmp_path, iteration, steps=1)
-        prepare(tmp_path)
-    assert aside(tmp_path) == [START(200), START(300), START(300), START(400), START(500)]
+        repair_checkpoints(tmp_path)
+    assert names_moved_aside(tmp_path) == [START(200), START(300), START(300), START(400), START(500)]
     said = prune(tmp_path, 2)
-    assert aside(tmp_path) == [START(300), START(400), START(500)] and ASIDE_FINISHED == 2
-    assert len(said) == 2 and all("deleted: newer ones lie aside" in one for one in said)
+    assert names_moved_aside(tmp_path) == [START(300), START(400), START(500)] and MAX_FINISHED_ASIDE == 2
+    assert len(said) == 2 and all("deleted: newer ones are kept aside" in one for one in said)
     assert list((tmp_path / ".tokenmill" / "trash").iterdir()) == []
 
 
@@ -111,7 +127,9 @@ def test_a_pipe_in_the_trash_is_left_and_said(tmp_path: Path) -> None:
     save(tmp_path, 100)
     (tmp_path / ".tokenmill" / "trash").mkdir(parents=True)
     os.mkfifo(tmp_path / ".tokenmill" / "trash" / "iter_0000050-1")
-    assert ["iter_0000050-1 is not deleted yet: Not a directory" in one for one in prepare(tmp_path).done] == [True]
+    assert [
+        "iter_0000050-1 is not deleted yet: Not a directory" in one for one in repair_checkpoints(tmp_path).actions
+    ] == [True]
 
 
 @pytest.mark.parametrize("kind", ["aside", "trash"])
@@ -123,9 +141,9 @@ def test_nothing_is_deleted_through_a_link(kind: str, tmp_path: Path) -> None:
     (tmp_path / "run" / ".tokenmill").mkdir()
     (tmp_path / "run" / ".tokenmill" / kind).symlink_to(tmp_path / "elsewhere")
     before = tree(tmp_path)
-    with pytest.raises(RequestError, match=f"{kind} is a link"):
-        prepare(tmp_path / "run")
+    with pytest.raises(RequestError, match=f"{kind} is a symbolic link"):
+        repair_checkpoints(tmp_path / "run")
     if kind == "trash":
-        with pytest.raises(RequestError, match="trash is a link"):
+        with pytest.raises(RequestError, match="trash is a symbolic link"):
             prune(tmp_path / "run", 2)
     assert tree(tmp_path) == before

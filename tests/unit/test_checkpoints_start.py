@@ -8,19 +8,36 @@ from typing import Any
 
 import pytest
 
-from support.checkpoints import START, aside, iterations, killed, losing, saving, tracker, tracking, tree
+from support.checkpoints import (
+    START,
+    dies_at_change,
+    iterations,
+    names_moved_aside,
+    removing_shard,
+    saving,
+    tracker,
+    tracking,
+    tree,
+)
 from support.torchdist import CUT_OFF, NOW, TRACKER, UNTRACKED, save, write
 from tokenmill.errors import RequestError
 from tokenmill.files import mounts
 from tokenmill.training.checkpoints import repair
-from tokenmill.training.checkpoints.repair import ASIDE_UNFINISHED, TornTracker, look, prepare, read_tracker, scan
+from tokenmill.training.checkpoints.repair import (
+    MAX_UNFINISHED_ASIDE,
+    InvalidTracker,
+    examine_tracked,
+    list_checkpoints,
+    read_tracked_iteration,
+    repair_checkpoints,
+)
 
 
 @pytest.mark.parametrize(("content", "iteration"), [(b"100", 100), (b" 0000100\n", 100), (b"release", 0), (b"0", 0)])
 def test_the_tracker_is_read_as_megatron_reads_it(content: bytes, iteration: int, tmp_path: Path) -> None:
-    assert read_tracker(tmp_path) is None
+    assert read_tracked_iteration(tmp_path) is None
     write(tmp_path / TRACKER, content, NOW)
-    assert read_tracker(tmp_path) == iteration
+    assert read_tracked_iteration(tmp_path) == iteration
 
 
 TORN = [
@@ -43,19 +60,19 @@ TORN = [
 @pytest.mark.parametrize("content", TORN, ids=lambda content: ascii(content[:12]))
 def test_a_torn_tracker_is_an_error_of_its_own(content: bytes, tmp_path: Path) -> None:
     write(tmp_path / TRACKER, content, NOW)
-    with pytest.raises(TornTracker, match="tokenmill checkpoint repair") as problem:
-        read_tracker(tmp_path)
+    with pytest.raises(InvalidTracker, match="tokenmill checkpoint repair") as problem:
+        read_tracked_iteration(tmp_path)
     assert problem.value.exit_code == 2 and TRACKER in str(problem.value)
 
 
 def test_a_tracker_that_is_no_file_is_torn(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / TRACKER)
-    with pytest.raises(TornTracker, match="is no file"):
-        read_tracker(tmp_path)
+    with pytest.raises(InvalidTracker, match="cannot use the tracker"):
+        read_tracked_iteration(tmp_path)
     (tmp_path / TRACKER).unlink()
     (tmp_path / TRACKER).mkdir()
-    with pytest.raises(TornTracker, match="is no file"):
-        read_tracker(tmp_path)
+    with pytest.raises(InvalidTracker, match="cannot use the tracker"):
+        read_tracked_iteration(tmp_path)
 
 
 class Case:
@@ -86,7 +103,7 @@ def made(*steps: Callable[[Path], Any]) -> Callable[[Path], None]:
     return make
 
 
-UNTRUE = "it is whole, but the tracker was never set to it, or was set back"
+UNTRUE = "it is complete, but the tracker never named it or was set back"
 
 
 CASES = {
@@ -102,7 +119,7 @@ CASES = {
         "200",
         [100, 200],
         [300],
-        ["iter_0000300 moved aside: newer than where the run resumes (has no metadata.json"],
+        ["iter_0000300 moved aside: newer than the checkpoint to resume from (has no metadata.json"],
     ),
     "cut off at once": Case(
         made(saving(100), saving(200, 0)), START(100), "100", [100], [200], ["iter_0000200 moved aside"]
@@ -113,7 +130,7 @@ CASES = {
         "100",
         [100],
         [200],
-        [f"iter_0000200 moved aside: newer than where the run resumes ({UNTRUE})"],
+        [f"iter_0000200 moved aside: newer than the checkpoint to resume from ({UNTRUE})"],
     ),
     "set back": Case(
         made(saving(100), saving(200), saving(300), tracking("100")),
@@ -129,7 +146,7 @@ CASES = {
         "200",
         [100, 200],
         [],
-        [f"tracker set to 200, the newest whole checkpoint: {{path}}/{TRACKER} is empty"],
+        [f"tracker set to 200, the newest complete checkpoint: {{path}}/{TRACKER} is empty"],
     ),
     "partial tracker": Case(
         made(saving(100), saving(1000), tracking("10")),
@@ -137,10 +154,10 @@ CASES = {
         "1000",
         [100, 1000],
         [],
-        ["it named iter_0000010, which is not whole (is not there)"],
+        ["the tracker named iter_0000010, which is not complete (does not exist)"],
     ),
     "tracker of garbage": Case(
-        made(saving(100), tracking("x;y")), START(100), "100", [100], [], ["holds b'x;y', which is no iteration"]
+        made(saving(100), tracking("x;y")), START(100), "100", [100], [], ["contains b'x;y', which is not an iteration"]
     ),
     "tracker cut off over a cut-off save": Case(
         made(saving(100), saving(200), saving(300, CUT_OFF), tracking("")),
@@ -151,10 +168,10 @@ CASES = {
         ["is empty", "iter_0000300"],
     ),
     "no tracker": Case(
-        made(saving(100), saving(200), tracking(None)), START(200), "200", [100, 200], [], ["there was none"]
+        made(saving(100), saving(200), tracking(None)), START(200), "200", [100, 200], [], ["there was no tracker"]
     ),
     "first save, killed before the tracker": Case(
-        made(saving(100, UNTRACKED)), START(100), "100", [100], [], ["there was none"]
+        made(saving(100, UNTRACKED)), START(100), "100", [100], [], ["there was no tracker"]
     ),
     "names nothing": Case(
         made(saving(100), tracking("500")),
@@ -162,18 +179,18 @@ CASES = {
         "100",
         [100],
         [],
-        ["iter_0000500, which is not whole (is not there)"],
+        ["iter_0000500, which is not complete (does not exist)"],
     ),
     "names a damaged one": Case(
-        made(saving(100), saving(200), losing(200)),
+        made(saving(100), saving(200), removing_shard(200)),
         START(100),
         "100",
         [100],
         [200],
-        ["which is not whole (__0_0.distcp is missing)", "iter_0000200 moved"],
+        ["which is not complete (__0_0.distcp is missing)", "iter_0000200 moved"],
     ),
     "names a damaged one, older and newer whole": Case(
-        made(saving(100), saving(200), saving(300), losing(200), tracking("200")),
+        made(saving(100), saving(200), saving(300), removing_shard(200), tracking("200")),
         START(300),
         "300",
         [100, 200, 300],
@@ -181,14 +198,14 @@ CASES = {
         ["tracker set to 300"],
     ),
     "names a damaged one, newer cut off": Case(
-        made(saving(100), saving(200), losing(200), saving(300, 2)),
+        made(saving(100), saving(200), removing_shard(200), saving(300, 2)),
         START(100),
         "100",
         [100],
         [200, 300],
         ["tracker", "0200 moved", "0300 moved"],
     ),
-    "an older one is damaged": Case(made(saving(100), saving(200), losing(100)), START(200), "200", [100, 200]),
+    "an older one is damaged": Case(made(saving(100), saving(200), removing_shard(100)), START(200), "200", [100, 200]),
     "tracker release": Case(made(saving("release")), "release", "release", ["release"]),
     "tracker release, a save cut off": Case(
         made(saving("release"), saving(100, 2)), "release", "release", ["release"], [100], ["iter_0000100"]
@@ -202,7 +219,7 @@ CASES = {
         ["tracker set to 100"],
     ),
     "only release is whole": Case(
-        made(saving("release"), saving(100), losing(100)),
+        made(saving("release"), saving(100), removing_shard(100)),
         "release",
         "release",
         ["release"],
@@ -215,7 +232,7 @@ CASES = {
         None,
         [],
         [100],
-        ["iter_0000100 moved aside: the run's first save was never finished"],
+        ["iter_0000100 moved aside: the first save of the run did not finish"],
     ),
     "first save cut off in metadata.json": Case(
         made(saving(100, UNTRACKED), lambda p: write(p / "iter_0000100" / "metadata.json", b"", NOW)),
@@ -223,7 +240,7 @@ CASES = {
         None,
         [],
         [100],
-        ["never finished"],
+        ["did not finish"],
     ),
     "first save cut off twice": Case(
         made(saving(100, 0), saving(200, CUT_OFF)),
@@ -241,45 +258,48 @@ def test_a_start_resumes_from_the_right_one(name: str, tmp_path: Path) -> None:
     case, path = CASES[name], tmp_path / "run"
     case.make(path)
     before = tree(path)
-    dry = prepare(path, dry_run=True)
+    dry = repair_checkpoints(path, dry_run=True)
     assert tree(path) == before
-    start = prepare(path)
-    assert start.done[: len(dry.done)] == dry.done and (start.iteration, start.name) == (dry.iteration, dry.name)
-    assert (start.name, start.resume) == (case.start, case.start is not None)
+    start = repair_checkpoints(path)
+    assert start.actions[: len(dry.actions)] == dry.actions and (start.iteration, start.name) == (
+        dry.iteration,
+        dry.name,
+    )
+    assert (start.name, start.has_checkpoint) == (case.start, case.start is not None)
     assert start.iteration == (int(case.start[5:]) if case.start and case.start != "release" else 0)
-    for sentence, said in zip(start.done, case.said, strict=True):
+    for sentence, said in zip(start.actions, case.said, strict=True):
         assert said.format(path=path) in sentence
     if not path.exists():
         return
     assert ((path / TRACKER).read_text() if (path / TRACKER).exists() else None) == case.holds
-    assert (iterations(path), aside(path)) == (case.left, case.moved)
+    assert (iterations(path), names_moved_aside(path)) == (case.left, case.moved)
     # What was there is there, here or aside; and a second start has nothing to do.
     after = tree(path)
     for kept in case.left:
         assert {k: v for k, v in before.items() if k.startswith(kept)} == {
             k: v for k, v in after.items() if k.startswith(kept)
         }
-    assert prepare(path) == type(start)(start.iteration, start.name)
+    assert repair_checkpoints(path) == type(start)(start.iteration, start.name)
     assert tree(path) == after
     if case.start:
-        assert look(path) == next(one for one in scan(path) if one.path.name == case.start)
+        assert examine_tracked(path) == next(one for one in list_checkpoints(path) if one.path.name == case.start)
 
 
 REFUSED = {
     "the only one is damaged": (
-        made(saving(100), losing(100)),
+        made(saving(100), removing_shard(100)),
         "the tracker names iter_0000100; iter_0000100: __0_0.distcp is missing",
     ),
     "damaged, without a tracker": (
-        made(saving(100), losing(100), tracking(None)),
+        made(saving(100), removing_shard(100), tracking(None)),
         "there is no tracker; iter_0000100: __0_0.distcp is missing",
     ),
     "damaged, and one cut off": (
-        made(saving(100), losing(100), saving(200, 1)),
+        made(saving(100), removing_shard(100), saving(200, 1)),
         "iter_0000200: has no metadata.json: .*; iter_0000100: __0_0",
     ),
-    "a tracker alone": (made(tracking("100")), "the tracker names iter_0000100; there are none"),
-    "a torn tracker alone": (made(tracking("")), "is empty; there are none"),
+    "a tracker alone": (made(tracking("100")), "the tracker names iter_0000100; there are no checkpoints"),
+    "a torn tracker alone": (made(tracking("")), "is empty; there are no checkpoints"),
     "a torn tracker over a cut-off save": (
         made(saving(100, CUT_OFF), tracking("")),
         "is empty; iter_0000100: has no metadata.json",
@@ -292,7 +312,10 @@ REFUSED = {
         made(lambda p: write(p / "release" / "mp_rank_00" / "model_optim_rng.pt", b"x", NOW), tracking("release")),
         "the tracker names release; release: .* older format, torch",
     ),
-    "a link to what went": (made(lambda p: (p / "iter_0000100").symlink_to("/nonexistent/x")), "is a link to nothing"),
+    "a link to what went": (
+        made(lambda p: (p / "iter_0000100").symlink_to("/nonexistent/x")),
+        "is a dangling symbolic link",
+    ),
     "a hostile one": (
         made(saving(100), lambda p: write(p / "iter_0000100" / ".metadata", b"cos\nsystem\n.", NOW)),
         "names os.system",
@@ -307,30 +330,34 @@ def test_what_was_a_checkpoint_is_never_passed_over_in_silence(name: str, tmp_pa
     make(path)
     before = tree(path)
     with pytest.raises(RequestError, match=said) as refusal:
-        prepare(path)
+        repair_checkpoints(path)
     assert tree(path) == before
     for word in (str(path), "storage.checkpointPath", "tokenmill checkpoint repair", "--start-over"):
         assert word in str(refusal.value)
     # Told to, it begins anew, and throws nothing away.
-    assert prepare(path, start_over=True, dry_run=True).done == prepare(path, start_over=True).done != ()
-    assert sorted(before.keys() & {TRACKER, "release", START(100), START(200)}) == sorted(
-        [*aside(path), *iterations(path)]
+    assert (
+        repair_checkpoints(path, start_over=True, dry_run=True).actions
+        == repair_checkpoints(path, start_over=True).actions
+        != ()
     )
-    assert prepare(path) == type(prepare(path))(0, None)
+    assert sorted(before.keys() & {TRACKER, "release", START(100), START(200)}) == sorted(
+        [*names_moved_aside(path), *iterations(path)]
+    )
+    assert repair_checkpoints(path) == type(repair_checkpoints(path))(0, None)
 
 
 def test_starting_over_is_refused_where_there_is_something_to_resume_from(tmp_path: Path) -> None:
     save(tmp_path, 100)
     tracker(tmp_path, "")
     before = tree(tmp_path)
-    with pytest.raises(RequestError, match=r"iter_0000100 is whole.*storage\.checkpointPath"):
-        prepare(tmp_path, start_over=True)
+    with pytest.raises(RequestError, match=r"iter_0000100 is complete.*storage\.checkpointPath"):
+        repair_checkpoints(tmp_path, start_over=True)
     assert tree(tmp_path) == before
 
 
 def test_a_file_in_place_of_the_directory_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "file", b"", NOW)
-    for call in (prepare, scan, lambda path: prepare(path / "below")):
+    for call in (repair_checkpoints, list_checkpoints, lambda path: repair_checkpoints(path / "below")):
         with pytest.raises(RequestError):
             call(tmp_path / "file")
 
@@ -339,11 +366,11 @@ def test_what_is_moved_aside_never_meets_what_was_moved_before(tmp_path: Path) -
     save(tmp_path, 100)
     for _ in range(5):
         save(tmp_path, 200, steps=CUT_OFF)
-        assert prepare(tmp_path).name == "iter_0000100"
+        assert repair_checkpoints(tmp_path).name == "iter_0000100"
     # The newest stays for somebody who wants to know; a run that dies in every save does not fill the disk.
     assert [each.name for each in (tmp_path / ".tokenmill" / "aside").iterdir()] == ["iter_0000200-5"]
     assert list((tmp_path / ".tokenmill" / "trash").iterdir()) == []
-    assert ASIDE_UNFINISHED == 1
+    assert MAX_UNFINISHED_ASIDE == 1
 
 
 @pytest.mark.slow
@@ -353,17 +380,17 @@ def test_an_old_view_of_a_network_file_system_moves_nothing(tmp_path: Path, monk
     save(tmp_path, 200)
     tracker(tmp_path, "100")
     for module in (mounts, repair):
-        monkeypatch.setattr(module, "settle_seconds", lambda _: 60.0)
+        monkeypatch.setattr(module, "directory_cache_seconds", lambda _: 60.0)
     said: list[str] = []
 
-    def say(words: str) -> None:
-        said.append(words)
+    def log(message: str) -> None:
+        said.append(message)
         threading.Timer(0.1, lambda: tracker(tmp_path, "200")).start()
 
-    assert prepare(tmp_path, say=say) == type(prepare(tmp_path))(200, "iter_0000200")
+    assert repair_checkpoints(tmp_path, log=log) == type(repair_checkpoints(tmp_path))(200, "iter_0000200")
     assert iterations(tmp_path) == ["iter_0000100", "iter_0000200"] and "network file system" in said[0]
     # In order, it does not wait.
-    prepare(tmp_path, say=say)
+    repair_checkpoints(tmp_path, log=log)
     assert len(said) == 1
 
 
@@ -371,12 +398,12 @@ def test_an_old_view_of_a_network_file_system_moves_nothing(tmp_path: Path, monk
 def test_a_start_that_is_killed_anywhere_comes_to_the_same_end(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     case.make(tmp_path / "whole")
-    start = prepare(tmp_path / "whole")
+    start = repair_checkpoints(tmp_path / "whole")
     for count in range(1, 100):
         path = tmp_path / f"{count}"
         case.make(path)
-        died = killed(lambda path=path: prepare(path), count)
-        again = prepare(path)
+        died = dies_at_change(lambda path=path: repair_checkpoints(path), count)
+        again = repair_checkpoints(path)
         assert (again.iteration, again.name) == (start.iteration, start.name)
         assert not path.exists() or tree(path).keys() - {".tokenmill"} == tree(tmp_path / "whole").keys() - {
             ".tokenmill"
@@ -393,9 +420,9 @@ def test_starting_over_that_is_killed_anywhere_can_be_done_again(name: str, tmp_
     for count in range(1, 100):
         path = tmp_path / f"{count}"
         REFUSED[name][0](path)
-        died = killed(lambda path=path: prepare(path, start_over=True), count)
-        prepare(path, start_over=True)
-        assert iterations(path) == [] and not prepare(path).resume
+        died = dies_at_change(lambda path=path: repair_checkpoints(path, start_over=True), count)
+        repair_checkpoints(path, start_over=True)
+        assert iterations(path) == [] and not repair_checkpoints(path).has_checkpoint
         if not died:
             break
     assert count > 2
@@ -406,6 +433,6 @@ def test_temporary_trackers_of_the_dead_are_cleared_away(tmp_path: Path) -> None
     tracker(tmp_path, "")
     counts = iter(range(1, 10))
     while not list(tmp_path.glob(".tokenmill/.*.tmp")):
-        assert killed(lambda: prepare(tmp_path), next(counts))
-    prepare(tmp_path)
+        assert dies_at_change(lambda: repair_checkpoints(tmp_path), next(counts))
+    repair_checkpoints(tmp_path)
     assert list((tmp_path / ".tokenmill").iterdir()) == []

@@ -25,7 +25,7 @@ from tokenmill.corpus.source import Listing
 from tokenmill.errors import InputError, RequestError, TransientError
 from tokenmill.flow.contract import RemoteFile
 from tokenmill.flow.progress import Reporter
-from tokenmill.flow.stage import Run
+from tokenmill.flow.stage import StageRun
 from tokenmill.selection import Selection
 from tokenmill.stages.download import Download
 
@@ -40,7 +40,7 @@ SLIMPAJAMA = [
 def fetch(uri: Any, output: Path, **wanted: Any) -> None:
     """Download in this process, where what is asked is not how a process ends."""
     how_much = {"connections": 4, "deadline": 20, "stall_seconds": 1}
-    stages.download(uri, output, Run(Reporter()), Selection(**wanted), **how_much)
+    stages.download(uri, output, StageRun(Reporter()), Selection(**wanted), **how_much)
 
 
 def listing(*paths: str) -> Listing:
@@ -57,8 +57,8 @@ def chosen(paths: list[str], **wanted: Any) -> list[str]:
 def test_without_patterns_data_files_of_train_are_taken_and_it_is_said() -> None:
     files, notes = select(listing(*SLIMPAJAMA), Selection())
     assert [file.path for file in files] == sorted(path for path in SLIMPAJAMA if path.startswith("train/"))
-    assert any("left out 1 files that are no data" in note for note in notes)
-    assert any("taking train" in note for note in notes)
+    assert any("left out 1 files that are not data files" in note for note in notes)
+    assert any("reading only split train" in note for note in notes)
 
 
 def test_a_format_takes_the_names_of_a_listing_that_may_be_of_it() -> None:
@@ -83,7 +83,7 @@ def test_splits_never_mix_unless_asked() -> None:
     with pytest.raises(RequestError, match=r"more than one split: .*--split NAME"):
         chosen(SLIMPAJAMA, include=["*chunk1*"])
     assert len(chosen(SLIMPAJAMA, include=["*chunk1*"], split="train")) == 20
-    with pytest.raises(RequestError, match="--split dev: the selected files have splits"):
+    with pytest.raises(RequestError, match="--split dev: no selected file is of this split"):
         chosen(SLIMPAJAMA, split="dev")
     with pytest.raises(RequestError, match="more than one split"):
         chosen(["a.jsonl", "test/a.jsonl"])
@@ -99,7 +99,7 @@ def test_patterns_choose_and_exclude() -> None:
     assert chosen(paths, exclude=["b/*"]) == ["a/1.jsonl", "a/2.jsonl"]
     assert chosen(paths, include=["*.md"]) == ["README.md"]
     assert chosen(paths, include=["*"]) == sorted(paths)
-    with pytest.raises(RequestError, match=r"no file of hf://datasets/org/c matches; it has 5 files.*--include"):
+    with pytest.raises(RequestError, match=r"no file of hf://datasets/org/c matches --include .*; the 5 files are .*check --include"):
         chosen(paths, include=["*.parquet"])
     with pytest.raises(RequestError, match="no file"):
         chosen(["README.md"])
@@ -127,7 +127,7 @@ def test_a_sample_is_taken_inside_what_is_included() -> None:
     sample = chosen(SLIMPAJAMA, include=["train/chunk2/*"], sample=5)
     assert len(sample) == 5 and all(path.startswith("train/chunk2/") for path in sample)
     files, notes = select(listing("a.jsonl"), Selection(sample=5))
-    assert len(files) == 1 and any("taking all" in note for note in notes)
+    assert len(files) == 1 and any("reading all files" in note for note in notes)
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_an_address_that_is_none_says_what_to_write(uri: str, tmp_path: Path, mo
     ],
 )
 def test_no_secret_of_an_address_is_recorded_or_said(tmp_path: Path, uri: str) -> None:
-    request = Download(uri=uri, output=tmp_path / "out").prepare(Run(Reporter()))
+    request = Download(uri=uri, output=tmp_path / "out").prepare(StageRun(Reporter()))
     assert "hunter2" not in json.dumps(request.content)
     if uri.startswith(("ftp", "hf")):
         with pytest.raises(RequestError) as refused:
@@ -228,10 +228,10 @@ def test_what_a_store_lists_beside_files_is_left_out_and_bad_addresses_are_refus
     with pytest.raises(InputError, match="odd/"):
         select(open_source("s3://bucket/c", stall_seconds=1).list(None, RetryPolicy(0)), Selection())
     for uri in ("s3://", "s3:///x", "S3://"):
-        with pytest.raises(RequestError, match="names no bucket; write s3://BUCKET/PREFIX"):
+        with pytest.raises(RequestError, match="does not name a bucket; write s3://BUCKET/PREFIX"):
             open_source(uri, stall_seconds=1)
     monkeypatch.setenv("BROKEN_STORE", "yes")
-    with pytest.raises(RequestError, match=r"s3://bucket/c cannot be opened: Connection string is malformed"):
+    with pytest.raises(RequestError, match=r"cannot open s3://bucket/c: Connection string is malformed"):
         open_source("s3://bucket/c", stall_seconds=1)
 
 
@@ -255,7 +255,7 @@ def test_a_directory_flat_and_as_a_tree(source: Path, tmp_path: Path) -> None:
 def test_one_file_of_a_directory_and_nothing_at_all(source: Path, tmp_path: Path) -> None:
     fetch(source / "sub/b.jsonl", tmp_path / "one")
     assert data_of(tmp_path / "one") == {"b.jsonl": (source / "sub/b.jsonl").read_bytes()}
-    with pytest.raises(RequestError, match="nothing at"):
+    with pytest.raises(RequestError, match="there are no files at"):
         fetch(tmp_path / "nowhere", tmp_path / "out")
 
 
@@ -351,7 +351,7 @@ def test_a_file_that_has_another_size_than_was_planned_is_not_fetched_for_ever(c
         fetch(uri, tmp_path / "out")
         (tmp_path / "out" / "log.jsonl").unlink()
         Plain.content, Plain.asked = changed, 0
-        ended = tokenmill("download", uri, tmp_path / "out", "--deadline", 3, patient=True)
+        ended = tokenmill("download", uri, tmp_path / "out", "--deadline", 3, real_backoff=True)
         server.shutdown()
     assert ended.code in (1, 2) and "log.jsonl" in ended.err
     assert data_of(tmp_path / "out") == {}

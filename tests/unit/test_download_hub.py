@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from support import stages
-from support.commandline import Ended, data_of, finish, start, tokenmill
+from support.commandline import CommandResult, data_of, finish, start, tokenmill
 from support.hub import Fault, Hub
 from tokenmill.corpus.factory import open_source
 from tokenmill.corpus.uri import normalize_source
 from tokenmill.errors import InputError, RequestError, TransientError
 from tokenmill.flow.progress import Reporter
-from tokenmill.flow.stage import Run
+from tokenmill.flow.stage import StageRun
 from tokenmill.flow.worker import Summary
 from tokenmill.selection import Selection
 
@@ -68,17 +68,17 @@ def corpus(names: list[str], size: int = 20_000) -> dict[str, bytes]:
     return {name: text(name, size) for name in names}
 
 
-def download(hub: Hub, output: Path, *more: Any, **options: Any) -> Ended:
+def download(hub: Hub, output: Path, *more: Any, **options: Any) -> CommandResult:
     return tokenmill(
         "download", URI, output, "--connections", CONNECTIONS, "--stall-seconds", 0.5, *more, hub=hub, **options
     )
 
 
-def fetch(hub: Hub, output: Path, uri: str = URI, *, run: Run | None = None, **wanted: Any) -> Summary:
+def fetch(hub: Hub, output: Path, uri: str = URI, *, run: StageRun | None = None, **wanted: Any) -> Summary:
     """Download in this process, where what is asked is not how a process ends."""
     about = {"revision": wanted.pop("revision", None), "endpoint": hub.endpoint}
     how_much = {"connections": CONNECTIONS, "deadline": 30, "stall_seconds": 0.5}
-    return stages.download(uri, output, run or Run(Reporter()), Selection(**wanted), **about, **how_much)
+    return stages.download(uri, output, run or StageRun(Reporter()), Selection(**wanted), **about, **how_much)
 
 
 def receipts(output: Path) -> set[str]:
@@ -94,7 +94,7 @@ def nobody_came_before_the_told_time(hub: Hub, connections: int) -> None:
         early = [later for later in hub.requests[number + 1 :] if later.time < opens and later.kind == request.kind]
         assert not [later.path for later in early if later.file == request.file]
         if request.status == 429:  # those that were on their way when it was said, one a connection at most
-            assert len([later for later in early if later.time > request.answered]) <= connections
+            assert len([later for later in early if later.time > request.responded]) <= connections
 
 
 @pytest.fixture(autouse=True)
@@ -329,7 +329,7 @@ def test_refused_for_good_is_exit_2_with_a_remedy(hub: Hub, tmp_path: Path) -> N
         hub.faults.add(Fault(name[:3], path=name, times=None, where="cdn" if name.endswith("zst") else "resolve"))
     ended = download(hub, tmp_path / "out")
     assert ended.code == 2
-    assert "HF_TOKEN" in ended.err and "gone from this revision" in ended.err
+    assert "HF_TOKEN" in ended.err and "still exists in this revision" in ended.err
     assert data_of(tmp_path / "out") == {"fine.jsonl": files["fine.jsonl"]}
     state = tokenmill("status", tmp_path / "out", "--json").result
     assert state["state"] == "failed"
@@ -355,10 +355,10 @@ def test_a_dataset_that_cannot_be_listed_says_what_to_do(tmp_path: Path, monkeyp
         with pytest.raises(RequestError, match="refused the dataset org/corpus"):
             fetch(private, tmp_path / "out")
         monkeypatch.setenv("HF_TOKEN", "\u201cright\u201d")
-        with pytest.raises(RequestError, match="mend HF_TOKEN"):
+        with pytest.raises(RequestError, match="correct HF_TOKEN"):
             fetch(private, tmp_path / "out")
     monkeypatch.setenv("HF_ENDPOINT", "huggingface.co")
-    with pytest.raises(RequestError, match="write --endpoint"):
+    with pytest.raises(RequestError, match="set --endpoint"):
         open_source(URI, stall_seconds=1)
     assert data_of(tmp_path) == {}
 
@@ -399,9 +399,9 @@ def test_a_dataset_is_taken_as_people_type_it(
 @pytest.mark.parametrize(
     ("typed", "words"),
     [
-        ("hf://org/corpus", "a dataset org/corpus is hf://datasets/org/corpus"),
-        ("hf://org/corpus@refs/convert/parquet", "is hf://datasets/org/corpus@refs/convert/parquet"),
-        ("org/corpus", "a dataset on the Hub is hf://datasets/org/corpus"),
+        ("hf://org/corpus", "for a dataset org/corpus: hf://datasets/org/corpus"),
+        ("hf://org/corpus@refs/convert/parquet", ": hf://datasets/org/corpus@refs/convert/parquet"),
+        ("org/corpus", "for a dataset on the Hub, use hf://datasets/org/corpus"),
         ("hf://datasets/org", "write hf://datasets/ORG/NAME"),
     ],
 )
@@ -434,10 +434,10 @@ def test_a_branch_that_moves_does_not_matter_once_it_is_planned(hub: Hub, tmp_pa
     commit = hub.add_dataset("org/corpus", files)
     hub.faults.add(Fault("move_branch"))
     output = tmp_path / "out"
-    first = fetch(hub, output, run=Run(Reporter(), 0, 2))
+    first = fetch(hub, output, run=StageRun(Reporter(), 0, 2))
     assert first.completion.manifest is None and 0 < first.completion.done < 6
     hub.requests.clear()
-    second = fetch(hub, output, run=Run(Reporter(), 1, 2))
+    second = fetch(hub, output, run=StageRun(Reporter(), 1, 2))
     assert {request.kind for request in hub.requests} == {"resolve"}
     assert data_of(output) == files
     assert second.completion.manifest is not None
@@ -446,13 +446,13 @@ def test_a_branch_that_moves_does_not_matter_once_it_is_planned(hub: Hub, tmp_pa
     assert fetch(hub, output).done_now == 0
     with pytest.raises(RequestError, match=f'revision: null -> "{commit}"'):
         fetch(hub, output, revision=commit)
-    assert fetch(hub, output, revision=commit, run=Run(Reporter(), replace=True)).done_now == 0
+    assert fetch(hub, output, revision=commit, run=StageRun(Reporter(), replace=True)).done_now == 0
     assert data_of(output) == files
 
 
 def test_a_larger_sample_keeps_the_smaller_one(hub: Hub, tmp_path: Path) -> None:
     hub.add_dataset("org/corpus", corpus([f"train/{number}.jsonl" for number in range(12)] + ["test/0.jsonl"], 100))
-    replace = Run(Reporter(), replace=True)
+    replace = StageRun(Reporter(), replace=True)
     fetch(hub, tmp_path / "out", sample=3)
     before = data_of(tmp_path / "out")
     assert len(before) == 3
@@ -499,7 +499,7 @@ def test_hostile_names_arrive_with_the_right_bytes(hub: Hub, tmp_path: Path, lay
 
 def test_a_name_that_leads_outside_downloads_nothing(hub: Hub, tmp_path: Path) -> None:
     hub.add_dataset("org/corpus", corpus(["fine.jsonl", "../../outside.jsonl"], 100))
-    with pytest.raises(InputError, match="not to be trusted"):
+    with pytest.raises(InputError, match="is not trusted"):
         fetch(hub, tmp_path / "deep" / "out")
     assert data_of(tmp_path / "deep") == {} and not any(r.kind in ("resolve", "cdn") for r in hub.requests)
 
@@ -516,7 +516,7 @@ def test_a_file_that_is_a_folder_of_another_downloads_or_is_refused(hub: Hub, tm
     hub.add_dataset("org/corpus", {"a.jsonl": text("a", 200), "a.jsonl/b.jsonl": text("b", 100)})
     with contextlib.suppress(RequestError):
         for worker in (0, 1):  # the larger one is the first worker's
-            fetch(hub, tmp_path / "out", layout="tree", run=Run(Reporter(), worker, 2))
+            fetch(hub, tmp_path / "out", layout="tree", run=StageRun(Reporter(), worker, 2))
         assert len(data_of(tmp_path / "out")) == 2
 
 

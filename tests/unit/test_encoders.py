@@ -12,16 +12,16 @@ import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from tokenmill.errors import RequestError
-from tokenmill.tokens.encoders import load_encoder, quick_to_load, spell_guard
+from tokenmill.tokens.encoders import format_guard, load_encoder, optimize_backend
 from tokenmill.tokens.engines import ENGINES, by_speed
-from tokenmill.tokens.engines.base import EncoderUnavailable, template
+from tokenmill.tokens.engines.base import EncoderUnavailable, template_ids
 from tokenmill.tokens.gate import (
     Verdict,
+    adversarial_texts,
     fallback_warning,
-    hostile_texts,
     is_installed,
-    judge,
-    prepare,
+    run_parity_gate,
+    write_gate_files,
 )
 
 pytestmark = pytest.mark.slow
@@ -79,14 +79,14 @@ def test_an_id_behind_each_text(
     elif post_processor == "bert":
         backend["post_processor"] = {"type": "BertProcessing", "sep": ["!", 1], "cls": ["<|endoftext|>", 0]}
     path = tmp_path / "backend.json"
-    path.write_text(json.dumps(quick_to_load(backend) if quick else backend, separators=(",", ":")))
+    path.write_text(json.dumps(optimize_backend(backend) if quick else backend, separators=(",", ":")))
     if post_processor == "bert" and name != "hf":
         try:
             load_encoder(name, path, add)
         except EncoderUnavailable:
             pytest.skip(f"{name} does not take it")
     reference = Tokenizer.from_file(str(path))
-    encoder = load_encoder(name, path, add, spell_guard("界"), end=77)
+    encoder = load_encoder(name, path, add, format_guard("界"), end=77)
     ids, offsets = encoder.encode(TEXTS)
     for i, text in enumerate(TEXTS):
         expected = [*reference.encode(text, add_special_tokens=add).ids, 77]
@@ -97,9 +97,9 @@ def test_an_id_behind_each_text(
 
 
 def test_guarded_texts_go_to_hugging_face(wrapped: Path) -> None:
-    guard = spell_guard("\U0001f44d界世x")
+    guard = format_guard("\U0001f44d界世x")
     assert guard == "78,4e16,754c,1f44d"
-    assert spell_guard("dacb") == "61-64"
+    assert format_guard("dacb") == "61-64"
     guarded = load_encoder("gigatoken", wrapped, True, guard)
     exact = load_encoder("hf", wrapped, True)
     for texts in (TEXTS, TEXTS[3:4], TEXTS[:2], []):
@@ -116,7 +116,7 @@ def test_guarded_texts_go_to_hugging_face(wrapped: Path) -> None:
 )
 def test_post_processors_that_are_no_plain_template(post_processor: dict[str, Any]) -> None:
     with pytest.raises(EncoderUnavailable):
-        template(post_processor)
+        template_ids(post_processor)
 
 
 def test_refusals_are_messages(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_refusals_are_messages(tmp_path: Path) -> None:
     for name in NAMES:
         with pytest.raises(EncoderUnavailable, match=f"{name} is not available"):
             load_encoder(name, backend, True)
-    with pytest.raises(RequestError, match="no encoder 'x'"):
+    with pytest.raises(RequestError, match="unknown encoder 'x'"):
         load_encoder("x", backend, True)
 
 
@@ -147,7 +147,7 @@ def pieces(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_text_by_text_across_a_renewal(pieces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """gigatoken takes SentencePiece's style text by text, and is loaded anew before its cache grows large."""
-    monkeypatch.setattr("tokenmill.tokens.engines.gigatoken.RENEWAL_CHARACTERS", 5_000)
+    monkeypatch.setattr("tokenmill.tokens.engines.gigatoken.RELOAD_CHARACTERS", 5_000)
     texts = ["", "abc abc de", "", "na\u00efve <s> </s>x", "abc" * 400, " lead", "trail "]
     encoder, exact = load_encoder("gigatoken", pieces, True), load_encoder("hf", pieces, True)
     for asked in [texts] * 6 + [[], [""]]:
@@ -162,38 +162,38 @@ def test_order_follows_the_style(tmp_path: Path, pieces: Path) -> None:
     assert by_speed({"type": "Sequence", "pretokenizers": [split, {"type": "ByteLevel"}]})[0] == "fastokens"
     for other in (None, split, {"type": "Metaspace"}, {"type": "Sequence", "pretokenizers": [split]}):
         assert by_speed(other) == ("gigatoken", "fastokens", "hf")
-    verdict = judge(question(tmp_path, Tokenizer.from_file(str(pieces)), ["abc"]))
+    verdict = run_parity_gate(question(tmp_path, Tokenizer.from_file(str(pieces)), ["abc"]))
     assert (verdict.encoder, verdict.guard, verdict.rejected) == ("gigatoken", "", ())
 
 
 def test_merges_are_joined_where_that_says_the_same() -> None:
     backend = json.loads(TINY.read_text())
-    joined = quick_to_load(backend)["model"]["merges"]
+    joined = optimize_backend(backend)["model"]["merges"]
     assert [merge.split(" ") for merge in joined] == [list(merge) for merge in backend["model"]["merges"]]
-    assert quick_to_load(backend) | {"model": backend["model"]} == backend
+    assert optimize_backend(backend) | {"model": backend["model"]} == backend
     for merges in ([["a", "b c"]], [["#version", "x"]], ["a b"], [], None):
         odd = {"model": {"type": "BPE", "merges": merges}}
-        assert quick_to_load(odd) == odd
-    assert quick_to_load({"model": {"type": "Unigram", "vocab": []}}) == {"model": {"type": "Unigram", "vocab": []}}
+        assert optimize_backend(odd) == odd
+    assert optimize_backend({"model": {"type": "Unigram", "vocab": []}}) == {"model": {"type": "Unigram", "vocab": []}}
 
 
 def question(directory: Path, tokenizer: Tokenizer, texts: list[str]) -> Path:
     """Write what the resolving process would: the backend and Hugging Face's answers."""
     directory.mkdir(exist_ok=True)
-    prepare(directory, tokenizer.to_str(), {"the corpus": texts}, True, tokenizer.encode_batch_fast)
+    write_gate_files(directory, tokenizer.to_str(), {"the corpus": texts}, True, tokenizer.encode_batch_fast)
     return directory
 
 
 def test_gate_takes_the_first_that_agrees(tmp_path: Path) -> None:
     """gigatoken's Unicode tables are later than Hugging Face's: texts with what they added go to Hugging Face."""
-    texts = [text for part in hostile_texts(["<|endoftext|>"]).values() for text in part]
+    texts = [text for part in adversarial_texts(["<|endoftext|>"]).values() for text in part]
     directory = question(tmp_path, Tokenizer.from_file(str(TINY)), texts)
-    verdict = judge(directory)
+    verdict = run_parity_gate(directory)
     assert (verdict.encoder, verdict.guard, verdict.rejected) == ("fastokens", "", ())
     assert verdict.checked > len(texts)
     assert fallback_warning(verdict) is None
 
-    verdict = judge(directory, "gigatoken")
+    verdict = run_parity_gate(directory, "gigatoken")
     assert verdict.encoder == "gigatoken"
     assert "a7ce-a7cf" in verdict.guard.split(",")
     newer = ["\ua7ce's", "plain's", "\U00010940's \U00033000's"]
@@ -212,7 +212,7 @@ def test_gate_shows_the_text_that_differs(tmp_path: Path) -> None:
     other["added_tokens"] = []  # another tokenizer's backend stands for an encoder that is wrong
     (directory / "backend.json").write_text(json.dumps(other))
     with pytest.raises(RequestError) as caught:
-        judge(directory, "fastokens")
+        run_parity_gate(directory, "fastokens")
     message = str(caught.value)
     assert "--encoder fastokens cannot be used" in message
     assert "differs from Hugging Face on '" in message
@@ -225,7 +225,7 @@ def test_gate_falls_back_when_refused(tmp_path: Path) -> None:
     """Neither fast encoder knows WordLevel; Hugging Face is left, and the warning says why."""
     tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    verdict = judge(question(tmp_path, tokenizer, ["a b"]))
+    verdict = run_parity_gate(question(tmp_path, tokenizer, ["a b"]))
     assert verdict.encoder == "hf"
     assert [rejection.encoder for rejection in verdict.rejected] == ["gigatoken", "fastokens"]
     assert "cannot be used" in str(fallback_warning(verdict))
@@ -233,13 +233,13 @@ def test_gate_falls_back_when_refused(tmp_path: Path) -> None:
 
 def test_hang_becomes_a_reason(tmp_path: Path) -> None:
     directory = question(tmp_path, Tokenizer.from_file(str(TINY)), ["a"])
-    with pytest.raises(RequestError, match=r"fastokens 0\S+ did not answer within 0.01 s"):
-        judge(directory, "fastokens", timeout=0.01)
+    with pytest.raises(RequestError, match=r"fastokens 0\S+ did not finish within 0.01 s"):
+        run_parity_gate(directory, "fastokens", timeout=0.01)
 
 
-def test_hostile_texts_are_the_same_each_time() -> None:
-    parts = hostile_texts(["<s>"])
-    assert parts == hostile_texts(["<s>"])
+def test_adversarial_texts_are_the_same_each_time() -> None:
+    parts = adversarial_texts(["<s>"])
+    assert parts == adversarial_texts(["<s>"])
     data = "".join(text for texts in parts.values() for text in texts).encode()  # no lone surrogates
     assert set(data) == set(range(256)) - {0xC0, 0xC1} - set(range(0xF5, 0x100))  # all bytes that UTF-8 has
     assert {text[0] for text in parts["long runs"] if len(text.encode()) == 1_000_000} == set(" \0")
@@ -256,8 +256,8 @@ def asking(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Pat
         tokenizer = Tokenizer.from_file(str(TINY))
         if normalizer:
             tokenizer.normalizer = getattr(normalizers, normalizer)()
-        parts = {name: texts for name, texts in hostile_texts(["<|endoftext|>"]).items() if name == part}
-        prepare(directory, tokenizer.to_str(), parts, True, tokenizer.encode_batch_fast, encoder="hf")
+        parts = {name: texts for name, texts in adversarial_texts(["<|endoftext|>"]).items() if name == part}
+        write_gate_files(directory, tokenizer.to_str(), parts, True, tokenizer.encode_batch_fast, encoder="hf")
         return directory
 
     return ask
@@ -291,7 +291,7 @@ def test_each_part_catches_what_it_is_for(
     if wrong:
         tokenizer.normalizer = wrong
     with pytest.raises(RequestError, match="differs from Hugging Face on") as caught:
-        judge(swapped(asking(part, normalizer), tokenizer.to_str(), tmp_path))
+        run_parity_gate(swapped(asking(part, normalizer), tokenizer.to_str(), tmp_path))
     assert f"({part}; expected" in str(caught.value)
 
 
@@ -300,14 +300,14 @@ def test_runs_of_1_mb_are_caught(asking: Callable[[str, str], Path], tmp_path: P
     tokenizer = Tokenizer.from_file(str(TINY))
     tokenizer.enable_truncation(900_000)
     with pytest.raises(RequestError, match=r"'(\\x00)+' \(long runs; expected"):
-        judge(swapped(asking("long runs", ""), tokenizer.to_str(), tmp_path))
+        run_parity_gate(swapped(asking("long runs", ""), tokenizer.to_str(), tmp_path))
 
 
 def test_a_special_token_that_is_none_is_caught(asking: Callable[[str, str], Path], tmp_path: Path) -> None:
     other = json.loads(TINY.read_text())
     other["added_tokens"][0]["lstrip"] = True  # takes the space before it, too
     with pytest.raises(RequestError, match=r"\(special tokens; expected"):
-        judge(swapped(asking("special tokens", ""), json.dumps(other), tmp_path))
+        run_parity_gate(swapped(asking("special tokens", ""), json.dumps(other), tmp_path))
 
 
 def swapped(asked: Path, backend: str, directory: Path) -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tokenmill.errors import MachineError, RequestError, TokenmillError, TransientError
-from tokenmill.files.explain import explained
+from tokenmill.files.explain import explain_os_errors
 
 WORDS = {
     errno.ENOTCONN: (1, "the process that serves the mount /proc has died"),
@@ -29,18 +29,21 @@ WORDS = {
 @pytest.mark.parametrize("number", WORDS, ids=errno.errorcode.get)
 def test_a_refusal_names_the_place_and_what_to_do(number: int) -> None:
     code, words = WORDS[number]
-    with pytest.raises(TokenmillError) as caught, explained(Path("/out"), "called so"):
+    with pytest.raises(TokenmillError) as caught, explain_os_errors(Path("/out"), "called so"):
         raise OSError(number, os.strerror(number), "/proc/self/x")
     assert words in str(caught.value) and "/proc/self/x" in str(caught.value)
     assert caught.value.exit_code == code
     assert isinstance(caught.value, RequestError if code == 2 else TransientError)
-    with pytest.raises(TokenmillError, match="/out"), explained(Path("/out")):  # as `write` raises it, without a name
+    with (
+        pytest.raises(TokenmillError, match="/out"),
+        explain_os_errors(Path("/out")),
+    ):  # as `write` raises it, without a name
         raise OSError(number, os.strerror(number))
 
 
 def test_what_is_no_refusal_stays_as_it_is() -> None:
     for error in (OSError("a library's own"), ValueError("x"), MachineError("y")):
-        with pytest.raises(type(error)) as caught, explained(Path("/out")):
+        with pytest.raises(type(error)) as caught, explain_os_errors(Path("/out")):
             raise error
         assert caught.value is error
 

@@ -51,9 +51,9 @@ class Fetched:
 
     def to(self, path: Path, name: str = "a.zst", seconds: float = 20, **more: Any) -> bytes:
         file = self.files[name]
-        until = time.monotonic() + seconds
-        more.setdefault("checkpoint", self.reported.append)
-        fetch_to(self.source, file, self.revision, path, give_up_at=until, **more)
+        deadline = time.monotonic() + seconds
+        more.setdefault("on_progress", self.reported.append)
+        fetch_to(self.source, file, self.revision, path, deadline=deadline, **more)
         return path.read_bytes()
 
 
@@ -88,7 +88,7 @@ def test_without_a_hash_nothing_of_an_earlier_attempt_is_trusted(hub: Hub, tmp_p
 def test_a_file_that_stays_wrong_leaves_nothing_to_go_on_from(hub: Hub, tmp_path: Path) -> None:
     fetched = Fetched(hub)
     hub.faults.add(Fault("flip", where="cdn", times=None))
-    with pytest.raises(TransientError, match=r"sha256 is .* after 3 whole downloads"):
+    with pytest.raises(TransientError, match=r"sha256 is .* after 3 complete downloads"):
         fetched.to(tmp_path / "a")
     assert (tmp_path / "a").read_bytes() == b""
 
@@ -110,7 +110,7 @@ def test_who_is_told_of_progress_can_stop_it_and_what_came_is_kept(hub: Hub, tmp
             raise Stopped("enough")
 
     with pytest.raises(Stopped):
-        fetched.to(tmp_path / "a", checkpoint=stop)
+        fetched.to(tmp_path / "a", on_progress=stop)
     came = (tmp_path / "a").read_bytes()
     assert 0 < len(came) < len(CONTENT) and CONTENT.startswith(came)
     assert fetched.to(tmp_path / "a") == CONTENT
@@ -126,7 +126,7 @@ def test_who_is_told_of_progress_can_stop_it_and_what_came_is_kept(hub: Hub, tmp
     ],
 )
 def test_a_plan_says_of_a_file_all_that_is_known(file: RemoteFile) -> None:
-    assert RemoteFile.of_json(file.to_json()) == file
+    assert RemoteFile.from_json(file.to_json()) == file
     assert None not in [value for key, value in file.to_json().items() if key != "bytes"]
 
 
@@ -134,7 +134,8 @@ def test_a_plan_says_of_a_file_all_that_is_known(file: RemoteFile) -> None:
 
 BIG = os.urandom(1_900_000)
 SMALLER = (
-    "import tokenmill.corpus.fetch as f, tokenmill.corpus.retry as r; f.PART = 1 << 16; f.LARGE = 1 << 18; "
+    "import tokenmill.corpus.fetch as f, tokenmill.corpus.retry as r; "
+    "f.PART_BYTES = 1 << 16; f.MIN_DIVIDED_BYTES = 1 << 18; "
     "r.BACKOFF_SECONDS = (0.01, 0.05)"
 )
 
@@ -142,8 +143,8 @@ SMALLER = (
 @pytest.fixture
 def parts(monkeypatch: pytest.MonkeyPatch, hub: Hub) -> Hub:
     """Files are large that are small enough for a test."""
-    monkeypatch.setattr("tokenmill.corpus.fetch.PART", 1 << 16)
-    monkeypatch.setattr("tokenmill.corpus.fetch.LARGE", 1 << 18)
+    monkeypatch.setattr("tokenmill.corpus.fetch.PART_BYTES", 1 << 16)
+    monkeypatch.setattr("tokenmill.corpus.fetch.MIN_DIVIDED_BYTES", 1 << 18)
     hub.add_dataset("org/c", {"big.zst": BIG, "small.zst": BIG[:100_000]})
     return hub
 
@@ -154,7 +155,7 @@ def asked(hub: Hub) -> list[str | None]:
 
 def test_a_large_file_comes_over_all_spare_connections_and_is_located_once(parts: Hub, tmp_path: Path) -> None:
     fetched = Fetched(parts)
-    assert fetched.to(tmp_path / "a", "big.zst", lines=ConnectionPool(4)) == BIG
+    assert fetched.to(tmp_path / "a", "big.zst", pool=ConnectionPool(4)) == BIG
     assert sum(fetched.reported) == len(BIG)
     assert sorted(asked(parts)) == sorted(
         f"bytes={n}-{min(n + 65535, len(BIG) - 1)}" for n in range(0, len(BIG), 1 << 16)
@@ -167,22 +168,22 @@ def test_a_large_file_comes_over_all_spare_connections_and_is_located_once(parts
 def test_no_part_comes_twice_while_its_bytes_are_written(parts: Hub, tmp_path: Path) -> None:
     written = [0]
 
-    def checkpoint(count: int) -> None:
+    def on_progress(count: int) -> None:
         written[0] += count
         if written[0] == 4 << 16:  # the four threads claim what they may, six parts ahead, and wait
             wait_for(lambda: len(asked(parts)) >= 10)
 
-    Fetched(parts).to(tmp_path / "a", "big.zst", lines=ConnectionPool(4), checkpoint=checkpoint)
+    Fetched(parts).to(tmp_path / "a", "big.zst", pool=ConnectionPool(4), on_progress=on_progress)
     assert len(asked(parts)) == len(set(asked(parts)))
 
 
 def test_without_spare_connections_one_is_used_and_kept(parts: Hub, tmp_path: Path) -> None:
-    lines = ConnectionPool(2)
-    lines.take(lambda: None)
-    assert Fetched(parts).to(tmp_path / "a", "big.zst", lines=lines) == BIG
+    pool = ConnectionPool(2)
+    pool.acquire(lambda: None)
+    assert Fetched(parts).to(tmp_path / "a", "big.zst", pool=pool) == BIG
     assert len({request.client for request in parts.requests if request.kind == "cdn"}) == 1
     parts.requests.clear()
-    assert Fetched(parts).to(tmp_path / "b", "small.zst", lines=ConnectionPool(4)) == BIG[:100_000]
+    assert Fetched(parts).to(tmp_path / "b", "small.zst", pool=ConnectionPool(4)) == BIG[:100_000]
     assert Fetched(parts).to(tmp_path / "c", "big.zst") == BIG
     assert asked(parts) == [None, None]
 
@@ -220,7 +221,7 @@ def test_a_large_file_arrives_through_faults(
     monkeypatch.setattr(RateLimitGate, "close_for", close_for)
     fetched = Fetched(parts)
     parts.faults.add(fault)
-    assert fetched.to(tmp_path / "a", "big.zst", lines=ConnectionPool(4)) == BIG
+    assert fetched.to(tmp_path / "a", "big.zst", pool=ConnectionPool(4)) == BIG
     assert sum(fetched.reported) == len(BIG)
     assert any(request.fault for request in parts.requests)
     told = [request for request in parts.requests if request.retry_after]
@@ -235,7 +236,7 @@ def test_links_that_expire_again_and_again_are_no_refusal_of_the_file(tmp_path: 
     fetched = Fetched(parts)
     for number in range(3, 60, 4):
         parts.faults.add(Fault("403", where="cdn", path="big.zst", after=number))
-    assert fetched.to(tmp_path / "a", "big.zst", lines=ConnectionPool(2)) == BIG
+    assert fetched.to(tmp_path / "a", "big.zst", pool=ConnectionPool(2)) == BIG
     assert [request.fault for request in parts.requests].count("403") > 5
 
 
@@ -249,10 +250,10 @@ def test_stopping_while_parts_come_keeps_what_continues_the_file(parts: Hub, tmp
 
     fetched.source = open_source(URI, stall_seconds=60, endpoint=parts.endpoint)
     with pytest.raises(Stopped):
-        fetched.to(tmp_path / "a", "big.zst", lines=ConnectionPool(4), checkpoint=stop)
+        fetched.to(tmp_path / "a", "big.zst", pool=ConnectionPool(4), on_progress=stop)
     left = (tmp_path / "a").read_bytes()
     assert BIG.startswith(left)
-    assert fetched.to(tmp_path / "a", "big.zst", lines=ConnectionPool(4)) == BIG
+    assert fetched.to(tmp_path / "a", "big.zst", pool=ConnectionPool(4)) == BIG
 
 
 def test_a_file_that_changes_while_its_parts_come_is_refused(parts: Hub, tmp_path: Path) -> None:
@@ -264,7 +265,7 @@ def test_a_file_that_changes_while_its_parts_come_is_refused(parts: Hub, tmp_pat
     parts.on_request = change
     fetched = Fetched(parts, f"{parts.endpoint}/datasets/org/c/resolve/main/big.jsonl")
     with pytest.raises(RequestError, match="changed since it was planned"):
-        fetched.to(tmp_path / "a", "big.jsonl", lines=ConnectionPool(3))
+        fetched.to(tmp_path / "a", "big.jsonl", pool=ConnectionPool(3))
 
 
 class Whole(http.server.BaseHTTPRequestHandler):
@@ -284,7 +285,7 @@ def test_a_large_file_of_a_server_without_ranges(parts: Hub, tmp_path: Path) -> 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Whole) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         fetched = Fetched(parts, f"http://127.0.0.1:{server.server_port}/big.zst")
-        assert fetched.to(tmp_path / "a", "big.zst", lines=ConnectionPool(4)) == BIG
+        assert fetched.to(tmp_path / "a", "big.zst", pool=ConnectionPool(4)) == BIG
         server.shutdown()
 
 

@@ -14,10 +14,18 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tokenmill.errors import MachineError, RequestError, TransientError
-from tokenmill.files.codec import BATCH, Packed, canonical_json, content_id, read_json, readable_json, readable_pieces
-from tokenmill.files.explain import explained
+from tokenmill.files.codec import (
+    BATCH_BYTES,
+    PackedList,
+    canonical_json,
+    content_id,
+    read_json,
+    readable_json,
+    readable_pieces,
+)
+from tokenmill.files.explain import explain_os_errors
 from tokenmill.files.hashing import hash_file
-from tokenmill.files.paths import NAME_BYTES, inside, safe_name
+from tokenmill.files.paths import MAX_NAME_BYTES, join_inside, safe_name
 from tokenmill.files.publish import publish_once, write_atomic
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=400)
@@ -43,7 +51,7 @@ JSON = st.recursive(
 def test_a_safe_name_is_one_portable_visible_file_name(name: str) -> None:
     made = safe_name(name)
     assert re.fullmatch(r"[A-Za-z0-9_=+@,~%-][A-Za-z0-9._=+@,~%-]*", made)
-    assert len(made) <= NAME_BYTES
+    assert len(made) <= MAX_NAME_BYTES
     assert safe_name(name) == made
 
 
@@ -70,7 +78,7 @@ def test_portable_names_stay_as_they_are() -> None:
 def test_a_recorded_path_stays_inside_or_is_refused(relative: str) -> None:
     root = Path("/data/output")
     try:
-        path = inside(root, relative)
+        path = join_inside(root, relative)
     except RequestError:
         return
     assert os.path.normpath(path) == str(path) != str(root)
@@ -80,7 +88,7 @@ def test_a_recorded_path_stays_inside_or_is_refused(relative: str) -> None:
 @pytest.mark.parametrize("relative", ["", ".", "..", "../x", "a/../../x", "/etc/passwd", "a//b", "a/", "a\0b"])
 def test_a_path_that_leaves_is_refused(relative: str) -> None:
     with pytest.raises(RequestError, match="would leave"):
-        inside(Path("/data"), relative)
+        join_inside(Path("/data"), relative)
 
 
 @given(JSON)
@@ -165,7 +173,7 @@ def test_a_files_hash_is_that_of_its_bytes(tmp_path_factory: pytest.TempPathFact
     ],
 )
 def test_the_systems_refusals_say_what_to_do(number: int, kind: type[Exception], remedy: str) -> None:
-    with pytest.raises(kind, match=remedy) as caught, explained(Path("/data/out")):
+    with pytest.raises(kind, match=remedy) as caught, explain_os_errors(Path("/data/out")):
         raise OSError(number, os.strerror(number), "/data/out/file")
     assert type(caught.value) is kind
     assert "/data/out/file" in str(caught.value)
@@ -173,12 +181,12 @@ def test_the_systems_refusals_say_what_to_do(number: int, kind: type[Exception],
 
 
 def test_other_errors_keep_their_traceback() -> None:
-    with pytest.raises(OSError, match="Exec format"), explained(Path("/data")):
+    with pytest.raises(OSError, match="Exec format"), explain_os_errors(Path("/data")):
         raise OSError(errno.ENOEXEC, "Exec format error")
 
 
 def test_an_output_on_two_file_systems_is_refused_with_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="on different file systems"), explained(tmp_path):
+    with pytest.raises(RequestError, match="on different file systems"), explain_os_errors(tmp_path):
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), "a", None, "b")
 
 
@@ -189,9 +197,9 @@ ITEMS = st.lists(
 
 
 @given(ITEMS, ANY_TEXT)
-@example([{"long": "x" * BATCH}, {"last": 1}], "")
+@example([{"long": "x" * BATCH_BYTES}, {"last": 1}], "")
 def test_packed_values_are_hashed_and_written_as_if_they_were_not(items: list[Any], other: Any) -> None:
-    plain, packed = ({"b": other, "files": files, "a": 1} for files in (items, Packed.of(items)))
+    plain, packed = ({"b": other, "files": files, "a": 1} for files in (items, PackedList.of(items)))
     assert content_id(packed) == content_id(plain)
     assert b"".join(readable_pieces(packed)) == readable_json(plain)
     assert (list(packed["files"]), len(packed["files"])) == (json.loads(json.dumps(items)), len(items))

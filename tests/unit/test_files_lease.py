@@ -20,20 +20,20 @@ from tokenmill.files.lease import (
     LeaseClaim,
     Liveness,
     Owner,
-    abandoned,
-    liveness,
-    maker_liveness,
+    current_process,
+    get_creator_liveness,
+    get_liveness,
+    is_abandoned,
     new_token,
-    this_process,
 )
 from tokenmill.files.tree import Tree, UnexpectedEntry
-from tokenmill.machine import machine, machine_tag, process_name, start_ticks
+from tokenmill.machine import machine_identity, machine_tag, process_name, start_ticks
 
 ELSEWHERE = Owner("node-7", "another", "pid:[1]", 1, 5)
 
 
 def here(pid: int, started: int) -> Owner:
-    return Owner("host", *machine(), pid, started)
+    return Owner("host", *machine_identity(), pid, started)
 
 
 @pytest.fixture
@@ -46,23 +46,23 @@ def dead() -> int:
 
 def lease(directory: Path, owner: Owner | None = None) -> Lease[LeaseClaim]:
     return Lease(
-        Tree(directory), directory / "lease.json", LeaseClaim(owner=owner or this_process(), token=new_token())
+        Tree(directory), directory / "lease.json", LeaseClaim(owner=owner or current_process(), token=new_token())
     )
 
 
 def test_a_process_of_this_machine_is_looked_for_however_long_it_was_silent(dead: int) -> None:
     for silent in (0.0, 1e9):
-        assert liveness(this_process(), silent, 60) is Liveness.ALIVE
-        assert liveness(here(os.getppid(), start_ticks(os.getppid()) or 0), silent, 60) is Liveness.ALIVE
-        assert liveness(here(dead, 5), silent, 60) is Liveness.DEAD
-        assert liveness(here(os.getpid(), 5), silent, 60) is Liveness.DEAD  # another process had this id before
+        assert get_liveness(current_process(), silent, 60) is Liveness.ALIVE
+        assert get_liveness(here(os.getppid(), start_ticks(os.getppid()) or 0), silent, 60) is Liveness.ALIVE
+        assert get_liveness(here(dead, 5), silent, 60) is Liveness.DEAD
+        assert get_liveness(here(os.getpid(), 5), silent, 60) is Liveness.DEAD  # another process had this id before
 
 
-@pytest.mark.parametrize("owner", [ELSEWHERE, None, Owner("host", machine()[0], "pid:[1]", os.getpid(), 5)])
+@pytest.mark.parametrize("owner", [ELSEWHERE, None, Owner("host", machine_identity()[0], "pid:[1]", os.getpid(), 5)])
 def test_any_other_process_is_dead_once_it_was_silent_for_long(owner: Owner | None) -> None:
-    assert liveness(owner) is liveness(owner, 1e9) is liveness(owner, 60, 60) is Liveness.UNKNOWN
-    assert liveness(owner, -3600, 60) is Liveness.UNKNOWN  # a file from the future
-    assert liveness(owner, 60.5, 60) is Liveness.DEAD
+    assert get_liveness(owner) is get_liveness(owner, 1e9) is get_liveness(owner, 60, 60) is Liveness.UNKNOWN
+    assert get_liveness(owner, -3600, 60) is Liveness.UNKNOWN  # a file from the future
+    assert get_liveness(owner, 60.5, 60) is Liveness.DEAD
 
 
 def test_a_temporary_file_is_abandoned_by_the_same_rule(tmp_path: Path, dead: int) -> None:
@@ -73,17 +73,17 @@ def test_a_temporary_file_is_abandoned_by_the_same_rule(tmp_path: Path, dead: in
         return path
 
     mine, other = f".a.json.{process_name()}.tmp", "0" * 8
-    assert not abandoned(made(mine, 1e6))
-    assert abandoned(made(f".a.json.{machine_tag()}-{dead}-0123abcd.tmp", 0))
-    assert not abandoned(made(f".a.json.{other}-{dead}-0123abcd.tmp", 500))
-    assert not abandoned(made(f".a.json.{other}-{dead}-0123abcd.tmp", -1e6))
-    assert abandoned(made(f".a.json.{other}-{dead}-0123abcd.tmp", 700))
+    assert not is_abandoned(made(mine, 1e6))
+    assert is_abandoned(made(f".a.json.{machine_tag()}-{dead}-0123abcd.tmp", 0))
+    assert not is_abandoned(made(f".a.json.{other}-{dead}-0123abcd.tmp", 500))
+    assert not is_abandoned(made(f".a.json.{other}-{dead}-0123abcd.tmp", -1e6))
+    assert is_abandoned(made(f".a.json.{other}-{dead}-0123abcd.tmp", 700))
     for name in (".a.tmp", "a.json", f".a.{other}-x-0123abcd.tmp", f".a.{other}-1-0123abcd"):
-        assert not abandoned(made(name, 1e6))
-    assert maker_liveness(f"scratch-{machine_tag()}-{dead}-0123abcd") is Liveness.DEAD
-    assert maker_liveness(f"scratch-{process_name()}") is Liveness.ALIVE
-    assert maker_liveness(f"scratch-{other}-{dead}-0123abcd") is Liveness.UNKNOWN
-    assert maker_liveness("scratch") is None
+        assert not is_abandoned(made(name, 1e6))
+    assert get_creator_liveness(f"scratch-{machine_tag()}-{dead}-0123abcd") is Liveness.DEAD
+    assert get_creator_liveness(f"scratch-{process_name()}") is Liveness.ALIVE
+    assert get_creator_liveness(f"scratch-{other}-{dead}-0123abcd") is Liveness.UNKNOWN
+    assert get_creator_liveness("scratch") is None
 
 
 def test_one_of_several_holds_it_until_its_block_ends(tmp_path: Path) -> None:
@@ -97,32 +97,32 @@ def test_one_of_several_holds_it_until_its_block_ends(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not made"), second.hold() as held:
         assert held
         raise ValueError("not made")
-    assert second.take()
+    assert second.acquire()
 
 
 def test_a_lease_that_somebody_else_took_is_neither_beaten_nor_released(tmp_path: Path) -> None:
     first, second = lease(tmp_path), lease(tmp_path)
-    assert first.take()
+    assert first.acquire()
     second.write()
     with pytest.raises(Superseded, match=r"lease\.json"):
-        first.beat()
+        first.renew()
     first.release()
     assert second.check() == second.claim
     second.release()
-    second.beat()  # a file that vanished is written again
+    second.renew()  # a file that vanished is written again
     assert first.read() == second.claim
 
 
 def test_only_a_lease_that_was_looked_at_is_broken(tmp_path: Path, dead: int) -> None:
     old, new, other = lease(tmp_path, here(dead, 5)), lease(tmp_path), lease(tmp_path)
-    assert old.take()
+    assert old.acquire()
     holder = other.watch()
     assert holder is not None and holder.liveness is Liveness.DEAD
     new.write()
-    other.break_(holder.claim)
+    other.break_stale(holder.claim)
     assert other.read() == new.claim and os.listdir(tmp_path) == ["lease.json"]
-    other.break_(new.claim)
-    other.break_(new.claim)
+    other.break_stale(new.claim)
+    other.break_stale(new.claim)
     assert os.listdir(tmp_path) == []
 
 
@@ -130,7 +130,7 @@ def test_another_machine_is_dead_once_its_file_does_not_change(tmp_path: Path, m
     clock = [0.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
     far, near = lease(tmp_path, ELSEWHERE), lease(tmp_path)
-    assert far.take()
+    assert far.acquire()
     os.utime(far.path, (2e9, 2e9))  # its clock is years ahead
 
     def after(seconds: float) -> tuple[Liveness, bool]:
@@ -141,7 +141,7 @@ def test_another_machine_is_dead_once_its_file_does_not_change(tmp_path: Path, m
 
     assert after(1000) == (Liveness.UNKNOWN, False)
     assert after(59) == (Liveness.UNKNOWN, False)
-    far.beat()
+    far.renew()
     assert after(59) == (Liveness.UNKNOWN, True)
     assert after(59) == (Liveness.UNKNOWN, True)
     assert after(2) == (Liveness.DEAD, True)
@@ -193,7 +193,7 @@ def test_what_cannot_be_read_belongs_to_nobody_known(tmp_path: Path, content: by
     (tmp_path / "lease.json").write_bytes(content)
     holder = lease(tmp_path).watch(60)
     assert holder is not None and (holder.claim, holder.liveness) == (None, Liveness.UNKNOWN)
-    lease(tmp_path).break_(None)
+    lease(tmp_path).break_stale(None)
     assert os.listdir(tmp_path) == []
 
 
@@ -220,8 +220,8 @@ def test_what_is_no_file_is_refused_and_left_alone(
     monkeypatch.chdir(tmp_path)  # a socket's path is short
     plant(Path("lease.json"))
     mine = lease(tmp_path)
-    assert not mine.take()
-    for look in (mine.read, mine.watch, mine.beat):
+    assert not mine.acquire()
+    for look in (mine.read, mine.watch, mine.renew):
         with pytest.raises(UnexpectedEntry, match=r"lease\.json"):
             look()
     mine.release()

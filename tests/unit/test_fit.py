@@ -9,23 +9,23 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.commandline import Ended, many, within
+from support.commandline import CommandResult, run_in_process, run_many
 from support.memory import total_bytes
 from tokenmill.errors import RequestError
-from tokenmill.training.model import from_fields, names, preset
-from tokenmill.training.planner.fit import LayoutConstraints, Machines, cost, search
-from tokenmill.training.planner.layout import late_refusals, refusals
+from tokenmill.training.model import load_preset, model_from_fields, preset_names
+from tokenmill.training.planner.fit import LayoutConstraints, Machines, estimate_cost, search_layouts
+from tokenmill.training.planner.layout import find_argument_errors, find_runtime_errors
 from tokenmill.training.planner.memory import GIB
 from tokenmill.training.planner.plan import GRACE_SECONDS
-from tokenmill.training.planner.storage import Saving, back_end
-from tokenmill.training.settings import Settings, derived
+from tokenmill.training.planner.storage import CheckpointSchedule, parse_storage
+from tokenmill.training.settings import Settings, derive_settings
 
 ROOT = Path(__file__).parents[2]
 H100 = ["--gpu-memory", "80"]
 
 
-def fit(*arguments: Any) -> Ended:
-    return within("fit", *arguments)
+def fit(*arguments: Any) -> CommandResult:
+    return run_in_process("fit", *arguments)
 
 
 def planned(*arguments: Any) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def refused(*arguments: Any) -> str:
 @pytest.mark.slow
 @settings(max_examples=40)
 @given(
-    st.sampled_from(names()),
+    st.sampled_from(preset_names()),
     st.sampled_from([1, 2, 4, 8, 12, 24, 64, 256]),
     st.sampled_from([24.0, 80.0, 141.0]),
     st.sampled_from([None, "none", "selective", "full"]),
@@ -62,11 +62,13 @@ def test_what_is_listed_is_accepted_and_fits_and_is_in_order(
     name: str, gpus: int, memory: float, recompute: str | None, micro: int | None
 ) -> None:
     machines = Machines(gpus, min(8, gpus) if gpus != 12 else 4, memory)
-    found = search(preset(name), machines, 16 * gpus, LayoutConstraints(recompute=recompute, micro_batch=micro))
+    found = search_layouts(
+        load_preset(name), machines, 16 * gpus, LayoutConstraints(recompute=recompute, micro_batch=micro)
+    )
     for fit_, price in found.fits:
         layout = fit_.layout
-        assert refusals(layout) == late_refusals(layout) == []
-        assert fit_.total == pytest.approx(total_bytes(layout)) and fit_.total <= machines.usable
+        assert find_argument_errors(layout) == find_runtime_errors(layout) == []
+        assert fit_.total == pytest.approx(total_bytes(layout)) and fit_.total <= machines.usable_bytes
         assert recompute in (None, layout.recompute) and micro in (None, layout.micro_batch)
         assert layout.tensor <= machines.gpus_per_node and layout.sequence_parallel == (layout.tensor > 1)
         assert price.total == pytest.approx(1 + sum(price.parts.values())) and min(price.parts.values()) >= 0
@@ -74,8 +76,8 @@ def test_what_is_listed_is_accepted_and_fits_and_is_in_order(
     assert totals == sorted(totals, key=lambda total: round(total, 4))
     assert bool(found.fits) or found.nearest is not None
     kinds = {(f.layout.tensor, f.layout.pipeline, f.layout.context, f.layout.expert) for f, _ in found.fits}
-    more = search(
-        preset(name),
+    more = search_layouts(
+        load_preset(name),
         Machines(gpus, machines.gpus_per_node, 2 * memory),
         16 * gpus,
         LayoutConstraints(recompute=recompute),
@@ -123,8 +125,8 @@ def test_virtual_stages_shorten_the_bubble_and_cost_memory() -> None:
 
 def test_tensor_parallelism_across_nodes_is_dear_and_said() -> None:
     asked = ["--model", "175b", "--gpus", 1024, *H100, "--pipeline", 8]
-    within, across = only(*asked, "--tensor", 8), only(*asked, "--tensor", 16)
-    assert across["cost_parts"]["tensor"] > 8 * within["cost_parts"]["tensor"]
+    run_in_process, across = only(*asked, "--tensor", 8), only(*asked, "--tensor", 16)
+    assert across["cost_parts"]["tensor"] > 8 * run_in_process["cost_parts"]["tensor"]
     assert "tensor 16 is above the 8 GPUs of a node" in fit(*asked, "--tensor", 16).out
 
 
@@ -135,8 +137,10 @@ def test_experts_are_spread_and_their_layouts_ranked_by_what_crosses_nodes() -> 
     assert found["layouts"][0]["expert"] > 1
     machines = Machines(64, 8, 80)
     wanted = LayoutConstraints(pipeline=4, expert=8, expert_tensor=1, micro_batch=1)
-    ((near, _),) = search(preset("mixtral-8x7b"), machines, 1024, wanted).fits
-    assert cost(near.layout, 4).expert > 5 * cost(near.layout, 8).expert  # eight experts in two nodes of four
+    ((near, _),) = search_layouts(load_preset("mixtral-8x7b"), machines, 1024, wanted).fits
+    assert (
+        estimate_cost(near.layout, 4).expert > 5 * estimate_cost(near.layout, 8).expert
+    )  # eight experts in two nodes of four
 
 
 def test_small_micro_batches_cost_small_models_more() -> None:
@@ -159,14 +163,18 @@ def test_large_searches_end_soon() -> None:
     for name in ("175b", "mixtral-8x7b"):
         (layout,) = planned("--model", name, *big)["layouts"]
         assert layout["data_parallel"] > 1
-    found = search(preset("mixtral-8x7b", seqLength=131072), Machines(16384, 8, 80), 16384, LayoutConstraints())
-    assert found.tried < 20_000  # 25 us each
-    found = search(preset("125m", numLayers=10**10), Machines(10**12, 10**12, 80), 10**12, LayoutConstraints())
-    assert not found.fits and found.tried < 500_000
+    found = search_layouts(
+        load_preset("mixtral-8x7b", seqLength=131072), Machines(16384, 8, 80), 16384, LayoutConstraints()
+    )
+    assert found.layouts_tried < 20_000  # 25 us each
+    found = search_layouts(
+        load_preset("125m", numLayers=10**10), Machines(10**12, 10**12, 80), 10**12, LayoutConstraints()
+    )
+    assert not found.fits and found.layouts_tried < 500_000
 
 
 def test_nothing_heavy_is_imported() -> None:
-    ended, modules = many([["fit", "--model", "175b", "--gpus", "128", "--gpu-memory", "80"]])
+    ended, modules = run_many([["fit", "--model", "175b", "--gpus", "128", "--gpu-memory", "80"]])
     assert ended[0].code == 0
     assert not {"numpy", "torch", "transformers", "huggingface_hub", "pyarrow", "requests"} & modules
 
@@ -190,9 +198,9 @@ def test_one_layout_that_does_not_fit_says_by_how_much() -> None:
         *["--model", "175b", "--gpus", 512, *H100, "--tensor", 4, "--pipeline", 4],
         *["--recompute", "none", "--micro-batch", 2],
     )
-    assert "this layout of 175b does not fit 512 GPUs of 80 GiB, of which 75.2 GiB count" in said
+    assert "this layout of 175b does not fit 512 GPUs of 80 GiB, of which 75.2 GiB are usable" in said
     assert "tensor 4 x pipeline 4, micro-batch 2, recomputation none, and needs" in said and "GiB more (weights" in said
-    for change in ("leave out the cuts", "--micro-batch 1", "--recompute full", "GPUs of at least"):
+    for change in ("a search over all sizes", "--micro-batch 1", "--recompute full", "GPUs of at least"):
         assert change in said
 
 
@@ -224,7 +232,7 @@ def test_one_layout_that_megatron_refuses_has_the_equation(cut: list[Any], said:
 def test_nothing_fits_names_the_nearest_and_what_would_help() -> None:
     said = refused("--model", "175b", "--gpus", 16, *H100)
     assert (
-        "no layout of 175b fits 16 GPUs of 80 GiB, of which 75.2 GiB count: the nearest is tensor 8 x pipeline 2"
+        "no layout of 175b fits 16 GPUs of 80 GiB, of which 75.2 GiB are usable: the nearest is tensor 8 x pipeline 2"
         in said
     )
     assert "recomputation full" in said and "GiB more (weights" in said
@@ -241,20 +249,20 @@ def test_a_global_batch_that_nothing_divides_is_refused_with_the_equation() -> N
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        (["--model", "13b", "--gpus", 12, *H100], "12 GPUs are no whole nodes of 8: 12 / 8 leaves 4"),
-        (["--model", "176b", "--gpus", 8, *H100], "there is no model '176b'; there are: 125m"),
+        (["--model", "13b", "--gpus", 12, *H100], "12 GPUs do not fill nodes of 8 GPUs: 12 / 8 leaves 4"),
+        (["--model", "176b", "--gpus", 8, *H100], "unknown model '176b'; choose one of 125m"),
         (["--model", "custom", "--gpus", 8, *H100], "--custom FILE"),
-        (["--model", "13b", "--gpus", 8, *H100, "--set", "layers=2"], "there is no field 'layers'"),
+        (["--model", "13b", "--gpus", 8, *H100, "--set", "layers=2"], "unknown field 'layers'"),
         (["--model", "13b", "--gpus", 8, *H100, "--set", "numLayer=2"], "did you mean numLayers?"),
-        (["--model", "13b", "--gpus", 8, *H100, "--set", "numLayers"], "say FIELD=VALUE"),
+        (["--model", "13b", "--gpus", 8, *H100, "--set", "numLayers"], "specify FIELD=VALUE"),
         (["--model", "13b", "--gpus", 8, *H100, "--set", "numLayers=two"], "numLayers=two: Expected `int`"),
         (["--model", "13b", "--gpus", 8, *H100, "--set", "numLayers=0"], "numLayers is 0: it must be above 0"),
-        (["--model", "13b", "--gpus", 8, *H100, "--storage", "tape:3"], "there is no 'tape'"),
-        (["--model", "13b", "--gpus", 8, *H100, "--storage", "amlfs-125"], "say its capacity in TiB"),
-        (["--model", "13b", "--gpus", 8, *H100, "--storage", "nfs:fast"], "say its network in Gbit/s"),
+        (["--model", "13b", "--gpus", 8, *H100, "--storage", "tape:3"], "unknown back end 'tape'"),
+        (["--model", "13b", "--gpus", 8, *H100, "--storage", "amlfs-125"], "specify its capacity in TiB"),
+        (["--model", "13b", "--gpus", 8, *H100, "--storage", "nfs:fast"], "specify its network in Gbit/s"),
         (["--model", "13b", "--gpus", 8, *H100, "--storage", "blob:-1"], "a number above 0"),
-        (["--model", "13b", "--gpus", 8, *H100, "--storage", "blob", "--write-bandwidth", 1], "leave one out"),
-        (["--model", "13b", "--gpus", 8, *H100, "--storage", "fsx-250:24", "--capacity", 3], "leave the second out"),
+        (["--model", "13b", "--gpus", 8, *H100, "--storage", "blob", "--write-bandwidth", 1], "remove one of them"),
+        (["--model", "13b", "--gpus", 8, *H100, "--storage", "fsx-250:24", "--capacity", 3], "remove --capacity"),
         (["--model", "13b", "--gpus", 8, *H100, "--data", "nan"], "--data"),
         (["--model", "13b", "--gpus", 8, *H100, "--data", "-1"], "--data"),
         (["--model", "13b", "--gpus", 8, *H100, "--keep", "1"], "--keep"),
@@ -285,14 +293,14 @@ def test_a_request_that_cannot_be_is_refused(asked: list[Any], said: str) -> Non
 
 
 def bandwidth(storage: str) -> float:
-    return back_end(storage).bytes_per_second
+    return parse_storage(storage).bytes_per_second
 
 
 def test_the_storage_table_is_the_makers() -> None:
     assert bandwidth("amlfs-125:16") == 2e9  # not the 64 GB/s of 512 TiB
     assert bandwidth("amlfs-40:480") == 19.2e9 and bandwidth("amlfs-500:512") == 256e9
     assert bandwidth("fsx-40:1.7578125") == pytest.approx(70.3e6, rel=0.001)  # on hard disks
-    assert back_end("amlfs-125:16").capacity == 16 * 2**40 and back_end("blob").capacity is None
+    assert parse_storage("amlfs-125:16").capacity == 16 * 2**40 and parse_storage("blob").capacity is None
     assert bandwidth("fsx-250:24") == 6e9 and bandwidth("fsx-scratch:12") == 1.2e9
     assert bandwidth("blob") == 3.125e9 and bandwidth("blob:60") == 7.5e9 and bandwidth("nfs:100") == 12.5e9
     for wrong in ("amlfs-125:0", "amlfs-125:inf", "amlfs-125:nan", "amlfs-60:16", "", ":16", "nfs:1e-300", "nfs:1e300"):
@@ -320,7 +328,7 @@ def test_a_storage_that_holds_it_all_says_what_is_left() -> None:
         "needed_bytes": pytest.approx(1.18e12 + 3 * size),
         "fits": True,
     }
-    said = "2 checkpoints kept and one being written, 7.33 TB, and 1.18 TB of data; 9.08 TB are left"
+    said = "2 checkpoints and the next save, 7.33 TB, and 1.18 TB of data; 9.08 TB are free"
     assert f"the storage has 17.59 TB: {said}" in fit(*asked).out.splitlines()
 
 
@@ -332,8 +340,8 @@ def test_a_storage_that_is_too_small_is_said_with_the_numbers(tmp_path: Path) ->
     assert found["storage"]["fits"] is False
     (note,) = found["notes"]
     assert note == (
-        "the storage is too small: 3 checkpoints kept and one being written, 9.78 TB, and 4.56 TB of data are 14.34 "
-        "TB, of which 4.34 TB find no room in 10.00 TB; take a larger one or keep fewer"
+        "the storage is too small: 3 checkpoints and the next save, 9.78 TB, and 4.56 TB of data need 14.34 TB, 4.34 "
+        "TB more than its 10.00 TB; use a larger storage, or lower --keep"
     )
     assert "4.34 TB are missing" in fit(*asked).out
     assert yaml.safe_load(file.read_text())["checkpoint"] == {"keep": 3}
@@ -343,7 +351,7 @@ def test_a_storage_that_is_too_small_is_said_with_the_numbers(tmp_path: Path) ->
 def test_data_without_a_capacity_is_added_up() -> None:
     asked = ["--model", "175b", "--gpus", 512, *H100, "--storage", "blob", "--data", 1.18]
     assert planned(*asked)["storage"] is None
-    assert "1.18 TB of data, 8.51 TB; whether it has them, with --capacity" in fit(*asked).out
+    assert "1.18 TB of data, 8.51 TB in all; add --capacity to check it" in fit(*asked).out
 
 
 def test_a_save_that_an_eviction_would_cut_off_gets_the_time(tmp_path: Path) -> None:
@@ -357,8 +365,8 @@ def test_a_save_that_an_eviction_would_cut_off_gets_the_time(tmp_path: Path) -> 
     assert grace > found["checkpoint"]["write_seconds"] + found["step_seconds"]
     assert yaml.safe_load(file.read_text())["job"] == {"terminationGracePeriodSeconds": grace}
     (note,) = found["notes"]
-    assert note.startswith("a save takes 20 min 22 s and a step 16.5 s, and a pod that is evicted has 15 min 00 s")
-    assert f"job.terminationGracePeriodSeconds={grace} gives the time" in note
+    assert note.startswith("a save takes 20 min 22 s and an iteration 16.5 s, but an evicted pod has only 15 min 00 s")
+    assert f"set job.terminationGracePeriodSeconds={grace}" in note
     found = planned(*asked, "--storage", "amlfs-125:64")
     assert found["notes"] == [] and "job" not in yaml.safe_load(file.read_text())
 
@@ -367,7 +375,7 @@ def test_a_storage_with_which_a_run_would_do_nothing_but_save_is_said() -> None:
     found = planned("--model", "175b", "--gpus", 4096, *H100, "--write-bandwidth", 0.01, "--mtbf-node", 6000)
     checkpoint = found["checkpoint"]
     assert checkpoint["save_interval_seconds"] == checkpoint["write_seconds"]
-    assert any("it would do little but save; take a faster storage" in note for note in found["notes"])
+    assert any("it would mostly write checkpoints; use a faster storage" in note for note in found["notes"])
 
 
 def test_a_step_s_time_turns_the_interval_into_iterations() -> None:
@@ -383,21 +391,21 @@ def test_a_step_s_time_turns_the_interval_into_iterations() -> None:
 
 
 def test_the_interval_is_where_saving_and_repeating_cost_least() -> None:
-    saving = Saving(2.4e12, 2e9, 6000, 64)
+    saving = CheckpointSchedule(2.4e12, 2e9, 6000, 64)
 
     def lost(seconds: float) -> float:
         return saving.write_seconds / seconds + seconds / 2 / saving.failure_seconds
 
     best = saving.interval_seconds
-    assert saving.lost == pytest.approx(lost(best))
+    assert saving.lost_share == pytest.approx(lost(best))
     assert lost(best) < min(lost(best * 0.9), lost(best * 1.1))
-    assert Saving(2.4e12, 1e6, 1, 4096).interval_seconds == 2.4e6  # never shorter than a save takes
+    assert CheckpointSchedule(2.4e12, 1e6, 1, 4096).interval_seconds == 2.4e6  # never shorter than a save takes
 
 
 # -- what it writes
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", preset_names())
 def test_the_values_make_the_very_layout(tmp_path: Path, name: str) -> None:
     file = tmp_path / "values.yaml"
     found = planned(
@@ -409,7 +417,7 @@ def test_the_values_make_the_very_layout(tmp_path: Path, name: str) -> None:
     best = found["layouts"][0]
     interval = values["training"].pop("saveInterval")
     assert interval == min(1000, found["checkpoint"]["save_interval_iterations"])
-    layout = _settings(values, msgspec.to_builtins(preset(name)), interval).layout()
+    layout = _settings(values, msgspec.to_builtins(load_preset(name)), interval).layout()
     _is(layout, best)
 
 
@@ -435,8 +443,10 @@ def test_a_changed_preset_is_written_as_a_custom_model(tmp_path: Path) -> None:
     file = tmp_path / "values.yaml"
     planned("--model", "llama3-8b", "--gpus", 8, *H100, "--set", "numLayers=16", "--values", file)
     custom = yaml.safe_load(file.read_text())["model"]["custom"]
-    fields = {name: getattr(preset("llama3-8b"), name) for name in ("ffn_hidden_size", "rotary_base", "learning_rate")}
-    model = from_fields(custom, "written")
+    fields = {
+        name: getattr(load_preset("llama3-8b"), name) for name in ("ffn_hidden_size", "rotary_base", "learning_rate")
+    }
+    model = model_from_fields(custom, "written")
     assert model.num_layers == 16
     assert {name: getattr(model, name) for name in fields} == fields
 
@@ -455,7 +465,7 @@ def test_the_save_interval_stays_within_the_run(tmp_path: Path) -> None:
 def test_the_batch_is_the_recipe_s_unless_another_is_given(tmp_path: Path) -> None:
     """The file is one more -f: what nobody asked for must not replace what values/models has."""
     file = tmp_path / "values.yaml"
-    for name in names():
+    for name in preset_names():
         recipe = yaml.safe_load((ROOT / f"values/models/{name}.yaml").read_text())["training"]
         asked = ["--model", name, "--gpus", 8 * recipe["nodes"], *H100, "--values", file]
         found = planned(*asked)
@@ -463,13 +473,13 @@ def test_the_batch_is_the_recipe_s_unless_another_is_given(tmp_path: Path) -> No
         assert found["global_batch"] == batch == yaml.safe_load(file.read_text())["training"]["globalBatchSize"]
         assert not any("global batch" in note for note in found["notes"])
     asked = ["--model", "175b", "--gpus", 512, *H100, "--values", file]
-    said = "global batch 1,536 sequences = 3,145,728 tokens an iteration: that of values/models/175b.yaml"
+    said = "global batch 1,536 sequences = 3,145,728 tokens per iteration (from values/models/175b.yaml)"
     assert said in fit(*asked).out.splitlines()
     (note,) = planned(*asked, "--global-batch", 8192)["notes"]
-    rest = "of two -f the later one counts, and the recipe's learning rate is for its own batch"
-    assert note == f"global batch 8,192 is not that of values/models/175b.yaml, 1,536: {rest}"
+    rest = "pass this file with a later -f, and check the learning rate, which is for the recipe's batch"
+    assert note == f"global batch 8,192 differs from 1,536 in values/models/175b.yaml: {rest}"
     assert f"# {note}" in file.read_text().splitlines()
-    assert "8,192 sequences = 16,777,216 tokens an iteration\n" in fit(*asked, "--global-batch", 8192).out
+    assert "8,192 sequences = 16,777,216 tokens per iteration\n" in fit(*asked, "--global-batch", 8192).out
 
 
 def test_a_recipe_s_batch_that_no_layout_divides_is_replaced_and_said() -> None:
@@ -477,8 +487,10 @@ def test_a_recipe_s_batch_that_no_layout_divides_is_replaced_and_said() -> None:
     found = planned(*asked)
     assert found["global_batch"] == 16 * 96
     (note,) = found["notes"]
-    assert note.startswith("global batch 1,536 is not that of values/models/13b.yaml, 1,024, with which nothing fits: ")
-    assert "tokens an iteration: assumed, 16 a GPU\n" in fit(*asked).out
+    assert note.startswith(
+        "global batch 1,536 differs from 1,024 in values/models/13b.yaml, with which no layout fits: "
+    )
+    assert "tokens per iteration (assumed: 16 per GPU)\n" in fit(*asked).out
 
 
 def test_the_values_hold_what_was_said_of_the_gpus(tmp_path: Path) -> None:
@@ -492,22 +504,22 @@ def test_the_values_hold_what_was_said_of_the_gpus(tmp_path: Path) -> None:
 
 def test_values_that_cannot_be_written_are_said(tmp_path: Path) -> None:
     said = refused("--model", "13b", "--gpus", 8, *H100, "--values", tmp_path / "no" / "values.yaml")
-    assert "values.yaml cannot be written: No such file" in said
+    assert "values.yaml: No such file" in said
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("numLayers: [", "is no YAML"),
-        ("numLayers: 2026-99-99", "is no YAML"),
-        ("[" * 100_000, "is no YAML"),
-        ("- 1", "holds no fields"),
-        ("1: 2", "holds no fields"),
-        ("model: {size: 13b}", "holds no fields"),
+        ("numLayers: [", "is not valid YAML"),
+        ("numLayers: 2026-99-99", "is not valid YAML"),
+        ("[" * 100_000, "is not valid YAML"),
+        ("- 1", "has no fields"),
+        ("1: 2", "has no fields"),
+        ("model: {size: 13b}", "has no fields"),
         ("numLayers: 2", "missing required field `hiddenSize`"),
         ("numLayers: 2\nhiddenSize: 64\nnumAttentionHeads: 4\nlayers: 3", "unknown field `layers`"),
-        (None, "cannot be read: No such file"),
+        (None, "No such file or directory; check the path"),
     ],
 )
 def test_a_model_s_file_that_is_none_is_named(tmp_path: Path, content: str | None, said: str) -> None:
@@ -531,7 +543,7 @@ def test_the_table_is_one_that_a_person_can_read(tmp_path: Path) -> None:
     assert {len(line) for line in (head, *rows)} == {len(head)}  # columns stand under each other
     for said in ("16 GPUs (2 x 8)", "512 sequences = 524,288 tokens", "cost 1.", "MFU of 40%", "checkpoint: 0.9 GB"):
         assert said in out, said
-    assert "more fit: --top" in out and f"-f {file}" in out
+    assert "more layouts fit; show them with --top" in out and f"-f {file}" in out
 
 
 def _settings(values: dict[str, Any], model: dict[str, Any], interval: int | None = None) -> Settings:
@@ -543,11 +555,11 @@ def _settings(values: dict[str, Any], model: dict[str, Any], interval: int | Non
         "checkpoint": {"path": "/c", "saveInterval": interval},
         "dataset": {"path": "/d"},
     }
-    return derived(msgspec.convert(content, Settings))
+    return derive_settings(msgspec.convert(content, Settings))
 
 
 def _is(layout: Any, best: dict[str, Any]) -> None:
-    assert refusals(layout) == late_refusals(layout) == []
+    assert find_argument_errors(layout) == find_runtime_errors(layout) == []
     for name in (
         "tensor",
         "pipeline",

@@ -12,7 +12,7 @@ def test_order_and_bound() -> None:
     before = threading.active_count()
     with BackgroundWriter(2) as follower:
         for number in range(50):
-            follower.do(done.append, number)
+            follower.submit(done.append, number)
             assert len(done) >= number - 1
         follower.wait()
         assert done == list(range(50))
@@ -29,7 +29,7 @@ def test_no_work_no_thread() -> None:
 def test_what_the_work_raises_is_raised_here() -> None:
     before = threading.active_count()
     with pytest.raises(OSError, match="disk is full"), BackgroundWriter(1) as follower:
-        follower.do(_fail)
+        follower.submit(_fail)
         follower.wait()
     assert threading.active_count() == before
 
@@ -44,8 +44,8 @@ def test_after_an_error_here_what_waits_is_dropped_and_what_runs_is_awaited() ->
         done.append(1)
 
     with pytest.raises(KeyError), BackgroundWriter(5) as follower:
-        follower.do(work)
-        follower.do(done.append, 2)
+        follower.submit(work)
+        follower.submit(done.append, 2)
         assert begun.wait(60)
         # The end of the context waits for the thread: it is let go once the end has begun.
         threading.Timer(0.05, gate.set).start()

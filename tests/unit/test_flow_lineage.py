@@ -14,22 +14,22 @@ from support import stages
 from tokenmill.errors import RequestError, TransientError
 from tokenmill.flow.attempt import planning_lease
 from tokenmill.flow.contract import Origin, Part
-from tokenmill.flow.lineage import StageInput, upstream_of
+from tokenmill.flow.lineage import StageInput, find_upstream
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.record import StageRecord
-from tokenmill.flow.stage import Run
-from tokenmill.flow.status import statuses
+from tokenmill.flow.stage import StageRun
+from tokenmill.flow.status import list_statuses
 from tokenmill.flow.worker import Summary
 from tokenmill.selection import Selection
-from tokenmill.stages.registry import CONCATENATE, EXTRACT, KINDS, PREPROCESS, before
+from tokenmill.stages.registry import CONCATENATE, EXTRACT, KINDS, PREPROCESS, earlier_kinds
 from tokenmill.suffixes import DATA_SUFFIXES
-from tokenmill.tokens.dataset import check
+from tokenmill.tokens.dataset import verify_outputs
 
 FILES = 4
 
 
-def how(worker: int = 0, workers: int = 1, *, replace: bool = False) -> Run:
-    return Run(Reporter(), worker, workers, processes=1, replace=replace)
+def how(worker: int = 0, workers: int = 1, *, replace: bool = False) -> StageRun:
+    return StageRun(Reporter(), worker, workers, processes=1, replace=replace)
 
 
 def fill(source: Path, files: int = FILES, text: str = "document") -> Path:
@@ -40,21 +40,21 @@ def fill(source: Path, files: int = FILES, text: str = "document") -> Path:
     return source
 
 
-def download(source: Path | str, output: Path, run: Run | None = None, *, sample: int | None = None) -> Summary:
+def download(source: Path | str, output: Path, run: StageRun | None = None, *, sample: int | None = None) -> Summary:
     how_much = {"connections": 4, "deadline": 30, "stall_seconds": 5}
     return stages.download(source, output, run or how(), Selection(sample=sample), **how_much)
 
 
-def extract(root: Path, run: Run | None = None) -> Summary:
+def extract(root: Path, run: StageRun | None = None) -> Summary:
     return stages.extract(root, root / "extracted", run or how())
 
 
-def concatenate(root: Path, output: Path | None = None, *, files: int = 2, run: Run | None = None) -> Summary:
+def concatenate(root: Path, output: Path | None = None, *, files: int = 2, run: StageRun | None = None) -> Summary:
     return stages.concatenate(root, output or root / "concatenated", run or how(), target_files=files, name="part")
 
 
 def upstream(path: Path, **options: str) -> StageInput:
-    return upstream_of(path, "preprocess", before(PREPROCESS), usable=DATA_SUFFIXES, only=options.get("only"))
+    return find_upstream(path, "preprocess", earlier_kinds(PREPROCESS), usable=DATA_SUFFIXES, only=options.get("only"))
 
 
 @pytest.fixture
@@ -79,8 +79,11 @@ def test_the_furthest_finished_stage_is_taken_and_said(root: Path) -> None:
     assert summary.completion.manifest is not None
     assert taken.upstream.manifest == summary.completion.manifest.hash
     # The stage itself and what comes after it are no input of it.
-    assert stage_and_place(upstream_of(root, "concatenate", before(CONCATENATE))) == ("extract", root / "extracted")
-    assert stage_and_place(upstream_of(root, "extract", before(EXTRACT))) == ("download", root)
+    assert stage_and_place(find_upstream(root, "concatenate", earlier_kinds(CONCATENATE))) == (
+        "extract",
+        root / "extracted",
+    )
+    assert stage_and_place(find_upstream(root, "extract", earlier_kinds(EXTRACT))) == ("download", root)
     # A stage's own directory is as good as the root.
     assert stage_and_place(upstream(root / "extracted")) == ("extract", root / "extracted")
 
@@ -90,7 +93,7 @@ def test_from_chooses_an_earlier_stage(root: Path) -> None:
     assert stage_and_place(upstream(root, only="download")) == ("download", root)
     with pytest.raises(RequestError, match=r"--from verify: preprocess reads one of download, extract, concatenate"):
         upstream(root, only="verify")
-    with pytest.raises(RequestError, match=r"no concatenate was made in .*tokenmill status"):
+    with pytest.raises(RequestError, match=r"no concatenate was started in .*tokenmill status"):
         upstream(root, only="concatenate")
 
 
@@ -129,16 +132,16 @@ def test_a_stage_without_a_plan_yet_is_refused(root: Path) -> None:
     record = StageRecord(root / "extracted", EXTRACT)
     record.directory.mkdir(parents=True)
     assert stage_and_place(upstream(root)) == ("download", root)  # nobody is at it: it never began
-    planning_lease(record).take()
+    planning_lease(record).acquire()
     with pytest.raises(RequestError, match="has no plan yet"):
         upstream(root)
 
 
 def test_a_stage_that_could_not_be_planned_says_why_there_is_nothing_to_read(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
-    with pytest.raises(RequestError, match="nothing at"):
+    with pytest.raises(RequestError, match="there are no files at"):
         download(tmp_path / "source", tmp_path / "corpus")
-    with pytest.raises(RequestError, match=r"download in .*corpus has nothing to read, since it failed: .*nothing at"):
+    with pytest.raises(RequestError, match=r"download in .*corpus failed and has no files; .*there are no files at"):
         upstream(tmp_path / "corpus")
 
 
@@ -146,7 +149,7 @@ def test_a_stage_that_never_got_a_plan_does_not_claim_a_directory_of_ones_own(tm
     own = fill(tmp_path / "own")
     fill(own / "more", files=1)
     for place in (own, own / "more"):
-        with pytest.raises(RequestError, match="nothing at"):
+        with pytest.raises(RequestError, match="there are no files at"):
             download(tmp_path / "nowhere", place)
     taken = upstream(own)
     assert len(taken.files) == FILES + 1 and taken.upstream.stage is None
@@ -158,7 +161,7 @@ def test_a_stage_that_never_got_a_plan_does_not_claim_a_directory_of_ones_own(tm
 def test_a_download_into_its_own_source_is_refused_before_anything_is_written(tmp_path: Path, scheme: str) -> None:
     own = fill(tmp_path / "own")
     before = sorted(own.rglob("*"))
-    with pytest.raises(RequestError, match="own cannot be both input and output; give an output directory of its own"):
+    with pytest.raises(RequestError, match="own cannot be both input and output; specify another output directory"):
         download(f"{scheme}{own}", own)
     assert sorted(own.rglob("*")) == before
 
@@ -180,7 +183,7 @@ def test_what_was_made_from_a_replaced_download_is_not_taken(root: Path, tmp_pat
     download(fill(tmp_path / "source", files=2, text="new"), root, how(replace=True), sample=2)
     taken = upstream(root)
     assert stage_and_place(taken) == ("download", root)
-    assert any("extract" in note and "older download; not taken" in note for note in taken.notes)
+    assert any("extract" in note and "older download" in note for note in taken.notes)
 
 
 def test_an_upstream_made_again_with_the_same_content_invalidates_nothing(root: Path, tmp_path: Path) -> None:
@@ -214,11 +217,10 @@ def test_a_damaged_file_of_the_stage_to_read_fails_its_unit_alone(
     truncated.write_bytes(whole[truncated][:-5])
     gone.unlink()
     with pytest.raises(RequestError, match=r"manifest of the extract .* run tokenmill extract again") as caught:
-        concatenate(root, files=FILES, run=Run(Reporter(), processes=1))
+        concatenate(root, files=FILES, run=StageRun(Reporter(), processes=1))
     for path, found in ((truncated, f"has {len(whole[truncated]) - 5} bytes"), (gone, "is missing")):
-        assert f"{path} {found}, and the manifest of the extract that made it says {len(whole[path])}" in str(
-            caught.value
-        )
+        expected = f"{path} {found}, but the manifest of the extract stage records {len(whole[path])} bytes"
+        assert expected in str(caught.value)
     assert "2 of its 4 files are missing or have another size now: 0.jsonl, 3.jsonl" in capfd.readouterr().err
     extract(root)
     again = concatenate(root, files=FILES)
@@ -242,10 +244,10 @@ def test_a_manifest_that_says_other_than_the_receipts_is_noticed_and_not_read(ro
     content = manifest.read_bytes()
     value = json.loads(content)
     manifest.write_text(json.dumps(value | {"files": value["files"][1:]}))
-    assert any("not what the receipts say" in problem for problem in check(root, KINDS, full=False)[1])
+    assert any("does not match the receipts" in problem for problem in verify_outputs(root, KINDS, full=False)[1])
     assert len(upstream(root).files) == FILES
     assert manifest.read_bytes() == content
-    assert check(root, KINDS, full=False)[1] == []
+    assert verify_outputs(root, KINDS, full=False)[1] == []
 
 
 def test_a_plain_directory_is_read_as_it_lies_but_not_what_it_is_written_to(tmp_path: Path) -> None:
@@ -253,18 +255,22 @@ def test_a_plain_directory_is_read_as_it_lies_but_not_what_it_is_written_to(tmp_
     for name in ("b.jsonl", "sub/a.jsonl", "README.md", ".hidden.jsonl", "out/old.jsonl"):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text('{"text": "x"}\n')
-    dataset = upstream_of(root, "preprocess", before(PREPROCESS), usable=DATA_SUFFIXES, output=root / "out")
+    dataset = find_upstream(root, "preprocess", earlier_kinds(PREPROCESS), usable=DATA_SUFFIXES, output=root / "out")
     assert [file.path for file in dataset.files] == ["b.jsonl", "sub/a.jsonl"]
     assert dataset.upstream.stage is None
     assert any("README.md" in note for note in dataset.notes)
     moved = root.rename(tmp_path / "elsewhere")
     assert (
-        upstream_of(moved, "preprocess", before(PREPROCESS), usable=DATA_SUFFIXES, output=moved / "out").upstream
+        find_upstream(
+            moved, "preprocess", earlier_kinds(PREPROCESS), usable=DATA_SUFFIXES, output=moved / "out"
+        ).upstream
         == dataset.upstream
     )
     (moved / "b.jsonl").write_text('{"text": "another"}\n')
     assert (
-        upstream_of(moved, "preprocess", before(PREPROCESS), usable=DATA_SUFFIXES, output=moved / "out").upstream
+        find_upstream(
+            moved, "preprocess", earlier_kinds(PREPROCESS), usable=DATA_SUFFIXES, output=moved / "out"
+        ).upstream
         != dataset.upstream
     )
 
@@ -274,7 +280,7 @@ def test_what_was_made_of_plain_files_is_no_more_of_them(tmp_path: Path) -> None
     extract(root)
     stages.extract(root, root / "again", how())
     assert len(list((root / "again").glob("**/*.jsonl"))) == FILES
-    with pytest.raises(RequestError, match="output directory of its own"):
+    with pytest.raises(RequestError, match="specify another output directory"):
         stages.extract(root, root, how())
 
 
@@ -298,12 +304,12 @@ def test_hidden_files_are_left_out_and_named(tmp_path: Path) -> None:
     (tmp_path / "deep/.kept").mkdir(parents=True)
     for name in ("deep/._a.jsonl", ".DS_Store", "deep/.kept/b.jsonl"):
         (tmp_path / name).write_text("{}\n")
-    with pytest.raises(RequestError, match=r"1 hidden files, such as 'deep/\._a\.jsonl'; wanted"):
+    with pytest.raises(RequestError, match=r"1 hidden files, such as 'deep/\._a\.jsonl'; a file name must end in"):
         upstream(tmp_path)
     (tmp_path / "a.jsonl").write_text("{}\n")
     dataset = upstream(tmp_path)
     assert [file.path for file in dataset.files] == ["a.jsonl"]
-    assert dataset.notes == [f"reading 1 files in {tmp_path}", "left out 1 hidden files, such as 'deep/._a.jsonl'"]
+    assert dataset.notes == [f"reading 1 files in {tmp_path}", "ignoring 1 hidden files, such as 'deep/._a.jsonl'"]
 
 
 def test_nothing_to_read_says_what_was_seen_and_wanted(tmp_path: Path) -> None:
@@ -332,7 +338,7 @@ def test_what_describes_arrow_files_is_no_data(tmp_path: Path) -> None:
         (tmp_path / name).write_text("{}")
     dataset = upstream(tmp_path)
     assert sorted(file.path for file in dataset.files) == ["saved/data-0.arrow", "x/state.json"]
-    assert "left out 3 files that are no data" in " ".join(dataset.notes)
+    assert "left out 3 files that are not data files" in " ".join(dataset.notes)
 
 
 READ_ONLY = 'mount --bind "$1" "$1" && mount -o remount,bind,ro "$1" && shift && exec "$@"'
@@ -377,13 +383,13 @@ def test_what_tokenmill_made_is_never_read_as_files_somebody_brought(tmp_path: P
     """An extract's output lies inside the directory it read: a download of that directory must not double it."""
     brought = fill(tmp_path / "brought", files=2, text="own")
     extract(brought)
-    taken = upstream_of(brought, "extract", before(EXTRACT), usable=(".gz", ".jsonl"))
+    taken = find_upstream(brought, "extract", earlier_kinds(EXTRACT), usable=(".gz", ".jsonl"))
     assert len(taken.files) == 2
-    assert any("left out" in note and "extracted" in note for note in taken.notes)
+    assert any("ignoring outputs" in note and "extracted" in note for note in taken.notes)
     download(brought, tmp_path / "copy", how())
     assert len([path for path in (tmp_path / "copy").iterdir() if path.is_file()]) == 2
-    with pytest.raises(RequestError, match="output directory of its own"):
-        upstream_of(brought, "extract", before(EXTRACT), output=brought)
+    with pytest.raises(RequestError, match="specify another output directory"):
+        find_upstream(brought, "extract", earlier_kinds(EXTRACT), output=brought)
 
 
 def test_a_refused_plan_does_not_stand_in_the_way(tmp_path: Path) -> None:
@@ -391,7 +397,7 @@ def test_a_refused_plan_does_not_stand_in_the_way(tmp_path: Path) -> None:
     (brought / "a.parquet").write_bytes(b"PAR1")
     with pytest.raises(RequestError, match="Parquet"):
         extract(brought)
-    (status,) = statuses(brought, KINDS)
+    (status,) = list_statuses(brought, KINDS)
     assert status.state == "failed while planning" and "Parquet" in status.failures[0].message
     assert len(upstream(brought).files) == 2
 
@@ -403,7 +409,9 @@ def test_a_changed_input_is_named_with_what_to_do(tmp_path: Path) -> None:
     second.unlink()
     first.write_bytes(first.read_bytes() + b"")
     (brought / "new.jsonl").write_text("{}\n")
-    with pytest.raises(RequestError, match=rf"changed: {first.name}; added: new.jsonl; gone: {second.name}.*--replace"):
+    with pytest.raises(
+        RequestError, match=rf"changed: {first.name}; added: new.jsonl; missing: {second.name}.*--replace"
+    ):
         extract(brought)
 
 
@@ -411,7 +419,7 @@ def test_a_source_that_changes_during_a_download_is_not_mixed(tmp_path: Path) ->
     source = fill(tmp_path / "source")
     download(source, tmp_path / "out", how(0, 2))
     fill(source, text="another")
-    with pytest.raises(RequestError, match=r"changed since it was planned; a directory is planned anew .* --replace"):
+    with pytest.raises(RequestError, match=r"changed since it was planned; if the source is a directory, .* --replace"):
         download(source, tmp_path / "out", how(1, 2))
     download(source, tmp_path / "another")
     download(source, tmp_path / "out", how(replace=True))
@@ -440,7 +448,7 @@ class Meddler(Reporter):
         self.path = path
         self.content = content
 
-    def say(self, text: str, **event: object) -> None:
+    def log(self, text: str, **event: object) -> None:
         if "units" in event:
             self.path.write_text(self.content)
 
@@ -451,8 +459,8 @@ def test_an_input_that_is_still_written_to_is_not_taken_for_whole(tmp_path: Path
     for name in ("a", "b"):
         (tmp_path / "plain").mkdir(exist_ok=True)
         (tmp_path / f"plain/{name}.jsonl").write_text('{"text": "x"}\n')
-    run = Run(Meddler(tmp_path / "plain/b.jsonl", content), processes=1)
+    run = StageRun(Meddler(tmp_path / "plain/b.jsonl", content), processes=1)
     more = {"target_files": 1, "name": "part"} if stage == "concatenate" else {}
-    with pytest.raises(TransientError, match="somebody writes to it"):
+    with pytest.raises(TransientError, match="another program writes to it"):
         getattr(stages, stage)(tmp_path / "plain", tmp_path / "out", run, **more)
     assert not StageRecord(tmp_path / "out", next(kind for kind in KINDS if kind.name == stage)).manifest_path.exists()

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmill.flow.contract import Record
-from tokenmill.flow.partition import groups, share
+from tokenmill.flow.partition import select_units, split_by_weight
 from tokenmill.flow.record import Unit
 
 WEIGHTS = st.lists(st.integers(0, 10**12) | st.integers(0, 5), max_size=60)
@@ -18,7 +18,7 @@ def units(weights: list[int]) -> list[Unit]:
 @given(WEIGHTS, st.integers(1, 80))
 def test_shares_are_disjoint_complete_and_balanced(weights: list[int], workers: int) -> None:
     made = units(weights)
-    shares = [share(made, worker, workers) for worker in range(workers)]
+    shares = [select_units(made, worker, workers) for worker in range(workers)]
     assert sorted(unit.id for mine in shares for unit in mine) == [unit.id for unit in made]
     loads = [sum(unit.weight + 1 for unit in mine) for mine in shares]
     # The last unit went to whoever had least: nobody is ahead of anybody by more than one unit.
@@ -29,24 +29,24 @@ def test_shares_are_disjoint_complete_and_balanced(weights: list[int], workers: 
 def test_a_share_does_not_depend_on_the_order_of_units(weights: list[int], workers: int) -> None:
     made = units(weights)
     for worker in range(workers):
-        assert share(made, worker, workers) == share(made[::-1], worker, workers)
+        assert select_units(made, worker, workers) == select_units(made[::-1], worker, workers)
 
 
 @given(WEIGHTS, st.integers(1, 8))
 def test_a_worker_begins_with_its_largest_unit(weights: list[int], workers: int) -> None:
     for worker in range(workers):
-        mine = [unit.weight for unit in share(units(weights), worker, workers)]
+        mine = [unit.weight for unit in select_units(units(weights), worker, workers)]
         assert mine == sorted(mine, reverse=True)
 
 
 def test_empty_units_are_spread_too() -> None:
-    assert [len(share(units([0] * 1000), worker, 7)) for worker in range(7)] == [143] * 6 + [142]
+    assert [len(select_units(units([0] * 1000), worker, 7)) for worker in range(7)] == [143] * 6 + [142]
 
 
 @given(WEIGHTS.filter(bool), st.data())
 def test_runs_cover_all_in_order_and_none_is_empty(weights: list[int], data: st.DataObject) -> None:
     count = data.draw(st.integers(1, len(weights)))
-    runs = groups(weights, count)
+    runs = split_by_weight(weights, count)
     assert len(runs) == count
     assert all(runs)
     assert [index for run in runs for index in run] == list(range(len(weights)))
@@ -55,7 +55,7 @@ def test_runs_cover_all_in_order_and_none_is_empty(weights: list[int], data: st.
 @given(st.integers(1, 200), st.data())
 def test_runs_of_equal_files_differ_by_one_at_most(length: int, data: st.DataObject) -> None:
     count = data.draw(st.integers(1, length))
-    sizes = [len(run) for run in groups([1000] * length, count)]
+    sizes = [len(run) for run in split_by_weight([1000] * length, count)]
     assert max(sizes) - min(sizes) <= 1
 
 
@@ -63,11 +63,11 @@ def test_runs_of_equal_files_differ_by_one_at_most(length: int, data: st.DataObj
 def test_a_run_is_never_far_from_its_part_of_the_whole(weights: list[int], data: st.DataObject) -> None:
     count = data.draw(st.integers(1, len(weights)))
     costs = [weight + 1 for weight in weights]
-    for run in groups(weights, count):
+    for run in split_by_weight(weights, count):
         assert sum(costs[index] for index in run) <= sum(costs) / count + 2 * max(costs)
 
 
 @pytest.mark.parametrize(("length", "count"), [(3, 4), (3, 0), (0, 1), (0, 0)])
 def test_more_runs_than_files_cannot_be(length: int, count: int) -> None:
     with pytest.raises(ValueError, match="cannot cut"):
-        groups([1] * length, count)
+        split_by_weight([1] * length, count)

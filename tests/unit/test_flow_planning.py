@@ -16,21 +16,21 @@ from support.commandline import tokenmill
 from tokenmill.errors import InputError, MachineError, RequestError, Stopped, Superseded
 from tokenmill.files.tree import Tree
 from tokenmill.flow.attempt import planning_lease
-from tokenmill.flow.contract import Kind, Record, RemoteFile
-from tokenmill.flow.planning import Request, agree
+from tokenmill.flow.contract import Record, RemoteFile, StageKind
+from tokenmill.flow.planning import Request, agree_on_plan
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.record import Counts, Plan, StageRecord, Unit
 from tokenmill.flow.run import run_stage
 from tokenmill.flow.runs import RunRegistry
-from tokenmill.flow.stage import Run, Stage
+from tokenmill.flow.stage import Stage, StageRun
 from tokenmill.flow.workspace import Workspace
 from tokenmill.stages.registry import CONCATENATE, DOWNLOAD, EXTRACT
 
 
 def how(
     worker: int = 0, workers: int = 1, *, replace: bool = False, verify_hashes: bool = False, run: str | None = None
-) -> Run:
-    return Run(Reporter(), worker, workers, 1, replace, verify_hashes, run)
+) -> StageRun:
+    return StageRun(Reporter(), worker, workers, 1, replace, verify_hashes, run)
 
 
 def tree(output: Path) -> dict[str, bytes]:
@@ -45,7 +45,7 @@ def source(tmp_path: Path) -> Path:
     return tmp_path / "source"
 
 
-def join(source: Path, output: Path, files: int, run: Run) -> bool:
+def join(source: Path, output: Path, files: int, run: StageRun) -> bool:
     """Concatenate; return whether the whole is there."""
     summary = stages.concatenate(source, output, run, target_files=files, name="part")
     return summary.completion.manifest is not None
@@ -61,7 +61,7 @@ def test_of_many_planners_one_plans(tmp_path: Path) -> None:
         return Plan("download", {"a": 1}, [Unit(f"{len(made)}", 1, RemoteFile("a", 1), [])], {})
 
     def worker() -> None:
-        plans.append(agree(record, Request({"a": 1}, make), should_stop=lambda: False, say=print))
+        plans.append(agree_on_plan(record, Request({"a": 1}, make), should_stop=lambda: False, log=print))
 
     threads = [threading.Thread(target=worker) for _ in range(6)]
     for thread in threads:
@@ -125,10 +125,10 @@ def test_a_mended_file_is_finished_by_the_same_command(
     output, whole = tmp_path / "out", gzip.compress(b'{"text": "three"}\n')
     (source / "3.jsonl").unlink()
     (source / "3.jsonl.gz").write_bytes(whole[:-4])
-    with pytest.raises(InputError, match=r"3\.jsonl\.gz.*cut short"):
+    with pytest.raises(InputError, match=r"3\.jsonl\.gz.*truncated"):
         stages.extract(source, output, how())
     (source / "3.jsonl.gz").write_bytes(whole)
-    summary = stages.extract(source, output, Run(Reporter(), processes=1))
+    summary = stages.extract(source, output, StageRun(Reporter(), processes=1))
     assert (summary.done_now, summary.done_before) == (1, 5) and summary.completion.manifest is not None
     assert "the input changed (changed: 3.jsonl.gz)" in capfd.readouterr().err
     stages.extract(source, tmp_path / "fresh", how())
@@ -139,10 +139,10 @@ def test_a_file_that_is_gone_is_never_passed_over(source: Path, tmp_path: Path) 
     output = tmp_path / "out"
     (source / "3.jsonl.gz").write_bytes(gzip.compress(b'{"text": "three"}\n')[:-4])
     (source / "3.jsonl").unlink()
-    with pytest.raises(InputError, match="cut short"):
+    with pytest.raises(InputError, match="truncated"):
         stages.extract(source, output, how())
     (source / "3.jsonl.gz").unlink()
-    with pytest.raises(RequestError, match=r"gone: 3\.jsonl\.gz.*--replace"):
+    with pytest.raises(RequestError, match=r"missing: 3\.jsonl\.gz.*--replace"):
         stages.extract(source, output, how())
 
 
@@ -182,8 +182,8 @@ def test_a_run_whose_plan_is_replaced_while_it_registers_is_closed(tmp_path: Pat
     record.directory.mkdir(parents=True)
     old, new = Plan("download", {"a": 1}, [], {}), Plan("download", {"a": 2}, [], {})
     record.plan_path.write_bytes(new.to_bytes())
-    RunRegistry(record, "late").enter(old)
-    RunRegistry(record, "now").enter(new)
+    RunRegistry(record, "late").register(old)
+    RunRegistry(record, "now").register(new)
     assert (RunRegistry(record, "late").closed, RunRegistry(record, "now").closed) == (True, False)
 
 
@@ -205,7 +205,7 @@ def test_who_is_told_to_stop_while_planning_replaces_nothing(tmp_path: Path) -> 
         return Plan("download", {"a": 2}, [], {})
 
     with pytest.raises(Stopped):
-        agree(record, Request({"a": 2}, make, replace=True), should_stop=told.is_set, say=print)
+        agree_on_plan(record, Request({"a": 2}, make, replace=True), should_stop=told.is_set, log=print)
     assert record.plan_id() == old.id
 
 
@@ -251,7 +251,7 @@ def test_a_name_that_is_no_utf8_is_a_name_like_others(source: Path, tmp_path: Pa
 def test_a_lease_of_a_dead_planner_is_broken(source: Path, tmp_path: Path) -> None:
     record = StageRecord(tmp_path / "out", CONCATENATE)
     lease = planning_lease(record)
-    assert lease.take()
+    assert lease.acquire()
     claim = json.loads(lease.path.read_bytes())
     claim["owner"]["started"] += 1  # a process that had this id before this one
     lease.path.write_text(json.dumps(claim))
@@ -297,11 +297,11 @@ class Endless(Stage):
 
     output: Path
 
-    kind: ClassVar = Kind("endless", Record)
+    kind: ClassVar = StageKind("endless", Record)
     concurrency: ClassVar = "threads"
     resumable: ClassVar = False
 
-    def prepare(self, run: Run, pinned: str | None = None) -> Request:
+    def prepare(self, run: StageRun, pinned: str | None = None) -> Request:
         """Plan two units."""
         units = [Unit(name, 1, Record(), []) for name in ("broken", "whole")]
         return Request({}, lambda: Plan("endless", {}, units, {}))
@@ -310,16 +310,16 @@ class Endless(Stage):
         """Do a unit."""
         workspace.path("begun").touch()
         if unit.id == "broken":
-            while len(list(workspace.record.attempts.glob("*/begun"))) < 2:
-                workspace.checkpoint()
+            while len(list(workspace.record.attempts_directory.glob("*/begun"))) < 2:
+                workspace.report_progress()
             raise ZeroDivisionError("a bug")
         while True:
-            workspace.checkpoint()
+            workspace.report_progress()
 
 
 def test_a_bug_in_one_unit_ends_the_run_though_another_would_go_on(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
-        run_stage(Endless(tmp_path / "out"), Run(Reporter(), processes=2))
+        run_stage(Endless(tmp_path / "out"), StageRun(Reporter(), processes=2))
 
 
 @dataclass(frozen=True)
@@ -328,11 +328,11 @@ class Full(Stage):
 
     output: Path
 
-    kind: ClassVar = Kind("full", Record)
+    kind: ClassVar = StageKind("full", Record)
     concurrency: ClassVar = "threads"
     resumable: ClassVar = False
 
-    def prepare(self, run: Run, pinned: str | None = None) -> Request:
+    def prepare(self, run: StageRun, pinned: str | None = None) -> Request:
         """Plan eight units."""
         units = [Unit(name, 1, Record(), []) for name in ("bad", *map(str, range(7)))]
         return Request({}, lambda: Plan("full", {}, units, {}))
@@ -358,7 +358,7 @@ def test_a_full_disk_is_said_once_however_many_units_are_at_work(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(RequestError, match="8 of 8 units of full failed") as failed:
-        run_stage(Full(tmp_path / "out"), Run(Slow(), processes=8))
+        run_stage(Full(tmp_path / "out"), StageRun(Slow(), processes=8))
     said = capfd.readouterr().err
     assert said.count("full of bad failed: damaged") == 1
     assert said.count("failed: no space left") == 1

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from tokenmill.flow.progress import AT_WORK_SECONDS, Reporter, memory_words
+from tokenmill.flow.progress import RUNNING_LOG_SECONDS, Reporter, describe_memory
 
 
 def said(capfd: pytest.CaptureFixture[str], seconds: float = 0.0) -> list[str]:
@@ -22,19 +22,21 @@ def said(capfd: pytest.CaptureFixture[str], seconds: float = 0.0) -> list[str]:
 
 def test_units_at_work_are_said_at_once_and_then_what_still_holds(capfd: pytest.CaptureFixture[str]) -> None:
     with Reporter().progress("preprocess", 10, 5, lambda: (0, 0)) as progress:
-        progress.at_work([("a", 1_200_000_000)])
-        assert said(capfd) == [f"preprocess: at work: a (1.20 GB); {memory_words()}"]
+        progress.set_running([("a", 1_200_000_000)])
+        assert said(capfd) == [f"preprocess: running: a (1.20 GB); {describe_memory()}"]
         for units in ([("b", 1)], [("c", 1)], [("c", 1), ("d", 2000)]):
-            progress.at_work(units)
-        assert said(capfd, 20 * AT_WORK_SECONDS) == [f"preprocess: at work: c (1 B), d (2.00 kB); {memory_words()}"]
-        progress.at_work([("d", 2000), ("c", 1)])  # the same ones
-        progress.at_work([])
+            progress.set_running(units)
+        assert said(capfd, 20 * RUNNING_LOG_SECONDS) == [
+            f"preprocess: running: c (1 B), d (2.00 kB); {describe_memory()}"
+        ]
+        progress.set_running([("d", 2000), ("c", 1)])  # the same ones
+        progress.set_running([])
     assert said(capfd) == []
 
 
 def test_for_machines_it_is_an_event(capfd: pytest.CaptureFixture[str]) -> None:
     with Reporter(json_lines=True).progress("extract", 10, 5, lambda: (0, 0)) as progress:
-        progress.at_work([("a", 1)])
+        progress.set_running([("a", 1)])
     [line] = said(capfd)
     assert json.loads(line).items() >= {"event": "at_work", "stage": "extract", "at_work": ["a"]}.items()
     assert "memory_limit" in json.loads(line)
@@ -43,7 +45,7 @@ def test_for_machines_it_is_an_event(capfd: pytest.CaptureFixture[str]) -> None:
 def test_a_progress_line_names_them_too(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tokenmill.flow.progress.LOG_SECONDS", 0.0)
     with Reporter().progress("extract", 10, 5, lambda: (0, 0)) as progress:
-        progress.at_work([("a", 1)])
-        lines = (line for _ in range(100) for line in said(capfd, 1.0) if "0/5 units" in line)
+        progress.set_running([("a", 1)])
+        lines = (line for _ in range(100) for line in said(capfd, 1.0) if "0 of 5 units finished" in line)
         line = next(lines)
-    assert line.endswith(f"; at work: a (1 B); {memory_words()}")
+    assert line.endswith(f"; running: a (1 B); {describe_memory()}")

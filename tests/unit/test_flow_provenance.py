@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmill.flow.contract import Part
-from tokenmill.flow.provenance import locate, narrow, whole
+from tokenmill.flow.provenance import locate, narrow, source_parts
 
 Model = list[tuple[str, int]]
 PARTS = st.lists(
@@ -39,8 +39,8 @@ def test_what_is_rejected_is_taken_out_and_nothing_else_moves(parts: list[Part],
 @given(st.integers(0, 20), st.data())
 def test_a_source_of_unknown_length_is_cut_to_what_it_held(records: int, data: st.DataObject) -> None:
     rejected = data.draw(st.sets(st.integers(0, records - 1)) if records else st.just(set()))
-    assert locate(whole("s"), records) == ("s", records)
-    kept = narrow(whole("s"), records, sorted(rejected))
+    assert locate(source_parts("s"), records) == ("s", records)
+    kept = narrow(source_parts("s"), records, sorted(rejected))
     assert model(kept) == [("s", index) for index in range(records) if index not in rejected]
 
 

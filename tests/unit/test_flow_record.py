@@ -20,13 +20,13 @@ from tokenmill.flow.contract import (
     EmptyPair,
     Files,
     InputFile,
-    Kind,
     Origin,
     Receipt,
     Record,
+    StageKind,
     Upstream,
 )
-from tokenmill.flow.provenance import whole
+from tokenmill.flow.provenance import source_parts
 from tokenmill.flow.record import Plan, StageRecord, Unit, complete, make_manifest
 
 TEXT = st.text(st.characters(exclude_categories=()), max_size=12)
@@ -48,7 +48,7 @@ class Made(Record, frozen=True):
     text: str = ""
 
 
-KIND = Kind("extract", Made)
+KIND = StageKind("extract", Made)
 MADE = st.builds(Made, st.none() | st.integers(-(2**53), 2**53), TEXT)
 UNITS = st.lists(
     st.builds(Unit, id=NAMES, weight=st.integers(0, 2**50), spec=MADE, outputs=st.lists(NAMES, max_size=3)), max_size=5
@@ -153,7 +153,7 @@ def test_a_plan_of_another_format_is_refused_and_one_cut_short_is_none(record: S
         record.plan_path.write_bytes(data[:size])
         assert record.read_plan() is None
     record.plan_path.write_text(json.dumps(json.loads(data) | {"format": 99}))
-    with pytest.raises(RequestError, match=r"format 99, this version of tokenmill writes 1.*use the version"):
+    with pytest.raises(RequestError, match=r"format 99, but this version of tokenmill writes 1.*use the version"):
         record.read_plan()
 
 
@@ -187,7 +187,7 @@ def test_a_plan_that_was_changed_after_it_was_written_is_refused(
 ) -> None:
     assert was in PLAN.to_bytes()
     record.plan_path.write_bytes(PLAN.to_bytes().replace(was, becomes))
-    with pytest.raises(RequestError, match="not what was written"):
+    with pytest.raises(RequestError, match="its content does not match its id"):
         record.read_plan()
 
 
@@ -263,7 +263,7 @@ def test_a_plan_of_many_units_and_its_manifest_take_little_memory(record: StageR
     """59,166 shards are one plan, which every process of a run holds."""
     count = 2000
     units = [
-        Unit(name, 1, Files([InputFile(name, "1@2", parts=whole(name))]), [name])
+        Unit(name, 1, Files([InputFile(name, "1@2", parts=source_parts(name))]), [name])
         for name in (f"{n:05d}" for n in range(count))
     ]
     plan = replace(PLAN, units=units)
@@ -301,6 +301,6 @@ def test_counts_are_summed_over_units() -> None:
 def test_a_dataset_without_records_gets_no_manifest(record: StageRecord) -> None:
     for unit in PLAN.units:
         finish(record, PLAN, unit, counts={"in": 0, "out": 0, "rejected": 0})
-    with pytest.raises(RequestError, match="gave no records"):
+    with pytest.raises(RequestError, match="made no records"):
         complete(record, PLAN)
     assert not record.manifest_path.exists()

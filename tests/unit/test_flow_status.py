@@ -8,7 +8,7 @@ import pytest
 from tokenmill.flow.attempt import new_attempt_directory, planning_lease
 from tokenmill.flow.contract import Files, InputFile, Receipt
 from tokenmill.flow.record import Plan, StageRecord, Unit
-from tokenmill.flow.status import statuses
+from tokenmill.flow.status import list_statuses
 from tokenmill.stages.registry import EXTRACT, KINDS
 
 UNITS = [Unit(name, 1, Files([InputFile(name, "1")]), [name]) for name in ("a", "b")]
@@ -33,9 +33,9 @@ def test_a_plan_that_is_ready_while_it_is_looked_for_was_being_planned(
         planning_lease(record).path.unlink(missing_ok=True)
         return plan
 
-    planning_lease(record).take()
+    planning_lease(record).acquire()
     monkeypatch.setattr(StageRecord, "read_plan", plan_follows)
-    assert statuses(record.output, KINDS)[0].state == "planning"
+    assert list_statuses(record.output, KINDS)[0].state == "planning"
 
 
 def test_a_unit_that_ends_while_receipts_are_read_was_at_work(
@@ -50,5 +50,5 @@ def test_a_unit_that_ends_while_receipts_are_read_was_at_work(
     record.plan_path.write_bytes(PLAN.to_bytes())
     attempt = new_attempt_directory(record, "a", PLAN.id)
     monkeypatch.setattr(StageRecord, "receipts", attempt_ends)
-    state = statuses(record.output, KINDS)[0]
+    state = list_statuses(record.output, KINDS)[0]
     assert (state.state, state.at_work) == ("running", ["a"])

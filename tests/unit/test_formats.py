@@ -23,7 +23,7 @@ from tokenmill.corpus.readers import OnBad, first_documents, read_documents
 from tokenmill.errors import InputError, RequestError
 from tokenmill.suffixes import is_data_file
 
-PLAIN, JSON, FILE, LINE = ReadSettings(), ReadSettings("json"), ReadSettings("txt"), ReadSettings("txt", lines=True)
+PLAIN, JSON, FILE, LINE = ReadSettings(), ReadSettings("json"), ReadSettings("txt"), ReadSettings("txt", document_per_line=True)
 RECORDS: list[dict[str, Any]] = [
     {"text": 'quoted "a\\" ]}', "n": [1, [2, {"deep": "}"}], []]},
     {"id": 7, "text": "žluť 😀\n\r\n\t", "meta": {"data": [{"text": "no record"}]}},
@@ -41,7 +41,7 @@ def _read(
     rejected: list[RejectedRecord] = []
     blank = size = 0
     for batch in read_documents(
-        path, [key], display="corpus/file", on_bad=on_bad, batch_bytes=batch_bytes, reading=reading
+        path, [key], display="corpus/file", on_bad=on_bad, batch_bytes=batch_bytes, settings=reading
     ):
         texts += batch.texts[0]
         rejected += batch.rejected
@@ -114,11 +114,11 @@ def test_json_keeps_what_is_invalid_invalid(file: Any) -> None:
     texts, rejected, _ = _read(file(data), JSON, "quarantine")
     assert texts == ["a", "f"]
     assert [(bad.record, bad.reason.partition(" at")[0]) for bad in rejected] == [
-        (1, "broken JSON"),
-        (2, "broken JSON"),
+        (1, "invalid JSON"),
+        (2, "invalid JSON"),
         (3, "invalid UTF-8"),
         (4, "'text' is a number, not text"),
-        (5, "broken JSON"),
+        (5, "invalid JSON"),
     ]
 
 
@@ -127,13 +127,13 @@ def test_json_keeps_what_is_invalid_invalid(file: Any) -> None:
     ['[{"text": "a"}, {"text"', '[{"text": "a"},', '{"data": [{"text": "a"}]', '{"text": "a"}{"text": "', "[", "{"],
 )
 def test_json_that_is_cut_short_is_refused(file: Any, data: str) -> None:
-    with pytest.raises(InputError, match=r"^corpus/file: the JSON is cut short: .* begins at byte \d+\. Put a whole"):
+    with pytest.raises(InputError, match=r"^corpus/file: truncated JSON: .* starts at byte \d+\. Replace the file"):
         _read(file(data, "a.json"), JSON, "quarantine")
 
 
 @pytest.mark.parametrize("data", ['{"text": "a"}}', "]", '[{"text": "a"}]]', '[{"text": "a"}}'])
 def test_json_that_closes_nothing_is_refused(file: Any, data: str) -> None:
-    with pytest.raises(InputError, match=r"^corpus/file: damaged JSON: '[]}]' at byte \d+ closes nothing"):
+    with pytest.raises(InputError, match=r"^corpus/file: damaged JSON: '[]}]' at byte \d+ has no opening bracket"):
         _read(file(data, "a.json"), JSON, "quarantine")
 
 
@@ -182,7 +182,7 @@ def test_values_are_cut_as_json_parses_them(
 def test_a_large_array_comes_in_bounded_batches(file: Any) -> None:
     records = [{"text": f"{number} " * (number % 900)} for number in range(20_000)]
     path = file(gzip.compress(json.dumps(records).encode(), 1), "a.json.gz")
-    batches = list(read_documents(path, ["text"], display="", on_bad="fail", batch_bytes=1 << 20, reading=JSON))
+    batches = list(read_documents(path, ["text"], display="", on_bad="fail", batch_bytes=1 << 20, settings=JSON))
     assert [text for batch in batches for text in batch.texts[0]] == [record["text"] for record in records]
     assert max(batch.bytes for batch in batches) < 2 << 20 and len(batches) > 20
 
@@ -230,14 +230,14 @@ def test_content_that_is_something_else_is_named(file: Any, what: str) -> None:
 @pytest.mark.parametrize("on_bad", ["fail", "quarantine"])
 def test_json_without_a_record_a_line_is_named(file: Any, layout: str, on_bad: OnBad) -> None:
     data = LAYOUTS[layout](RECORDS[:1] if layout == "objects over several lines" else RECORDS)
-    with pytest.raises(InputError, match=r"^corpus/file: it is .*, not one record a line: give --format json"):
+    with pytest.raises(InputError, match=r"^corpus/file: the content is .*, not one record per line: use --format json"):
         _read(file(data, "a.json"), on_bad=on_bad)
 
 
 def test_a_whole_array_in_one_line_is_named_though_it_is_too_long(file: Any) -> None:
     path = file(json.dumps([{"text": "x" * 1000}] * 1000))
     with pytest.raises(InputError, match=r"one JSON array, .*--format json"):
-        _read(path, ReadSettings(most=50_000), batch_bytes=10_000)
+        _read(path, ReadSettings(max_record_bytes=50_000), batch_bytes=10_000)
 
 
 def test_what_only_looks_like_something_else_is_read(file: Any) -> None:
@@ -258,14 +258,14 @@ def test_chat_data_is_named(file: Any) -> None:
         {"conversations": [{"from": "human", "value": "hi"}], "id": 1},
     ):
         for reading in (ReadSettings(), JSON):
-            with pytest.raises(InputError, match=r"'(messages|conversations)' holds chat data, .*chat template"):
+            with pytest.raises(InputError, match=r"'(messages|conversations)' contains chat data, .*chat template"):
                 _read(file(json.dumps(record)), reading)
-        with pytest.raises(InputError, match="holds chat data"):
+        with pytest.raises(InputError, match="contains chat data"):
             _read(file(json.dumps(record)), key=next(iter(record)))
         path = file(b"", "a.parquet")
         pq.write_table(pa.Table.from_pylist([record]), path)
         for key in ("text", next(iter(record))):
-            with pytest.raises(RequestError, match=r"^corpus/file: .*holds chat data"):
+            with pytest.raises(RequestError, match=r"^corpus/file: .*contains chat data"):
                 _read(path, key=key)
 
 
@@ -335,7 +335,7 @@ def test_a_text_is_a_document_or_its_lines_are(file: Any) -> None:
     texts, rejected, _ = _read(bad, LINE, "quarantine", batch_bytes=8)
     assert texts == ["fine", "last"]
     assert [(item.record, item.line, item.raw) for item in rejected] == [(1, 3, b"no \xff UTF-8")]
-    assert first_documents(path, "text", 5, 4, reading=LINE) == ["fine"]
+    assert first_documents(path, "text", 5, 4, settings=LINE) == ["fine"]
 
 
 # -- Arrow, and columns of all kinds
@@ -375,7 +375,7 @@ def test_columns_of_every_kind(tmp_path: Path, stream: bool, kind: pa.DataType) 
     assert _read(path)[0] == rows
     assert _read(path, batch_bytes=1)[0] == rows
     assert _read(path, key="meta.text")[0] == ["x", "y", "z"]
-    with pytest.raises(RequestError, match=r"no column 'body'; there is 'other', 'text', 'meta'"):
+    with pytest.raises(RequestError, match=r"no column 'body'; set --keys to one of 'other', 'text', 'meta'"):
         _read(path, key="body")
     if "dictionary" not in str(kind):
         pq.write_table(table, tmp_path / "a.parquet")
@@ -417,7 +417,7 @@ def test_a_damaged_arrow_file_is_refused(tmp_path: Path) -> None:
 
 def test_a_compressed_column_file_says_how_to_give_it(file: Any) -> None:
     for name in ("a.parquet.gz", "b.arrow.zst"):
-        with pytest.raises(InputError, match=r"^corpus/file: .* is compressed as (gz|zst); decompress it"):
+        with pytest.raises(InputError, match=r"^corpus/file: .* is compressed as (gz|zst), .*; decompress the file"):
             _read(file(b"x", name))
 
 
@@ -427,7 +427,7 @@ def test_a_compressed_column_file_says_how_to_give_it(file: Any) -> None:
 @pytest.mark.parametrize("form", ["jsonl", "json", "txt", "parquet", "arrow", "jsonl.zst"])
 def test_a_record_that_is_too_long_is_passed_over(tmp_path: Path, form: str) -> None:
     texts = ["first", "x" * 300_000, "between", "y" * 2_000_000, "last"]
-    path, reading = tmp_path / f"a.{form}", ReadSettings(most=100_000)
+    path, reading = tmp_path / f"a.{form}", ReadSettings(max_record_bytes=100_000)
     lines = "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
     if form == "jsonl":
         path.write_bytes(lines)
@@ -438,7 +438,7 @@ def test_a_record_that_is_too_long_is_passed_over(tmp_path: Path, form: str) -> 
         reading = reading._replace(format="json")
     elif form == "txt":
         path.write_text("\n".join(texts))
-        reading = reading._replace(format="txt", lines=True)
+        reading = reading._replace(format="txt", document_per_line=True)
     elif form == "parquet":
         pq.write_table(pa.table({"text": texts}), path)
     else:
@@ -449,15 +449,15 @@ def test_a_record_that_is_too_long_is_passed_over(tmp_path: Path, form: str) -> 
     assert all(len(bad.raw) <= 1 << 16 for bad in rejected)
     with pytest.raises(
         InputError,
-        match=r"^corpus/file, (line|record|row) 2: a record of 300,0\d\d bytes, .*100,000 .*--max-record-size",
+        match=r"^corpus/file, (line|record|row) 2: record of 300,0\d\d bytes: .*100,000 .*--max-record-size",
     ):
         _read(path, reading, batch_bytes=20_000)
-    assert _read(path, reading._replace(most=3_000_000), batch_bytes=20_000)[0] == texts
+    assert _read(path, reading._replace(max_record_bytes=3_000_000), batch_bytes=20_000)[0] == texts
 
 
 def test_a_text_that_is_too_long_is_passed_over(file: Any) -> None:
     path = file(gzip.compress(b"word " * 50_000), "a.txt.gz")
-    assert [bad.record for bad in _read(path, FILE._replace(most=100_000), "quarantine")[1]] == [0]
+    assert [bad.record for bad in _read(path, FILE._replace(max_record_bytes=100_000), "quarantine")[1]] == [0]
     assert len(_read(path, FILE)[0][0]) == 250_000
 
 
@@ -470,7 +470,7 @@ def test_a_record_too_long_at_either_end_of_a_file(file: Any) -> None:
         (f'\n\n{long}\n \n{{"text": "a"}}', ["a"], [3]),
         (f'{{"text": "a"}}\n{long}', ["a"], [2]),
     ):
-        texts, rejected, _ = _read(file(data), ReadSettings(most=100_000), "quarantine", batch_bytes=10_000)
+        texts, rejected, _ = _read(file(data), ReadSettings(max_record_bytes=100_000), "quarantine", batch_bytes=10_000)
         assert (texts, [item.line for item in rejected]) == (taken, bad)
     escaped = json.dumps([{"text": "\\" * 300_001}, {"text": "b"}])
-    assert _read(file(escaped), JSON._replace(most=100_000), "quarantine")[0] == ["b"]
+    assert _read(file(escaped), JSON._replace(max_record_bytes=100_000), "quarantine")[0] == ["b"]

@@ -185,7 +185,7 @@ def test_a_resumed_writer_gives_the_same_bytes(tmp_path: Path) -> None:
         killed.add(*EVEN)
         if marked_after == 2:
             killed.add(*first)
-        state = WriterState.of_json(json.loads(json.dumps(killed.mark().to_json())))
+        state = WriterState.from_json(json.loads(json.dumps(killed.save_state().to_json())))
         killed.add(*lost)
         killed.close()
         parts.truncate(state.bin_bytes)
@@ -201,10 +201,10 @@ def test_a_resumed_writer_gives_the_same_bytes(tmp_path: Path) -> None:
     for name, size in (("killed", 8), ("killed.documents", 8)):
         data = (tmp_path / name).read_bytes()
         (tmp_path / name).write_bytes(b"\0" * size)
-        with pytest.raises(InputError, match=rf"{name}: 8 bytes.*start the unit over"):
+        with pytest.raises(InputError, match=rf"{name}: 8 bytes.*start the unit again"):
             IndexedWriter.resume(state, parts, tmp_path / "killed")
         (tmp_path / name).unlink()
-        with pytest.raises(InputError, match=rf"{name}: missing.*start the unit over"):
+        with pytest.raises(InputError, match=rf"{name}: missing.*start the unit again"):
             IndexedWriter.resume(state, parts, tmp_path / "killed")
         (tmp_path / name).write_bytes(data)
 
@@ -237,8 +237,8 @@ def test_a_batch_that_contradicts_itself_is_a_bug(tmp_path: Path) -> None:
         (lambda data: data[:20], "inside its 34-byte header"),
         (lambda data: data[:9] + b"\x02" + data[10:], "version 2"),
         (lambda data: data[:17] + b"\x09" + data[18:], "dtype code 9"),
-        (lambda data: data[:-1], "281 bytes; 12 sequences and 13 document indices make 282"),
-        (lambda data: data[:17] + b"\x04" + data[18:], "12,530 bytes, where"),
+        (lambda data: data[:-1], "281 bytes, but 12 sequences and 13 document indices need 282"),
+        (lambda data: data[:17] + b"\x04" + data[18:], "12,530 bytes, but"),
     ],
 )
 def test_opening_a_damaged_index_says_what_is_wrong(

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import zstandard
 
-from support.commandline import Ended, tokenmill
+from support.commandline import CommandResult, tokenmill
 from tokenmill.cli import main
 from tokenmill.corpus.factory import open_source
 from tokenmill.corpus.retry import RetryPolicy
@@ -51,7 +51,7 @@ def write(root: Path, *names: str, text: str | None = None) -> Path:
     return root
 
 
-def run(stage: str, source: Any, output: Path, *options: str) -> Ended:
+def run(stage: str, source: Any, output: Path, *options: str) -> CommandResult:
     """Run a stage in this process."""
     out, err, code = io.StringIO(), io.StringIO(), 0
     argv, sys.argv = sys.argv, ["tokenmill", stage, str(source), str(output), *STAGES.get(stage, PREPROCESS), *options]
@@ -62,7 +62,7 @@ def run(stage: str, source: Any, output: Path, *options: str) -> Ended:
         code = int(end.code or 0)
     finally:
         sys.argv = argv
-    return Ended(code, out.getvalue(), err.getvalue())
+    return CommandResult(code, out.getvalue(), err.getvalue())
 
 
 def taken(output: Path) -> list[str]:
@@ -71,7 +71,7 @@ def taken(output: Path) -> list[str]:
     return sorted(part["source"] for file in json.loads(manifest.read_bytes())["files"] for part in file["parts"])
 
 
-def assert_refused(ended: Ended, *words: str) -> None:
+def assert_refused(ended: CommandResult, *words: str) -> None:
     assert ended.code == 2 and "Traceback" not in ended.err, ended
     for word in words:
         assert word in ended.err, (word, ended.err)
@@ -94,7 +94,7 @@ def test_held_out_text_is_not_read_unasked(layout: tuple[list[str], list[str]], 
     source = write(tmp_path / "in", *train, *others)
     for stage in STAGES:
         ended = run(stage, source, tmp_path / stage)
-        assert ended.code == 0 and "taking train (--split chooses another)" in ended.err, ended
+        assert ended.code == 0 and "reading only split train" in ended.err, ended
         assert taken(tmp_path / stage) == sorted(train)
     options = ["--split", "any"]
     assert run("concatenate", source, tmp_path / "any", *options).code == 0
@@ -155,7 +155,7 @@ def test_the_same_files_are_the_same_plan_however_they_were_chosen(tmp_path: Pat
         assert set(json.loads(plan)["request"]) == {"input"}
         for options in (["--split", "train"], ["--include", "train/*"], ["--exclude", "test/*"]):
             ended = run("extract", directory, output, *options)
-            assert ended.code == 0 and "0 units to do" in ended.err, ended
+            assert ended.code == 0 and "0 units to run" in ended.err, ended
         assert (output / ".tokenmill/extract/plan.json").read_bytes() == plan
 
 
@@ -174,7 +174,7 @@ def test_a_text_that_is_there_in_two_forms_is_not_read_twice(
     assert_refused(run(stage, source, tmp_path / "x"), f"{plain} and {packed} in ", "--prefer")
     for word, form in (("plain", plain), ("compressed", packed)):
         ended = run(stage, source, tmp_path / word, "--prefer", word)
-        assert ended.code == 0 and f"taking the {word} ones" in ended.err, ended
+        assert ended.code == 0 and f"reading the {word} form of 1 texts" in ended.err, ended
         assert taken(tmp_path / word) == sorted([form, "b.jsonl"])
     assert run(stage, source, tmp_path / "without", "--exclude", packed).code == 0
 
@@ -229,7 +229,7 @@ def test_a_link_that_leads_nowhere_is_named_and_not_passed_over(
     link.parent.mkdir(exist_ok=True)
     link.symlink_to(target)
     name = link.relative_to(source).as_posix()
-    assert_refused(run(stage, source, tmp_path / "x"), f"{link} leads to {target}", f"--exclude '{name}'")
+    assert_refused(run(stage, source, tmp_path / "x"), f"{link} points to {target}", f"--exclude '{name}'")
     assert run(stage, source, tmp_path / "out", "--exclude", name).code == 0
     assert taken(tmp_path / "out") == ["a.jsonl"]
 
@@ -258,8 +258,8 @@ def test_a_second_way_to_the_same_data_is_told_and_read_once(stage: str, tmp_pat
     (source / "latest.jsonl").symlink_to("a.jsonl")
     ended = run(stage, source, tmp_path / "out")
     assert ended.code == 0 and taken(tmp_path / "out") == ["a.jsonl", "again/b.jsonl"], ended
-    assert f"{source / 'sub'} and {source / 'again'} are one directory; it is read once" in ended.err
-    assert f"{source / 'up'} leads back to {source} and is not followed" in ended.err
+    assert f"reading {source / 'again'} only once: {source / 'sub'} is the same directory" in ended.err
+    assert f"left out {source / 'up'}: it is a link back to {source}" in ended.err
     assert "latest.jsonl is a.jsonl" in ended.err
     alone = run(stage, source, tmp_path / "alone", "--include", "latest.jsonl")
     assert (alone.code, taken(tmp_path / "alone")) == (0, ["latest.jsonl"])
@@ -334,7 +334,7 @@ def test_a_stream_of_a_shell_is_refused_with_what_to_do(stage: str, tmp_path: Pa
                 timeout=60,
                 check=False,
             )
-            assert_refused(Ended(done.returncode, done.stdout, done.stderr), name, "Write the data to a file first")
+            assert_refused(CommandResult(done.returncode, done.stdout, done.stderr), name, "Write the data to a file first")
     finally:
         os.close(reader)
         os.close(writer)
@@ -352,11 +352,11 @@ AS_USER = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-ca
 """What takes from root the right to read what it may not, as it is for any other user."""
 
 
-def as_user(*arguments: Any) -> Ended:
+def as_user(*arguments: Any) -> CommandResult:
     prefix = AS_USER if os.geteuid() == 0 else []
     command = [*prefix, sys.executable, "-m", "tokenmill", *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    return Ended(done.returncode, done.stdout, done.stderr)
+    return CommandResult(done.returncode, done.stdout, done.stderr)
 
 
 @pytest.fixture
@@ -408,12 +408,12 @@ def test_another_directory_that_cannot_be_read_is_named(
     for command in (["extract"], ["concatenate", "--target-files", 1], ["download"]):
         stage, *options = command
         ended = as_user(stage, source, tmp_path / "x", *options)
-        assert_refused(ended, f"{private} cannot be read by this user", f"--exclude '{place}/*'")
+        assert_refused(ended, f"cannot read {private}: permission denied for uid", f"--exclude '{place}/*'")
         assert as_user(stage, source, tmp_path / stage, *options, "--exclude", f"{place}/*").code == 0
         assert taken(tmp_path / stage) == ["a.jsonl", "deep/er/b.jsonl"]
     if place == "private":
         for command in (["status", source], ["verify", source]):
-            assert_refused(as_user(*command), f"{private} cannot be read by this user")
+            assert_refused(as_user(*command), f"cannot read {private}: permission denied for uid")
         assert_refused(as_user("extract", private), str(private), "not readable")
 
 
@@ -476,5 +476,5 @@ def test_a_file_of_a_directory_that_changes_during_its_download_is_refused(
 def test_what_is_opened_must_be_a_regular_file(tmp_path: Path) -> None:
     for make in (fifo, listening, zeros, hollow):
         make(tmp_path / make.__name__)
-        with pytest.raises(RequestError, match="a stage reads regular files"):
+        with pytest.raises(RequestError, match="a stage requires regular files"):
             OpenInput(tmp_path / make.__name__)

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from support.commandline import Ended, within
-from tokenmill.training.planner.layout import Layout, late_refusals, refusals
+from support.commandline import CommandResult, run_in_process
+from tokenmill.training.planner.layout import Layout, find_argument_errors, find_runtime_errors
 from tokenmill.training.planner.memory import (
     GIB,
     activation_bytes,
     checkpoint_bytes,
-    held,
-    parameters,
+    count_parameters,
+    memory_use,
     weight_optimizer_bytes,
 )
 
@@ -65,10 +65,10 @@ SMALL: dict[str, Any] = {
 }
 
 
-def check(tmp_path: Path, content: Any) -> tuple[Ended, list[Any]]:
+def check(tmp_path: Path, content: Any) -> tuple[CommandResult, list[Any]]:
     file = tmp_path / "cases.json"
     file.write_text(content if isinstance(content, str) else json.dumps(content))
-    ended = within("fit", "--check", file)
+    ended = run_in_process("fit", "--check", file)
     return ended, [json.loads(line) for line in ended.out.splitlines()]
 
 
@@ -77,7 +77,7 @@ def check(tmp_path: Path, content: Any) -> tuple[Ended, list[Any]]:
 
 def test_all_cases_are_judged_as_megatron_does() -> None:
     cases = json.loads(CASES.read_text())["cases"]
-    ended = within("fit", "--check", CASES)
+    ended = run_in_process("fit", "--check", CASES)
     assert ended.code == 0, ended.err
     answers = [json.loads(line) for line in ended.out.splitlines()]
     assert len(answers) == len(cases) == 900
@@ -107,11 +107,11 @@ def test_the_memory_of_175b_is_the_known_one() -> None:
     [
         ({"world": 12, "tensor": 2, "pipeline": 2, "context": 2}, ["12 GPUs", "2 x", "= 8", "leaves 4 over"]),
         ({"global_batch": 20, "micro_batch": 2}, ["20", "micro-batch 2 x data parallel 8 = 16", "16, 32"]),
-        ({"global_batch": 3}, ["3", "= 8", "the nearest that are: 8"]),
+        ({"global_batch": 3}, ["3", "= 8", "nearest multiples: 8"]),
         ({"pipeline": 8, "num_layers": 20, "world": 8}, ["20 layers", "pipeline 8"]),
         (
             {"pipeline": 4, "layers_per_virtual_stage": 4},
-            ["24 layers / pipeline 4 = 6 layers a stage", "4 layers a virtual stage"],
+            ["24 layers / pipeline 4 = 6 layers per stage", "4 layers per virtual stage"],
         ),
         ({"layers_per_virtual_stage": 6}, ["4 virtual stages", "pipeline > 1, not 1"]),
         (
@@ -152,7 +152,7 @@ def test_all_reasons_are_given_at_once(tmp_path: Path) -> None:
             "6 micro-batches (global batch 12 / (micro-batch 1 x data parallel 2)) are not divisible by pipeline 4",
         ),
         ({"experts": 8, "bias": True}, "without biases"),
-        ({"experts": 8, "experts_per_token": 9}, "9 experts for each token are more than the 8 there are"),
+        ({"experts": 8, "experts_per_token": 9}, "9 experts per token are more than the 8 experts of a layer"),
         (
             {"experts": 8, "expert": 8, "tensor": 2, "sequence_parallel": True},
             "8 GPUs are not divisible by expert tensor 2",
@@ -172,8 +172,8 @@ def test_what_only_dies_later_is_told_apart(tmp_path: Path, changed: dict[str, A
 
 def test_a_layout_that_is_refused_can_still_be_asked_what_would_die_later() -> None:
     small = Layout(**SMALL | {"world": 2, "pipeline": 4, "layers_per_virtual_stage": 3})
-    assert refusals(small)
-    assert late_refusals(small) == []
+    assert find_argument_errors(small)
+    assert find_runtime_errors(small) == []
 
 
 # -- a file of cases
@@ -196,9 +196,9 @@ def test_cases_come_as_a_list_or_as_the_conformance_file_has_them(tmp_path: Path
         (SMALL | {"pipeline": 0}, "case 1: pipeline is 0: it must be above 0"),
         (SMALL | {"context": -1}, "case 1: context is -1"),
         (SMALL | {"global_batch": 10**400}, "case 1: global_batch is 1000"),
-        (SMALL | {"recompute": "some"}, "case 1: recompute is 'some': it must be one of none, selective, full"),
-        ({"world": 8}, "case 1: without num_layers, hidden_size"),
-        ("175b", "case 1: settings are an object, not '175b'"),
+        (SMALL | {"recompute": "some"}, "case 1: recompute is 'some': use one of none, selective, full"),
+        ({"world": 8}, "case 1: missing key num_layers, hidden_size"),
+        ("175b", "case 1: '175b' is not an object"),
     ],
 )
 def test_a_case_that_is_no_layout_is_named_and_the_others_are_judged(tmp_path: Path, case: Any, said: str) -> None:
@@ -211,7 +211,7 @@ def test_a_case_that_is_no_layout_is_named_and_the_others_are_judged(tmp_path: P
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [("{", "are no JSON"), ("7", "are neither a list"), ('{"config": {}}', "are neither a list")],
+    [("{", "are not valid JSON"), ("7", "have another form"), ('{"config": {}}', "have another form")],
 )
 def test_a_file_without_cases_is_refused(tmp_path: Path, content: str, said: str) -> None:
     ended, _ = check(tmp_path, content)
@@ -219,7 +219,7 @@ def test_a_file_without_cases_is_refused(tmp_path: Path, content: str, said: str
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    ended = within("fit", "--check", tmp_path / "none.json")
+    ended = run_in_process("fit", "--check", tmp_path / "none.json")
     assert ended.code == 2 and "none.json" in ended.err and "No such file" in ended.err
 
 
@@ -227,9 +227,9 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def test_the_parts_of_what_is_held_are_two_four_and_twelve_bytes_a_parameter() -> None:
-    alone = held(replace(GPT3, distributed_optimizer=False))
+    alone = memory_use(replace(GPT3, distributed_optimizer=False))
     assert alone.gradients == 2 * alone.weights and alone.optimizer == 6 * alone.weights
-    shared = held(GPT3)
+    shared = memory_use(GPT3)
     assert (shared.weights, shared.gradients) == (alone.weights, alone.gradients)
     assert shared.optimizer == pytest.approx(alone.optimizer / GPT3.data_parallel)
 
@@ -261,7 +261,7 @@ def test_the_last_stage_decides_where_logits_outweigh_what_waits() -> None:
 
 
 def test_experts_are_cut_by_expert_parallelism_and_their_optimizer_over_their_own_copies() -> None:
-    count = parameters(MIXTRAL)
+    count = count_parameters(MIXTRAL)
     experts = 32 * 8 * 3 * 4096 * 14336
     assert count.expert_sharded == experts
     dense = count.total - experts  # one stage holds both embeddings
@@ -269,6 +269,6 @@ def test_experts_are_cut_by_expert_parallelism_and_their_optimizer_over_their_ow
     assert weight_optimizer_bytes(MIXTRAL) == pytest.approx(dense * (6 + 12 / 64) + experts / 8 * (6 + 12 / 8))
     tensor = replace(MIXTRAL, tensor=2, sequence_parallel=True, expert=4, expert_tensor=2)
     assert tensor.expert_data_parallel == 8
-    assert held(tensor).weights == pytest.approx(
+    assert memory_use(tensor).weights == pytest.approx(
         2 * (count.tensor_sharded / 2 + count.replicated + count.embedding + experts / 8)
     )

@@ -11,7 +11,7 @@ import pytest
 from tokenmill.errors import RequestError, Superseded
 from tokenmill.files.publish import write_atomic
 from tokenmill.training.runtime import lease as module
-from tokenmill.training.runtime.lease import CheckpointLease, CurrentRun
+from tokenmill.training.runtime.lease import CheckpointLease, ReleaseWatcher
 
 pytestmark = pytest.mark.slow  # they wait for seconds
 
@@ -20,8 +20,8 @@ ELSEWHERE = {"host": "node-7", "boot": "another", "namespace": "pid:[1]", "pid":
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SILENT", 2.0)
-    monkeypatch.setattr(module, "PATIENCE", 4.0)
+    monkeypatch.setattr(module, "STALE_SECONDS", 2.0)
+    monkeypatch.setattr(module, "STOPPING_TIMEOUT_SECONDS", 4.0)
 
 
 def owned(directory: Path, **changed: Any) -> None:
@@ -51,7 +51,7 @@ def beating(directory: Path, seconds: float, **changed: Any) -> threading.Thread
 def taken(directory: Path, run: str = "new") -> list[str]:
     """Take it; return what was said, which is nothing where nobody was waited for."""
     said: list[str] = []
-    CheckpointLease(directory, run, "try").take(said.append)
+    CheckpointLease(directory, run, "try").acquire(said.append)
     return said
 
 
@@ -69,15 +69,15 @@ def test_a_record_that_cannot_be_read_keeps_nobody_away(tmp_path: Path, content:
 
 def test_a_run_without_a_name_is_another_one(tmp_path: Path) -> None:
     owned(tmp_path, run="")
-    assert "run (no name) on node-7 held the checkpoints and has gone without a word" in taken(tmp_path, "")
+    assert "run (no name) on node-7 no longer renews its lease on the checkpoints: taking over" in taken(tmp_path, "")
 
 
 def test_a_run_without_a_name_is_called_by_its_release(tmp_path: Path) -> None:
     first = CheckpointLease(tmp_path, "", "mine")
-    first.take(print)
+    first.acquire(print)
     found = json.loads((tmp_path / "owner.json").read_text())
     owned(tmp_path, **(found | {"owner": ELSEWHERE}))  # as another machine sees it
-    assert "run mine on node-7 held the checkpoints and has gone without a word" in taken(tmp_path, "")
+    assert "run mine on node-7 no longer renews its lease on the checkpoints: taking over" in taken(tmp_path, "")
 
 
 def test_another_run_that_ends_is_waited_for(tmp_path: Path) -> None:
@@ -90,20 +90,20 @@ def test_another_run_that_ends_is_waited_for(tmp_path: Path) -> None:
 
 def test_another_run_that_goes_on_is_not_disturbed(tmp_path: Path) -> None:
     thread = beating(tmp_path, 8)
-    with pytest.raises(RequestError, match=r"run old on node-7 writes to these checkpoints .*end it first"):
+    with pytest.raises(RequestError, match=r"run old on node-7 writes to these checkpoints .*stop that run first"):
         taken(tmp_path)
     thread.join()
 
 
 def test_who_lost_it_is_told_and_gives_nothing_back(tmp_path: Path) -> None:
     first, second = CheckpointLease(tmp_path, "run", "try"), CheckpointLease(tmp_path, "run", "try")
-    first.take(print)
-    first.beat()
-    second.take(print)
+    first.acquire(print)
+    first.renew()
+    second.acquire(print)
     with pytest.raises(Superseded):
-        first.beat()
+        first.renew()
     first.release()
-    second.beat(stopping=True)
+    second.renew(stopping=True)
     assert json.loads((tmp_path / "owner.json").read_text())["stopping"]
     second.release()
     assert not (tmp_path / "owner.json").exists()
@@ -116,22 +116,22 @@ def test_another_run_is_told_once_and_a_late_or_missing_name_never(
     monkeypatch.setenv("TOKENMILL_RUN", "mine")
     monkeypatch.setenv("TOKENMILL_RUN_FILE", str(path))
     reasons: list[str] = []
-    current = CurrentRun(reasons.append)
+    current = ReleaseWatcher(reasons.append)
     for text in ("older", "", "mine", "", "mine\n"):
         path.write_text(text)
-        current.compare()
+        current.check()
     path.unlink()
-    current.compare()
+    current.check()
     path.mkdir()
-    current.compare()
+    current.check()
     assert reasons == []
     path.rmdir()
     path.write_text("theirs")
-    current.compare()
-    current.compare()
-    assert len(reasons) == 1 and "another run, theirs, and this is mine" in reasons[0]
+    current.check()
+    current.check()
+    assert len(reasons) == 1 and "names run theirs, but this is run mine" in reasons[0]
     monkeypatch.delenv("TOKENMILL_RUN_FILE")
-    CurrentRun(reasons.append).compare()
+    ReleaseWatcher(reasons.append).check()
     assert len(reasons) == 1
 
 
@@ -141,4 +141,4 @@ def test_a_link_to_itself_is_refused_with_its_name(tmp_path: Path, place: str) -
     link.parent.mkdir(parents=True, exist_ok=True)
     link.symlink_to(link.name)
     with pytest.raises(RequestError, match=rf"{link} is a symbolic link"):
-        CheckpointLease(tmp_path / ".tokenmill/train", "run", "try").take(print)
+        CheckpointLease(tmp_path / ".tokenmill/train", "run", "try").acquire(print)

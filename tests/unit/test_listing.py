@@ -10,7 +10,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from support.commandline import Ended, data_of, tokenmill
+from support.commandline import CommandResult, data_of, tokenmill
 from support.corpus import TOKENIZER
 from support.hub import Hub
 
@@ -69,7 +69,7 @@ def front() -> Iterator[Front]:
             made.shutdown()
 
 
-def download(front: Front, output: Path, corrupt: Corrupt, times: int, *more: Any) -> Ended:
+def download(front: Front, output: Path, corrupt: Corrupt, times: int, *more: Any) -> CommandResult:
     front.corrupt, front.left, front.asked = corrupt, times, 0
     return tokenmill("download", URI, output, "--deadline", 40, *more, HF_ENDPOINT=front.endpoint)
 
@@ -99,13 +99,13 @@ INVALID: dict[str, Corrupt] = {
 def test_an_invalid_listing_is_asked_for_again(kind: str, front: Front, tmp_path: Path) -> None:
     ended = download(front, tmp_path / "out", INVALID[kind], 1)
     assert ended.code == 0, ended.err
-    assert "asking again" in ended.err and front.asked == 2
+    assert "retrying in" in ended.err and front.asked == 2
     assert data_of(tmp_path / "out") == FILES
 
 
 def test_a_listing_that_stays_invalid_is_worth_a_retry_and_not_planned_from(front: Front, tmp_path: Path) -> None:
     ended = download(front, tmp_path / "out", INVALID["a negative size"], 99)
-    assert ended.code == 1 and ("stays invalid" in ended.err or "deadline" in ended.err)
+    assert ended.code == 1 and ("is still invalid" in ended.err or "deadline" in ended.err)
     assert not (tmp_path / "out/.tokenmill/download/plan.json").exists()
     assert download(front, tmp_path / "out", second(), 0).code == 0
     assert data_of(tmp_path / "out") == FILES
@@ -126,7 +126,7 @@ def test_a_plan_of_a_wrong_listing_is_replaced_by_the_same_command(kind: str, fr
     """At once where the listing is right by then, and by the next call where it stayed wrong; what is right is kept."""
     ended = download(front, tmp_path / "now", WRONG[kind], 1, "--deadline", 10)  # as long as a missing file is tried
     assert ended.code == 0, ended.err
-    assert "planned anew" in ended.err
+    assert "making a new plan" in ended.err
     assert data_of(tmp_path / "now") == FILES
 
 
@@ -142,14 +142,14 @@ def test_a_plan_of_a_listing_that_stayed_wrong_is_replaced_later(front: Front, t
 
 
 def test_the_same_of_a_stream(front: Front, tmp_path: Path) -> None:
-    def run(output: Path) -> Ended:
+    def run(output: Path) -> CommandResult:
         arguments = ["--tokenizer", TOKENIZER, "--processes", 1, "--deadline", 40]
         return tokenmill("preprocess", URI, output, *arguments, HF_ENDPOINT=front.endpoint)
 
     front.corrupt, front.left = WRONG["another hash"], 1
     ended = run(tmp_path / "out")
     assert ended.code == 0, ended.err
-    assert "planned anew" in ended.err
+    assert "making a new plan" in ended.err
     front.left = 0
     assert run(tmp_path / "right").code == 0
     assert data_of(tmp_path / "out") == data_of(tmp_path / "right")
@@ -161,5 +161,5 @@ def test_a_file_that_is_refused_for_good_is_refused_with_a_right_listing(front: 
 
     front.hub.faults.add(Fault("flip", path="a.jsonl", times=None))
     ended = download(front, tmp_path / "out", second(), 0)
-    assert ended.code == 1 and "gives wrong bytes" in ended.err and "planned anew" not in ended.err
+    assert ended.code == 1 and "sends wrong bytes" in ended.err and "making a new plan" not in ended.err
     assert sorted(data_of(tmp_path / "out")) == ["b.jsonl", "c.jsonl"] and front.asked == 2

@@ -57,7 +57,7 @@ def of(rank: int, text: str) -> str:
 def read(*parts: str) -> LogMonitor:
     watch = LogMonitor()
     for line in "".join(parts).splitlines(keepends=True):
-        watch.read(line)
+        watch.read_line(line)
     return watch
 
 
@@ -65,9 +65,9 @@ def read(*parts: str) -> LogMonitor:
     ("output", "cause"),
     [
         (of(1, LEFT + NCCL) + report(1, 1), "torch.distributed.DistBackendError: NCCL error in"),
-        (of(0, LEFT + CLOSED) + report(1, -9), "rank 1 was ended by signal 9"),
-        (report(0, -9), "rank 0 was ended by signal 9"),
-        (report(0, -6), "rank 0 was ended by signal 6"),
+        (of(0, LEFT + CLOSED) + report(1, -9), "rank 1 was terminated by signal 9"),
+        (report(0, -9), "rank 0 was terminated by signal 9"),
+        (report(0, -6), "rank 0 was terminated by signal 6"),
         (of(0, LEFT + CLOSED) + report(0, 1), "RuntimeError: [/__w/gloo/transport/tcp/pair.cc:561] Connection closed"),
         (
             of(1, LEFT + "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered") + report(1, 1),
@@ -94,7 +94,7 @@ def read(*parts: str) -> LogMonitor:
 )
 def test_what_another_start_may_not_meet(output: str, cause: str) -> None:
     watch = read(output)
-    assert cause in watch.cause and watch.passing and not watch.lasting
+    assert cause in watch.cause and watch.is_transient and not watch.is_permanent
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_what_another_start_may_not_meet(output: str, cause: str) -> None:
 )
 def test_what_every_start_meets(output: str, cause: str, lasting: bool) -> None:
     watch = read(output)
-    assert cause in watch.cause and not watch.passing and watch.lasting == lasting
+    assert cause in watch.cause and not watch.is_transient and watch.is_permanent == lasting
 
 
 @pytest.mark.parametrize(
@@ -162,44 +162,44 @@ def test_what_every_start_meets(output: str, cause: str, lasting: bool) -> None:
 def test_what_healthy_runs_print_is_no_reason(healthy: str) -> None:
     reason = of(1, LEFT + "ValueError: wrong")
     assert "ValueError: wrong" in read(healthy, reason, report(1, 1)).cause
-    assert read(healthy, STARTED, LEFT + CLOSED).passing
-    assert read(healthy, LINE.format(1, "1.0E+01", 0), LEFT + CLOSED).passing
+    assert read(healthy, STARTED, LEFT + CLOSED).is_transient
+    assert read(healthy, LINE.format(1, "1.0E+01", 0), LEFT + CLOSED).is_transient
 
 
 def test_how_it_goes() -> None:
-    watch = LogMonitor(tokens_per_iteration=2_000_000, peak_tflops=1000, quiet_iterations=20)
-    assert watch.signs == TrainingProgress(None, saving=False, quiet=0)
-    assert watch.read(STARTED) == (True, []) and watch.started
-    alive, said = watch.read(LINE.format(7, "1.100000E+01", 0))
+    watch = LogMonitor(tokens_per_iteration=2_000_000, peak_tflops=1000, iterations_between_reports=20)
+    assert watch.progress == TrainingProgress(None, saving=False, report_interval_seconds=0)
+    assert watch.read_line(STARTED) == (True, []) and watch.training_started
+    alive, said = watch.read_line(LINE.format(7, "1.100000E+01", 0))
     assert alive and said == ["iteration 7: 1,000,000 tokens/s, 40.0% of the GPUs' peak (MFU)"]
-    assert watch.signs == TrainingProgress(7, saving=False, quiet=40)
-    assert watch.read("  saving checkpoint at iteration       7 to /c in torch_dist format\n")[0]
-    assert watch.signs.saving
-    watch.read(LINE.format(8, "1.100000E+01", 0))  # an asynchronous save
-    assert not watch.signs.saving
-    assert "3 iterations gave NaN" in watch.read(LINE.format(9, "nan", 3))[1][1]
+    assert watch.progress == TrainingProgress(7, saving=False, report_interval_seconds=40)
+    assert watch.read_line("  saving checkpoint at iteration       7 to /c in torch_dist format\n")[0]
+    assert watch.progress.saving
+    watch.read_line(LINE.format(8, "1.100000E+01", 0))  # an asynchronous save
+    assert not watch.progress.saving
+    assert "3 iterations had NaN values" in watch.read_line(LINE.format(9, "nan", 3))[1][1]
     for iteration in range(10, 30):
-        assert len(watch.read(LINE.format(iteration, "2.0E+00", 0))[1]) == 1
-    assert "the loss 10 is far from" in watch.read(LINE.format(30, "1.0E+01", 0))[1][1]
+        assert len(watch.read_line(LINE.format(iteration, "2.0E+00", 0))[1]) == 1
+    assert "the loss 10 is far from" in watch.read_line(LINE.format(30, "1.0E+01", 0))[1][1]
 
 
 @pytest.mark.parametrize("loss", ["", "|", "1.2.3", "-", "1e", "٣"])
 def test_a_number_that_is_none_is_left_alone(loss: str) -> None:
     line = LINE.format(7, loss, 0).replace("2000.0", loss).replace("400.0", loss)
-    assert LogMonitor().read(line)[0]
+    assert LogMonitor().read_line(line)[0]
 
 
 def test_a_run_that_does_not_go_on_where_it_should_is_astray() -> None:
     fresh = "    will not load any checkpoints and will start from random\n"
-    watch = LogMonitor(resumes=100)
-    watch.read(fresh)
-    assert "does not see the checkpoint of iteration 100" in watch.astray
-    assert not read(fresh).astray
-    watch = LogMonitor(resumes=100)
-    watch.read(LINE.format(101, "1.0", 0))
-    assert not watch.astray
-    watch.read(LINE.format(100, "1.0", 0))
-    assert "at iteration 100, and was to go on from 100" in watch.astray
+    watch = LogMonitor(resume_iteration=100)
+    watch.read_line(fresh)
+    assert "did not load the checkpoint of iteration 100" in watch.abort_reason
+    assert not read(fresh).abort_reason
+    watch = LogMonitor(resume_iteration=100)
+    watch.read_line(LINE.format(101, "1.0", 0))
+    assert not watch.abort_reason
+    watch.read_line(LINE.format(100, "1.0", 0))
+    assert "at iteration 100, but must continue after iteration 100" in watch.abort_reason
 
 
 def test_it_keeps_up_with_ranks_that_talk_a_lot() -> None:
@@ -209,7 +209,7 @@ def test_it_keeps_up_with_ranks_that_talk_a_lot() -> None:
     )
     begun = time.process_time()
     for _ in range(50_000):
-        watch.read(line)
+        watch.read_line(line)
     for text in ("a" * 10_000_000, "Rendezvous" * 1_000_000, "x.y." * 2_000_000, " iteration " * 1_000_000):
-        watch.read(text)
+        watch.read_line(text)
     assert time.process_time() - begun < 4

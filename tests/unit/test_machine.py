@@ -1,4 +1,4 @@
-"""A container's limits, from the files of cgroup v2 and v1."""
+"""Limits of a container, read from the files of cgroup v2 and v1."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ FILES = {
     ("kind", "memory", "cpus"),
     [(kind, *((1 << 31, 1.5) if kind in ("v1", "v2") else (None, None))) for kind in FILES],
 )
-def test_limits_are_read_from_either_version(tmp_path: Path, kind: str, memory: int | None, cpus: float | None) -> None:
+def test_limits_are_read_from_both_versions(tmp_path: Path, kind: str, memory: int | None, cpus: float | None) -> None:
     for name, content in FILES[kind].items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(content)

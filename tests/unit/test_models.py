@@ -1,11 +1,11 @@
-"""Model presets: their parameters are the known ones, and any field of theirs can be replaced."""
+"""Model presets: numbers of parameters, and replaced fields."""
 
 import pytest
 
 from tokenmill.errors import RequestError
-from tokenmill.training.model import from_fields, names, preset
+from tokenmill.training.model import load_preset, model_from_fields, preset_names
 from tokenmill.training.planner.layout import Layout
-from tokenmill.training.planner.memory import Parameters, parameters
+from tokenmill.training.planner.memory import Parameters, count_parameters
 
 KNOWN = {  # billions of parameters
     "125m": 0.124,
@@ -23,51 +23,51 @@ KNOWN = {  # billions of parameters
 FIELDS = {"numLayers": 2, "hiddenSize": 64, "numAttentionHeads": 4}
 
 
-def counted(name: str) -> Parameters:
-    model = preset(name)
-    return parameters(Layout(**model.architecture(), world=8, global_batch=8, vocab_size=model.vocabulary_size))
+def count(name: str) -> Parameters:
+    model = load_preset(name)
+    return count_parameters(Layout(**model.architecture(), world=8, global_batch=8, vocab_size=model.vocabulary_size))
 
 
-def test_the_presets_are_listed_the_smaller_first() -> None:
-    assert names() == list(KNOWN)
+def test_presets_are_listed_by_size() -> None:
+    assert preset_names() == list(KNOWN)
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_a_preset_has_the_parameters_it_is_known_for(name: str) -> None:
-    assert counted(name).total / 1e9 == pytest.approx(KNOWN[name], rel=0.02)
+def test_a_preset_has_its_known_parameters(name: str) -> None:
+    assert count(name).total / 1e9 == pytest.approx(KNOWN[name], rel=0.02)
 
 
-def test_of_a_model_with_experts_a_token_meets_a_part() -> None:
-    assert counted("mixtral-8x7b").active / 1e9 == pytest.approx(12.9, rel=0.02)
-    assert counted("13b").active == counted("13b").total
+def test_a_token_uses_some_of_the_experts() -> None:
+    assert count("mixtral-8x7b").active / 1e9 == pytest.approx(12.9, rel=0.02)
+    assert count("13b").active == count("13b").total
 
 
-@pytest.mark.parametrize(("name", "said"), [("375m", "64 million"), ("857m", "354 million")])
-def test_a_name_that_misleads_says_so(name: str, said: str) -> None:
-    note = preset(name).note
-    assert note is not None and said in note
+@pytest.mark.parametrize(("name", "message"), [("375m", "64 million"), ("857m", "354 million")])
+def test_a_misleading_name_has_a_note(name: str, message: str) -> None:
+    note = load_preset(name).note
+    assert note is not None and message in note
 
 
-def test_positions_are_the_sequence_where_nothing_else_is_said() -> None:
-    assert preset("125m").positions == 1024
-    assert preset("125m", seqLength=4096).positions == 4096
-    assert preset("125m", maxPositionEmbeddings=8192).positions == 8192
+def test_positions_default_to_the_sequence_length() -> None:
+    assert load_preset("125m").positions == 1024
+    assert load_preset("125m", seqLength=4096).positions == 4096
+    assert load_preset("125m", maxPositionEmbeddings=8192).positions == 8192
 
 
 def test_any_field_can_be_replaced() -> None:
-    changed = preset("175b", numLayers=48, activation="swiglu", hiddenDropout=0)
+    changed = load_preset("175b", numLayers=48, activation="swiglu", hiddenDropout=0)
     assert (changed.num_layers, changed.hidden_size, changed.activation) == (48, 12288, "swiglu")
 
 
 def test_an_unknown_preset_lists_the_known_ones() -> None:
-    with pytest.raises(RequestError, match=r"no model '175B'; there are: 125m, 375m, .*, and custom"):
-        preset("175B")
+    with pytest.raises(RequestError, match=r"unknown model '175B'; choose one of 125m, 375m, .*, or custom"):
+        load_preset("175B")
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
-        ({"bias": True}, "unknown field `bias`; there are: name, note, numLayers, hiddenSize, "),
+        ({"bias": True}, "unknown field `bias`; known fields: name, note, numLayers, hiddenSize, "),
         ({"layers": 2}, r"unknown field `layers`; did you mean numLayers\?"),
         ({"vocabSize": 2}, r"unknown field `vocabSize`; did you mean vocabularySize\?"),
         ({"numLayers": "2"}, r"Expected `int`, got `str` - at `\$.numLayers`"),
@@ -76,13 +76,13 @@ def test_an_unknown_preset_lists_the_known_ones() -> None:
         ({"activation": "relu"}, "'relu'"),
     ],
 )
-def test_a_field_that_cannot_be_is_named(fields: dict[str, object], said: str) -> None:
-    with pytest.raises(RequestError, match=r"^the model mine: .*" + said):
-        from_fields(FIELDS | fields, "the model mine")
-    with pytest.raises(RequestError, match=r"^the model 13b: .*" + said):
-        preset("13b", **fields)
+def test_an_invalid_field_is_named(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(RequestError, match=r"^invalid model mine: .*" + message):
+        model_from_fields(FIELDS | fields, "model mine")
+    with pytest.raises(RequestError, match=r"^invalid model 13b: .*" + message):
+        load_preset("13b", **fields)
 
 
-def test_a_model_without_its_size_is_none() -> None:
+def test_a_size_is_required() -> None:
     with pytest.raises(RequestError, match="missing required field `numLayers`"):
-        from_fields({"hiddenSize": 64, "numAttentionHeads": 4}, "the model mine")
+        model_from_fields({"hiddenSize": 64, "numAttentionHeads": 4}, "model mine")

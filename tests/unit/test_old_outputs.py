@@ -1,4 +1,4 @@
-"""An output that 0.1.0 began before its records were typed is read, finished and never misread."""
+"""An unfinished output of 0.1.0, from before the typed records: commands read and finish it correctly."""
 
 import json
 import os
@@ -21,7 +21,7 @@ RECORDS = Path(".tokenmill") / "preprocess"
 
 @pytest.fixture
 def old(tmp_path: Path) -> Path:
-    """Copy the stored output, and make the text beside it that it was made from."""
+    """Copy the stored output, and create the text that it was made from."""
     output, source = tmp_path / "output", tmp_path / "srcbad"
     shutil.copytree(STORED, output)
     shutil.copytree(TOKENIZER, output / "tokenizer")
@@ -34,7 +34,7 @@ def old(tmp_path: Path) -> Path:
         ]
         lines += ['{"text": 5}'] if number == "2" else []
         (source / file["path"]).write_text("\n".join(lines) + "\n")
-        changed = int(file["identity"].partition("@")[2])  # a file that was brought is known by its size and time
+        changed = int(file["identity"].partition("@")[2])  # size and time identify a file that tokenmill did not download
         os.utime(source / file["path"], ns=(changed, changed))
     return output
 
@@ -48,14 +48,14 @@ def finish(output: Path, *options: str) -> Any:
 
 
 @pytest.mark.slow
-def test_an_old_output_is_read_and_finished_with_the_bytes_of_a_new_one(old: Path) -> None:
+def test_an_old_output_is_finished_with_the_bytes_of_a_new_one(old: Path) -> None:
     status = tokenmill("status", old)
     assert status.code == 0 and "failed, 2/3 units" in status.out and "line 21: 'text' is a number" in status.out
     unfinished = tokenmill("verify", old)
     assert unfinished.code == 2 and "1 of 3 units have no receipt, first: f2" in unfinished.out + unfinished.err
     kept = {path: path.stat().st_mtime_ns for path in old.glob("f[01]_*")}
-    done = finish(old)
-    assert done.code == 0 and "1 units to do" in done.err and "2 done before" in done.err, done.err
+    result = finish(old)
+    assert result.code == 0 and "1 units to run" in result.err and "2 already finished" in result.err, result.err
     assert {path: path.stat().st_mtime_ns for path in old.glob("f[01]_*")} == kept
     assert tokenmill("verify", old).code == 0
     new = old.parent / "new"
@@ -66,19 +66,19 @@ def test_an_old_output_is_read_and_finished_with_the_bytes_of_a_new_one(old: Pat
     assert "from record 0" in tokenmill("inspect", old, "--document", 0).out
 
 
-@pytest.mark.parametrize("other", [0, 2, None, "1"])
-def test_a_plan_of_another_format_is_refused_by_every_command_with_the_remedies(old: Path, other: object) -> None:
+@pytest.mark.parametrize("other_format", [0, 2, None, "1"])
+def test_every_command_refuses_a_plan_of_another_format_with_remedies(old: Path, other_format: object) -> None:
     path = old / RECORDS / "plan.json"
-    plan = json.loads(path.read_text()) | {"format": other}
+    plan = json.loads(path.read_text()) | {"format": other_format}
     path.write_text(json.dumps(plan | {"id": content_id({k: v for k, v in plan.items() if k != "id"})}))
     commands = (("status", old), ("verify", old), ("inspect", old), ("blend", old.parent / "b.txt", old))
-    for ended in (*(tokenmill(*command) for command in commands), finish(old), finish(old, "--replace")):
-        assert ended.code == 2 and f"it has format {other!r}, this version of tokenmill writes 1; " in ended.err
-        assert "use the version that began it, choose another output directory, or delete" in ended.err
+    for result in (*(tokenmill(*command) for command in commands), finish(old), finish(old, "--replace")):
+        assert result.code == 2 and f"it has format {other_format!r}, but this version of tokenmill writes 1; " in result.err
+        assert "use the version that started it, choose another output directory, or delete" in result.err
 
 
 @pytest.mark.slow
-def test_a_manifest_of_another_format_is_made_again_from_the_receipts(old: Path) -> None:
+def test_a_manifest_of_another_format_is_rebuilt_from_receipts(old: Path) -> None:
     assert finish(old).code == 0
     path = old / RECORDS / "manifest.json"
     before, record = path.read_bytes(), StageRecord(old, PREPROCESS)

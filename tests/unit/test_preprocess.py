@@ -1,4 +1,4 @@
-"""What each input gets: taken, skipped and counted, kept aside, or refused with file, line and remedy."""
+"""Inputs of preprocess: accepted, skipped and counted, quarantined, or refused with file, line and remedy."""
 
 import gzip
 import json
@@ -16,11 +16,11 @@ from support.hub import Hub
 from tokenmill.errors import InputError, RequestError
 from tokenmill.flow.contract import EmptyPair
 from tokenmill.flow.progress import Reporter
-from tokenmill.flow.stage import Run
+from tokenmill.flow.stage import StageRun
 from tokenmill.flow.worker import Summary
 from tokenmill.selection import Selection
 from tokenmill.stages.registry import KINDS
-from tokenmill.tokens.dataset import check, find_dataset, find_document
+from tokenmill.tokens.dataset import find_dataset, find_document, verify_outputs
 from tokenmill.tokens.formats.indexed.reader import IndexedReader
 from tokenmill.tokens.tokenizer import decode
 
@@ -30,29 +30,29 @@ EOD = 0
 
 
 def preprocess(source: Path, output: Path, *, replace: bool = False, **options: Any) -> Summary:
-    run = Run(Reporter(), processes=1, replace=replace)
+    run = StageRun(Reporter(), processes=1, replace=replace)
     return stages.preprocess(source, output, run, **{"tokenizer": str(TINY), **options})
 
 
 @pytest.fixture(scope="session")
-def settled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An output whose tokenizer is resolved and judged: others begin with a copy, which saves seconds each."""
-    root = tmp_path_factory.mktemp("settled")
+def resolved_output(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make an output with a resolved tokenizer and a parity gate result; copies of it save seconds per test."""
+    root = tmp_path_factory.mktemp("resolved")
     (root / "a.jsonl").write_text('{"text": "hello"}\n')
     preprocess(root / "a.jsonl", root / "out")
     return root / "out"
 
 
 @pytest.fixture
-def output(settled: Path, tmp_path: Path) -> Path:
-    out = tmp_path / "out"
-    shutil.copytree(settled / ".tokenmill/preprocess/encoders", out / ".tokenmill/preprocess/encoders")
-    shutil.copytree(settled / "tokenizer", out / "tokenizer")
-    return out
+def output(resolved_output: Path, tmp_path: Path) -> Path:
+    copy = tmp_path / "out"
+    shutil.copytree(resolved_output / ".tokenmill/preprocess/encoders", copy / ".tokenmill/preprocess/encoders")
+    shutil.copytree(resolved_output / "tokenizer", copy / "tokenizer")
+    return copy
 
 
 def documents(output: Path, prefix: str) -> list[str]:
-    """Every document of a pair as text, its EOD checked and cut off."""
+    """Return every document of a pair as text; check and remove its EOD."""
     reader = IndexedReader(output / prefix)
     backend = next((output / ".tokenmill/preprocess/encoders").glob("*/backend.json"))
     texts = []
@@ -63,7 +63,7 @@ def documents(output: Path, prefix: str) -> list[str]:
     return texts
 
 
-def test_line_ends_marks_and_odd_values_are_taken_as_json_loads_takes_them(tmp_path: Path, output: Path) -> None:
+def test_line_ends_marks_and_odd_values_are_read_like_json_loads(tmp_path: Path, output: Path) -> None:
     lines = [
         b'\xef\xbb\xbf{"text": "mark"}\r\n',
         b'{"text": "nan", "x": NaN, "y": -Infinity, "z": 1e400}\n',
@@ -92,7 +92,7 @@ def test_a_list_of_texts_is_a_sequence_each_with_eod_on_the_last(tmp_path: Path,
 
 
 BAD = {
-    "broken JSON": b'{"text": "a"',
+    "invalid JSON": b'{"text": "a"',
     "raw NUL": b'{"text": "a\0b"}',
     "invalid UTF-8": b'{"text": "\xff"}',
     "lone surrogate": b'{"text": "\\ud800"}',
@@ -115,13 +115,13 @@ def test_a_bad_record_names_file_line_and_remedy(tmp_path: Path, output: Path, k
     assert not list(output.glob("*.bin")) and not list(output.glob(".tokenmill/preprocess/receipts/*"))
 
 
-KEEP = "Keep such records aside with --on-bad-record=quarantine (in a chart: --set onBadRecord=quarantine), or "
+KEEP = "Correct or quarantine the record: use --on-bad-record=quarantine (in a chart: --set onBadRecord=quarantine), or "
 
 
-def fetched(source: str, output: Path, *, replace: bool = False, endpoint: str | None = None) -> Summary:
-    run = Run(Reporter(), processes=1, replace=replace)
-    about: dict[str, Any] = {"connections": 2, "endpoint": endpoint, "deadline": 30, "stall_seconds": 5}
-    return stages.download(source, output, run, Selection(), **about)
+def download(source: str, output: Path, *, replace: bool = False, endpoint: str | None = None) -> Summary:
+    run = StageRun(Reporter(), processes=1, replace=replace)
+    options: dict[str, Any] = {"connections": 2, "endpoint": endpoint, "deadline": 30, "stall_seconds": 5}
+    return stages.download(source, output, run, Selection(), **options)
 
 
 def test_a_bad_record_of_an_earlier_stages_file_is_corrected_at_the_source(tmp_path: Path, output: Path) -> None:
@@ -131,8 +131,8 @@ def test_a_bad_record_of_an_earlier_stages_file_is_corrected_at_the_source(tmp_p
     (source / "b.jsonl").write_text('\n{"text": "1"}\n{"text": "2"\n')
 
     def all_stages(*, replace: bool = False) -> Summary:
-        fetched(str(source), root, replace=replace)
-        run = Run(Reporter(), processes=1, replace=replace)
+        download(str(source), root, replace=replace)
+        run = StageRun(Reporter(), processes=1, replace=replace)
         stages.concatenate(root, root / "joined", run, target_files=1, name="part")
         return preprocess(root, output)
 
@@ -140,7 +140,7 @@ def test_a_bad_record_of_an_earlier_stages_file_is_corrected_at_the_source(tmp_p
         all_stages()
     joined = root / "joined/part-00000-of-00001.jsonl"
     assert str(failure.value) == (
-        f"{joined}, line 4: broken JSON at column 13 (Expecting ',' delimiter); each line must be one record. {KEEP}"
+        f"{joined}, line 4: invalid JSON at column 13 (Expecting ',' delimiter); each line must contain one record. {KEEP}"
         "correct it in b.jsonl of file:source, record 1 counted from 0 without blank lines; run the stages from there "
         "up to tokenmill concatenate again with --replace (in a chart: --set replace=true), and then this command."
     )
@@ -152,7 +152,7 @@ def test_a_bad_record_of_an_earlier_stages_file_is_corrected_at_the_source(tmp_p
 def test_a_bad_record_of_the_hub_is_corrected_in_a_new_commit(tmp_path: Path, output: Path) -> None:
     with Hub() as hub:
         hub.add_dataset("org/bad", {"a.jsonl": b'{"text": "fine"}\n{}\n'})
-        fetched("hf://datasets/org/bad", tmp_path / "corpus", endpoint=hub.endpoint)
+        download("hf://datasets/org/bad", tmp_path / "corpus", endpoint=hub.endpoint)
     with pytest.raises(InputError) as failure:
         preprocess(tmp_path / "corpus", output)
     assert str(failure.value).endswith(
@@ -164,7 +164,7 @@ def test_a_bad_record_of_the_hub_is_corrected_in_a_new_commit(tmp_path: Path, ou
     assert documents(output, "a_text_document") == ["fine"]
 
 
-def test_bad_records_are_kept_aside_and_the_finished_units_stay(tmp_path: Path, output: Path) -> None:
+def test_bad_records_are_quarantined_and_finished_units_stay(tmp_path: Path, output: Path) -> None:
     source = tmp_path / "in"
     source.mkdir()
     bad = list(BAD.values())
@@ -172,7 +172,7 @@ def test_bad_records_are_kept_aside_and_the_finished_units_stay(tmp_path: Path, 
     (source / "b.jsonl").write_bytes(b"\n".join([b'{"text": "0"}', *bad, b'{"text": "1"}']))
     with pytest.raises(InputError):
         preprocess(source, output)
-    assert (output / "a_text_document.bin").exists(), "one bad input must not stop the others"
+    assert (output / "a_text_document.bin").exists(), "a bad input must not stop the others"
     summary = preprocess(source, output, on_bad_record="quarantine")
     assert (summary.done_before, summary.done_now) == (1, 1)
     assert documents(output, "b_text_document") == ["0", "1"]
@@ -183,12 +183,12 @@ def test_bad_records_are_kept_aside_and_the_finished_units_stay(tmp_path: Path, 
     assert summary.completion.manifest is not None
     counts = summary.completion.manifest.counts
     assert counts["in"] == counts["out"] + counts["rejected"] == 3 + len(bad)
-    # The second document of b is the record after the bad ones, and is traced to it.
-    found = find_document(find_dataset(output), 1, key=None, prefix="b_text_document")
-    assert found.source == ("b.jsonl", 1 + len(bad))
+    # The second document of b is the record after the bad records, and its source is that record.
+    document = find_document(find_dataset(output), 1, key=None, prefix="b_text_document")
+    assert document.source == ("b.jsonl", 1 + len(bad))
 
 
-def test_the_limit_of_bad_records_holds(tmp_path: Path, output: Path) -> None:
+def test_the_limit_of_bad_records(tmp_path: Path, output: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n' + "{}\n" * 4)
     with pytest.raises(InputError, match=r"more than 3 bad records.*a\.jsonl, line 5.*--max-bad-records"):
         preprocess(tmp_path / "a.jsonl", output, on_bad_record="quarantine", max_bad_records=3)
@@ -213,32 +213,32 @@ def test_damaged_compressed_input_is_refused_with_file_and_offset(tmp_path: Path
     assert not list(output.glob("*.bin"))
 
 
-def test_a_damaged_file_fails_its_unit_alone_though_it_is_the_first(tmp_path: Path, output: Path) -> None:
-    source, whole = tmp_path / "in", gzip.compress(b'{"text": "a"}\n')
+def test_a_damaged_first_file_fails_only_its_unit(tmp_path: Path, output: Path) -> None:
+    source, intact = tmp_path / "in", gzip.compress(b'{"text": "a"}\n')
     source.mkdir()
     for name in "abc":
-        (source / f"{name}.jsonl.gz").write_bytes(whole)
-    (source / "a.jsonl.gz").write_bytes(whole[:-4])
-    with pytest.raises(InputError, match=r"a\.jsonl\.gz.*cut short"):
+        (source / f"{name}.jsonl.gz").write_bytes(intact)
+    (source / "a.jsonl.gz").write_bytes(intact[:-4])
+    with pytest.raises(InputError, match=r"a\.jsonl\.gz.*truncated"):
         preprocess(source, output)
     assert documents(output, "b_text_document") == documents(output, "c_text_document") == ["a"]
-    (source / "a.jsonl.gz").write_bytes(whole)
+    (source / "a.jsonl.gz").write_bytes(intact)
     summary = preprocess(source, output)
     assert (summary.done_now, summary.done_before) == (1, 2) and summary.completion.manifest is not None
 
 
-def test_a_file_that_an_earlier_stage_lost_fails_its_unit_alone_though_it_is_the_first(
+def test_a_missing_first_file_of_an_earlier_stage_fails_only_its_unit(
     tmp_path: Path, output: Path
 ) -> None:
     source = tmp_path / "in"
     source.mkdir()
     for name in "abc":
         (source / f"{name}.jsonl").write_text('{"text": "a"}\n')
-    stages.extract(source, tmp_path / "extracted", Run(Reporter(), processes=1))
+    stages.extract(source, tmp_path / "extracted", StageRun(Reporter(), processes=1))
     (tmp_path / "extracted/a.jsonl").unlink()
     with pytest.raises(InputError, match=r"a\.jsonl is missing.*run tokenmill extract again"):
         preprocess(tmp_path / "extracted", output)
-    stages.extract(source, tmp_path / "extracted", Run(Reporter(), processes=1))
+    stages.extract(source, tmp_path / "extracted", StageRun(Reporter(), processes=1))
     summary = preprocess(tmp_path / "extracted", output)
     assert (summary.done_now, summary.done_before) == (1, 2) and summary.completion.manifest is not None
 
@@ -246,12 +246,12 @@ def test_a_file_that_an_earlier_stage_lost_fails_its_unit_alone_though_it_is_the
 def test_a_corpus_without_documents_is_refused(tmp_path: Path, output: Path) -> None:
     (tmp_path / "a.jsonl").write_text("\n\n")
     (tmp_path / "b.jsonl").write_text("")
-    with pytest.raises(RequestError, match="gave no tokens"):
+    with pytest.raises(RequestError, match="made no tokens"):
         preprocess(tmp_path, output)
     assert not (output / ".tokenmill/preprocess/manifest.json").exists()
 
 
-def test_an_output_without_tokens_is_recorded_and_left_out(tmp_path: Path, output: Path) -> None:
+def test_an_output_without_tokens_is_recorded_and_omitted(tmp_path: Path, output: Path) -> None:
     source = tmp_path / "in"
     source.mkdir()
     (source / "a.jsonl").write_text('{"text": ""}\n{"text": ""}\n')
@@ -263,7 +263,7 @@ def test_an_output_without_tokens_is_recorded_and_left_out(tmp_path: Path, outpu
     assert sorted(path.name for path in output.glob("[!.]*.*")) == ["b_text_document.bin", "b_text_document.idx"]
 
 
-def test_nothing_to_read_is_said(tmp_path: Path, output: Path) -> None:
+def test_missing_data_files_are_refused(tmp_path: Path, output: Path) -> None:
     source = tmp_path / "in"
     source.mkdir()
     (source / "README.md").write_text("hello")
@@ -273,7 +273,7 @@ def test_nothing_to_read_is_said(tmp_path: Path, output: Path) -> None:
         preprocess(tmp_path / "absent", output)
 
 
-def test_a_key_that_leads_nowhere_is_refused_even_with_quarantine(tmp_path: Path, output: Path) -> None:
+def test_an_absent_key_is_refused_even_with_quarantine(tmp_path: Path, output: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a", "meta": {"text": "nested"}}\n' * 3)
     with pytest.raises(RequestError, match=r"none of the first 3 records.*meta\.txt"):
         preprocess(tmp_path / "a.jsonl", output, keys="meta.txt", on_bad_record="quarantine")
@@ -292,7 +292,7 @@ def test_a_parquet_without_the_column_is_refused(tmp_path: Path, output: Path) -
         preprocess(tmp_path / "a.parquet", output, keys="content")
 
 
-def test_no_eos_and_no_eod_token_is_refused(tmp_path: Path) -> None:
+def test_a_missing_eod_token_is_refused(tmp_path: Path) -> None:
     tokenizer = tmp_path / "tok"
     shutil.copytree(TINY, tokenizer)
     (tokenizer / "tokenizer_config.json").write_text('{"tokenizer_class": "TokenizersBackend"}')
@@ -324,59 +324,59 @@ def test_many_inputs_into_few_outputs_keep_their_order_and_origin(tmp_path: Path
     assert texts == sorted(texts, key=lambda t: (int(t.split()[1]), int(t.split()[3])))
     for number, text in enumerate(texts):
         _, file, _, line = text.split()
-        found = find_document(dataset, number, key=None, prefix=None)
-        assert found.source == (f"{int(file):02d}.jsonl.zst", int(line))
+        document = find_document(dataset, number, key=None, prefix=None)
+        assert document.source == (f"{int(file):02d}.jsonl.zst", int(line))
     with pytest.raises(RequestError, match="--target-files 13 is more than the 12"):
         preprocess(source, tmp_path / "other", target_files=13)
 
 
-def test_the_tokenizer_beside_the_data_is_the_one_they_were_made_with(tmp_path: Path, output: Path) -> None:
+def test_the_tokenizer_in_the_output_is_the_one_of_the_data(tmp_path: Path, output: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "one"}\n')
     preprocess(tmp_path / "a.jsonl", output)
     shutil.copytree(TINY, tmp_path / "other")
     config = tmp_path / "other/tokenizer_config.json"
     config.write_text(json.dumps(json.loads(config.read_bytes()) | {"model_max_length": 77}))
-    (output / "new-00000-of-00001_text_document.bin").write_text("a stranger's")
-    with pytest.raises(RequestError, match="no record says"):
+    (output / "new-00000-of-00001_text_document.bin").write_text("of another program")
+    with pytest.raises(RequestError, match="no record shows"):
         preprocess(
             tmp_path / "a.jsonl", output, tokenizer=str(tmp_path / "other"), target_files=1, name="new", replace=True
         )
-    assert check(output, KINDS, full=True)[1] == []
+    assert verify_outputs(output, KINDS, full=True)[1] == []
 
     (output / "tokenizer/tokenizer.json").unlink()
     (output / "tokenizer/tokenizer_config.json").write_text("{}")
-    assert len(check(output, KINDS, full=True)[1]) == 2
+    assert len(verify_outputs(output, KINDS, full=True)[1]) == 2
     preprocess(tmp_path / "a.jsonl", output)
-    assert check(output, KINDS, full=True)[1] == []
+    assert verify_outputs(output, KINDS, full=True)[1] == []
 
 
-def test_a_strangers_file_is_not_overwritten(tmp_path: Path, output: Path) -> None:
+def test_a_foreign_file_is_not_overwritten(tmp_path: Path, output: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
-    (output / "a_text_document.bin").write_bytes(b"mine")
-    with pytest.raises(RequestError, match=r"a_text_document\.bin exists, and no record says"):
+    (output / "a_text_document.bin").write_bytes(b"foreign")
+    with pytest.raises(RequestError, match=r"a_text_document\.bin exists, and no record shows"):
         preprocess(tmp_path / "a.jsonl", output)
-    assert (output / "a_text_document.bin").read_bytes() == b"mine"
+    assert (output / "a_text_document.bin").read_bytes() == b"foreign"
 
 
-def test_two_inputs_whose_names_and_keys_make_one_name_are_refused(tmp_path: Path, output: Path) -> None:
+def test_two_inputs_with_the_same_output_name_are_refused(tmp_path: Path, output: Path) -> None:
     corpus = tmp_path / "corpus"
     corpus.mkdir()
     for name in ("wiki", "wiki_en"):
         (corpus / f"{name}.jsonl").write_text('{"text": "one", "en_text": "two and three"}\n')
-    with pytest.raises(RequestError, match=r"both make wiki_en_text_document\.bin; give --target-files 2"):
+    with pytest.raises(RequestError, match=r"both write wiki_en_text_document\.bin; pass --target-files 2"):
         preprocess(corpus, output, keys="text,en_text")
     assert preprocess(corpus, output, keys="text,en_text", target_files=2).completion.manifest is not None
 
 
 @pytest.mark.parametrize("wrong", [{"name": "../../x"}, {"name": "a/b"}, {"name": ""}, {"keys": "../../x"}])
-def test_a_name_that_is_no_part_of_a_file_name_is_refused(tmp_path: Path, output: Path, wrong: dict[str, Any]) -> None:
+def test_an_invalid_part_of_a_file_name_is_refused(tmp_path: Path, output: Path, wrong: dict[str, Any]) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "one", "../../x": "two"}\n')
     with pytest.raises(RequestError, match=r"--name|--keys"):
         preprocess(tmp_path / "a.jsonl", output, target_files=1, **wrong)
     assert not (output / ".tokenmill/preprocess/plan.json").exists()
 
 
-SPELLED = [
+SPECIAL_LINES = [
     b'{"text": "none"}\n',
     b"\n",
     b'{"text": 5}\n',
@@ -387,22 +387,22 @@ SPELLED = [
 
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
-def test_special_tokens_spelled_in_the_text_are_counted_and_said(
+def test_special_tokens_in_the_text_are_counted_or_refused(
     tmp_path: Path, output: Path, form: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     if form == "jsonl":
-        (tmp_path / "a.jsonl").write_bytes(b"".join(SPELLED))
+        (tmp_path / "a.jsonl").write_bytes(b"".join(SPECIAL_LINES))
     else:
         texts = ["none", None, "a <|endoftext|> b<|endoftext|>", "fine<|endoftext|>", "<|endoftext"]
         pq.write_table(pa.table({"text": texts}), tmp_path / "a.parquet")
     source = tmp_path / f"a.{form}"
-    where = "line 4" if form == "jsonl" else "row 3"
+    place = "line 4" if form == "jsonl" else "row 3"
     with pytest.raises(InputError) as failure:
         preprocess(source, output, special_in_text="fail", on_bad_record="quarantine")
-    assert f"{source}, {where}: the text spells the special token '<|endoftext|>'" in str(failure.value)
+    assert f"{source}, {place}: the text contains the special token '<|endoftext|>'" in str(failure.value)
 
     capsys.readouterr()
     summary = preprocess(source, output, on_bad_record="quarantine")
@@ -412,7 +412,7 @@ def test_special_tokens_spelled_in_the_text_are_counted_and_said(
     assert ids.count(EOD) == 3
 
 
-def test_special_tokens_spelled_in_the_text_can_be_text(tmp_path: Path, output: Path) -> None:
+def test_special_tokens_in_the_text_can_be_text(tmp_path: Path, output: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "<|endoftext|> x"}\n')
     summary = preprocess(tmp_path / "a.jsonl", output, special_in_text="split")
     assert summary.completion.manifest is not None
@@ -421,7 +421,7 @@ def test_special_tokens_spelled_in_the_text_can_be_text(tmp_path: Path, output: 
     assert documents(output, "a_text_document") == ["<|endoftext|> x"]
 
 
-def test_a_corpus_that_spells_none_has_no_such_count(tmp_path: Path, output: Path) -> None:
+def test_without_special_tokens_there_is_no_count(tmp_path: Path, output: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "<|endoftext| <tag> |endoftext|>"}\n')
     summary = preprocess(tmp_path / "a.jsonl", output, special_in_text="fail")
     assert summary.completion.manifest is not None
@@ -436,9 +436,9 @@ FORMATS: dict[str, tuple[dict[str, str], str, bytes, list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("what", FORMATS)
-def test_a_format_is_read_under_any_name_and_its_documents_are_traced(tmp_path: Path, output: Path, what: str) -> None:
-    reading, name, data, texts = FORMATS[what]
+@pytest.mark.parametrize("case", FORMATS)
+def test_a_format_is_read_under_any_name_and_traced(tmp_path: Path, output: Path, case: str) -> None:
+    reading, name, data, texts = FORMATS[case]
     for folder in ("in", "in/more"):
         (tmp_path / folder / name).parent.mkdir(parents=True)
         (tmp_path / folder / name).write_bytes(data)
@@ -446,16 +446,16 @@ def test_a_format_is_read_under_any_name_and_its_documents_are_traced(tmp_path: 
     summary = preprocess(tmp_path / "in", output, **reading, target_files=1)
     assert documents(output, "part-00000-of-00001_text_document") == texts * 2
     for number in range(2 * len(texts)):
-        found = find_document(find_dataset(output), number, key=None, prefix="part-00000-of-00001_text_document")
+        document = find_document(find_dataset(output), number, key=None, prefix="part-00000-of-00001_text_document")
         folder, record = ("", "more/")[number // len(texts)], number % len(texts)
-        assert found.source == (f"{folder}{name}", record)
+        assert document.source == (f"{folder}{name}", record)
     assert summary.plan.request["format"] == summary.plan.basis["format"] == reading["format"]
     assert ("txt_document" in summary.plan.request) == (reading["format"] == "txt")
     with pytest.raises(RequestError, match=r"made with other parameters(.|\n)*format: "):
         preprocess(tmp_path / "in", output, format="jsonl" if reading["format"] == "json" else "json")
 
 
-def test_a_stray_file_before_the_data_can_be_left_out(tmp_path: Path, output: Path) -> None:
+def test_a_stray_file_before_the_data_can_be_excluded(tmp_path: Path, output: Path) -> None:
     source = tmp_path / "in"
     source.mkdir()
     (source / "a.json").write_text('{"n": 1}')
@@ -466,7 +466,7 @@ def test_a_stray_file_before_the_data_can_be_left_out(tmp_path: Path, output: Pa
     assert documents(output, "b_text_document") == ["b"]
 
 
-def test_a_format_goes_together_with_a_selection(tmp_path: Path, output: Path) -> None:
+def test_a_format_works_with_a_selection(tmp_path: Path, output: Path) -> None:
     source = tmp_path / "in"
     for name in ("train/wiki_00", "train/more/wiki_01", "test/wiki_00"):
         (source / name).parent.mkdir(parents=True, exist_ok=True)
@@ -474,7 +474,7 @@ def test_a_format_goes_together_with_a_selection(tmp_path: Path, output: Path) -
     (source / "train/wiki_00.zst").write_bytes(zstandard.compress((source / "train/wiki_00").read_bytes()))
     (source / "train/cover.png").write_bytes(b"\x89PNG")
     lines = {"format": "jsonl"}
-    with pytest.raises(RequestError, match=r"wiki_00 and train/wiki_00\.zst in .* are one text in two forms"):
+    with pytest.raises(RequestError, match=r"wiki_00 and train/wiki_00\.zst in .* are two forms of one text"):
         preprocess(source, output, **lines)
     for selection, texts in {
         Selection(prefer="compressed"): ["train/more/wiki_01", "train/wiki_00"],
@@ -487,24 +487,24 @@ def test_a_format_goes_together_with_a_selection(tmp_path: Path, output: Path) -
     assert documents(output, "wiki_00_text_document") == ["test/wiki_00"]
 
 
-def test_special_tokens_are_found_in_every_format(tmp_path: Path, output: Path) -> None:
-    for reading, data, where in (
+def test_special_tokens_are_detected_in_every_format(tmp_path: Path, output: Path) -> None:
+    for reading, data, place in (
         ({"format": "txt"}, "a\n<|endoftext|>", "record 1"),
         ({"format": "txt", "txt_document": "line"}, "a\n\n<|endoftext|>", "line 3"),
         ({"format": "json"}, '[{"text": "a"}, {"text": "<|endoftext|>"}]', "record 2"),
     ):
         (tmp_path / "a").write_text(data)
-        with pytest.raises(InputError, match=f"{where}: the text spells the special token"):
+        with pytest.raises(InputError, match=f"{place}: the text contains the special token"):
             preprocess(tmp_path / "a", output, **reading, special_in_text="fail", replace=True)
 
 
-def test_a_plan_without_a_format_is_what_it_was(tmp_path: Path, output: Path) -> None:
+def test_a_plan_without_a_format_is_unchanged(tmp_path: Path, output: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
     plan = preprocess(tmp_path / "a.jsonl", output).plan
     assert not {"format", "txt_document"} & {*plan.request, *plan.basis}
 
 
-def test_what_datasets_saved_to_disk_is_read(tmp_path: Path, output: Path) -> None:
+def test_a_saved_datasets_directory_is_read(tmp_path: Path, output: Path) -> None:
     import pyarrow as pa
 
     source = tmp_path / "in"
@@ -518,8 +518,8 @@ def test_what_datasets_saved_to_disk_is_read(tmp_path: Path, output: Path) -> No
         (source / name).write_text('{"features": {}}')
     preprocess(source, output, target_files=1)
     assert documents(output, "part-00000-of-00001_text_document") == table["text"].to_pylist()
-    found = find_document(find_dataset(output), 4, key=None, prefix="part-00000-of-00001_text_document")
-    assert found.source == ("data-00001-of-00002.arrow", 1)
+    document = find_document(find_dataset(output), 4, key=None, prefix="part-00000-of-00001_text_document")
+    assert document.source == ("data-00001-of-00002.arrow", 1)
 
 
 def test_an_arrow_file_that_was_changed_after_its_download_is_refused(tmp_path: Path, output: Path) -> None:
@@ -529,30 +529,30 @@ def test_an_arrow_file_that_was_changed_after_its_download_is_refused(tmp_path: 
     (tmp_path / "in").mkdir()
     with pa.ipc.new_file(f"{tmp_path}/in/a.arrow", table.schema) as writer:
         writer.write_table(table)
-    fetched(str(tmp_path / "in"), tmp_path / "corpus")
+    download(str(tmp_path / "in"), tmp_path / "corpus")
     path = tmp_path / "corpus/a.arrow"
     path.write_bytes(path.read_bytes().replace(b"second", b"sEcond"))
-    with pytest.raises(InputError, match="its bytes are not those that the manifest"):
+    with pytest.raises(InputError, match="its hash differs from the one in the manifest"):
         preprocess(tmp_path / "corpus", output)
 
 
 @pytest.mark.parametrize("on_bad_record", ["fail", "quarantine"])
-def test_content_that_is_something_else_fails_its_unit_alone(tmp_path: Path, output: Path, on_bad_record: str) -> None:
+def test_wrong_content_fails_only_its_unit(tmp_path: Path, output: Path, on_bad_record: str) -> None:
     source = tmp_path / "in"
     source.mkdir()
     (source / "a.jsonl").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 5\n")
     (source / "b.jsonl").write_text('{"text": "b"}\n')
     (source / "c.json").write_text('[\n{"text": "c"},\n{"text": "d"}\n]\n')
     with pytest.raises(
-        RequestError, match=r"2 of 3 units(.|\n)*a.jsonl: a Git LFS pointer .*(.|\n)*c.json: it is one JSON"
+        RequestError, match=r"2 of 3 units(.|\n)*a.jsonl: the file contains a Git LFS pointer .*(.|\n)*c.json: the content is one JSON"
     ):
         preprocess(source, output, on_bad_record=on_bad_record)
     assert [path.name for path in output.glob("*.bin")] == ["b_text_document.bin"]
-    with pytest.raises(InputError, match=r"a\.jsonl: a Git LFS pointer .* `git lfs pull`"):
+    with pytest.raises(InputError, match=r"a\.jsonl: the file contains a Git LFS pointer .* `git lfs pull`"):
         preprocess(source / "a.jsonl", tmp_path / "other", on_bad_record=on_bad_record)
 
 
-def test_a_named_file_is_judged_by_its_content(tmp_path: Path, output: Path) -> None:
+def test_the_content_of_a_named_file_decides(tmp_path: Path, output: Path) -> None:
     (tmp_path / "RC_2020-01.zst").write_bytes(zstandard.compress(b'{"text": "a"}\n'))
     preprocess(tmp_path / "RC_2020-01.zst", output)
     assert documents(output, "RC_2020-01_text_document") == ["a"]
@@ -560,25 +560,25 @@ def test_a_named_file_is_judged_by_its_content(tmp_path: Path, output: Path) -> 
     with pytest.raises(InputError, match=r"book\.txt: none of .* line 1: .*--format txt .*--txt-document=line"):
         preprocess(tmp_path / "book.txt", tmp_path / "other")
     (tmp_path / "chat.jsonl").write_text('{"messages": [{"role": "user", "content": "hi"}]}\n')
-    with pytest.raises(InputError, match=r"chat\.jsonl: .*'messages' holds chat data, which preprocess does not take"):
+    with pytest.raises(InputError, match=r"chat\.jsonl: .*'messages' contains chat data, which preprocess does not support"):
         preprocess(tmp_path / "chat.jsonl", tmp_path / "other")
 
 
-def test_a_record_that_is_too_long_is_kept_aside(tmp_path: Path, output: Path) -> None:
-    long = json.dumps({"text": "x" * 4_000_000})
-    (tmp_path / "a.jsonl").write_text(f'{{"text": "0"}}\n\n{long}\n{{"text": "1"}}\n')
-    with pytest.raises(InputError, match=r"a\.jsonl, line 3: a record of 4,000,012 bytes, .*--max-record-size"):
+def test_a_record_that_is_too_long_is_quarantined(tmp_path: Path, output: Path) -> None:
+    long_record = json.dumps({"text": "x" * 4_000_000})
+    (tmp_path / "a.jsonl").write_text(f'{{"text": "0"}}\n\n{long_record}\n{{"text": "1"}}\n')
+    with pytest.raises(InputError, match=r"a\.jsonl, line 3: record of 4,000,012 bytes: .*--max-record-size"):
         preprocess(tmp_path / "a.jsonl", output, max_record_size=2_000_000)
     preprocess(tmp_path / "a.jsonl", output, max_record_size=2_000_000, on_bad_record="quarantine")
     assert documents(output, "a_text_document") == ["0", "1"]
     (kept,) = [json.loads(entry) for entry in (output / "rejected/a.jsonl").read_text().splitlines()]
-    assert kept["line"] == 3 and long.startswith(kept["record"])
-    found = find_document(find_dataset(output), 1, key=None, prefix="a_text_document")
-    assert found.source == ("a.jsonl", 2)
+    assert kept["line"] == 3 and long_record.startswith(kept["record"])
+    document = find_document(find_dataset(output), 1, key=None, prefix="a_text_document")
+    assert document.source == ("a.jsonl", 2)
 
 
-def test_stages_that_copy_lines_refuse_what_is_none(tmp_path: Path, output: Path) -> None:
-    source, quiet = tmp_path / "in", Run(Reporter(), processes=1)
+def test_stages_that_copy_lines_require_lines(tmp_path: Path, output: Path) -> None:
+    source, quiet = tmp_path / "in", StageRun(Reporter(), processes=1)
     source.mkdir()
     (source / "wiki_00").write_text('{"text": "a"}\n')
     (source / "wiki_01").write_bytes(gzip.compress(b'{"text": "b"}'))
@@ -586,22 +586,22 @@ def test_stages_that_copy_lines_refuse_what_is_none(tmp_path: Path, output: Path
     assert [path.name for path in sorted((tmp_path / "extracted").glob("w*"))] == ["wiki_00.jsonl", "wiki_01.jsonl"]
     preprocess(tmp_path / "extracted", output, target_files=1)
     assert documents(output, "part-00000-of-00001_text_document") == ["a", "b"]
-    with pytest.raises(RequestError, match=r"--format json: extract took each line .*--from download"):
+    with pytest.raises(RequestError, match=r"--format json: extract treated each line .*--from download"):
         preprocess(tmp_path / "extracted", output, format="json")
     with pytest.raises(InputError, match=r"wiki_01: its content is gz data, .*tokenmill extract"):
         stages.concatenate(source, tmp_path / "joined", quiet, target_files=1, name="part", format="jsonl")
     (source / "wiki_01").write_text("<html>login</html>")
     for stage in (stages.extract, stages.concatenate):
         options = {} if stage is stages.extract else {"target_files": 1, "name": "part"}
-        with pytest.raises(InputError, match=r"wiki_01: an HTML page"):
+        with pytest.raises(InputError, match=r"wiki_01: the file contains an HTML page"):
             stage(source, tmp_path / stage.__name__, quiet, format="jsonl", **options)
         for spread in ('[\n{"text": "a"}\n]', '[{"text": "a"},\n{"text": "b"}]', '\n{\n "text": "a"\n}'):
             (tmp_path / "a.json").write_text(spread)
             with pytest.raises(
-                InputError, match=r"a\.json: it is .*, not one record a line, .* preprocess --format json"
+                InputError, match=r"a\.json: the content is .*, not one record per line, .* preprocess --format json"
             ):
                 stage(
                     tmp_path / "a.json", tmp_path / f"{stage.__name__} alone", quiet._replace(replace=True), **options
                 )
-    with pytest.raises(RequestError, match=r"--keys text,title: a text has no keys"):
+    with pytest.raises(RequestError, match=r"--keys text,title: text files have no keys"):
         preprocess(source, tmp_path / "other", format="txt", keys="text,title")

@@ -1,4 +1,4 @@
-"""Reading documents: what json.loads reads, in the same order, and a named place for all that it does not."""
+"""Readers of documents: the values and the order of json.loads, and the place of every bad record."""
 
 import gzip
 import json
@@ -20,18 +20,18 @@ from tokenmill.errors import InputError, RequestError
 
 
 def _read(path: Path, keys: Sequence[str] = ("text",), on_bad: OnBad = "fail", batch_bytes: int = 4 << 20) -> Batch:
-    """Read a file as one batch, checking what holds for each of its batches on the way."""
-    whole = Batch([[] for _ in keys])
+    """Read a file as one batch, and check the invariants of each batch."""
+    total = Batch([[] for _ in keys])
     for batch in read_documents(path, keys, display="corpus/file", on_bad=on_bad, batch_bytes=batch_bytes):
         assert batch.records == batch.documents + len(batch.rejected)
         assert all(len(texts) == batch.documents for texts in batch.texts)
-        for mine, texts in zip(whole.texts, batch.texts, strict=True):
-            mine.extend(texts)
-        whole.rejected += batch.rejected
+        for collected, texts in zip(total.texts, batch.texts, strict=True):
+            collected.extend(texts)
+        total.rejected += batch.rejected
         for name in ("documents", "records", "blank", "bytes", "compressed"):
-            setattr(whole, name, getattr(whole, name) + getattr(batch, name))
-    assert whole.compressed == path.stat().st_size
-    return whole
+            setattr(total, name, getattr(total, name) + getattr(batch, name))
+    assert total.compressed == path.stat().st_size
+    return total
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def lines(tmp_path: Path) -> Any:
         (b'{"text": "a", "n": ' + b"[" * 900 + b"]" * 900 + b"}", "a"),
     ],
 )
-def test_accepted_as_json_loads_does(lines: Any, line: bytes, text: object) -> None:
+def test_lines_are_read_like_json_loads(lines: Any, line: bytes, text: object) -> None:
     assert json.loads(line.decode())["text"] == text
     batch = _read(lines(line + b"\n" + line))
     assert batch.texts == [[text, text]]
@@ -73,21 +73,21 @@ def test_accepted_as_json_loads_does(lines: Any, line: bytes, text: object) -> N
 
 
 BAD = [
-    (rb'{"text": "a"', "broken JSON at column 13"),
-    (rb'{"text": "a"} {"text": "b"}', "broken JSON at column 15"),
-    (rb"text", "broken JSON at column 1"),
-    (b'{"text": "a\0b"}', "broken JSON at column 12 .*control character"),
+    (rb'{"text": "a"', "invalid JSON at column 13"),
+    (rb'{"text": "a"} {"text": "b"}', "invalid JSON at column 15"),
+    (rb"text", "invalid JSON at column 1"),
+    (b'{"text": "a\0b"}', "invalid JSON at column 12 .*control character"),
     (b'{"text": "a\tb"}', "control character"),
     (b'{"text": "a\xff"}', "invalid UTF-8 at byte 12"),
     (b'{"text": "a", "other": "\xed\xa0\x80"}', "invalid UTF-8 at byte 25"),
-    (rb'{"text": "a\ud800"}', "lone surrogate in 'text'"),
-    (rb'{"text": ["a", "\udc00"]}', "lone surrogate in 'text'"),
-    (b'\xef\xbb\xbf{"text": "a"}', "broken JSON at column 1"),  # a byte-order mark on a later line
+    (rb'{"text": "a\ud800"}', "'text' contains a lone surrogate"),
+    (rb'{"text": ["a", "\udc00"]}', "'text' contains a lone surrogate"),
+    (b'\xef\xbb\xbf{"text": "a"}', "invalid JSON at column 1"),  # a byte-order mark on a later line
     (b'{"text": "a", "n": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply"),
-    (rb'["a"]', "a list where an object"),
-    (rb'"text"', "text where an object"),
-    (rb"3", "a number where an object"),
-    (rb"null", "null where an object"),
+    (rb'["a"]', "a list, not an object"),
+    (rb'"text"', "text, not an object"),
+    (rb"3", "a number, not an object"),
+    (rb"null", "null, not an object"),
     (rb'{"Text": "a", "meta": {}}', "no key 'text' .*'Text', 'meta'"),
     (rb"{}", "no key 'text'"),
     (rb'{"text": null}', "'text' is null, not text"),
@@ -95,19 +95,19 @@ BAD = [
     (rb'{"text": NaN}', "'text' is a number, not text"),
     (rb'{"text": true}', "'text' is true or false, not text"),
     (rb'{"text": {"text": "a"}}', "'text' is an object, not text"),
-    (rb'{"text": ["a", null]}', "'text' is a list that holds null"),
-    (rb'{"text": [["a"]]}', "'text' is a list that holds a list"),
+    (rb'{"text": ["a", null]}', "'text' is a list that contains null"),
+    (rb'{"text": [["a"]]}', "'text' is a list that contains a list"),
 ]
 
 
 @pytest.mark.parametrize(("line", "reason"), BAD)
-def test_bad_record_names_the_place_and_the_remedy(lines: Any, line: bytes, reason: str) -> None:
+def test_a_bad_record_has_place_and_remedy(lines: Any, line: bytes, reason: str) -> None:
     path = lines(b'{"text": "first"}\n\n' + line + b'\n{"text": "last"}\n')
     with pytest.raises(InputError, match=rf"^corpus/file, line 3: .*{reason}.*--on-bad-record=quarantine"):
         _read(path)
 
 
-def test_bad_records_are_kept_aside(lines: Any) -> None:
+def test_bad_records_are_quarantined(lines: Any) -> None:
     good = b'{"text": "good"}'
     path = lines(b"\n".join(part for line, _ in BAD for part in (good, b" \t", line)))
     batch = _read(path, on_bad="quarantine")
@@ -135,15 +135,15 @@ def test_files_without_records(lines: Any, data: bytes) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.jsonl.zst", "a.jsonl.gz"])
-def test_batches_are_bounded_and_join_to_the_file(lines: Any, name: str) -> None:
-    """Lines of every length across the blocks, one longer than several of them."""
+def test_batches_are_bounded_and_complete(lines: Any, name: str) -> None:
+    """Lines of many lengths cross the blocks; one line is longer than several blocks."""
     sizes = [*range(0, 3000, 7), 2_500_000, *range(0, 30_000, 11)]
     data = b"\r\n".join(json.dumps({"text": f"{size}" * (size // 4 + 1)}).encode() for size in sizes)
     pack = zstandard.ZstdCompressor().compress if name.endswith("zst") else gzip.compress
     path = lines(pack(data), name)
-    whole = _read(path, batch_bytes=1 << 20)
-    assert whole.texts == [[json.loads(line)["text"] for line in data.split(b"\n")]]
-    assert whole.bytes == len(data)
+    total = _read(path, batch_bytes=1 << 20)
+    assert total.texts == [[json.loads(line)["text"] for line in data.split(b"\n")]]
+    assert total.bytes == len(data)
     batches = list(read_documents(path, ["text"], display="", on_bad="fail", batch_bytes=1 << 20))
     assert len(batches) > 10
     assert max(batch.bytes for batch in batches) < 6 << 20
@@ -157,7 +157,7 @@ def test_several_keys_are_aligned(lines: Any) -> None:
 
 
 def test_nested_keys(lines: Any) -> None:
-    """The field of that very name goes before the path."""
+    """A field with the literal name has priority over the path."""
     path = lines(
         b'{"meta": {"text": "nested"}}\n{"meta.text": "literal", "meta": {"text": "x"}}\n'
         b'{"meta": {"text": "n", "x": "\\ud800"}}\n{"meta": "text"}\n{"meta": {}}\n{"meta.text": null}\n'
@@ -167,8 +167,8 @@ def test_nested_keys(lines: Any) -> None:
     assert [bad.line for bad in batch.rejected] == [4, 5, 6]
 
 
-def test_a_path_that_leads_nowhere(lines: Any) -> None:
-    with pytest.raises(InputError, match=r"line 1: no key 'meta\.body' \(there is 'meta'\)"):
+def test_an_absent_path(lines: Any) -> None:
+    with pytest.raises(InputError, match=r"line 1: there is no key 'meta\.body' \(the keys are 'meta'\)"):
         _read(lines(b'{"meta": {"text": "a"}}'), ["meta.body"])
 
 
@@ -184,7 +184,7 @@ records = st.builds(
     st.booleans(),
 )
 mangled = st.builds(
-    lambda line, at, what: line[: at % (len(line) + 1)] + what + line[at % (len(line) + 1) :],
+    lambda line, position, insertion: line[: position % (len(line) + 1)] + insertion + line[position % (len(line) + 1) :],
     records | json_values.map(json.dumps),
     st.integers(0, 200),
     st.sampled_from(["", "", '"', "\\", "\\ud800", "\\ud83d\\ude00", "\0", "\r", "\ufeff", "}", "1e999", "é", " "]),
@@ -192,7 +192,7 @@ mangled = st.builds(
 
 
 def _expected(line: str) -> object:
-    """Give what Megatron-LM would encode of a line, or None where it would fail."""
+    """Return the text that Megatron-LM would encode from a line, or None if it would fail."""
     try:
         text = json.loads(line)["text"]
         for part in [text] if isinstance(text, str) else text:
@@ -210,9 +210,9 @@ def test_texts_equal_those_of_json_loads(tmp_path_factory: pytest.TempPathFactor
     raw = [row.encode(errors="surrogatepass").replace(b"\n", b"") for row in rows]
     path = tmp_path_factory.mktemp("any") / "a.jsonl"
     path.write_bytes(b'{"text": "first"}\n' + b"\n".join(raw))
-    want = [_expected(line.decode(errors="replace")) if _valid(line) else None for line in raw]
+    expected = [_expected(line.decode(errors="replace")) if _valid(line) else None for line in raw]
     batch = _read(path, on_bad="quarantine")
-    assert batch.texts[0] == ["first", *(text for text in want if text is not None)]
+    assert batch.texts[0] == ["first", *(text for text in expected if text is not None)]
     counter = RecordCounter()
     counter.update(path.read_bytes())
     assert (counter.finish(), counter.blank) == (batch.records, batch.blank)
@@ -272,14 +272,14 @@ def test_parquet_invalid_utf8_is_a_bad_record(tmp_path: Path) -> None:
 @pytest.mark.parametrize("key", ["body", "meta.body", "text.body", "meta.text.body"])
 def test_parquet_without_the_column(tmp_path: Path, key: str) -> None:
     path = _parquet(tmp_path, {"text": ["a"], "meta": [{"text": "x"}]})
-    with pytest.raises(RequestError, match=f"^corpus/file: no column '{key}'; there is 'text', 'meta'.*--keys"):
+    with pytest.raises(RequestError, match=f"^corpus/file: there is no column '{key}'; set --keys to one of 'text', 'meta'"):
         _read(path, [key])
 
 
 @pytest.mark.parametrize("key", ["n", "meta", "raw"])
 def test_parquet_column_without_text(tmp_path: Path, key: str) -> None:
     path = _parquet(tmp_path, {"n": [1], "meta": [{"text": "x"}], "raw": [[1.5]]})
-    with pytest.raises(RequestError, match=f"column '{key}' is .*neither text nor a list"):
+    with pytest.raises(RequestError, match=f"column '{key}' has the type .*neither text nor a list"):
         _read(path, [key])
 
 
@@ -293,7 +293,7 @@ def test_parquet_in_batches(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_parquet_dictionary_that_decodes_to_much_more(tmp_path: Path) -> None:
+def test_parquet_dictionary_that_expands(tmp_path: Path) -> None:
     path = _parquet(tmp_path, {"text": ["x" * 100_000] * 3000})
     assert path.stat().st_size < 1 << 20
     sizes = [batch.bytes for batch in read_documents(path, ["text"], display="", on_bad="fail")]
@@ -303,19 +303,19 @@ def test_parquet_dictionary_that_decodes_to_much_more(tmp_path: Path) -> None:
 
 def test_parquet_empty_and_damaged(tmp_path: Path) -> None:
     path = _parquet(tmp_path, {"text": [f"text {n}" for n in range(5000)]}, write_page_checksum=True)
-    whole = path.read_bytes()
+    intact = path.read_bytes()
     assert _read(_parquet(tmp_path, {"text": pa.array([], pa.string())}), batch_bytes=10).records == 0
     path.write_bytes(b"")
     assert _read(path).records == 0
-    flipped = bytearray(whole)
-    flipped[len(whole) // 3] ^= 4
-    for damaged in (whole[: len(whole) // 2], whole[:-3], b"PAR1", bytes(flipped)):
+    flipped = bytearray(intact)
+    flipped[len(intact) // 3] ^= 4
+    for damaged in (intact[: len(intact) // 2], intact[:-3], b"PAR1", bytes(flipped)):
         path.write_bytes(damaged)
         with pytest.raises(InputError, match=r"^corpus/file: damaged Parquet .*tokenmill download"):
             _read(path)
 
 
-def test_first_documents_passes_over_bad_records(lines: Any) -> None:
+def test_first_documents_skips_bad_records(lines: Any) -> None:
     path = lines(b'{"text": "a"}\nbroken\n{"text": ["b", "c"]}\n{"text": null}\n{"text": "d"}\n')
     assert first_documents(path, "text", 10, 1000) == ["a", "b", "c", "d"]
     assert first_documents(path, "text", 2, 1000) == ["a", "b"]
@@ -325,11 +325,11 @@ def test_first_documents_passes_over_bad_records(lines: Any) -> None:
 
 def test_damaged_compression_names_the_file(lines: Any) -> None:
     data = zstandard.ZstdCompressor().compress(b'{"text": "a"}\n' * 1000)
-    with pytest.raises(InputError, match=r"^corpus/file: the zst data are cut short"):
+    with pytest.raises(InputError, match=r"^corpus/file: truncated zst data"):
         _read(lines(data[:-2], "a.jsonl.zst"))
 
 
-def test_nan_stays_out_of_the_text(lines: Any) -> None:
+def test_nan_is_not_text(lines: Any) -> None:
     assert math.isnan(json.loads('{"text": NaN}')["text"])
     batch = _read(lines(b'{"text": NaN}\n'), on_bad="quarantine")
     assert (batch.documents, len(batch.rejected)) == (0, 1)

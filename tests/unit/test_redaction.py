@@ -14,9 +14,9 @@ from urllib.parse import quote
 
 import pytest
 
-from support.commandline import many
+from support.commandline import run_many
 from tokenmill import redaction
-from tokenmill.redaction import quotes_credential, redact, remember, remember_address
+from tokenmill.redaction import contains_sent_credential, redact, register_address_secrets, register_secrets
 
 TOKEN = "hf_PlantedToken/0123456789+abcdef"
 PASSWORD = "hunter2"
@@ -45,18 +45,18 @@ FORMS: dict[str, Callable[[str], str]] = {
 def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_secrets", "_sent"):
         monkeypatch.setattr(redaction, name, {})
-    monkeypatch.setattr(redaction, "_remembered", set())
+    monkeypatch.setattr(redaction, "_registered", set())
     monkeypatch.setattr(redaction, "_scanned", False)
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_secret_is_found_in_each_form(form: str) -> None:
-    remember(f"Bearer {TOKEN}")
+    register_secrets(f"Bearer {TOKEN}")
     quoted = FORMS[form](TOKEN)
     text = redact(f"403 <{quoted}> is not allowed")
     assert text.startswith("403 <") and text.endswith("> is not allowed") and "<redacted>" in text
     assert len(text) < len("403 <> is not allowed") + len("<redacted>") + 10
-    assert quotes_credential(quoted)
+    assert contains_sent_credential(quoted)
 
 
 def test_ordinary_text_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,15 +65,15 @@ def test_ordinary_text_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN_PATH", "/data/corpus/token")
     monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", "DefaultEndpointsProtocol=https;AccountName=corpora")
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy.example:3128")
-    remember_address("https://host/a.jsonl?download=true&name=wikipedia-2024-01.jsonl")
-    remember("Bearer hf_PlantedToken0123456789abcdef")
+    register_address_secrets("https://host/a.jsonl?download=true&name=wikipedia-2024-01.jsonl")
+    register_secrets("Bearer hf_PlantedToken0123456789abcdef")
     for text in (
         "no data files in /data/corpus/token; wanted names ending in .jsonl (port 8080)",
         "https://corpora.blob.core.windows.net wikipedia-2024-01.jsonl through http://proxy.example:3128",
         "hf_Planted; hf_PlantedTok",
     ):
         assert redact(text) == text
-        assert not quotes_credential(text)
+        assert not contains_sent_credential(text)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_a_credential_that_a_server_quotes_is_written_nowhere(echo: str, tmp_pat
     commands.append(
         ["preprocess", f"http://me:{PASSWORD}@{echo}/0/a.jsonl", str(tmp_path / "out/s"), "--tokenizer", "x"]
     )
-    ended, _ = many(commands, HF_TOKEN=TOKEN)
+    ended, _ = run_many(commands, HF_TOKEN=TOKEN)
     assert all(each.code == 2 and "403" in each.err for each in ended)
     assert sum("<redacted>" in each.err for each in ended) > len(FORMS)
     written = "".join(each.out + each.err for each in ended)
@@ -194,7 +194,7 @@ def test_an_answer_that_holds_the_token_is_not_recorded(tmp_path: Path) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), Planter) as server:
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         places = ("sha", "path", "oid")
-        ended, _ = many(
+        ended, _ = run_many(
             [
                 [
                     "download",
@@ -209,7 +209,7 @@ def test_an_answer_that_holds_the_token_is_not_recorded(tmp_path: Path) -> None:
         )
         server.shutdown()
     for each in ended:
-        assert each.code == 2 and "quotes the access token that it was sent" in each.err
+        assert each.code == 2 and "contains the access token of the request" in each.err
         assert TOKEN not in each.err
     assert not any(TOKEN.encode() in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
 

@@ -10,7 +10,7 @@ import pytest
 
 from support.commandline import data_of, tokenmill
 from support.corpus import TOKENIZER, text
-from tokenmill.tokens.engines import ENGINES, longest_record
+from tokenmill.tokens.engines import ENGINES, max_record_bytes
 from tokenmill.tokens.formats.indexed.reader import IndexedReader
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -19,7 +19,7 @@ TOY_ENGINE = """
     from tokenmill.tokens import engines
     from tokenmill.tokens.engines import base
 
-    class Toy(base.Arrays):
+    class Toy(base.ArrayEncoder):
         name = "toy"
 
         def __init__(self, backend, add_special_tokens, end):
@@ -30,7 +30,7 @@ TOY_ENGINE = """
 
         def encode(self, texts):
             encodings = self.tokenizer.encode_batch(texts, add_special_tokens=self.add)
-            return base.wrap(*base.flatten(encodings), [], self.after)
+            return base.add_surrounding_ids(*base.concatenate_encodings(encodings), [], self.after)
 
     engines.register(base.Engine("toy", "tokenizers", {base.Style.BYTE_LEVEL: 1000.0}, Toy))
 """
@@ -61,7 +61,7 @@ TOY_FORMAT = """
                 )
                 del lengths[:count], ids[:size]
 
-        def mark(self):
+        def save_state(self):
             self.file.sync()
             self.marked = True
             return {**self.counts(), "bytes": self.file.bytes}
@@ -75,17 +75,17 @@ TOY_FORMAT = """
     class Toy:
         name, suffixes = "lines", ("ids",)
 
-        def begin(self, to):
+        def start(self, to):
             return Lines(to)
 
-        def holds(self, to, state):
+        def can_resume(self, to, state):
             return to.has(to.path("ids").name, state["bytes"])
 
         def resume(self, to, state):
             print("resumed", state["documents"])
             return Lines(to, **state)
 
-        def check(self, prefix, files, *, vocab_size, eod, full, foreign):
+        def check(self, prefix, files, *, vocab_size, eod, full, foreign_remedy):
             path = prefix.with_name(prefix.name + ".ids")
             right = not full or hash_file(path) == files["ids"].xxh3_128
             return [] if right else [Problem(path, "has other bytes", "make it again")]
@@ -111,7 +111,7 @@ def test_a_toy_engine_preprocesses(tmp_path: Path) -> None:
     options = ["--tokenizer", TOKENIZER, "--processes", 1]
     made = tokenmill(*command, tmp_path / "toy", *options, **environment)
     assert made.code == 0, made.err
-    assert "toy agrees on" in made.err
+    assert "encoder toy passed the parity gate" in made.err
     plain = tokenmill(*command, tmp_path / "plain", *options, "--encoder", "hf")
     assert plain.code == 0, plain.err
     assert data_of(tmp_path / "toy") == data_of(tmp_path / "plain")
@@ -129,7 +129,7 @@ def test_engines_are_described() -> None:
 
 
 def test_a_record_may_be_as_long_as_the_engine_has_memory_for() -> None:
-    assert longest_record("auto") == longest_record("fastokens") >= longest_record("hf")
+    assert max_record_bytes("auto") == max_record_bytes("fastokens") >= max_record_bytes("hf")
 
 
 @pytest.mark.slow
@@ -154,7 +154,7 @@ def test_a_toy_format_is_written_resumed_and_checked(tmp_path: Path) -> None:
 
     assert tokenmill("verify", tmp_path / "toy", **environment).code == 0
     unknown = tokenmill("verify", tmp_path / "toy")
-    assert (unknown.code, "no output format 'lines', only indexed" in unknown.err) == (2, True)
+    assert (unknown.code, "unknown output format 'lines': this version of tokenmill supports indexed" in unknown.err) == (2, True)
     made.write_bytes(made.read_bytes().replace(b"1", b"2", 1))
     wrong = tokenmill("verify", tmp_path / "toy", **environment)
     assert (wrong.code, "has other bytes" in wrong.out + wrong.err) == (2, True)

@@ -119,5 +119,5 @@ def test_the_shipped_tokenizer_is_small() -> None:
 def test_the_sample_goes_through_all_stages_and_is_finished_for_the_next_run(tmp_path: Path) -> None:
     first, second = (tokenmill("sample", tmp_path / "o ut 9%") for _ in range(2))
     assert (first.code, second.code) == (0, 0), first.err + second.err
-    assert "0 units to do" not in first.err and second.err.count("0 units to do") == 4
+    assert "0 units to run" not in first.err and second.err.count("0 units to run") == 4
     assert tokenmill("verify", tmp_path / "o ut 9%").code == 0

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from support.commandline import Ended, data_of, many
+from support.commandline import CommandResult, data_of, run_many
 from support.rendering import ROOT
-from tokenmill.corpus.schemes import Scheme, addresses, entries
+from tokenmill.corpus.schemes import Scheme, format_addresses, list_schemes
 
 TOY = """
 from tokenmill.corpus.retry import RetryableError
@@ -38,12 +38,12 @@ class Bytes:
 
 register(Scheme(("toy", "toys"), "__main__:Toy", "toy://BOX", credentials="a toy needs none"))
 register(Scheme(("lost",), "no_such_package.sources:Lost", "", extra="lost"))
-register(Scheme(("page",), "__main__:Toy", "", Authority.HOST, alias={"box": "toy://x"}.get))
+register(Scheme(("page",), "__main__:Toy", "", Authority.HOST, resolve_alias={"box": "toy://x"}.get))
 """
 
 
-def toys(*asked: list[str]) -> list[Ended]:
-    return many(list(asked), TOY)[0]
+def toys(*asked: list[str]) -> list[CommandResult]:
+    return run_many(list(asked), TOY)[0]
 
 
 def test_an_entry_is_all_that_a_new_scheme_needs(tmp_path: Path) -> None:
@@ -69,20 +69,20 @@ def test_what_an_entry_says_of_packages_and_credentials_is_in_the_messages(tmp_p
         ["download", "page://me:s3cret@box", str(tmp_path / "d")],
     )
     assert (missing.code, password.code, port.code, hosted.code) == (2, 2, 2, 0), hosted.err
-    assert "lost:// needs a package that is not installed: pip install 'tokenmill[lost]'" in missing.err
-    assert "the address of 'toy://box' holds a password; take it out: a toy needs none" in password.err
-    assert "'page://box' has no host and port where they belong" in port.err
+    assert "lost:// requires a package that is not installed; run: pip install 'tokenmill[lost]'" in missing.err
+    assert "the address of 'toy://box' contains a password; remove the password: a toy needs none" in password.err
+    assert "cannot find the host and port in 'page://box'" in port.err
     assert not any("s3cret" in ended.out + ended.err for ended in (password, port, hosted))
 
 
-@pytest.mark.parametrize("scheme", entries(), ids=lambda scheme: scheme.names[0])
+@pytest.mark.parametrize("scheme", list_schemes(), ids=lambda scheme: scheme.names[0])
 def test_documents_name_each_scheme_and_its_extra(scheme: Scheme) -> None:
     sources = (ROOT / "docs/data.md").read_text().partition("## Sources")[2].partition("\n## ")[0]
-    assert scheme.shown.removeprefix("a ") in sources
+    assert scheme.display.removeprefix("a ") in sources
     if scheme.extra:
         assert f"'.[{scheme.extra}]'" in sources
         assert re.search(rf"^{scheme.extra} = ", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-    assert addresses() in (ROOT / "docs/commands.md").read_text()
-    if scheme.shown.endswith("://"):
+    assert format_addresses() in (ROOT / "docs/commands.md").read_text()
+    if scheme.display.endswith("://"):
         for chart in ("download", "pipeline"):
-            assert f"{scheme.shown}, " in (ROOT / f"charts/dataset-{chart}/values.yaml").read_text()
+            assert f"{scheme.display}, " in (ROOT / f"charts/dataset-{chart}/values.yaml").read_text()

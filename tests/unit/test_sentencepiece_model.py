@@ -10,8 +10,8 @@ import sentencepiece
 
 from tokenmill.errors import RequestError
 from tokenmill.tokens.encoders import load_encoder
-from tokenmill.tokens.resolve import settle
-from tokenmill.tokens.sentencepiece_model import NAME, only_model
+from tokenmill.tokens.resolve import resolve
+from tokenmill.tokens.sentencepiece_model import FILE_NAME, find_only_model
 from tokenmill.tokens.tokenizer import decode, eod_warning, resolve_tokenizer
 
 pytestmark = pytest.mark.slow
@@ -78,7 +78,7 @@ def settled(directory: Path, work: Path, **asked: Any) -> dict[str, Any]:
     request = {"reference": "mine", "need_eod": True, "eod_token": None, "add_special_tokens": True, "texts": TEXTS}
     request |= {"encoder": "hf", "source": None, "special_in_text": "keep"}
     (work / "request.json").write_text(json.dumps(request | asked))
-    return settle(work)
+    return resolve(work)
 
 
 @pytest.mark.parametrize("style", STYLES)
@@ -86,7 +86,7 @@ def test_ids_are_sentencepieces_own(tmp_path: Path, style: str) -> None:
     from transformers import AutoTokenizer
 
     directory = train(tmp_path / "tok", style)
-    model = only_model(directory)
+    model = find_only_model(directory)
     assert model
     own = sentencepiece.SentencePieceProcessor(model_file=str(model))
     about = settled(directory, tmp_path / "work")
@@ -110,13 +110,13 @@ def test_the_encoder_that_is_taken_gives_them_too(tmp_path: Path, style: str) ->
     resolved, verdict = resolve_tokenizer(
         str(directory), None, eod_token=None, add_special_tokens=False, texts=texts, destination=out, scratch=tmp_path
     )
-    model = only_model(directory)
+    model = find_only_model(directory)
     own = sentencepiece.SentencePieceProcessor(model_file=str(model))
     encoder = load_encoder(verdict.encoder, out / "backend.json", False, verdict.guard)
     flat, offsets = encoder.encode([*texts, *TEXTS])
     found = [flat[low:high].tolist() for low, high in itertools.pairwise(offsets)]
     assert found == own.encode([*texts, *TEXTS])
-    assert (out / NAME).read_bytes() == model.read_bytes()  # type: ignore[union-attr]
+    assert (out / FILE_NAME).read_bytes() == model.read_bytes()  # type: ignore[union-attr]
     assert set(resolved.files) >= {"tokenizer.json", "tokenizer_config.json", model.name}  # type: ignore[union-attr]
     assert decode(out / "backend.json", own.encode("Hello, world")) == "Hello, world"
     assert eod_warning(resolved) is None
@@ -127,7 +127,7 @@ def test_what_transformers_reads_otherwise_is_said_and_can_be_chosen(tmp_path: P
 
     directory = train(tmp_path / "tok", "llama")
     (note,) = settled(directory, tmp_path / "work")["notes"]
-    assert "tokenizer.model of the tokenizer mine is taken as SentencePiece reads it" in note
+    assert "gives for tokenizer.model; " in note
     assert "--tokenizer-source class" in note
     about = settled(directory, tmp_path / "class", source="class")
     assert "notes" not in about
@@ -139,14 +139,14 @@ def test_models_that_cannot_be_taken(tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     broken.mkdir()
     (broken / "tokenizer.model").write_bytes(b"\x0a\x0b\xff" * 9)
-    with pytest.raises(RequestError, match=r"tokenizer\.model of the tokenizer mine is no SentencePiece model"):
+    with pytest.raises(RequestError, match=r"tokenizer\.model of the tokenizer mine is not a SentencePiece model"):
         settled(broken, tmp_path / "a")
     words = train(tmp_path / "words", "plain", model_type="word")
-    with pytest.raises(RequestError, match="is of words or characters"):
+    with pytest.raises(RequestError, match="has the type word or char"):
         settled(words, tmp_path / "b")
     ended = train(tmp_path / "ended", "plain")
     (ended / "tokenizer_config.json").write_text('{"eos_token": "<|im_end|>"}')
-    with pytest.raises(RequestError, match=r"'<\|im_end\|>', which is to end documents, is no entry") as caught:
+    with pytest.raises(RequestError, match=r"'<\|im_end\|>' is not in the vocabulary") as caught:
         settled(ended, tmp_path / "c")
     assert "--eod-token (in its vocabulary: </s>)" in str(caught.value)
 
@@ -155,7 +155,7 @@ def test_only_a_model_without_other_files_is_one(tmp_path: Path) -> None:
     ranks = tmp_path / "ranks"
     ranks.mkdir()
     (ranks / "tokenizer.model").write_text("IQ== 0\nIg== 1\n")  # tiktoken's form, under the same name
-    assert only_model(ranks) is None
+    assert find_only_model(ranks) is None
     both = train(tmp_path / "both", "plain")
     (both / "tokenizer.json").write_text("{}")
-    assert only_model(both) is None
+    assert find_only_model(both) is None

@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenmill.errors import RequestError
-from tokenmill.training.model import names, preset
-from tokenmill.training.planner.layout import late_refusals, refusals
-from tokenmill.training.settings import Settings, derived, read
+from tokenmill.training.model import load_preset, preset_names
+from tokenmill.training.planner.layout import find_argument_errors, find_runtime_errors
+from tokenmill.training.settings import Settings, derive_settings, read_settings
 
 
 def content(model: str | dict[str, Any] = "125m", **sections: Any) -> dict[str, Any]:
     base = {
         "release": "megatron-training",
-        "model": msgspec.to_builtins(preset(model)) if isinstance(model, str) else model,
+        "model": msgspec.to_builtins(load_preset(model)) if isinstance(model, str) else model,
         "training": {},
         "checkpoint": {"path": "/data/checkpoints/run"},
         "dataset": {"path": "/data/slimpajama/preprocessed"},
@@ -28,7 +28,7 @@ def content(model: str | dict[str, Any] = "125m", **sections: Any) -> dict[str, 
 
 
 def settings(model: str | dict[str, Any] = "125m", **sections: Any) -> Settings:
-    return derived(msgspec.convert(content(model, **sections), Settings))
+    return derive_settings(msgspec.convert(content(model, **sections), Settings))
 
 
 def written(tmp_path: Path, what: Any) -> Path:
@@ -41,7 +41,7 @@ def written(tmp_path: Path, what: Any) -> Path:
 
 
 def test_what_is_read_is_derived(tmp_path: Path) -> None:
-    assert read(written(tmp_path, content())) == settings()
+    assert read_settings(written(tmp_path, content())) == settings()
 
 
 @pytest.mark.parametrize(
@@ -51,15 +51,15 @@ def test_what_is_read_is_derived(tmp_path: Path) -> None:
         ({"training": {"iteration": 2}}, "unknown field `iteration` - at `$.training`; did you mean iterations?"),
         ({"trainings": {}}, "unknown field `trainings`; did you mean training?"),
         ({"a` - at `$.release": 1}, "unknown field `a` - at `$.release`"),
-        ({"logs": {"x": 1}}, "unknown field `x` - at `$.logs`; there are: path"),
+        ({"logs": {"x": 1}}, "unknown field `x` - at `$.logs`; known fields: path"),
         (
             {"dataset": {"blend": {"all": [{"path": "a", "wait": 1}]}}},
             "unknown field `wait` - at `$.dataset.blend.all[0]`; did you mean weight?",
         ),
-        ({"model": {"bias": 2}}, "unknown field `bias` - at `$.model`; there are: name, note, numLayers, "),
+        ({"model": {"bias": 2}}, "unknown field `bias` - at `$.model`; known fields: name, note, numLayers, "),
         (
             {"model": {"vocabSize": 50257}},
-            "unknown field `vocabSize` - at `$.model`; leave it out: the vocabulary is that of the data's tokenizer",
+            "unknown field `vocabSize` - at `$.model`; remove it: a run uses the vocabulary of its data's tokenizer",
         ),
         ({"model": {"numLayers": 2}}, "missing required field `hiddenSize` - at `$.model`"),
         ({"training": {"nodes": "2"}}, "Expected `int`, got `str` - at `$.training.nodes`"),
@@ -73,26 +73,31 @@ def test_what_is_read_is_derived(tmp_path: Path) -> None:
 def test_a_slip_is_refused_with_its_place(tmp_path: Path, sections: dict[str, Any], said: str) -> None:
     file = written(tmp_path, content(**sections))
     with pytest.raises(RequestError) as refused:
-        read(file)
+        read_settings(file)
     assert str(file) in str(refused.value) and said in str(refused.value)
 
 
 @pytest.mark.parametrize(
     ("what", "said"),
-    [("{", "are no JSON"), ("", "are no JSON"), ("[]", "Expected `object`, got `array`"), ("\x00", "are no JSON")],
+    [
+        ("{", "is not valid JSON"),
+        ("", "is not valid JSON"),
+        ("[]", "Expected `object`, got `array`"),
+        ("\x00", "is not valid JSON"),
+    ],
 )
 def test_a_file_that_is_none_is_refused(tmp_path: Path, what: str, said: str) -> None:
     file = written(tmp_path, what)
     with pytest.raises(RequestError, match=said) as refused:
-        read(file)
+        read_settings(file)
     assert str(file) in str(refused.value)
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match=r"none\.json cannot be read: No such file"):
-        read(tmp_path / "none.json")
-    with pytest.raises(RequestError, match="cannot be read: Is a directory"):
-        read(tmp_path)
+    with pytest.raises(RequestError, match=r"cannot read the settings .*none\.json: No such file"):
+        read_settings(tmp_path / "none.json")
+    with pytest.raises(RequestError, match=r"cannot read the settings .*: Is a directory"):
+        read_settings(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +114,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 )
 def test_a_count_that_cannot_be_is_refused(tmp_path: Path, sections: dict[str, Any], said: str) -> None:
     with pytest.raises(RequestError) as refused:
-        read(written(tmp_path, content(**sections)))
+        read_settings(written(tmp_path, content(**sections)))
     assert said in str(refused.value)
 
 
@@ -133,8 +138,8 @@ def test_a_custom_model_on_four_nodes() -> None:
     }
     found = settings(model=model, training={"nodes": 4})
     layout = found.layout()
-    assert (found.world, layout.data_parallel, found.training.global_batch_size) == (32, 32, 512)
-    assert refusals(layout) == late_refusals(layout) == []
+    assert (found.world_size, layout.data_parallel, found.training.global_batch_size) == (32, 32, 512)
+    assert find_argument_errors(layout) == find_runtime_errors(layout) == []
 
 
 def test_sharp_with_175b_on_32_nodes() -> None:
@@ -142,7 +147,7 @@ def test_sharp_with_175b_on_32_nodes() -> None:
     layout = found.layout()
     assert (layout.tensor, layout.pipeline, layout.data_parallel, layout.sequence_parallel) == (8, 16, 2, True)
     assert (layout.global_batch, layout.micro_batch) == (4096, 1)
-    assert refusals(layout) == late_refusals(layout) == []
+    assert find_argument_errors(layout) == find_runtime_errors(layout) == []
 
 
 def test_375m_on_two_nodes_with_a_batch_of_32() -> None:
@@ -150,7 +155,7 @@ def test_375m_on_two_nodes_with_a_batch_of_32() -> None:
     found = settings("375m", training=training)
     layout = found.layout()
     assert (layout.data_parallel, layout.micro_batch, layout.micro_batches) == (16, 2, 1)
-    assert refusals(layout) == late_refusals(layout) == []
+    assert find_argument_errors(layout) == find_runtime_errors(layout) == []
     assert found.checkpoint.save_interval == 10  # within the run, though nothing was said
     assert found.training.eval_interval == 100 and found.training.log_interval == 10
     assert found.training.warmup_iterations == 1 and found.training.decay_iterations == 100
@@ -185,8 +190,8 @@ def test_what_is_given_is_kept() -> None:
 
 
 def test_deriving_again_changes_nothing() -> None:
-    for name in names():
-        assert derived(settings(name)) == settings(name)
+    for name in preset_names():
+        assert derive_settings(settings(name)) == settings(name)
 
 
 @pytest.mark.parametrize(("batch", "micro"), [(32, 16), (24, 4), (6, 1), (1, 1)])
@@ -197,9 +202,9 @@ def test_the_micro_batch_is_halved_until_it_divides(batch: int, micro: int) -> N
 
 def test_a_batch_below_the_copies_is_refused_by_what_it_takes() -> None:
     layout = settings("125m", training={"globalBatchSize": 4}).layout()
-    assert refusals(layout) == [
+    assert find_argument_errors(layout) == [
         "global batch 4 is not divisible by micro-batch 1 x data parallel 8 = 8 (data parallel = 8 GPUs / (tensor 1 x "
-        "pipeline 1 x context 1 = 1)); the nearest that are: 8"
+        "pipeline 1 x context 1 = 1)); nearest multiples: 8"
     ]
 
 
@@ -216,7 +221,7 @@ def test_the_data_s_vocabulary_takes_the_place_of_the_preset_s() -> None:
 
 
 @given(
-    st.sampled_from(names()),
+    st.sampled_from(preset_names()),
     st.integers(1, 512),
     st.sampled_from([1, 2, 4, 8, 16]),
     st.none() | st.integers(1, 100),
@@ -225,7 +230,7 @@ def test_the_data_s_vocabulary_takes_the_place_of_the_preset_s() -> None:
 def test_presets_divide_whatever_their_parallelism_divides(
     name: str, nodes: int, gpus: int, rounds: int | None, context: int
 ) -> None:
-    model = preset(name)
+    model = load_preset(name)
     copy = model.tensor_model_parallel_size * model.pipeline_model_parallel_size * context
     copy *= model.expert_model_parallel_size
     nodes = nodes * copy  # whatever the node has, this many nodes hold whole copies
@@ -235,6 +240,6 @@ def test_presets_divide_whatever_their_parallelism_divides(
         training["globalBatchSize"] = rounds * nodes * gpus // parallel
     found = settings(name, training=training, parallelism={"contextParallelSize": context})
     layout = found.layout()
-    assert refusals(layout) == late_refusals(layout) == []
+    assert find_argument_errors(layout) == find_runtime_errors(layout) == []
     assert layout.global_batch == layout.micro_batch * layout.micro_batches * layout.data_parallel
     assert rounds or layout.global_batch == 16 * nodes * gpus

@@ -14,17 +14,17 @@ SETUP = """
 import json, sys, time
 from tokenmill.errors import RequestError, Superseded
 from tokenmill.training.runtime import supervisor
-from tokenmill.training.runtime.log_monitor import Signs, Watch
-supervise.LOOK = supervise.FIRST_LOOK = 0.1
+from tokenmill.training.runtime.log_monitor import LogMonitor, TrainingProgress
+supervisor.TASK_SECONDS = supervisor.STARTUP_TASK_SECONDS = 0.1
 counts = []
 def run(
-    script, others=lambda: None, chores=(), meeting=60, start=60, iteration=60, watch=None, gathered=lambda met: True
+    script, peers=lambda: None, tasks=(), rendezvous=60, start=60, iteration=60, monitor=None, poll=lambda started: True
 ):
-    patience = supervise.HangTimeouts(meeting, start, iteration)
-    with supervise.Signals() as signals:
-        supervisor = supervise.Supervisor(watch or Watch(), patience, others, chores, signals, gathered)
-        end = supervisor.run(["sh", "-c", script], {})
-    print("END", json.dumps([end.code, end.stopped, end.ended, end.iterated]))
+    timeouts = supervisor.HangTimeouts(rendezvous, start, iteration)
+    with supervisor.Signals() as signals:
+        runner = supervisor.Supervisor(monitor or LogMonitor(), timeouts, peers, tasks, signals, poll)
+        end = runner.run(["sh", "-c", script], {})
+    print("END", json.dumps([end.exit_code, end.stopped, end.abort_reason, end.has_iterated]))
 STEP = "echo ' iteration 7/ 10 | elapsed time per iteration (ms): 100.0 |'"
 """
 
@@ -56,7 +56,7 @@ run('''
 echo $$ > launcher
 for i in $(seq 50); do (true &); done; sleep 1.5; touch begun
 for i in $(seq 100); do [ -e gone ] && break; sleep 0.1; done
-''', chores=[zombies])
+''', tasks=[zombies])
 print("LEFT", counts[-3:])
 """,
     )
@@ -67,29 +67,29 @@ print("LEFT", counts[-3:])
     ("others", "hangs"),
     [
         ("None", True),
-        ("Signs(3, False, 0.0)", True),
-        ("Signs(3, True, 0.0)", False),  # node 0 is saving
-        ("Signs(3, False, 9.0)", False),  # its reports are rare
-        ("Signs(int(time.time() * 10), False, 0.0)", False),  # it moves
+        ("TrainingProgress(3, False, 0.0)", True),
+        ("TrainingProgress(3, True, 0.0)", False),  # node 0 is saving
+        ("TrainingProgress(3, False, 9.0)", False),  # its reports are rare
+        ("TrainingProgress(int(time.time() * 10), False, 0.0)", False),  # it moves
     ],
 )
 def test_what_other_nodes_tell_is_waited_for(tmp_path: Path, others: str, hangs: bool) -> None:
-    script = f'run(STEP + "; sleep 3", others=lambda: {others}, iteration=1, start=9)'
+    script = f'run(STEP + "; sleep 3", peers=lambda: {others}, iteration=1, start=9)'
     end, said = supervised(tmp_path, script)
-    assert (end[0] != 0) == hangs and end[2].startswith("it hung") == hangs
+    assert (end[0] != 0) == hangs and end[2].startswith("the run hangs") == hangs
     assert ("the stacks of all ranks" in said) == hangs and end[3]
 
 
 def test_a_node_that_sees_nothing_hangs_by_the_patience_of_a_start(tmp_path: Path) -> None:
     end, _ = supervised(tmp_path, 'run("sleep 300", iteration=1, start=2)')
-    assert end[2] == "it hung: no sign of life for 0.0333 minutes" and not end[3]
+    assert end[2] == "the run hangs: no progress for 0.0333 minutes" and not end[3]
 
 
 def test_stacks_go_behind_what_a_launcher_wrote_to_a_file_of_its_own(tmp_path: Path) -> None:
     rank = "import time; print('begun', flush=True); time.sleep(300)"
     script = f"exec >> log 2>&1; echo kept; RANK=5 '{sys.executable}' -c \"{rank}\"; sleep 300"
     end, _ = supervised(tmp_path, f"run({script!r}, iteration=1, start=2)")
-    assert end[2].startswith("it hung")
+    assert end[2].startswith("the run hangs")
     log = (tmp_path / "log").read_text()
     assert log.startswith("kept\nbegun\ntokenmill: stacks of RANK=5\nFatal Python error: Aborted\n")
 
@@ -97,29 +97,29 @@ def test_stacks_go_behind_what_a_launcher_wrote_to_a_file_of_its_own(tmp_path: P
 def test_records_that_cannot_be_read_are_no_hang(tmp_path: Path) -> None:
     script = """
 def broken(): raise OSError(107, "Transport endpoint is not connected")
-run("sleep 3", others=broken, chores=[broken], iteration=1, start=1)
+run("sleep 3", peers=broken, tasks=[broken], iteration=1, start=1)
 """
     end, said = supervised(tmp_path, script)
-    assert end[0] == 0 and said.count("Transport endpoint is not connected; the run goes on") == 1
+    assert end[0] == 0 and said.count("Transport endpoint is not connected; the run continues") == 1
 
 
 def test_shared_storage_that_does_not_answer_holds_nothing_up(tmp_path: Path) -> None:
     script = """
 import threading
-supervise.KILL = 1
+supervisor.KILL_TIMEOUT_SECONDS = 1
 def silent():
     if threading.current_thread() is not threading.main_thread():  # where it looks for the last time
         threading.Event().wait()
-run(STEP + "; sleep 300", chores=[silent], iteration=1)
+run(STEP + "; sleep 300", tasks=[silent], iteration=1)
 """
     end, said = supervised(tmp_path, script)
-    assert end[2].startswith("it hung") and "the stacks of all ranks" in said
+    assert end[2].startswith("the run hangs") and "the stacks of all ranks" in said
 
 
 def test_what_took_over_ends_it_at_once(tmp_path: Path) -> None:
     script = """
 def lost(): raise Superseded("another start has taken over")
-run("exec sleep 300", chores=[lost])
+run("exec sleep 300", tasks=[lost])
 """
     end, _ = supervised(tmp_path, script)
     assert end[0] < 0 and end[2] == "another start has taken over"
@@ -137,12 +137,12 @@ def test_what_a_launcher_wrote_is_passed_on_however_long_it_takes(tmp_path: Path
     end, said = supervised(
         tmp_path,
         """
-supervise.DRAIN = 0.5
-class Slow(Watch):
-    def read(self, text):
+supervisor.DRAIN_SECONDS = 0.5
+class Slow(LogMonitor):
+    def read_line(self, text):
         time.sleep(0.1)
-        return super().read(text)
-run("for i in $(seq 30); do printf '%60000s\\n' $i; done; exit 3", watch=Slow(), meeting=1, start=1, iteration=1)
+        return super().read_line(text)
+run("for i in $(seq 30); do printf '%60000s\\n' $i; done; exit 3", monitor=Slow(), rendezvous=1, start=1, iteration=1)
 """,
     )
     assert end == [3, False, "", False]
@@ -151,7 +151,7 @@ run("for i in $(seq 30); do printf '%60000s\\n' $i; done; exit 3", watch=Slow(),
 
 def test_a_rank_that_outlives_its_launcher_and_goes_on_writing_is_ended(tmp_path: Path) -> None:
     script = 'run("(while sleep 0.1; do echo still here; done) & exit 4")'
-    end, said = supervised(tmp_path, "supervise.DRAIN = 1\n" + script)
+    end, said = supervised(tmp_path, "supervisor.DRAIN_SECONDS = 1\n" + script)
     assert end == [4, False, "", False]
     assert "still here" in said
 
@@ -164,8 +164,8 @@ def test_a_launcher_that_closes_its_output_is_waited_for(tmp_path: Path) -> None
 def test_a_launcher_that_waits_for_other_nodes_after_its_ranks_have_ended_is_not_waited_for(tmp_path: Path) -> None:
     launcher = "import subprocess, time; subprocess.run(['sleep', '1']); time.sleep(300)"
     script = f'run("exec {sys.executable} -c " + chr(34) + {launcher!r} + chr(34))'
-    end, said = supervised(tmp_path, "supervise.BARRIER = 1\n" + script)
-    assert end[0] == 0 and "the ranks have ended well" in said
+    end, said = supervised(tmp_path, "supervisor.BARRIER_TIMEOUT_SECONDS = 1\n" + script)
+    assert end[0] == 0 and "all ranks of this node have ended" in said
 
 
 def test_what_a_launcher_runs_before_it_meets_others_is_no_rank(tmp_path: Path) -> None:
@@ -173,20 +173,20 @@ def test_what_a_launcher_runs_before_it_meets_others_is_no_rank(tmp_path: Path) 
     end, said = supervised(
         tmp_path,
         """
-supervise.FIRST_LOOK = supervise.LOOK = supervise.BARRIER = 1
+supervisor.STARTUP_TASK_SECONDS = supervisor.TASK_SECONDS = supervisor.BARRIER_TIMEOUT_SECONDS = 1
 met = []
-run("for i in $(seq 40); do sleep 0.1; done; exec sleep 4", meeting=0.5, start=0.5, gathered=met.append)
+run("for i in $(seq 40); do sleep 0.1; done; exec sleep 4", rendezvous=0.5, start=0.5, poll=met.append)
 print("MET", any(met))
 """,
     )
     assert end == [0, False, "", False]
-    assert "MET False" in said and "the ranks have ended well" not in said
+    assert "MET False" in said and "all ranks of this node have ended" not in said
 
 
 def test_nodes_that_are_not_here_yet_are_waited_for(tmp_path: Path) -> None:
     """The launcher has no rank, as torchrun has none before all have met: nothing hangs, and nothing is to blame."""
     end, _ = supervised(
-        tmp_path, 'run("exec sleep 2.5", meeting=0.5, start=0.5, iteration=0.5, gathered=lambda met: False)'
+        tmp_path, 'run("exec sleep 2.5", rendezvous=0.5, start=0.5, iteration=0.5, poll=lambda met: False)'
     )
     assert end == [0, False, "", False]
 
@@ -196,7 +196,9 @@ def test_nodes_that_are_all_here_and_do_not_meet_are_not_waited_for(tmp_path: Pa
         tmp_path,
         """
 since = time.monotonic()
-run("exec sleep 300", meeting=1, gathered=lambda met: time.monotonic() > since + 1)
+run("exec sleep 300", rendezvous=1, poll=lambda met: time.monotonic() > since + 1)
 """,
     )
-    assert end[2] == "all nodes are here, and did not meet for 0.0167 minutes: look at their network"
+    assert end[2] == (
+        "all nodes have started, but their ranks did not connect for 0.0167 minutes (check the network between them)"
+    )

@@ -16,7 +16,7 @@ from support.tokenizer_files import bytes_vocabulary, write_tokenizer
 from tokenmill.errors import RequestError, TransientError
 from tokenmill.tokens.encoders import load_encoder
 from tokenmill.tokens.gate import Verdict
-from tokenmill.tokens.resolve import settle
+from tokenmill.tokens.resolve import resolve
 from tokenmill.tokens.tokenizer import (
     ResolvedTokenizer,
     decode,
@@ -76,7 +76,7 @@ def test_facts_and_copies(tiny: tuple[ResolvedTokenizer, Verdict, Path]) -> None
     assert resolved.fingerprint == hashlib.sha256(backend.encode()).hexdigest() == FINGERPRINT
     assert '"merges":["' in (out / "backend.json").read_text()  # as encoders load them fastest
     assert (verdict.encoder, verdict.rejected) == ("fastokens", ())
-    assert ResolvedTokenizer.of_json(json.loads((out / "resolved.json").read_text())) == resolved
+    assert ResolvedTokenizer.from_json(json.loads((out / "resolved.json").read_text())) == resolved
     assert Verdict.from_json(json.loads((out / "verdict.json").read_text())) == verdict
 
 
@@ -101,7 +101,7 @@ def test_request_is_known_without_loading(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     assert tokenizer_request("org/name", "v1") == {"name": "org/name", "revision": "v1"}
     (tmp_path / "org/name").mkdir(parents=True)
-    with pytest.raises(RequestError, match="holds no tokenizer"):  # an existing directory wins over a Hub name
+    with pytest.raises(RequestError, match="does not contain a tokenizer"):  # a directory wins over a Hub name
         tokenizer_request("org/name", None)
 
 
@@ -164,16 +164,16 @@ def settle_here(directory: Path, tmp_path: Path, **asked: Any) -> str:
     }
     (work / "request.json").write_text(json.dumps({"eod_token": None} | request | asked))
     with pytest.raises(RequestError) as caught:
-        settle(work)
+        resolve(work)
     return str(caught.value)
 
 
 def test_unusable_tokenizers(tmp_path: Path) -> None:
     bare = write_tokenizer(tmp_path / "bare", bytes_vocabulary(), {"</s>": 300})
-    assert "names no eos token; give --eod-token (in its vocabulary: </s>)" in settle_here(bare, tmp_path)
+    assert "has no eos token; set --eod-token (in its vocabulary: </s>)" in settle_here(bare, tmp_path)
     message = settle_here(bare, tmp_path, eod_token="</ss>")
-    assert "'</ss>' is no single token" in message
-    assert "close to it: </s>" in message
+    assert "'</ss>' is not a single token" in message
+    assert "similar tokens: </s>" in message
     sparse = write_tokenizer(tmp_path / "sparse", bytes_vocabulary() | {"b": 70_000}, {"<eos>": 300}, eos_token="<eos>")
     message = settle_here(sparse, tmp_path)
     assert "uint16" in message
@@ -189,10 +189,10 @@ def test_unusable_tokenizers(tmp_path: Path) -> None:
 def test_hostile_files(tmp_path: Path) -> None:
     """None of these gets as far as loading transformers."""
     cases = {
-        "{": "no JSON",
-        "[" * 200_000: "no JSON",
-        "[]": "no JSON object",
-        json.dumps({"auto_map": {"AutoTokenizer": ["evil.Tokenizer", None]}}): "Python code of its own",
+        "{": "is not valid JSON",
+        "[" * 200_000: "is not valid JSON",
+        "[]": "is not a JSON object",
+        json.dumps({"auto_map": {"AutoTokenizer": ["evil.Tokenizer", None]}}): "requires its own Python code",
     }
     for number, (config, message) in enumerate(cases.items()):
         directory = write_tokenizer(tmp_path / str(number), {"a": 0})
@@ -210,10 +210,10 @@ def test_hub_refusals(tmp_path: Path) -> None:
         hub.add_model("org/empty", {"README.md": b"nothing here"})
         hub.add_model("org/gated", {"tokenizer.json": b"{}"}, gated=True)
         for name, revision, said in (
-            ("org/empty", None, "holds no tokenizer"),
+            ("org/empty", None, "does not contain a tokenizer"),
             ("org/empty", "v9", "no revision v9"),
             ("org/gated", None, "gated"),
-            ("org/absent", None, "does not know the tokenizer org/absent"),
+            ("org/absent", None, "the tokenizer org/absent does not exist on the Hub"),
         ):
             assert said in refused(name, tmp_path, revision, endpoint=hub.endpoint)
 
@@ -226,19 +226,25 @@ def test_a_name_that_may_be_meant_for_a_directory_is_said_to_be_none(
     with Hub() as hub:
         for name in ("nothere", "data/nothere"):
             said = refused(name, tmp_path / "made", endpoint=hub.endpoint)
-            assert said.startswith(f"there is no directory {name!r} here; the Hub does not know the tokenizer {name}, ")
-        assert refused("org/absent", tmp_path / "made", endpoint=hub.endpoint).startswith("the Hub does not know")
+            assert said.startswith(
+                f"there is no directory {name!r} here; the tokenizer {name} does not exist on the Hub, "
+            )
+        assert refused("org/absent", tmp_path / "made", endpoint=hub.endpoint).startswith(
+            "the tokenizer org/absent does not exist on the Hub"
+        )
 
 
 def test_no_network(tmp_path: Path) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         endpoint = f"http://127.0.0.1:{closed.getsockname()[1]}"
-        with pytest.raises(TransientError, match="without a network, give a directory"):
+        with pytest.raises(TransientError, match="without a network, use a directory"):
             resolve_tokenizer(
                 "org/tiny", None, destination=tmp_path / "out", scratch=tmp_path, endpoint=endpoint, **COMMON
             )
 
 
 def test_unknown_encoder(tmp_path: Path) -> None:
-    assert "no encoder 'fast'; give one of auto, fastokens, gigatoken, hf" in refused(TINY, tmp_path, encoder="fast")
+    assert "unknown encoder 'fast'; use one of auto, fastokens, gigatoken, hf" in refused(
+        TINY, tmp_path, encoder="fast"
+    )

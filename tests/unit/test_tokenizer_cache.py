@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from support.commandline import Ended, data_of, tokenmill
+from support.commandline import CommandResult, data_of, tokenmill
 from support.corpus import TOKENIZER, text
 
 pytestmark = pytest.mark.slow
 
-JUDGED = "judging encoders against it"
-KEPT = "was judged on this machine before"
+JUDGED = "and running the parity gate"
+KEPT = "using the cached resolution of the tokenizer"
 
 
 @pytest.fixture
@@ -22,12 +22,12 @@ def cache(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def preprocess(tmp_path: Path, cache: Path) -> Callable[..., Ended]:
+def preprocess(tmp_path: Path, cache: Path) -> Callable[..., CommandResult]:
     """Preprocess into a new output, with a cache of this test's own."""
     (tmp_path / "a.jsonl").write_bytes(text(0, 50))
     outputs = iter(range(100))
 
-    def run(*options: object, directory: Path | str = cache) -> Ended:
+    def run(*options: object, directory: Path | str = cache) -> CommandResult:
         output = tmp_path / f"out{next(outputs)}"
         command = ["preprocess", tmp_path / "a.jsonl", output, "--tokenizer", TOKENIZER, "--processes", 1, *options]
         ended = tokenmill(*command, TOKENMILL_CACHE_DIR=str(directory))
@@ -43,7 +43,7 @@ def entries(cache: Path) -> list[Path]:
 
 
 def test_a_second_output_judges_no_encoder_and_is_the_same(
-    tmp_path: Path, cache: Path, preprocess: Callable[..., Ended]
+    tmp_path: Path, cache: Path, preprocess: Callable[..., CommandResult]
 ) -> None:
     assert JUDGED in preprocess().err
     assert KEPT in preprocess().err
@@ -59,7 +59,7 @@ def test_a_second_output_judges_no_encoder_and_is_the_same(
     assert len(entries(cache)) == 3
 
 
-def test_an_entry_that_is_damaged_is_made_again(cache: Path, preprocess: Callable[..., Ended]) -> None:
+def test_an_entry_that_is_damaged_is_made_again(cache: Path, preprocess: Callable[..., CommandResult]) -> None:
     preprocess()
     (entry,) = entries(cache)
     backend = entry / "backend-backend.json"
@@ -75,7 +75,7 @@ def test_an_entry_that_is_damaged_is_made_again(cache: Path, preprocess: Callabl
     assert KEPT in preprocess().err
 
 
-def test_a_directory_that_others_may_write_to_is_not_used(cache: Path, preprocess: Callable[..., Ended]) -> None:
+def test_a_directory_that_others_may_write_to_is_not_used(cache: Path, preprocess: Callable[..., CommandResult]) -> None:
     preprocess()
     cache.chmod(0o777)
     assert JUDGED in preprocess().err
@@ -85,7 +85,7 @@ def test_a_directory_that_others_may_write_to_is_not_used(cache: Path, preproces
         assert JUDGED in preprocess().err
 
 
-def test_without_a_cache_everything_goes_on(tmp_path: Path, preprocess: Callable[..., Ended]) -> None:
+def test_without_a_cache_everything_goes_on(tmp_path: Path, preprocess: Callable[..., CommandResult]) -> None:
     (tmp_path / "file").touch()
     for directory in (tmp_path / "file" / "cache", ""):
         assert JUDGED in preprocess(directory=directory).err

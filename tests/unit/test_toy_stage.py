@@ -11,21 +11,21 @@ from support import stages
 from support.corpus import TOKENIZER
 from tokenmill.cli.report import report
 from tokenmill.errors import InputError, RequestError
-from tokenmill.flow.contract import Files, InputRange, Kind, Part
-from tokenmill.flow.lineage import upstream_of
+from tokenmill.flow.contract import Files, InputRange, Part, StageKind
+from tokenmill.flow.lineage import find_upstream
 from tokenmill.flow.planning import Request
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.provenance import narrow
 from tokenmill.flow.record import Counts, Plan, Unit
 from tokenmill.flow.run import run_stage
-from tokenmill.flow.stage import Run, Stage
-from tokenmill.flow.status import statuses
+from tokenmill.flow.stage import Stage, StageRun
+from tokenmill.flow.status import list_statuses
 from tokenmill.flow.workspace import Workspace
 from tokenmill.stages import registry
 from tokenmill.suffixes import DATA_SUFFIXES
-from tokenmill.tokens.dataset import check, find_dataset, find_document
+from tokenmill.tokens.dataset import find_dataset, find_document, verify_outputs
 
-UPPERCASE = Kind("uppercase", Files)
+UPPERCASE = StageKind("uppercase", Files)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +41,10 @@ class Uppercase(Stage):
     concurrency: ClassVar = "processes"
     resumable: ClassVar = False
 
-    def prepare(self, run: Run, pinned: str | None = None) -> Request:
+    def prepare(self, run: StageRun, pinned: str | None = None) -> Request:
         """Plan one unit per file."""
-        earlier = registry.before(UPPERCASE)
-        dataset = upstream_of(self.input, UPPERCASE.name, earlier, usable=DATA_SUFFIXES, output=self.output)
+        earlier = registry.earlier_kinds(UPPERCASE)
+        dataset = find_upstream(self.input, UPPERCASE.name, earlier, usable=DATA_SUFFIXES, output=self.output)
         request = {"input": dataset.upstream.to_json(), "word": self.word, "skip": self.skip}
 
         def make() -> Plan:
@@ -84,7 +84,7 @@ class Uppercase(Stage):
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two files, and the stage in the registry, between concatenate and preprocess."""
-    entries = (*registry.STAGES[:-1], registry.Entry(UPPERCASE, "uppercase", "see {path}"), registry.STAGES[-1])
+    entries = (*registry.STAGES[:-1], registry.StageEntry(UPPERCASE, "uppercase", "see {path}"), registry.STAGES[-1])
     monkeypatch.setattr(registry, "STAGES", entries)
     monkeypatch.setattr(registry, "KINDS", tuple(entry.kind for entry in entries))
     directory = tmp_path / "corpus"
@@ -94,21 +94,21 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return directory
 
 
-def run(worker: int = 0, workers: int = 1, *, replace: bool = False) -> Run:
-    return Run(Reporter(), worker, workers, processes=1, replace=replace)
+def run(worker: int = 0, workers: int = 1, *, replace: bool = False) -> StageRun:
+    return StageRun(Reporter(), worker, workers, processes=1, replace=replace)
 
 
 @pytest.mark.slow
 def test_a_new_stage_is_planned_resumed_and_read_by_the_next(source: Path) -> None:
     stage = Uppercase(input=source, output=registry.default_output(source, UPPERCASE))
     assert run_stage(stage, run(0, 2)).completion.manifest is None
-    assert [(status.stage, status.units_done) for status in statuses(source, registry.KINDS)] == [("uppercase", 1)]
+    assert [(status.stage, status.units_done) for status in list_statuses(source, registry.KINDS)] == [("uppercase", 1)]
     assert run_stage(stage, run()).done_before == 1
     assert run_stage(stage, run()).done_now == 0
     assert (stage.output / "a.jsonl").read_text() == '{"text": "ONE A"}\n{"text": "TWO A"}\n'
 
     stages.preprocess(source, source / "pairs", run(), tokenizer=str(TOKENIZER))
-    assert check(source / "pairs", registry.KINDS, full=True)[1] == []
+    assert verify_outputs(source / "pairs", registry.KINDS, full=True)[1] == []
     dataset = find_dataset(source / "pairs")
     assert dataset.manifest.upstream.maker == "uppercase"
     assert find_document(dataset, 3, key=None, prefix=None).source == ("b.jsonl", 1)
@@ -118,7 +118,7 @@ def test_a_new_stage_fails_and_is_replaced_as_the_others_are(source: Path) -> No
     output = registry.default_output(source, UPPERCASE)
     with pytest.raises(InputError, match=r"b\.jsonl: it has the word 'two b'"):
         run_stage(Uppercase(input=source, output=output, word="two b"), run())
-    assert [failure.unit for failure in statuses(source, registry.KINDS)[0].failures] == ["b.jsonl"]
+    assert [failure.unit for failure in list_statuses(source, registry.KINDS)[0].failures] == ["b.jsonl"]
     other = Uppercase(input=source, output=output, word="three")
     with pytest.raises(RequestError, match=r'word: "two b" -> "three"'):
         run_stage(other, run())
@@ -129,7 +129,7 @@ def test_what_a_new_stage_leaves_out_is_counted_and_told(source: Path, capfd: py
     stage = Uppercase(input=source, output=registry.default_output(source, UPPERCASE), skip="one b")
     done = run_stage(stage, run())
     report(done, stage.output, json_lines=False)
-    assert "3 records, 1 records left out" in capfd.readouterr().out
+    assert "3 records, 1 record left out" in capfd.readouterr().out
     assert (stage.output / "b.jsonl").read_text() == '{"text": "TWO B"}\n'
     assert done.completion.manifest is not None
     assert [file.parts for file in done.completion.manifest.files] == [[Part("a.jsonl", 0, 2)], [Part("b.jsonl", 1, 1)]]

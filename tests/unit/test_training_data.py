@@ -22,13 +22,13 @@ from support.mill import Mill
 from tokenmill.errors import MachineError, RequestError, TokenmillError
 from tokenmill.tokens.formats.indexed.reader import IndexedReader
 from tokenmill.training.data import blend
-from tokenmill.training.data.blend import gather
+from tokenmill.training.data.blend import collect_datasets
 from tokenmill.training.data.datasets import TrainingData
-from tokenmill.training.data.flags import cache_path, data_flags, listing
-from tokenmill.training.data.index import build_index, sweep
+from tokenmill.training.data.flags import cache_path, render_blend, write_data_arguments
+from tokenmill.training.data.index import build_index, remove_truncated_files
 from tokenmill.training.data.resolve import resolve as resolve_data
-from tokenmill.training.data.split import cuts
-from tokenmill.training.data.summary import summary
+from tokenmill.training.data.split import split_ranges
+from tokenmill.training.data.summary import summarize
 from tokenmill.training.model import Model
 from tokenmill.training.settings import (
     Blend,
@@ -37,7 +37,7 @@ from tokenmill.training.settings import (
     DatasetSettings,
     Settings,
     Training,
-    derived,
+    derive_settings,
 )
 
 pytestmark = pytest.mark.slow
@@ -82,7 +82,7 @@ def settings(path: Path | str | None = None, **changed: Any) -> Settings:
         sections["dataset"]["path"] = str(path)
     model = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "seq_length": 64} | sections["model"]
     training = {"gpus_per_node": 1, "iterations": 10, "global_batch_size": 4} | sections["training"]
-    return derived(
+    return derive_settings(
         Settings(
             release="run",
             model=Model(**model),
@@ -118,7 +118,7 @@ def test_counts_are_those_of_the_pairs(large: Path) -> None:
         assert pair.bytes == Path(f"{pair.prefix}.bin").stat().st_size == 2 * pair.tokens
     assert corpus.tokenizer == large / "tokenizer"
     assert (corpus.vocab_size, corpus.dtype, corpus.eod) == (4096, "uint16", 0)
-    assert source.empty == 1 and "left out 1 pairs without tokens" in corpus.notes
+    assert source.empty == 1 and "skipped 1 pairs without tokens" in corpus.notes
 
 
 def test_a_relative_path_is_below_the_root_and_a_dataset_is_found_below_its_own(large: Path) -> None:
@@ -145,9 +145,9 @@ def test_of_several_keys_the_named_one_is_taken(many_keys: Path) -> None:
 
 
 def test_no_dataset(tmp_path: Path) -> None:
-    assert "no output of tokenmill preprocess lies in" in refusal(tmp_path)
-    assert "no output of tokenmill preprocess lies in" in refusal(tmp_path / "nothing")
-    assert "one of the two" in refusal()
+    assert "no output of tokenmill preprocess in" in refusal(tmp_path)
+    assert "no output of tokenmill preprocess in" in refusal(tmp_path / "nothing")
+    assert "either dataset.path (an output" in refusal()
 
 
 def test_an_unfinished_dataset(half: Path) -> None:
@@ -170,7 +170,7 @@ def test_a_tokenizer_that_is_not_the_datas(large: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(large, copy)
     (copy / "tokenizer/tokenizer.json").write_text("{}")
-    assert "not the tokenizer these data were made with" in refusal(copy)
+    assert "not the tokenizer that made this dataset" in refusal(copy)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_a_tokenizer_that_is_not_the_datas(large: Path, tmp_path: Path) -> None:
         ("", "such as 990,9,1"),
         ("1,9,990", "holds out 100%"),
         ("40,40,20", "holds out 60%"),
-        ("0,99,1", "leaves nothing to train on"),
+        ("0,99,1", "leaves no training data"),
     ],
 )
 def test_a_split_that_cannot_be_meant(large: Path, split: str, said: str) -> None:
@@ -194,15 +194,15 @@ def test_a_split_that_cannot_be_meant(large: Path, split: str, said: str) -> Non
 
 def test_a_part_of_the_split_without_documents(small: Path, large: Path) -> None:
     said = refusal(small)
-    assert "gives validation and test none of the 50 documents" in said and "few_text_document" in said
-    assert "98,1,1 would do" not in said and "95,4,1 would do" not in said and "90,8,2 would do" in said
+    assert "leaves validation and test without any of the 50 documents" in said and "few_text_document" in said
+    assert "use 98,1,1" not in said and "use 95,4,1" not in said and "use 90,8,2" in said
     assert resolve(small, dataset__split="90,8,2").split == "90,8,2"
     # Also where nothing is evaluated: Megatron-LM would count epochs of the empty part all the same.
-    assert "none of the 50" in refusal(small, training__eval_iterations=0)
+    assert "without any of the 50" in refusal(small, training__eval_iterations=0)
     assert resolve(small, dataset__split="1", training__eval_iterations=0).split == "1"
     # Every pair is cut, so the smallest counts.
     blend = Blend(all=[BlendPart(path=str(large)), BlendPart(path=str(small))])
-    assert "(the smallest of 4 pairs" in refusal(dataset__blend=blend)
+    assert "the smallest of 4 pairs" in refusal(dataset__blend=blend)
 
 
 def test_nothing_to_validate_on(large: Path) -> None:
@@ -212,8 +212,8 @@ def test_nothing_to_validate_on(large: Path) -> None:
 
 
 def test_more_pairs_than_megatron_takes(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blend, "MOST_PAIRS", 2)
-    assert "has 3 pairs, and Megatron-LM takes at most 2" in refusal(large)
+    monkeypatch.setattr(blend, "MAX_PAIRS", 2)
+    assert "has 3 pairs, but Megatron-LM accepts at most 2" in refusal(large)
 
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, float("inf"), float("nan")])
@@ -230,9 +230,9 @@ def test_some_weights_are_none(large: Path, small: Path) -> None:
 
 def test_a_blend_is_one_list_or_one_a_split(large: Path, small: Path) -> None:
     one, other = [BlendPart(path=str(large))], [BlendPart(path=str(small))]
-    assert "not both" in refusal(dataset__blend=Blend(all=one, validation=other))
-    assert "nothing to train on" in refusal(dataset__blend=Blend(validation=other))
-    assert "one of the two" in refusal(large, dataset__blend=Blend(all=one))
+    assert "set either all" in refusal(dataset__blend=Blend(all=one, validation=other))
+    assert "has no training data" in refusal(dataset__blend=Blend(validation=other))
+    assert "either dataset.path (an output" in refusal(large, dataset__blend=Blend(all=one))
 
 
 def test_the_same_pair_is_neither_named_twice_nor_in_two_splits(large: Path) -> None:
@@ -277,14 +277,14 @@ def test_token_ids_outside_the_embedding_and_a_blend_of_tokenizers(
     said = refusal(gap)
     assert "token ids up to 4100" in said and "4096 rows" in said
     said = refusal(dataset__blend=Blend(all=[BlendPart(path=str(large)), BlendPart(path=str(gap))]))
-    assert f"{large} was made with the tokenizer tiny" in said and f"{gap} with tokenizer-gap" in said
+    assert f"{large} has tiny" in said and f"{gap} has tokenizer-gap" in said
 
 
 def test_documents_that_end_differently(mill: Mill, large: Path) -> None:
     bare = mill.make("bare", {"a": 600}, "--no-append-eod")
     said = refusal(dataset__blend=Blend(all=[BlendPart(path=str(large)), BlendPart(path=str(bare))]))
-    assert "documents end with token 0" in said and "--eod-token" in said
-    assert "end with nothing" in refusal(bare, training__reset_position_ids=True, training__eod_mask_loss=True)
+    assert f"{large} has 0" in said and "--eod-token" in said
+    assert "end with no token" in refusal(bare, training__reset_position_ids=True, training__eod_mask_loss=True)
     assert resolve(bare).eod is None
     assert resolve(large, training__eod_mask_loss=True).eod == 0
 
@@ -310,7 +310,7 @@ def flat(words: list[str]) -> dict[str, float]:
 
 def test_one_pair_is_a_data_path(small: Path, tmp_path: Path) -> None:
     how = settings(small, dataset__split="90, 8, 2")
-    words = data_flags(resolve_data(how, None), how, tmp_path)
+    words = write_data_arguments(resolve_data(how, None), how, tmp_path)
     assert words.flags == ["--data-path", str(small / "few_text_document"), "--split", "90,8,2"]
     assert words.tokenizer == small / "tokenizer" and not list(tmp_path.iterdir())
 
@@ -318,18 +318,18 @@ def test_one_pair_is_a_data_path(small: Path, tmp_path: Path) -> None:
 def test_pairs_weigh_as_many_tokens_as_they_have(large: Path, tmp_path: Path) -> None:
     how = settings(large)
     corpus = resolve_data(how, None)
-    flag, path, *split = data_flags(corpus, how, tmp_path).flags
+    flag, path, *split = write_data_arguments(corpus, how, tmp_path).flags
     assert (flag, split) == ("--data-args-path", ["--split", "990,9,1"])
     found = flat(Path(path).read_text().split())
     tokens = {Path(pair.prefix).name: pair.tokens for pair in corpus.train[0].pairs}
     assert found == pytest.approx({name: count / sum(tokens.values()) for name, count in tokens.items()})
-    assert data_flags(corpus, how, tmp_path).flags[1] == path  # named by its content, made once
+    assert write_data_arguments(corpus, how, tmp_path).flags[1] == path  # named by its content, made once
 
 
 def test_lists_for_each_split_have_all_three_keys(large: Path, small: Path, tmp_path: Path) -> None:
     blend = Blend(train=[BlendPart(path=str(large), weight=3)], validation=[BlendPart(path=str(small))])
     how = settings(dataset__blend=blend)
-    flag, path = data_flags(resolve_data(how, None), how, tmp_path).flags
+    flag, path = write_data_arguments(resolve_data(how, None), how, tmp_path).flags
     assert flag == "--per-split-data-args-path"
     lists = json.loads(Path(path).read_text())
     assert list(lists) == ["train", "valid", "test"] and lists["test"] is None
@@ -359,9 +359,9 @@ def test_white_space_in_a_path_is_refused_where_megatron_cuts_there(large: Path,
     how = settings(tmp_path / "my data")
     corpus = resolve_data(how, None)
     with pytest.raises(RequestError, match="white space"):
-        data_flags(corpus, how, tmp_path)
+        write_data_arguments(corpus, how, tmp_path)
     one = resolve_data(settings(tmp_path / "my data" / "a_text_document"), None)
-    assert data_flags(one, how, tmp_path).flags[:2] == ["--data-path", f"{tmp_path}/my data/a_text_document"]
+    assert write_data_arguments(one, how, tmp_path).flags[:2] == ["--data-path", f"{tmp_path}/my data/a_text_document"]
 
 
 def test_the_cache_goes_with_the_content(mill: Mill, small: Path) -> None:
@@ -381,10 +381,10 @@ def test_the_cache_goes_with_the_content(mill: Mill, small: Path) -> None:
 def test_the_summary_says_tokens_and_epochs(large: Path) -> None:
     how = settings(large, training__iterations=100)
     corpus = resolve_data(how, None)
-    lines = summary(corpus, how)
-    assert lines[0] == "100 iterations of 4 sequences of 64 tokens: 256 tokens a step, 25,600 in all"
+    lines = summarize(corpus, how)
+    assert lines[0] == "100 iterations of 4 sequences of 64 tokens: 256 tokens per iteration, 25,600 in total"
     source = corpus.train[0]
-    trained = sum(cuts("990,9,1", pair.sequences)[0][1] for pair in source.pairs) / source.sequences  # type: ignore[index]
+    trained = sum(split_ranges("990,9,1", pair.sequences)[0][1] for pair in source.pairs) / source.sequences  # type: ignore[index]
     assert f"100.00% of the samples, {25_600 / (source.tokens * trained):.2f} epochs" in lines[-3]
     assert lines[-2:] == ["validation: 24 sequences", "test: 3 sequences"]
     assert not any(line.startswith("warning:") for line in lines)
@@ -392,8 +392,8 @@ def test_the_summary_says_tokens_and_epochs(large: Path) -> None:
 
 def test_the_summary_warns_of_many_epochs(small: Path) -> None:
     how = settings(small, dataset__split="90,8,2", training__iterations=1000)
-    (warning,) = [line for line in summary(resolve_data(how, None), how) if line.startswith("warning:")]
-    assert str(small) in warning and "fewer iterations" in warning
+    (warning,) = [line for line in summarize(resolve_data(how, None), how) if line.startswith("warning:")]
+    assert str(small) in warning and "reduce the iterations" in warning
 
 
 # -- the cut
@@ -403,7 +403,7 @@ def test_the_summary_warns_of_many_epochs(small: Path) -> None:
 def test_a_cut_leaves_nothing_out_and_nothing_twice(shares: list[int], sequences: int) -> None:
     if shares[0] * 2 < sum(shares) or not shares[0]:
         return
-    parts = [part for part in cuts(",".join(map(str, shares)), sequences) if part is not None]
+    parts = [part for part in split_ranges(",".join(map(str, shares)), sequences) if part is not None]
     assert parts[0][0] == 0 and parts[-1][1] == sequences
     assert all(one[1] == other[0] for one, other in pairwise(parts))
 
@@ -415,9 +415,9 @@ def test_an_index_is_not_built_where_it_cannot_be(large: Path, tmp_path: Path) -
     how = settings(large, checkpoint__path=str(tmp_path))
     corpus = resolve_data(how)
     for python, kind, said in (
-        (sys.executable, RequestError, "build it in the training image"),
-        ("echo it went wrong; exit 3", TokenmillError, "exit code 3:\nit went wrong"),
-        ("kill -9 $$", MachineError, "for want of memory"),
+        (sys.executable, RequestError, "run the command in the training image"),
+        ("echo it went wrong; exit 3", TokenmillError, "exit code 3; see its output:\nit went wrong"),
+        ("kill -9 $$", MachineError, "ran out of memory"),
     ):
         command = [python] if python == sys.executable else ["/bin/sh", "-c", python]
         with pytest.raises(kind) as caught:
@@ -434,12 +434,12 @@ def test_index_files_cut_short_are_swept(tmp_path: Path) -> None:
     data_of_it = (tmp_path / "whole.npy").read_bytes()
     for name, length in (("half", 4000), ("header", 100), ("begun", 5), ("none", 0)):
         (tmp_path / f"{name}.npy").write_bytes(data_of_it[:length])
-    assert sweep(tmp_path, shared=True) == []  # somebody may be writing them now
+    assert remove_truncated_files(tmp_path, shared=True) == []  # somebody may be writing them now
     os.utime(tmp_path / "half.npy", (0, 0))
-    assert [path.stem for path in sweep(tmp_path, shared=True)] == ["half"]
-    assert [path.stem for path in sweep(tmp_path, shared=False)] == ["begun", "header", "none"]
+    assert [path.stem for path in remove_truncated_files(tmp_path, shared=True)] == ["half"]
+    assert [path.stem for path in remove_truncated_files(tmp_path, shared=False)] == ["begun", "header", "none"]
     assert (tmp_path / "whole.npy").read_bytes() == data_of_it
-    assert sweep(tmp_path / "nothing", shared=False) == []
+    assert remove_truncated_files(tmp_path / "nothing", shared=False) == []
 
 
 # -- tokenmill blend
@@ -472,10 +472,10 @@ def test_blend_writes_values_that_settings_take(large: Path, small: Path, tmp_pa
     assert done.code == 0, done.err
     dataset = msgspec.convert(yaml.safe_load(out.read_text())["dataset"], DatasetSettings)
     assert dataset.blend is not None and [part.path for part in dataset.blend.all] == ["large", "small"]
-    corpus, direct = gather(dataset, large.parent), resolve(
+    corpus, direct = collect_datasets(dataset, large.parent), resolve(
         dataset__blend=Blend(all=[BlendPart(path=str(large)), BlendPart(path=str(small))]), dataset__split="90,8,2"
     )  # fmt: skip
-    assert listing(corpus) == listing(direct)
+    assert render_blend(corpus) == render_blend(direct)
 
 
 def test_blend_of_one_pair_is_a_list_too(large: Path, tmp_path: Path) -> None:
@@ -494,7 +494,7 @@ def test_blend_writes_over_no_dataset(large: Path, small: Path, tmp_path: Path) 
     before = (copy / "a_text_document.bin").read_bytes()
     for out in (copy, copy / "a_text_document.bin", copy / "new.idx"):
         done = tokenmill("blend", out, large)
-        assert done.code == 2 and f"{out} is no file to write: first comes the file" in done.err
+        assert done.code == 2 and f"cannot write to {out}: specify a regular file first" in done.err
     assert (copy / "a_text_document.bin").read_bytes() == before
 
 
@@ -503,23 +503,23 @@ def test_blend_says_no(large: Path, small: Path, half: Path, tmp_path: Path) -> 
     for words, said in (
         ((half,), "is not finished: 1 of 2 units"),
         ((f"{large}=0",), "must be above 0"),
-        ((f"{large}=much",), "'much' is no weight"),
-        ((f"{large}=1e308", f"{small}=1e308", "--split", "90,8,2"), "so small a weight"),
-        ((f"{large}=1e-320", f"{small}=1e308", "--split", "90,8,2"), "so small a weight"),
+        ((f"{large}=much",), "invalid weight 'much'"),
+        ((f"{large}=1e308", f"{small}=1e308", "--split", "90,8,2"), "its weight is so small"),
+        ((f"{large}=1e-320", f"{small}=1e308", "--split", "90,8,2"), "its weight is so small"),
         (("x" * 300 + "=1",), "File name too long"),
         ((large, "--values", "--root", small), "is not below"),
         ((large, "--values", "--root", large), "is not below"),
-        ((large, small), "none of the 50 documents"),
-        ((large, "--split", "1", "--test", small), "give one or the other"),
+        ((large, small), "without any of the 50 documents"),
+        ((large, "--split", "1", "--test", small), "use one or the other"),
         ((tmp_path,), f"PART 1 {tmp_path}: "),
         ((tmp_path,), "no output of tokenmill preprocess"),
         ((large, "--validation", tmp_path), f"--validation 1 {tmp_path}: "),
-        ((large, large), "is in PART 1 and in PART 2: "),
+        ((large, large), "is in PART 1 and in PART 2; remove it"),
         ((large, f"{small}=2", "--split", "90,8,2"), f"PART 1 {large} has no weight"),
-        ((large, "--key", "title"), f"PART 1 {large} has no key title (--key); it has text"),
-        ((large, "--split", "much"), "--split is 'much': give the shares"),
-        ((large, "--split", "1,1,1"), "name datasets for each split with --validation and --test"),
-        ((large, small), "--split 990,9,1 gives "),
+        ((large, "--key", "title"), f"PART 1 {large} has no key title (--key); its keys are: text"),
+        ((large, "--split", "much"), "invalid --split 'much': specify the shares"),
+        ((large, "--split", "1,1,1"), "specify the datasets of each split with --validation and --test"),
+        ((large, small), "--split 990,9,1 leaves "),
     ):
         done = tokenmill("blend", out, *words)
         assert (done.code, said in done.err) == (2, True), done.err

@@ -12,7 +12,7 @@ from requests.structures import CaseInsensitiveDict
 
 from support.hub import Fault, Hub
 from tokenmill.corpus.retry import RetryableError
-from tokenmill.corpus.transfer import RateLimitGate, Transfer, told_to_wait
+from tokenmill.corpus.transfer import RateLimitGate, Transfer, retry_after_seconds
 
 PLAIN, PACKED = b"plain text\n" * 100, bytes(range(256)) * 40
 
@@ -35,7 +35,7 @@ def fetch(transfer: Transfer, hub: Hub, name: str = "b.zst", offset: int = 0) ->
 
 
 def wait(**headers: str) -> float | None:
-    return told_to_wait(CaseInsensitiveDict({name.replace("_", "-"): value for name, value in headers.items()}))
+    return retry_after_seconds(CaseInsensitiveDict({name.replace("_", "-"): value for name, value in headers.items()}))
 
 
 def test_the_servers_word_on_waiting() -> None:
@@ -63,10 +63,10 @@ def test_any_header_is_a_time_to_wait_or_none(after: str, limit: str) -> None:
 
 def test_a_gate_stays_closed_as_long_as_the_longest_that_was_asked() -> None:
     gate = RateLimitGate()
-    assert gate.closed_for() == 0
+    assert gate.seconds_until_open() == 0
     gate.close_for(50)
     gate.close_for(2)
-    assert 49 < gate.closed_for() < 51
+    assert 49 < gate.seconds_until_open() < 51
 
 
 @pytest.mark.parametrize(("name", "content"), [("a.txt", PLAIN), ("b.zst", PACKED)])
@@ -105,7 +105,7 @@ def test_after_a_429_nobody_asks_before_the_time(transfer: Transfer, hub: Hub) -
     for name in ("a.txt", "b.zst"):
         with pytest.raises(RetryableError) as caught:
             fetch(transfer, hub, name)
-        assert caught.value.after is not None and 28 < caught.value.after <= 30.5
+        assert caught.value.retry_after is not None and 28 < caught.value.retry_after <= 30.5
     assert len(hub.requests) == 1
 
 
@@ -124,10 +124,10 @@ def test_a_connection_that_breaks_keeps_what_came(transfer: Transfer, hub: Hub, 
 
 def test_another_range_than_was_asked_for_is_never_appended(transfer: Transfer, hub: Hub) -> None:
     hub.faults.add(Fault("ignore_range"))
-    with pytest.raises(RetryableError, match="ignores ranges") as caught:
+    with pytest.raises(RetryableError, match="ignores range requests") as caught:
         fetch(transfer, hub, offset=100)
     assert caught.value.restart
-    with pytest.raises(RetryableError, match="nothing at this offset") as caught:
+    with pytest.raises(RetryableError, match="no data at this offset") as caught:
         fetch(transfer, hub, offset=len(PACKED))
     assert caught.value.restart
 
@@ -143,11 +143,11 @@ def test_a_signed_link_is_in_no_message(transfer: Transfer, hub: Hub) -> None:
 def test_a_password_in_an_address_is_in_no_message(transfer: Transfer, hub: Hub) -> None:
     address = f"http://user:s3cret@{urlsplit(hub.endpoint).netloc}/nothing"
     with pytest.raises(RetryableError) as caught:
-        transfer.locate(address, {}, 0)
+        transfer.follow_redirects(address, {}, 0)
     assert "s3cret" not in str(caught.value)
     hub.stop()
     with pytest.raises(RetryableError) as caught:
-        Transfer(0.5).locate(address, {}, 0)
+        Transfer(0.5).follow_redirects(address, {}, 0)
     assert "s3cret" not in str(caught.value)
 
 
@@ -168,6 +168,6 @@ def test_redirects_that_never_end_are_given_up(hub: Hub) -> None:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Round) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         with pytest.raises(RetryableError, match="too many redirects") as caught:
-            Transfer(0.5).locate(f"http://127.0.0.1:{server.server_port}/", {}, 0)
+            Transfer(0.5).follow_redirects(f"http://127.0.0.1:{server.server_port}/", {}, 0)
         server.shutdown()
     assert caught.value.refused

@@ -15,7 +15,7 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
-from support.commandline import Ended, data_of, many, tokenmill
+from support.commandline import CommandResult, data_of, run_many, tokenmill
 from tokenmill.corpus.web import disposition_name
 
 pytestmark = pytest.mark.slow
@@ -87,7 +87,7 @@ def always(*answer: Any, **more: Any) -> Script:
     return lambda request, number: Answer(*answer, **more)
 
 
-def download(server: Server, name: str, output: Path, script: Script, *more: Any) -> Ended:
+def download(server: Server, name: str, output: Path, script: Script, *more: Any) -> CommandResult:
     server.script, server.asked = script, 0
     return tokenmill("download", f"http://127.0.0.1:{server.server_port}/{name}", output, *more)
 
@@ -137,7 +137,7 @@ def test_a_coded_answer_that_breaks_off_begins_again(server: Server, tmp_path: P
 @pytest.mark.parametrize("coding", ["br", "compress", "gzip, br", "nonsense"])
 def test_a_coding_that_cannot_be_undone_is_refused_at_once(coding: str, server: Server, tmp_path: Path) -> None:
     ended = download(server, "b.jsonl", tmp_path / "out", always(PACKED["br"], {"Content-Encoding": coding}))
-    assert ended.code == 2 and "although it was asked for none" in ended.err
+    assert ended.code == 2 and "which tokenmill did not request and cannot decode" in ended.err
     assert data_of(tmp_path / "out") == {} and server.asked == 1
 
 
@@ -152,14 +152,14 @@ def test_a_coding_that_cannot_be_undone_is_refused_at_once(coding: str, server: 
         ("b.parquet", b"\xef\xbb\xbf<html lang=en>...", "an HTML page"),
         ("b.jsonl", b'<?xml version="1.0"?><Error><Code>AccessDenied</Code></Error>', "an XML document"),
         ("b.jsonl", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n", "a Git LFS pointer"),
-        ("b.jsonl.gz", b'{"error": "unauthorized"}', "JSON and no gz data"),
-        ("b.jsonl.gz", gzip.compress(GZ), "gz data that were compressed once more"),
-        ("b.parquet", b'{"error": "not found"}', "JSON and no parquet data"),
+        ("b.jsonl.gz", b'{"error": "unauthorized"}', "JSON instead of gz data"),
+        ("b.jsonl.gz", gzip.compress(GZ), "gz data that was compressed twice"),
+        ("b.parquet", b'{"error": "not found"}', "JSON instead of parquet data"),
     ],
 )
 def test_a_page_in_place_of_data_is_refused(name: str, body: bytes, what: str, server: Server, tmp_path: Path) -> None:
     ended = download(server, name, tmp_path / "out", always(body, {"Content-Type": "text/html"}))
-    assert ended.code == 2 and f"what the server gives is {what}" in ended.err
+    assert ended.code == 2 and f"the server sent wrong content: {what}" in ended.err
     assert not (tmp_path / "out/.tokenmill/download/plan.json").exists()
 
 
@@ -167,7 +167,7 @@ def test_a_login_that_ends_after_the_plan_is_no_data(server: Server, tmp_path: P
     ended = download(
         server, "b.jsonl", tmp_path / "out", lambda request, number: Answer(LINES if number == 1 else HTML, sized=False)
     )
-    assert ended.code == 2 and "what the server gives is an HTML page, 5 times in a row" in ended.err
+    assert ended.code == 2 and "the server sent wrong content: an HTML page, 5 times in a row" in ended.err
     assert data_of(tmp_path / "out") == {}
 
 
@@ -183,15 +183,15 @@ def test_the_same_kinds_in_a_stream(server: Server, tmp_path: Path) -> None:
 
     server.script = script
     source = f"http://127.0.0.1:{server.server_port}"
-    ended, _ = many(
+    ended, _ = run_many(
         [
             ["preprocess", f"{source}/login.jsonl", str(tmp_path / "a"), "--tokenizer", "x"],
             ["preprocess", f"{source}/b.jsonl", str(tmp_path / "b"), "--tokenizer", "x"],
         ]
     )
     assert [each.code for each in ended] == [2, 2]
-    assert "what the server gives is an HTML page" in ended[0].err
-    assert "does not say how large b.jsonl is; use tokenmill download" in ended[1].err
+    assert "the server sent wrong content: an HTML page" in ended[0].err
+    assert "does not report the size of b.jsonl; use tokenmill download" in ended[1].err
 
 
 # -- names
@@ -239,7 +239,7 @@ def test_a_server_names_what_its_address_does_not(
 def test_an_address_that_nobody_names(server: Server, tmp_path: Path) -> None:
     for header in ('attachment; filename=".."', "attachment; filename*=UTF-8''%00"):
         ended = download(server, "files/", tmp_path / "out", always(LINES, {"Content-Disposition": header}))
-        assert ended.code == 2 and "names no file, and its server names none" in ended.err
+        assert ended.code == 2 and "does not name a file, and neither does its server" in ended.err
 
 
 # -- ends
@@ -274,7 +274,7 @@ def test_an_answer_without_length_that_is_cut_is_not_taken_for_whole(name: str, 
         assert ended.code == 0, ended.err
         assert data_of(tmp_path / str(cut)) == {name: body} and server.asked == 4
     ended = download(server, name, tmp_path / "never", always(body, sized=False, cut=len(body) // 2))
-    assert (ended.code == 1 and "cut short" in ended.err) or "footer is missing" in ended.err
+    assert (ended.code == 1 and "truncated" in ended.err) or "footer is missing" in ended.err
     assert data_of(tmp_path / "never") == {}
 
 
@@ -287,7 +287,7 @@ def test_chunks_without_an_end_and_an_answer_of_nothing(server: Server, tmp_path
     )
     assert ended.code == 0 and data_of(tmp_path / "chunks") == {"b.jsonl": LINES}
     ended = download(server, "b.jsonl", tmp_path / "nothing", always(b"", sized=False))
-    assert ended.code == 1 and "nothing came, and the server does not say how much there is" in ended.err
+    assert ended.code == 1 and "the response is empty, and the server does not report a length" in ended.err
     assert download(server, "b.jsonl", tmp_path / "empty", always(b"")).code == 0
 
 
@@ -300,5 +300,5 @@ def test_chunks_without_an_end_and_an_answer_of_nothing(server: Server, tmp_path
 )
 def test_a_redirect_to_what_is_no_server_is_refused_at_once(location: str, server: Server, tmp_path: Path) -> None:
     ended = download(server, "b.jsonl", tmp_path / "out", always(b"", {"Location": location}, 302))
-    assert ended.code == 2 and "which is not followed: http:// and https:// are" in ended.err
+    assert ended.code == 2 and "but tokenmill follows only http:// and https://" in ended.err
     assert server.asked == 1

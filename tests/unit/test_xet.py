@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from support.commandline import Ended, data_of, finish, start, tokenmill
+from support.commandline import CommandResult, data_of, finish, start, tokenmill
 from support.hub import Fault, Hub
 from tokenmill.corpus.factory import open_source
 from tokenmill.corpus.fetch import fetch_to
@@ -23,7 +23,7 @@ pytest.importorskip("hf_xet")
 URI = "hf://datasets/org/c"
 BIG = os.urandom(3_300_001)
 FILES = {"big.jsonl.zst": BIG, **{f"{n}.jsonl.zst": BIG[n : n + 70_000] for n in range(6)}, "plain.jsonl": b"{}\n"}
-FAILED = "Xet storage does not work here"
+FAILED = "Xet storage failed"
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def hub() -> Iterator[Hub]:
         yield made
 
 
-def download(hub: Hub, output: Path, *more: Any, **environment: str) -> Ended:
+def download(hub: Hub, output: Path, *more: Any, **environment: str) -> CommandResult:
     return tokenmill("download", URI, output, "--stall-seconds", 2, *more, hub=hub, **environment)
 
 
@@ -105,9 +105,9 @@ class Fetched:
         listing = self.source.list(None, RetryPolicy(time.monotonic() + 10))
         self.revision, (self.file,) = listing.revision, [f for f in listing.files if f.path == "big.jsonl.zst"]
 
-    def to(self, path: Path, checkpoint: Any = lambda _: None) -> bytes:
-        until = time.monotonic() + 30
-        fetch_to(self.source, self.file, self.revision, path, give_up_at=until, checkpoint=checkpoint)
+    def to(self, path: Path, on_progress: Any = lambda _: None) -> bytes:
+        deadline = time.monotonic() + 30
+        fetch_to(self.source, self.file, self.revision, path, deadline=deadline, on_progress=on_progress)
         return path.read_bytes()
 
 

@@ -1,7 +1,7 @@
 {{/*
-Turn values into options of a command, sorted by name; nothing else in these charts builds a command line, and no shell
-ever reads one. null: left out; true: --name; false: --no-name; a list: once for each item; a number: through toJson,
-since a plain 1000000 from a values file prints as 1e+06.
+Turn values into options of a command, sorted by name. No other helper builds a command line, and no shell reads it.
+null: left out; true: --name; false: --no-name; a list: one option per item; a number: through toJson, because a plain
+1000000 from a values file prints as 1e+06.
 Input: dict of option (without dashes) to value. Output: a YAML list.
   {{ include "tokenmill.flags" (dict "sample" 100 "include" (list "a" "b")) }}
 */}}
@@ -23,7 +23,7 @@ Input: dict of option (without dashes) to value. Output: a YAML list.
 {{- end }}
 
 {{/*
-Quote one argument for YAML, and for Kubernetes, which would replace $(NAME) in it by a variable, a token's for example.
+Quote one argument for YAML and for Kubernetes, which would replace $(NAME) with a variable such as a token.
 Input: a string. Output: a YAML string.
   - {{ include "tokenmill.argument" "hf://datasets/ORG/NAME" }}
 */}}
@@ -32,7 +32,7 @@ Input: a string. Output: a YAML string.
 {{- end }}
 
 {{/*
-Options that say which files a stage takes: of a source, of a directory, or of what an earlier stage made.
+Return the options that select the input files of a stage, from a source, a directory or an earlier stage's output.
 Input: $. Output: YAML of options.
   {{ include "tokenmill.selection" . | fromYaml }}
 */}}
@@ -43,9 +43,10 @@ Input: $. Output: YAML of options.
 {{- end }}
 
 {{/*
-The directories that a stage reads and writes, relative to their volumes, as the values name them; empty where they do
-not: a stage with a source reads none, and the others' commands have a default below what they read. `dataset.root`
-stands in for the former's output and the latter's input, so that one file of values serves all stages.
+Return the directories that a stage reads and writes, relative to their volumes, as the values name them. One of them
+may be empty: a stage with a source does not read a directory, and the other commands write below their input by
+default. `dataset.root` is the default of the former's output and of the latter's input, so that one file of values fits
+all stages.
 Input: the stage's dict, see tokenmill.stage. Output: YAML of `reads` and `writes`.
   {{ $directories := include "tokenmill.directories" . | fromYaml }}
 */}}
@@ -61,23 +62,23 @@ writes: {{ $dataset.outputPath | default "" | toJson }}
 {{- end }}
 
 {{/*
-The same directories as the pod sees them, and `about`, where the stage's records are found.
-Input: the stage's dict. Output: YAML of `reads`, `writes` and `about`.
+Return the same directories as paths in the pod, and `status`: the directory to pass to `tokenmill status` and `verify`.
+Input: the stage's dict. Output: YAML of `reads`, `writes` and `status`.
   {{ $paths := include "tokenmill.paths" . | fromYaml }}
 */}}
 {{- define "tokenmill.paths" -}}
 {{- $storage := .root.Values.storage -}}
-{{- $found := include "tokenmill.directories" . | fromYaml -}}
+{{- $directories := include "tokenmill.directories" . | fromYaml -}}
 {{- $output := ternary $storage.outputMountPath $storage.mountPath (not (empty $storage.outputPvcName)) -}}
-{{- $reads := "" }}{{ with $found.reads }}{{ $reads = printf "%s/%s" $storage.mountPath . }}{{ end -}}
-{{- $writes := "" }}{{ with $found.writes }}{{ $writes = printf "%s/%s" $output . }}{{ end -}}
+{{- $reads := "" }}{{ with $directories.reads }}{{ $reads = printf "%s/%s" $storage.mountPath . }}{{ end -}}
+{{- $writes := "" }}{{ with $directories.writes }}{{ $writes = printf "%s/%s" $output . }}{{ end -}}
 reads: {{ toJson $reads }}
 writes: {{ toJson $writes }}
-about: {{ $writes | default $reads | toJson }}
+status: {{ $writes | default $reads | toJson }}
 {{- end }}
 
 {{/*
-The whole argument list of a stage: command, positional arguments, options.
+Return all arguments of a stage: command, positional arguments, options.
 Input: the stage's dict, see tokenmill.stage. Output: a YAML list.
   args: {{ include "tokenmill.arguments" . | nindent 2 }}
 */}}

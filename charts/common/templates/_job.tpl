@@ -1,6 +1,6 @@
 {{/*
-The part of the Job's spec that cannot be changed in place: what it runs, and how failures count. No backoffLimit, which
-would end the Job before the limit of an index does.
+Return the immutable part of the Job's spec: its pods, and the handling of failures. It has no backoffLimit, which would
+end the Job before an index reaches its own limit.
 Input: the stage's dict, see tokenmill.stage. Output: YAML.
   {{ include "tokenmill.jobSpec" . | nindent 2 }}
 */}}
@@ -8,13 +8,13 @@ Input: the stage's dict, see tokenmill.stage. Output: YAML.
 {{- $job := .root.Values.job -}}
 completionMode: Indexed
 backoffLimitPerIndex: {{ toJson $job.backoffLimitPerIndex }}
-# A successor starts once its predecessor is gone, so that no index is done by two pods at a time.
+# A replacement starts when the failed pod is gone, so that two pods never process the same index.
 podReplacementPolicy: Failed
 podFailurePolicy:
   rules:
-    - action: Ignore  # an eviction or a drain is nobody's fault
+    - action: Ignore  # an eviction or a drain is not a failure of the pod
       onPodConditions: [{type: DisruptionTarget, status: "True"}]
-    - action: FailIndex  # exit code 2: no retry can help
+    - action: FailIndex  # exit code 2: a retry cannot help
       onExitCodes: {containerName: {{ .stage }}, operator: In, values: [2]}
 template:
   metadata:
@@ -28,7 +28,7 @@ template:
 {{- end }}
 
 {{/*
-Hash of that part, of what asks for another run, and of Kueue's queue: another hash needs another Job.
+Return a hash of the immutable spec, of job.runAgain and of Kueue's queue: another hash requires another Job.
 Input: the stage's dict. Output: hex digits.
   {{ include "tokenmill.jobHash" . }}
 */}}
@@ -38,7 +38,7 @@ Input: the stage's dict. Output: hex digits.
 {{- end }}
 
 {{/*
-The name of the Job: fixed, or with the hash in it for tools that apply rendered files (`job.naming: hash`).
+Return the name of the Job: fixed, or with the hash for tools that apply rendered files (`job.naming: hash`).
 Input: the stage's dict. Output: a name.
   {{ include "tokenmill.jobName" . }}
 */}}
@@ -48,18 +48,18 @@ Input: the stage's dict. Output: a name.
 {{- end }}
 
 {{/*
-The whole spec of a Job; or of the empty one that clears its place, which completes without a pod.
-Input: the stage's dict, and "clear": whether it is the empty one. Output: YAML.
-  {{ include "tokenmill.jobWhole" (merge (dict "clear" true) .) }}
+Return the complete spec of the Job, or of the empty Job that replaces it for an upgrade and completes without a pod.
+Input: the stage's dict, and "empty": true for the empty Job. Output: YAML.
+  {{ include "tokenmill.fullJobSpec" (merge (dict "empty" true) .) }}
 */}}
-{{- define "tokenmill.jobWhole" -}}
+{{- define "tokenmill.fullJobSpec" -}}
 {{- $job := .root.Values.job -}}
-{{- $workers := ternary 0 .root.Values.workers .clear -}}
+{{- $workers := ternary 0 .root.Values.workers .empty -}}
 completions: {{ toJson $workers }}
 parallelism: {{ toJson $workers }}
 {{- range $key := list "maxFailedIndexes" "activeDeadlineSeconds" "ttlSecondsAfterFinished" }}
 {{- $value := index $job $key }}
-{{- if not (or $.clear (kindIs "invalid" $value)) }}
+{{- if not (or $.empty (kindIs "invalid" $value)) }}
 {{ $key }}: {{ toJson $value }}
 {{- end }}
 {{- end }}

@@ -1,6 +1,6 @@
 {{/*
-The name of a stage's Job before a hash is added: the release for download, <release>-<stage> for the others; or the
-"name" that a chart of several stages gives it. Input: dict "root" $ "stage" "extract". Output: a name.
+Return the name of a stage's Job before a hash is added: RELEASE for download, RELEASE-STAGE for the others, or "name",
+which a chart of several stages passes. Input: dict "root" $ "stage" "extract". Output: a name.
   {{ include "tokenmill.name" . }}
 */}}
 {{- define "tokenmill.name" -}}
@@ -8,8 +8,8 @@ The name of a stage's Job before a hash is added: the release for download, <rel
 {{- end }}
 
 {{/*
-Labels by which people and Services find a release's pods; the same for every version of a chart, because a Job's pod
-template cannot change. Input: $. Output: YAML.
+Return the labels by which users and Services find a release's pods. They are the same for every version of a chart,
+because the pod template of a Job is immutable. Input: $. Output: YAML.
   {{ include "tokenmill.selectorLabels" . | nindent 4 }}
 */}}
 {{- define "tokenmill.selectorLabels" -}}
@@ -19,7 +19,7 @@ app.kubernetes.io/part-of: tokenmill
 {{- end }}
 
 {{/*
-Labels of an object. Input: $. Output: YAML.
+Return the labels of an object. Input: $. Output: YAML.
   {{ include "tokenmill.labels" . | nindent 4 }}
 */}}
 {{- define "tokenmill.labels" -}}
@@ -30,8 +30,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 
 {{/*
-The container image. A tag may be a number (--set image.tag=20260422 arrives as one), which toJson prints whole; a digest
-decides what is pulled, whatever the tag. Input: $. Output: repository:tag, or repository:tag@digest.
+Return the container image. A tag may be a number (--set image.tag=20260422 passes one), which toJson prints without an
+exponent. A digest decides which image is pulled, whatever the tag.
+Input: $. Output: repository:tag, or repository:tag@digest.
   image: {{ include "tokenmill.image" . | quote }}
 */}}
 {{- define "tokenmill.image" -}}

@@ -1,10 +1,10 @@
 {{/*
-A NetworkPolicy for the pods of one component of a release, where `networkPolicy.enabled` asks for it: only the rules given
-connect. Volumes are not concerned: the node mounts them.
+Return a NetworkPolicy for the pods of one component of a release, if `networkPolicy.enabled` is true. It allows only the
+connections of its rules. Volumes are not affected, because the node mounts them.
 Input: a dict of
   root, component, name
-  ingress, egress   lists of rules as Kubernetes has them; none where they are left out
-Output: a document, or none.
+  ingress, egress   lists of rules as in Kubernetes; default: no rules
+Output: a document, or nothing.
   {{ include "tokenmill.networkPolicy" (dict "root" . "component" "extract" "name" "x-extract") }}
 */}}
 {{- define "tokenmill.networkPolicy" }}
@@ -16,7 +16,7 @@ metadata:
   name: {{ .name | quote }}
   labels: {{- include "tokenmill.labels" .root | nindent 4 }}
 spec:
-  podSelector: {{- include "tokenmill.podsOf" . | nindent 4 }}
+  podSelector: {{- include "tokenmill.componentSelector" . | nindent 4 }}
   policyTypes: [Ingress, Egress]
   ingress: {{- .ingress | default list | toYaml | nindent 4 }}
   egress: {{- .egress | default list | toYaml | nindent 4 }}
@@ -24,17 +24,17 @@ spec:
 {{- end }}
 
 {{/*
-What selects the pods of a component. Input: dict "root" "component". Output: YAML of a selector.
-  podSelector: {{ include "tokenmill.podsOf" (dict "root" . "component" "train") | nindent 4 }}
+Return the selector of a component's pods. Input: dict "root" "component". Output: YAML of a selector.
+  podSelector: {{ include "tokenmill.componentSelector" (dict "root" . "component" "train") | nindent 4 }}
 */}}
-{{- define "tokenmill.podsOf" -}}
+{{- define "tokenmill.componentSelector" -}}
 matchLabels:
   {{- include "tokenmill.selectorLabels" .root | nindent 2 }}
   app.kubernetes.io/component: {{ .component }}
 {{- end }}
 
 {{/*
-Egress rules: `networkPolicy.egress`, or those given where it is null; and, where there is any, those for names.
+Return the egress rules: `networkPolicy.egress`, or "rules" when it is null. If there is a rule, DNS is allowed too.
 Input: dict "root", "rules" (a list). Output: a YAML list.
   {{ include "tokenmill.egress" (dict "root" . "rules" list) | fromYamlArray }}
 */}}
@@ -46,7 +46,7 @@ Input: dict "root", "rules" (a list). Output: a YAML list.
 {{- end }}
 
 {{/*
-The policies of a stage and of its test. Input: the stage's dict. Output: documents, or none.
+Return the policies of a stage and of its test. Input: the stage's dict. Output: documents, or nothing.
   {{ include "tokenmill.stagePolicies" . }}
 */}}
 {{- define "tokenmill.stagePolicies" -}}
@@ -55,8 +55,8 @@ The policies of a stage and of its test. Input: the stage's dict. Output: docume
 {{- end }}
 
 {{/*
-The policy of a stage: its pods connect to what it fetches from, those that read files alone to nothing, and nothing
-connects to them. Input: the stage's dict. Output: a document, or none.
+Return the policy of a stage. Pods of download and preprocess may connect to TCP 443; pods of the other stages, which
+only read files, may not connect anywhere. No pod accepts connections. Input: the stage's dict. Output: a document, or nothing.
   {{ include "tokenmill.stagePolicy" . }}
 */}}
 {{- define "tokenmill.stagePolicy" -}}

@@ -1,5 +1,5 @@
 {{/*
-Labels of a stage's pods. Input: the stage's dict; "component" where it is not the stage. Output: YAML.
+Return the labels of a stage's pods. Input: the stage's dict; "component" if it differs from the stage. Output: YAML.
   labels: {{ include "tokenmill.podLabels" . | nindent 4 }}
 */}}
 {{- define "tokenmill.podLabels" -}}
@@ -11,7 +11,7 @@ app.kubernetes.io/component: {{ .component | default .stage }}
 {{- end }}
 
 {{/*
-The claims that a stage's pods mount: one to read and write, or one to read and another to write.
+Return the claims that a stage's pods mount: one claim for input and output, or one for each.
 Input: the stage's dict. Output: a YAML list of name, claim, mountPath, subPath, readOnly.
   {{ $claims := include "tokenmill.claims" . | fromYamlArray }}
 */}}
@@ -25,17 +25,19 @@ Input: the stage's dict. Output: a YAML list of name, claim, mountPath, subPath,
 {{- end }}
 
 {{/*
-A pod that fits the restricted Pod Security Standard, holds no service-account token, writes only to its volumes.
-Input: the stage's dict, and "arguments" (a YAML list) and "environment" (a YAML list, may be empty). A pod that is not
-a stage's own gives what differs:
-  container            its name, where it is not the stage's
+Return the spec of a pod that meets the restricted Pod Security Standard, has no service-account token, and writes only
+to its volumes.
+Input: the stage's dict, with "arguments" (a YAML list) and "environment" (a YAML list, may be empty). Pods other than a
+stage's own pass what differs:
+  container            name of the container; by default the stage's
   command              a YAML list, instead of the image's entry point
-  image, resources, graceSeconds, restartPolicy (empty: its owner's to set), claims (a list, see tokenmill.claims)
+  image, resources, graceSeconds, restartPolicy (empty if the pod's owner sets it), claims (a list, see tokenmill.claims)
   placement            dict of priorityClassName, schedulerName, nodeSelector, tolerations and so on, instead of the values
-  mounts, volumes      YAML lists of more
-  named                names of variables that "environment" sets in the place of the usual HOME, HF_HOME and TMPDIR
-  more                 YAML of more fields of the container, such as ports and probes
-  capabilities         a list of those to add; hostNetwork: true for the node's own network
+  mounts, volumes      YAML lists of more mounts and volumes
+  overridden           names of the variables among HOME, HF_HOME and TMPDIR that "environment" sets
+  containerFields      YAML of more fields of the container, such as ports and probes
+  capabilities         list of capabilities to add
+  hostNetwork          true for the node's own network
 Output: YAML of a pod's spec.
   spec: {{ include "tokenmill.podSpec" (merge (dict "arguments" $list "environment" "") .) | nindent 2 }}
 */}}
@@ -51,7 +53,7 @@ restartPolicy: {{ . }}
 {{ end -}}
 automountServiceAccountToken: false
 enableServiceLinks: false
-# The command is then not process 1, to which the kernel delivers no SIGTERM before a handler is there.
+# Without it the command would be process 1, to which the kernel delivers SIGTERM only after a handler is installed.
 shareProcessNamespace: true
 {{- if .hostNetwork }}
 hostNetwork: true
@@ -82,7 +84,7 @@ containers:
     command: {{- . | nindent 6 }}
     {{- end }}
     args: {{- .arguments | nindent 6 }}
-    {{- with .more }}{{ . | nindent 4 }}{{ end }}
+    {{- with .containerFields }}{{ . | nindent 4 }}{{ end }}
     terminationMessagePolicy: FallbackToLogsOnError
     securityContext:
       allowPrivilegeEscalation: false
@@ -91,12 +93,12 @@ containers:
     resources: {{- toYaml $resources | nindent 6 }}
     {{- with $values.environment.configMap }}
     envFrom:
-      - configMapRef: {name: {{ . | quote }}, optional: {{ include "tokenmill.mayBeAbsent" . }}}
+      - configMapRef: {name: {{ . | quote }}, optional: {{ include "tokenmill.isOptionalConfigMap" . }}}
     {{- end }}
     env:
-      {{- $more := .named | default list }}{{ range $values.extraEnv }}{{ $more = append $more .name }}{{ end }}
+      {{- $overridden := .overridden | default list }}{{ range $values.extraEnv }}{{ $overridden = append $overridden .name }}{{ end }}
       {{- range $name, $value := dict "HOME" "/scratch" "HF_HOME" "/scratch/huggingface" "TMPDIR" "/scratch" }}
-      {{- if not (has $name $more) }}
+      {{- if not (has $name $overridden) }}
       - {name: {{ $name }}, value: {{ $value }}}
       {{- end }}
       {{- end }}
@@ -158,10 +160,10 @@ volumes:
 {{- end }}
 
 {{/*
-Whether a ConfigMap of variables may be absent: the usual one, which a cluster with direct access to the Hub lacks. A name
-that somebody chose must be there. Input: its name. Output: true or false.
-  optional: {{ include "tokenmill.mayBeAbsent" .Values.environment.configMap }}
+Return whether a ConfigMap of variables is optional. Only the default one is: a cluster with direct access to the Hub does
+not need it. A name that a user set must exist. Input: its name. Output: true or false.
+  optional: {{ include "tokenmill.isOptionalConfigMap" .Values.environment.configMap }}
 */}}
-{{- define "tokenmill.mayBeAbsent" -}}
+{{- define "tokenmill.isOptionalConfigMap" -}}
 {{ eq . "tokenmill-environment" }}
 {{- end }}

@@ -1,5 +1,5 @@
 {{/*
-A quantity of Kubernetes as a number, whatever its unit. Input: 100Gi, 500m, 1.5T, 1e9, 1000 and so on. Output: a number.
+Convert a quantity of Kubernetes to a number. Input: 100Gi, 500m, 1.5T, 1e9, 1000 and so on. Output: a number.
   {{ include "tokenmill.quantity" "100Gi" }}
 */}}
 {{- define "tokenmill.quantity" -}}
@@ -14,8 +14,8 @@ A quantity of Kubernetes as a number, whatever its unit. Input: 100Gi, 500m, 1.5
 {{- end }}
 
 {{/*
-The resources of a container: those given, and a request for the disk of the node that scratch takes there.
-Input: dict "root" $, "resources" as Kubernetes has them. Output: JSON.
+Return the resources of a container, with a request for the ephemeral storage of its scratch volume.
+Input: dict "root" $, "resources" as in Kubernetes. Output: JSON.
   {{ include "tokenmill.resources" (dict "root" . "resources" .Values.resources) | fromJson }}
 */}}
 {{- define "tokenmill.resources" -}}

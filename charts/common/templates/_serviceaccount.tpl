@@ -1,5 +1,5 @@
 {{/*
-The service account of a release's pods, empty for the namespace's default one. Input: $. Output: a name.
+Return the name of the pods' service account; empty for the namespace's default account. Input: $. Output: a name.
   {{ include "tokenmill.serviceAccountName" . }}
 */}}
 {{- define "tokenmill.serviceAccountName" -}}
@@ -7,9 +7,9 @@ The service account of a release's pods, empty for the namespace's default one. 
 {{- end }}
 
 {{/*
-The ServiceAccount itself, where `serviceAccount.create` asks for it. Its annotations name the role that IRSA or
-workload identity gives to the pods; their webhooks mount tokens of their own, so none is mounted here.
-Input: $. Output: a document.
+Return the ServiceAccount, if `serviceAccount.create` is true. Its annotations name the role that IRSA or workload identity
+grants to the pods. Their webhooks mount their own tokens, so this account does not mount one.
+Input: $. Output: a document, or nothing.
   {{ include "tokenmill.serviceAccount" . }}
 */}}
 {{- define "tokenmill.serviceAccount" -}}

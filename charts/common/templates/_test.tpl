@@ -1,12 +1,12 @@
 {{/*
-What `helm test` runs: tokenmill verify on the stage's output.
+Return the pod of `helm test`, which runs tokenmill verify on the stage's output.
 Input: the stage's dict. Output: a document.
   {{ include "tokenmill.test" . }}
 */}}
 {{- define "tokenmill.test" -}}
 {{- $paths := include "tokenmill.paths" . | fromYaml -}}
 {{- $flags := include "tokenmill.flags" (dict "stage" .stage "quick" (ternary true nil .root.Values.verify.quick)) -}}
-{{- $arguments := printf "- verify\n- %s%s" (include "tokenmill.argument" $paths.about) $flags -}}
+{{- $arguments := printf "- verify\n- %s%s" (include "tokenmill.argument" $paths.status) $flags -}}
 {{- $pod := merge (dict "arguments" $arguments "environment" "" "component" "verify") . }}
 ---
 apiVersion: v1

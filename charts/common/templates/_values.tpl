@@ -1,18 +1,18 @@
 {{/*
-Values over others, key by key: maps are merged, null is what was not said, and anything else replaces, false and 0 too,
-which `merge` and `mergeOverwrite` take for what was not said. Input: list of the values above and those below.
-Output: JSON.
-  {{ $values := include "tokenmill.over" (list .Values.preprocess .Values) | fromJson }}
+Merge two dicts of values, key by key: maps are merged, null keeps the lower value, and any other upper value replaces
+the lower one. False and 0 replace it too; `merge` and `mergeOverwrite` would ignore them.
+Input: list of the upper and the lower dict. Output: JSON.
+  {{ $values := include "tokenmill.mergedValues" (list .Values.preprocess .Values) | fromJson }}
 */}}
-{{- define "tokenmill.over" -}}
-{{- $found := deepCopy (last .) -}}
+{{- define "tokenmill.mergedValues" -}}
+{{- $merged := deepCopy (last .) -}}
 {{- range $key, $value := first . -}}
-{{- $below := get $found $key -}}
-{{- if and (kindIs "map" $value) (kindIs "map" $below) -}}
-{{- $_ := set $found $key (include "tokenmill.over" (list $value $below) | fromJson) -}}
+{{- $lower := get $merged $key -}}
+{{- if and (kindIs "map" $value) (kindIs "map" $lower) -}}
+{{- $_ := set $merged $key (include "tokenmill.mergedValues" (list $value $lower) | fromJson) -}}
 {{- else if not (kindIs "invalid" $value) -}}
-{{- $_ := set $found $key $value -}}
+{{- $_ := set $merged $key $value -}}
 {{- end -}}
 {{- end -}}
-{{ toJson $found }}
+{{ toJson $merged }}
 {{- end }}

@@ -1,24 +1,24 @@
 {{/*
-What runs, of any kind, or what clears its place. Input: a dict of
+Return the object that runs pods, of any kind, and the hooks that delete it for an upgrade. Input: a dict of
   root, apiVersion, kind, name
-  hash     of all that cannot change while it runs
+  hash     of everything that cannot change while it runs
   spec     YAML of its spec
   empty    YAML of the spec of an object of the same kind that runs nothing
-  kept     true where nothing is ever to be cleared; untried: true where no other name can be tried first
-  onRollback  clear, or keep: what a rollback does to what runs
-  trialLength  how much of the name the other one begins with, where it is not 40
-Output: documents: the object, and what tokenmill.clearingHooks asks for.
+  neverClear   true: never delete a running object; skipTrial: true if there can be no trial under another name
+  onRollback   clear or keep: the effect of a rollback on the running object
+  trialLength  number of characters of the name that the trial's name starts with; 40 by default
+Output: documents: the object, and the hooks of tokenmill.clearingHooks.
 
-A run's spec cannot change (a Job's), or must not (a PyTorchJob's pods would be replaced one by one, by others): an
-upgrade with other values must delete it first. Helm deletes a hook of the same kind and name before it creates the hook,
-the empty object runs nothing and is deleted, and Helm creates the real one.
+A spec that runs is immutable (a Job), or must not change (the operator would replace a PyTorchJob's pods one by one). An
+upgrade with other values must therefore delete the old object first. Helm deletes a hook of the same kind and name
+before it creates the hook. The empty object runs nothing and is deleted. Then Helm creates the real object.
   {{ include "tokenmill.workload" (dict "root" . "apiVersion" "batch/v1" "kind" "Job" ...) }}
 */}}
 {{- define "tokenmill.workload" -}}
 {{- include "tokenmill.object" (merge (dict "hooks" "") .) }}
 {{- $hooks := include "tokenmill.clearingHooks" . }}
-{{- if and (contains "pre-upgrade" $hooks) (not .untried) }}
-{{- /* Under another name first: what the API server refuses must not cost the one that runs. */}}
+{{- if and (contains "pre-upgrade" $hooks) (not .skipTrial) }}
+{{- /* A trial under another name: if the API server refuses the new object, the running one must not be deleted. */}}
 {{- $name := printf "%s-trial-%s" (.name | trunc (int (.trialLength | default 40))) .hash }}
 {{- include "tokenmill.object" (merge (dict "hooks" "pre-upgrade" "weight" -1 "name" $name) .) }}
 {{- end }}
@@ -26,8 +26,8 @@ the empty object runs nothing and is deleted, and Helm creates the real one.
 {{- end }}
 
 {{/*
-One of those documents. Input: the same dict, and "hooks": empty for the object itself, else the hooks at which it is
-cleared; "weight" of the hook where it is not 0. Output: a document.
+Return one of these documents. Input: the same dict; "hooks": empty for the object itself, else the hooks at which it is
+deleted; "weight" of the hook, 0 by default. Output: a document.
   {{ include "tokenmill.object" (merge (dict "hooks" "pre-upgrade") .) }}
 */}}
 {{- define "tokenmill.object" }}
@@ -55,21 +55,22 @@ spec:
 {{- end }}
 
 {{/*
-The hooks at which an object must be cleared: an upgrade that finds it with another hash, or failed; and every rollback,
-unless it is to keep what runs. Helm renders nothing at a rollback: it runs the hooks that the target revision was stored
-with, and a hook deletes by name, whatever is there. None where nothing is connected, so that `helm template` gives the same
-bytes anywhere. Input: the dict of tokenmill.workload. Output: hooks, comma-separated.
+Return the hooks at which the object must be deleted: pre-upgrade if the cluster's object has another hash or failed, and
+pre-rollback unless a rollback keeps the running object. Helm renders nothing at a rollback: it runs the hooks that are
+stored with the target revision, and a hook deletes any object of its name. Without a connection to a cluster there are
+no hooks, so that `helm template` returns the same bytes anywhere.
+Input: the dict of tokenmill.workload. Output: hooks, comma-separated.
   {{ include "tokenmill.clearingHooks" . }}
 */}}
 {{- define "tokenmill.clearingHooks" -}}
 {{- $hooks := list -}}
-{{- if and (not .kept) (eq (include "tokenmill.connected" .root) "true") -}}
-{{- $found := include "tokenmill.found" . | fromYaml -}}
-{{- if $found -}}
-{{- $annotations := $found.metadata.annotations | default dict -}}
+{{- if and (not .neverClear) (eq (include "tokenmill.connected" .root) "true") -}}
+{{- $existing := include "tokenmill.existingObject" . | fromYaml -}}
+{{- if $existing -}}
+{{- $annotations := $existing.metadata.annotations | default dict -}}
 {{- $changed := ne (index $annotations "tokenmill/spec") .hash -}}
 {{- $failed := false -}}
-{{- range ($found.status).conditions }}{{ if and (eq .type "Failed") (eq .status "True") }}{{ $failed = true }}{{ end }}{{ end -}}
+{{- range ($existing.status).conditions }}{{ if and (eq .type "Failed") (eq .status "True") }}{{ $failed = true }}{{ end }}{{ end -}}
 {{- if or $changed $failed }}{{ $hooks = append $hooks "pre-upgrade" }}{{ end -}}
 {{- end -}}
 {{- if ne .onRollback "keep" }}{{ $hooks = append $hooks "pre-rollback" }}{{ end -}}
@@ -78,18 +79,18 @@ bytes anywhere. Input: the dict of tokenmill.workload. Output: hooks, comma-sepa
 {{- end }}
 
 {{/*
-An object as the cluster has it; nothing where there is none, where nothing is connected, or where the cluster does not
-know the kind, which would abort the render. Input: dict "root" "apiVersion" "kind" "name". Output: YAML.
-  {{ $found := include "tokenmill.found" . | fromYaml }}
+Return an object of the cluster; nothing if it does not exist, if there is no connection, or if the cluster lacks the
+kind, which would abort the render. Input: dict "root" "apiVersion" "kind" "name". Output: YAML.
+  {{ $existing := include "tokenmill.existingObject" . | fromYaml }}
 */}}
-{{- define "tokenmill.found" -}}
+{{- define "tokenmill.existingObject" -}}
 {{- if or (eq .kind "Job") (.root.Capabilities.APIVersions.Has (printf "%s/%s" .apiVersion .kind)) -}}
 {{- with lookup .apiVersion .kind .root.Release.Namespace .name }}{{ toYaml . }}{{ end -}}
 {{- end -}}
 {{- end }}
 
 {{/*
-Whether this render can see the cluster: every namespace has this ConfigMap. Input: $. Output: true or nothing.
+Return whether this render can read the cluster; every namespace has this ConfigMap. Input: $. Output: true or nothing.
   {{ if eq (include "tokenmill.connected" .) "true" }}
 */}}
 {{- define "tokenmill.connected" -}}

@@ -1,5 +1,5 @@
 {{/*
-The JobSet and what clears its place. All of its spec but what happens after its end is immutable.
+Return the JobSet and the hooks that delete it. Its spec is immutable, except ttlSecondsAfterFinished.
 Input: $. Output: documents.
   {{ include "dataset-pipeline.objects" . }}
 */}}
@@ -9,12 +9,12 @@ Input: $. Output: documents.
       "hash" (include "dataset-pipeline.hash" .)
       "spec" (include "dataset-pipeline.jobset" (dict "root" . "empty" false))
       "empty" (include "dataset-pipeline.jobset" (dict "root" . "empty" true))
-      "kept" (ne .Values.job.naming "release")
+      "neverClear" (ne .Values.job.naming "release")
       "onRollback" .Values.job.onRollback) }}
 {{- end }}
 
 {{/*
-Hash of what needs another JobSet. Input: $. Output: hex digits.
+Return a hash of the fields whose change requires another JobSet. Input: $. Output: hex digits.
   {{ include "dataset-pipeline.hash" . }}
 */}}
 {{- define "dataset-pipeline.hash" -}}
@@ -23,7 +23,7 @@ Hash of what needs another JobSet. Input: $. Output: hex digits.
 {{- end }}
 
 {{/*
-The name of the JobSet: the release's, or with the hash in it for tools that apply rendered files (`job.naming: hash`).
+Return the name of the JobSet: the release's, with the hash for tools that apply rendered files (`job.naming: hash`).
 Input: $. Output: a name.
   {{ include "dataset-pipeline.name" . }}
 */}}
@@ -33,42 +33,43 @@ Input: $. Output: a name.
 {{- end }}
 
 {{/*
-The JobSet's whole spec. Input: dict "root" $, "empty": true for one that runs nothing. Output: YAML.
+Return the complete spec of the JobSet. Input: dict "root" $, "empty": true for one that runs nothing. Output: YAML.
   {{ include "dataset-pipeline.jobset" (dict "root" . "empty" false) }}
 */}}
 {{- define "dataset-pipeline.jobset" -}}
-{{- $after := .root.Values.job.ttlSecondsAfterFinished -}}
+{{- $secondsAfterFinished := .root.Values.job.ttlSecondsAfterFinished -}}
 {{- if .empty -}}
 suspend: true
-{{ else if not (kindIs "invalid" $after) -}}
-ttlSecondsAfterFinished: {{ toJson $after }}
+{{ else if not (kindIs "invalid" $secondsAfterFinished) -}}
+ttlSecondsAfterFinished: {{ toJson $secondsAfterFinished }}
 {{ end -}}
 {{ include "dataset-pipeline.jobsetSpec" .root }}
 {{- end }}
 
 {{/*
-The part of it that runs. Without a failurePolicy a Job that has failed, after all of its own retries, fails the JobSet,
-and what depends on it is never made. Input: $. Output: YAML.
+Return the part of the spec that runs. It has no failurePolicy: a Job that fails after all of its own retries then fails the
+JobSet, and JobSet does not create the Jobs that depend on it. Input: $. Output: YAML.
   {{ include "dataset-pipeline.jobsetSpec" . | fromYaml }}
 */}}
 {{- define "dataset-pipeline.jobsetSpec" -}}
 network: {enableDNSHostnames: false}
 successPolicy: {operator: All}
 replicatedJobs:
-{{- include "dataset-pipeline.each" (dict "root" . "template" "dataset-pipeline.replicatedJob") | trim | nindent 2 }}
+{{- include "dataset-pipeline.forEachStage" (dict "root" . "template" "dataset-pipeline.replicatedJob") | trim | nindent 2 }}
 {{- end }}
 
 {{/*
-One stage of it: the Job of the stage's own chart. Input: the stage's dict, see dataset-pipeline.each. Output: YAML.
-  {{ include "dataset-pipeline.each" (dict "root" . "template" "dataset-pipeline.replicatedJob") }}
+Return the replicated Job of one stage, with the spec of the stage's own chart. Input: the stage's dict, see
+dataset-pipeline.forEachStage. Output: YAML.
+  {{ include "dataset-pipeline.forEachStage" (dict "root" . "template" "dataset-pipeline.replicatedJob") }}
 */}}
 {{- define "dataset-pipeline.replicatedJob" }}
 - name: {{ .stage }}
   groupName: default
   replicas: 1
-  {{- with .before }}
+  {{- with .previousStage }}
   dependsOn: [{name: {{ . }}, status: Complete}]
   {{- end }}
   template:
-    spec: {{- include "tokenmill.jobWhole" (merge (dict "clear" false) .) | nindent 6 }}
+    spec: {{- include "tokenmill.fullJobSpec" (merge (dict "empty" false) .) | nindent 6 }}
 {{- end }}

@@ -1,6 +1,6 @@
 {{/*
-What the schema cannot say, of the pipeline as a whole; then what each stage's own chart checks. Input: $. Output:
-nothing, or the render fails.
+Check the values of the pipeline for rules that the schema cannot express, then the values of each stage as its own chart
+does. Input: $. Output: nothing, or the render fails.
   {{ include "dataset-pipeline.validate" . }}
 */}}
 {{- define "dataset-pipeline.validate" -}}
@@ -8,88 +8,88 @@ nothing, or the render fails.
 {{- $stages := .Files.Get "stages.yaml" | fromYamlArray -}}
 {{- $enabled := list }}{{ range $stages }}{{ $enabled = append $enabled (index $values .).enabled }}{{ end }}
 {{- if not (has true $enabled) }}
-{{- fail (printf "\nno stage is enabled: %s and %s are all off.\nAdd --set preprocess.enabled=true, or those that you want." (initial $stages | join ", ") (last $stages)) }}
+{{- fail (printf "\nno stage is enabled: %s and %s are all disabled.\nAdd --set preprocess.enabled=true, or enable the stages that you need." (initial $stages | join ", ") (last $stages)) }}
 {{- end }}
 {{- if not $values.dataset.root }}
-{{- fail "\ndataset.root is not set: it is the dataset's directory on the volume, below which each stage reads and writes.\nAdd --set dataset.root=DIRECTORY, such as slimpajama, or a file of values/datasets." }}
+{{- fail "\ndataset.root is not set: it must name the dataset's directory on the volume, in which each stage reads and writes.\nAdd --set dataset.root=DIRECTORY, such as slimpajama, or -f with a file of values/datasets." }}
 {{- end }}
 {{- range $stage := .Files.Get "stages.yaml" | fromYamlArray }}
 {{- if (index $values $stage).enabled }}
 {{- if and $values.preprocess.enabled $values.preprocess.dataset.stream (ne $stage "preprocess") }}
-{{- fail (printf "\npreprocess.dataset.stream=true fetches the shards itself, and %s.enabled=true would keep them on the volume.\nAdd --set %s.enabled=false, or leave out the former." $stage $stage) }}
+{{- fail (printf "\npreprocess.dataset.stream=true and %s.enabled=true contradict each other: a stream reads the source, not the output of a stage.\nAdd --set %s.enabled=false, or remove preprocess.dataset.stream." $stage $stage) }}
 {{- end }}
 {{- end }}
 {{- end }}
 {{- include "tokenmill.validateClaimName" . -}}
 {{- include "tokenmill.validatePath" (dict "key" "dataset.root" "path" $values.dataset.root "mount" $values.storage.mountPath) -}}
 {{- include "dataset-pipeline.validateName" . -}}
-{{- include "dataset-pipeline.each" (dict "root" . "template" "dataset-pipeline.validateStage") -}}
+{{- include "dataset-pipeline.forEachStage" (dict "root" . "template" "dataset-pipeline.validateStage") -}}
 {{- include "dataset-pipeline.validateCluster" . -}}
 {{- end }}
 
 {{/*
-One stage: its own values, and that it reads what the one before it writes. Input: the stage's dict, see
-dataset-pipeline.each. Output: nothing, or fails.
-  {{ include "dataset-pipeline.each" (dict "root" . "template" "dataset-pipeline.validateStage") }}
+Check one stage: its own values, and that it reads the output of the stage before it. Input: the stage's dict, see
+dataset-pipeline.forEachStage. Output: nothing, or fails.
+  {{ include "dataset-pipeline.forEachStage" (dict "root" . "template" "dataset-pipeline.validateStage") }}
 */}}
 {{- define "dataset-pipeline.validateStage" -}}
 {{- include "tokenmill.validateStage" . -}}
-{{- $reads := include "tokenmill.directories" . | fromYaml -}}
-{{- with .previous -}}
-{{- $from := list .storage.pvcName .storage.subPath -}}
-{{- if .storage.outputPvcName }}{{ $from = list .storage.outputPvcName .storage.outputSubPath }}{{ end -}}
-{{- $to := list $.root.Values.storage.pvcName $.root.Values.storage.subPath -}}
-{{- if ne (toJson $from) (toJson $to) }}
-{{- fail (printf "\n%s writes to the claim %s, and %s reads from the claim %s.\nSet %s.storage.pvcName and .subPath to where %s writes, or leave out its storage.outputPvcName." $.before (join "/" (compact $from)) $.stage (join "/" (compact $to)) $.stage $.before) }}
+{{- $directories := include "tokenmill.directories" . | fromYaml -}}
+{{- with .previousValues -}}
+{{- $previousClaim := list .storage.pvcName .storage.subPath -}}
+{{- if .storage.outputPvcName }}{{ $previousClaim = list .storage.outputPvcName .storage.outputSubPath }}{{ end -}}
+{{- $ownClaim := list $.root.Values.storage.pvcName $.root.Values.storage.subPath -}}
+{{- if ne (toJson $previousClaim) (toJson $ownClaim) }}
+{{- fail (printf "\n%s writes to the claim %s, but %s reads from the claim %s.\nSet %s.storage.pvcName and .subPath to the claim that %s writes to, or remove its storage.outputPvcName." $.previousStage (join "/" (compact $previousClaim)) $.stage (join "/" (compact $ownClaim)) $.stage $.previousStage) }}
 {{- end }}
 {{- $root := .dataset.root | trimSuffix "/" -}}
-{{- $wrote := .dataset.outputPath | default "" | trimSuffix "/" -}}
-{{- $read := $reads.reads | trimSuffix "/" -}}
-{{- if and $wrote (not (hasPrefix (printf "%s/" $read) (printf "%s/" $wrote))) }}
-{{- fail (printf "\n%s.dataset.outputPath=%s lies outside what %s reads, %s.\nAdd --set %s.dataset.inputPath=%s, or choose a directory below %s." $.before $wrote $.stage $read $.stage $wrote $read) }}
+{{- $previousOutput := .dataset.outputPath | default "" | trimSuffix "/" -}}
+{{- $input := $directories.reads | trimSuffix "/" -}}
+{{- if and $previousOutput (not (hasPrefix (printf "%s/" $input) (printf "%s/" $previousOutput))) }}
+{{- fail (printf "\n%s.dataset.outputPath=%s is outside of the directory that %s reads, %s.\nAdd --set %s.dataset.inputPath=%s, or choose a directory below %s." $.previousStage $previousOutput $.stage $input $.stage $previousOutput $input) }}
 {{- end }}
-{{- if and (not $wrote) (eq $.before "download") (not (hasPrefix (printf "%s/" $root) (printf "%s/" $read))) (not (hasPrefix (printf "%s/" $read) (printf "%s/" $root))) }}
-{{- fail (printf "\ndownload writes to dataset.root=%s, and %s.dataset.inputPath=%s is not there.\nLeave the latter out; or, to read what is there already, add --set download.enabled=false." $root $.stage $read) }}
+{{- if and (not $previousOutput) (eq $.previousStage "download") (not (hasPrefix (printf "%s/" $root) (printf "%s/" $input))) (not (hasPrefix (printf "%s/" $input) (printf "%s/" $root))) }}
+{{- fail (printf "\ndownload writes to dataset.root=%s, but %s.dataset.inputPath=%s is outside of it.\nRemove the latter; or, to read existing data, add --set download.enabled=false." $root $.stage $input) }}
 {{- end }}
 {{- end -}}
 {{- end }}
 
 {{/*
-The longest pod is named RELEASE-STAGE-0-INDEX-xxxxx, and a Job is a DNS label that begins with a letter. Input: $.
-Output: nothing, or fails.
+Check the release name: the longest pod is named RELEASE-STAGE-0-INDEX-xxxxx, and the name of a Job is a DNS label that
+begins with a letter. Input: $. Output: nothing, or fails.
   {{ include "dataset-pipeline.validateName" . }}
 */}}
 {{- define "dataset-pipeline.validateName" -}}
 {{- $release := .Release.Name -}}
 {{- if not (regexMatch "^[a-z][a-z0-9-]*$" $release) }}
-{{- fail (printf "\nthe release name %q cannot be that of a JobSet, which begins with a letter and has no dot; choose another, such as %q." $release (printf "corpus-%s" (replace "." "-" $release))) }}
+{{- fail (printf "\nthe release name %q is not a valid name of a JobSet: it must begin with a letter and must not contain dots; choose another name, such as %q." $release (printf "corpus-%s" (replace "." "-" $release))) }}
 {{- end }}
 {{- $longest := "" -}}
-{{- range include "dataset-pipeline.each" (dict "root" . "template" "dataset-pipeline.lastPod") | trim | splitList " " }}
+{{- range include "dataset-pipeline.forEachStage" (dict "root" . "template" "dataset-pipeline.lastPod") | trim | splitList " " }}
 {{- if gt (len .) (len $longest) }}{{ $longest = . }}{{ end }}
 {{- end }}
 {{- if gt (len $longest) 63 }}
-{{- fail (printf "\nthe release name %q is too long: a pod would be %q, %d characters, and 63 are allowed.\nChoose a release name that is at least %d characters shorter." $release $longest (len $longest) (sub (len $longest) 63)) }}
+{{- fail (printf "\nthe release name %q is too long: the name of a pod would be %q with %d characters, and 63 are allowed.\nChoose a release name that is at least %d characters shorter." $release $longest (len $longest) (sub (len $longest) 63)) }}
 {{- end }}
 {{- end }}
 
 {{/*
-The name of a stage's last pod, after a space. Input: the stage's dict. Output: a name.
-  {{ include "dataset-pipeline.each" (dict "root" . "template" "dataset-pipeline.lastPod") }}
+Return the name of a stage's last pod, after a space. Input: the stage's dict. Output: a name.
+  {{ include "dataset-pipeline.forEachStage" (dict "root" . "template" "dataset-pipeline.lastPod") }}
 */}}
 {{- define "dataset-pipeline.lastPod" }} {{ .root.Release.Name }}
 {{- ternary "-01234567" "" (eq .root.Values.job.naming "hash") }}-{{ .stage }}-0-{{ sub (int64 .root.Values.workers) 1 }}-xxxxx
 {{- end }}
 
 {{/*
-What the cluster must have, where this render can see it. Input: $. Output: nothing, or fails.
+Check the objects that the cluster must have, if this render can read the cluster. Input: $. Output: nothing, or fails.
   {{ include "dataset-pipeline.validateCluster" . }}
 */}}
 {{- define "dataset-pipeline.validateCluster" -}}
 {{- $kind := dict "apiVersion" "jobset.x-k8s.io/v1alpha2" "kind" "JobSet" -}}
 {{- if eq (include "tokenmill.connected" .) "true" }}
 {{- if not (.Capabilities.APIVersions.Has (printf "%s/%s" $kind.apiVersion $kind.kind)) }}
-{{- fail (printf "\nthis cluster knows no JobSet of %s.\nInstall JobSet (https://jobset.sigs.k8s.io), or install the stages one after the other: examples/deploy.sh." $kind.apiVersion) }}
+{{- fail (printf "\nthis cluster does not have the API of JobSet, %s.\nInstall JobSet (https://jobset.sigs.k8s.io), or install the stages one after the other (examples/deploy.sh)." $kind.apiVersion) }}
 {{- end }}
 {{- $claims := dict "storage.pvcName" .Values.storage.pvcName "storage.outputPvcName" .Values.storage.outputPvcName -}}
 {{- range $stage := .Files.Get "stages.yaml" | fromYamlArray }}

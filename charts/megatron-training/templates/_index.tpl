@@ -1,20 +1,20 @@
 {{/*
-The Job that builds Megatron-LM's sample index without GPUs, RELEASE-index. Input: $. Output: documents, or none.
+Return the Job that builds Megatron-LM's sample index without GPUs, RELEASE-index. Input: $. Output: documents, or nothing.
   {{ include "megatron-training.index" . }}
 */}}
 {{- define "megatron-training.index" -}}
 {{- if .Values.dataset.buildIndex.enabled }}
-{{- $full := include "megatron-training.indexSpec" (dict "root" . "pods" 1) -}}
+{{- $spec := include "megatron-training.indexSpec" (dict "root" . "pods" 1) -}}
 {{- include "tokenmill.workload" (dict "root" . "apiVersion" "batch/v1" "kind" "Job" "name" (printf "%s-index" .Release.Name)
-      "hash" (list $full (toString .Values.job.runAgain) | toJson | sha256sum | trunc 16)
-      "spec" $full
+      "hash" (list $spec (toString .Values.job.runAgain) | toJson | sha256sum | trunc 16)
+      "spec" $spec
       "onRollback" "clear"
       "empty" (include "megatron-training.indexSpec" (dict "root" . "pods" 0))) }}
 {{- end }}
 {{- end }}
 
 {{/*
-Its spec. Input: dict "root" $, "pods": 1, or 0 for one that runs nothing. Output: YAML.
+Return the spec of that Job. Input: dict "root" $, "pods": 1, or 0 for a Job that runs nothing. Output: YAML.
   {{ include "megatron-training.indexSpec" (dict "root" . "pods" 1) }}
 */}}
 {{- define "megatron-training.indexSpec" -}}
@@ -34,9 +34,9 @@ parallelism: {{ .pods }}
 backoffLimit: 5
 podFailurePolicy:
   rules:
-    - action: Ignore  # an eviction or a drain is nobody's fault
+    - action: Ignore  # an eviction or a drain is not a failure of the pod
       onPodConditions: [{type: DisruptionTarget, status: "True"}]
-    - action: FailJob  # exit code 2: no retry can help
+    - action: FailJob  # exit code 2: a retry cannot help
       onExitCodes: {containerName: index, operator: In, values: [2]}
 template:
   metadata:

@@ -1,8 +1,8 @@
 {{/*
-A JobSet of one Indexed Job, `node`: pods RELEASE-node-0-N-xxxxx, found by jobset.sigs.k8s.io/jobset-name=RELEASE. A gang
-starts and fails as one: whatever takes one pod, an eviction too, fails the Job, and all pods are made again once the last
-of them is gone; what ends with less than 128 fails the run, as with a PyTorchJob.
-Input: dict "root" $, "run", "empty" (runs nothing). Output: YAML of its spec.
+Return the spec of a JobSet with one Indexed Job, `node`. Its pods RELEASE-node-0-N-xxxxx have the label
+jobset.sigs.k8s.io/jobset-name=RELEASE. All pods start and fail together: the loss of one pod, an eviction too, fails the
+Job, and JobSet recreates all pods when the last of them is gone. An exit code below 128 fails the run, as with a
+PyTorchJob. Input: dict "root" $, "run", "empty" (runs nothing). Output: YAML of its spec.
   {{ include "megatron-training.jobset" (dict "root" . "run" "" "empty" false) }}
 */}}
 {{- define "megatron-training.jobset" -}}
@@ -16,9 +16,9 @@ ttlSecondsAfterFinished: {{ toJson $job.ttlSecondsAfterFinished }}
 {{- end }}
 
 {{/*
-What JobSet and TrainJob have in common. The pods' domain has the run in its name: the headless service finds pods by the
-name of the JobSet, and those of an old run, while they end, must not be found in the place of the new one's node 0.
-Input: the same dict, and "replicatedLabels", of the Job. Output: YAML.
+Return the part of the spec that JobSet and TrainJob share. The name of the pods' domain contains the run: the headless
+service selects pods by the name of the JobSet, and must not resolve the new run's node 0 to a pod of the old run that is
+still terminating. Input: the same dict, and "replicatedLabels" of the Job. Output: YAML.
   {{ include "megatron-training.jobsetSpec" (merge (dict "replicatedLabels" dict) .) }}
 */}}
 {{- define "megatron-training.jobsetSpec" -}}

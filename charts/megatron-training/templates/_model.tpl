@@ -1,5 +1,5 @@
 {{/*
-The model: a preset of models/ with what model.custom replaces, or model.custom alone. Input: $. Output: JSON.
+Return the model: a preset of models/ with the fields of model.custom, or only model.custom. Input: $. Output: JSON.
   {{ $model := include "megatron-training.model" . | fromJson }}
 */}}
 {{- define "megatron-training.model" -}}
@@ -7,20 +7,20 @@ The model: a preset of models/ with what model.custom replaces, or model.custom 
 {{- $preset := dict -}}
 {{- if ne $size "custom" -}}
 {{- $file := .Files.Get (printf "models/%s.yaml" $size) -}}
-{{- if and (not $file) (not (include "megatron-training.sizes" .)) }}{{ include "tokenmill.missing" "models" }}{{ end }}
+{{- if and (not $file) (not (include "megatron-training.sizes" .)) }}{{ include "tokenmill.failMissingFiles" "models" }}{{ end }}
 {{- if not $file }}
-{{- fail (printf "\nmodel.size=%s is not known. Known: %s, custom.\nChoose one, or describe the model with --set model.size=custom --set model.custom.numLayers=... (charts/megatron-training/README.md)." $size (include "megatron-training.sizes" .)) }}
+{{- fail (printf "\nmodel.size=%s is not a known size: the sizes are %s and custom.\nSet one of them, or describe the model with --set model.size=custom --set model.custom.numLayers=... (charts/megatron-training/README.md)." $size (include "megatron-training.sizes" .)) }}
 {{- end -}}
 {{- $preset = omit (fromYaml $file) "recipe" -}}
 {{- end -}}
 {{- $_ := set $preset "name" $size -}}
-{{- /* Not `merge`, to which 0 and false are as good as nothing. */}}
-{{- range $key, $value := include "megatron-training.said" .Values.model.custom | fromJson }}{{ $_ := set $preset $key $value }}{{ end -}}
+{{- /* `merge` would ignore 0 and false. */}}
+{{- range $key, $value := include "megatron-training.setValues" .Values.model.custom | fromJson }}{{ $_ := set $preset $key $value }}{{ end -}}
 {{ toJson $preset }}
 {{- end }}
 
 {{/*
-The presets. Input: $. Output: names, comma-separated.
+Return the names of the presets. Input: $. Output: names, comma-separated.
   {{ include "megatron-training.sizes" . }}
 */}}
 {{- define "megatron-training.sizes" -}}
@@ -30,26 +30,26 @@ The presets. Input: $. Output: names, comma-separated.
 {{- end }}
 
 {{/*
-What is said of a section of values: nulls left out, and numbers with a point, which --set hands over as strings, made
-numbers again. Input: a dict. Output: JSON.
-  {{ $training := include "megatron-training.said" .Values.training | fromJson }}
+Return the values of a section that are set: without nulls, and with decimal numbers, which --set passes as strings,
+converted to numbers. Input: a dict. Output: JSON.
+  {{ $training := include "megatron-training.setValues" .Values.training | fromJson }}
 */}}
-{{- define "megatron-training.said" -}}
-{{- $said := dict -}}
+{{- define "megatron-training.setValues" -}}
+{{- $setValues := dict -}}
 {{- range $key, $value := . -}}
 {{- if kindIs "invalid" $value -}}
 {{- else if and (kindIs "string" $value) (regexMatch "^[0-9.]+([eE]-?[0-9]+)?$" $value) -}}
-{{- $_ := set $said $key (float64 $value) -}}
+{{- $_ := set $setValues $key (float64 $value) -}}
 {{- else -}}
-{{- $_ := set $said $key $value -}}
+{{- $_ := set $setValues $key $value -}}
 {{- end -}}
 {{- end -}}
-{{ toJson $said }}
+{{ toJson $setValues }}
 {{- end }}
 
 {{/*
-How the model lies on the GPUs, as far as the values say it; `batch` and `micro` are 0 where they are derived later.
-Input: $. Output: JSON of counts.
+Return the layout of the model on the GPUs as far as the values specify it. `batch` and `micro` are 0 if the command
+derives them later. Input: $. Output: JSON of counts.
   {{ $layout := include "megatron-training.layout" . | fromJson }}
 */}}
 {{- define "megatron-training.layout" -}}

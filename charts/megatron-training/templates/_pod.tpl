@@ -1,6 +1,6 @@
 {{/*
-The dict of a training pod, as tokenmill.podSpec takes it. Input: dict "root" $, "container", "environment" (YAML of what
-the engine does not set), "run" (see megatron-training.run), and "restartPolicy" where it is not Never.
+Return the pod template of a training pod. Input: dict "root" $, "container", "environment" (YAML of the variables that the
+engine does not set), "run" (see megatron-training.run), and "restartPolicy" unless it is Never.
 Output: YAML of a pod template: metadata and spec.
   template: {{ include "megatron-training.podTemplate" (dict "root" . "container" "pytorch" ...) | nindent 4 }}
 */}}
@@ -9,7 +9,7 @@ Output: YAML of a pod template: metadata and spec.
 {{- $pod := merge (dict "stage" "train"
       "arguments" (printf "- train\n- %s" (include "megatron-training.settingsPath" .root))
       "environment" (include "megatron-training.environment" .)
-      "named" (keys $values.environmentVariables)
+      "overridden" (keys $values.environmentVariables)
       "claims" (include "megatron-training.claims" .root | fromYamlArray)
       "resources" (include "megatron-training.resources" .root | fromJson)
       "mounts" (include "megatron-training.mounts" .root)
@@ -28,7 +28,7 @@ spec: {{- include "tokenmill.podSpec" $pod | nindent 2 }}
 {{- end }}
 
 {{/*
-Where pods see the settings file. Input: $. Output: a path.
+Return the path of the settings file in the pods. Input: $. Output: a path.
   - {{ include "megatron-training.settingsPath" . }}
 */}}
 {{- define "megatron-training.settingsPath" -}}
@@ -36,8 +36,8 @@ Where pods see the settings file. Input: $. Output: a path.
 {{- end }}
 
 {{/*
-The environment of a training pod. The command's contract, whatever the engine: TOKENMILL_NODES, then the node's rank in
-TOKENMILL_NODE_RANK, RANK (the training operator) or JOB_COMPLETION_INDEX (Jobs, so JobSet and TrainJob), and node 0 in
+Return the environment of a training pod. The command needs, for every engine: TOKENMILL_NODES; the node's rank in
+TOKENMILL_NODE_RANK, RANK (training operator) or JOB_COMPLETION_INDEX (Jobs, so JobSet and TrainJob); and node 0 in
 MASTER_ADDR and MASTER_PORT. Input: the dict of megatron-training.podTemplate. Output: a YAML list.
   {{ include "megatron-training.environment" (dict "root" . "run" "" "environment" "") }}
 */}}
@@ -48,26 +48,26 @@ MASTER_ADDR and MASTER_PORT. Input: the dict of megatron-training.podTemplate. O
 {{- with .environment }}
 {{ . }}
 {{- end }}
-{{- $elsewhere := list }}{{ range .root.Values.extraEnv }}{{ $elsewhere = append $elsewhere .name }}{{ end }}
-{{- /* PyTorch asks for the user's name, which the image need not know. */}}
+{{- $extraNames := list }}{{ range .root.Values.extraEnv }}{{ $extraNames = append $extraNames .name }}{{ end }}
+{{- /* PyTorch reads the user's name, for which the image may lack an entry. */}}
 {{- range $name, $value := merge (dict) .root.Values.environmentVariables (dict "USER" "tokenmill") }}
 {{- $text := ternary $value (toJson $value) (kindIs "string" $value) }}
 {{- include "tokenmill.validateVariable" (dict "key" "environmentVariables" "name" $name "value" $text) }}
-{{- if not (has $name $elsewhere) }}
+{{- if not (has $name $extraNames) }}
 - {name: {{ $name | quote }}, value: {{ $text | quote }}}
 {{- end }}
 {{- end }}
 {{- end }}
 
 {{/*
-The claims of a training pod: one, or one to read data from and another to write to. Input: $. Output: a YAML list.
+Return the claims of a training pod: one claim, or one for the data and one for the output. Input: $. Output: a YAML list.
   {{ $claims := include "megatron-training.claims" . | fromYamlArray }}
 */}}
 {{- define "megatron-training.claims" -}}
 {{- with .Values.storage -}}
-{{- $apart := not (empty .checkpointPvcName) -}}
-{{- $claims := list (dict "name" "data" "claim" .pvcName "mountPath" .mountPath "subPath" .subPath "readOnly" $apart) -}}
-{{- if $apart -}}
+{{- $separate := not (empty .checkpointPvcName) -}}
+{{- $claims := list (dict "name" "data" "claim" .pvcName "mountPath" .mountPath "subPath" .subPath "readOnly" $separate) -}}
+{{- if $separate -}}
 {{- $claims = append $claims (dict "name" "checkpoints" "claim" .checkpointPvcName "mountPath" .checkpointMountPath "subPath" .checkpointSubPath) -}}
 {{- end -}}
 {{ toYaml $claims }}
@@ -75,8 +75,8 @@ The claims of a training pod: one, or one to read data from and another to write
 {{- end }}
 
 {{/*
-What a training pod mounts beside its claims: the settings, /tmp for what does not ask for TMPDIR, and /dev/shm, of which
-the container runtime gives 64 MiB. Input: $. Output: a YAML list.
+Return the mounts of a training pod in addition to its claims: the settings, /tmp for programs that ignore TMPDIR, and
+/dev/shm, for which the container runtime's default is 64 MiB. Input: $. Output: a YAML list.
   volumeMounts: {{ include "megatron-training.mounts" . | nindent 2 }}
 */}}
 {{- define "megatron-training.mounts" -}}
@@ -90,14 +90,14 @@ the container runtime gives 64 MiB. Input: $. Output: a YAML list.
 {{- end }}
 
 {{/*
-Their volumes, but the scratch that every pod has. Input: $. Output: a YAML list.
+Return the volumes of these mounts, except the scratch volume that every pod has. Input: $. Output: a YAML list.
   volumes: {{ include "megatron-training.volumes" . | nindent 2 }}
 */}}
 {{- define "megatron-training.volumes" -}}
 - name: settings
   configMap: {name: {{ include "megatron-training.settingsName" . | quote }}}
 - name: run
-  configMap: {name: {{ include "megatron-training.currentName" . | quote }}}
+  configMap: {name: {{ include "megatron-training.runConfigMapName" . | quote }}}
 - name: shm
   emptyDir: {medium: Memory, sizeLimit: {{ .Values.shmSize | quote }}}
 {{- if .Values.network.hugepages2Mi }}
@@ -107,8 +107,8 @@ Their volumes, but the scratch that every pod has. Input: $. Output: a YAML list
 {{- end }}
 
 {{/*
-Requests and limits of a training pod: GPUs and network devices, CPUs and memory by the GPU, and over them what the
-values name. Devices and huge pages cannot be overcommitted: their requests are their limits. Input: $. Output: JSON.
+Return the requests and limits of a training pod: GPUs and network devices, CPUs and memory per GPU, overridden by
+`resources`. Devices and huge pages cannot be overcommitted: their requests equal their limits. Input: $. Output: JSON.
   {{ $resources := include "megatron-training.resources" . | fromJson }}
 */}}
 {{- define "megatron-training.resources" -}}
@@ -121,7 +121,7 @@ values name. Devices and huge pages cannot be overcommitted: their requests are 
 {{- with $values.network.hugepages2Mi }}{{ $_ := set $devices "hugepages-2Mi" . }}{{ end -}}
 {{- $memory := printf "%dGi" (mulf $gpus (float64 $values.gpu.hostMemoryGib) | ceil | int64) -}}
 {{- $cpus := printf "%dm" (mulf $gpus (float64 $values.gpu.cpus) 1000 | int64) -}}
-{{- $given := $values.resources | default dict -}}
-{{- dict "requests" (merge (dict) ($given.requests | default dict) $devices (dict "cpu" $cpus "memory" $memory))
-         "limits" (merge (dict) ($given.limits | default dict) $devices (dict "memory" $memory)) | toJson -}}
+{{- $resources := $values.resources | default dict -}}
+{{- dict "requests" (merge (dict) ($resources.requests | default dict) $devices (dict "cpu" $cpus "memory" $memory))
+         "limits" (merge (dict) ($resources.limits | default dict) $devices (dict "memory" $memory)) | toJson -}}
 {{- end }}

@@ -1,7 +1,7 @@
 {{/*
-Who may connect to whom, where `networkPolicy.enabled` asks for it: the pods of a run to each other, at any port, since NCCL
-and gloo choose theirs; `helm test` and `tensorboard.allowFrom` to TensorBoard. What goes over InfiniBand or EFA passes no
-policy. Input: $. Output: documents, or none.
+Return the network policies, if `networkPolicy.enabled` is true. The pods of a run may connect to each other at any port,
+because NCCL and gloo choose their ports. `helm test` and `tensorboard.allowFrom` may connect to TensorBoard. Network
+policies do not affect traffic over InfiniBand or EFA. Input: $. Output: documents, or nothing.
   {{ include "megatron-training.networkPolicies" . }}
 */}}
 {{- define "megatron-training.networkPolicies" -}}
@@ -9,7 +9,7 @@ policy. Input: $. Output: documents, or none.
 {{- $board := include "megatron-training.tensorboardName" . -}}
 {{- $pods := dict -}}
 {{- range $component := list "train" "tensorboard" "test" -}}
-{{- $_ := set $pods $component (list (dict "podSelector" (include "tokenmill.podsOf" (dict "root" $ "component" $component) | fromYaml))) -}}
+{{- $_ := set $pods $component (list (dict "podSelector" (include "tokenmill.componentSelector" (dict "root" $ "component" $component) | fromYaml))) -}}
 {{- end -}}
 {{- $dns := .Values.networkPolicy.dns -}}
 {{- $egress := include "tokenmill.egress" (dict "root" . "rules" list) | fromYamlArray -}}
@@ -29,9 +29,10 @@ policy. Input: $. Output: documents, or none.
 {{- end }}
 
 {{/*
-A PodDisruptionBudget that asks for every pod of the run, where `podDisruptionBudget.enabled` asks for it. By number:
-the owners of these pods say of no scale, and without one the API takes neither a percentage nor maxUnavailable. Pods that
-are not ready, such as those that wait for others, may go. Input: $. Output: a document, or none.
+Return a PodDisruptionBudget that requires every pod of the run, if `podDisruptionBudget.enabled` is true. It specifies a
+number, because the owners of these pods have no scale subresource, without which the API accepts neither a percentage nor
+maxUnavailable. Pods that are not ready, such as those that wait for others, may be evicted. Input: $. Output: a document,
+or nothing.
   {{ include "megatron-training.disruptionBudget" . }}
 */}}
 {{- define "megatron-training.disruptionBudget" -}}
@@ -45,6 +46,6 @@ metadata:
 spec:
   minAvailable: {{ toJson .Values.training.nodes }}
   unhealthyPodEvictionPolicy: AlwaysAllow
-  selector: {{- include "tokenmill.podsOf" (dict "root" . "component" "train") | nindent 4 }}
+  selector: {{- include "tokenmill.componentSelector" (dict "root" . "component" "train") | nindent 4 }}
 {{- end }}
 {{- end }}

@@ -1,14 +1,14 @@
 {{/*
-A PyTorchJob: pods RELEASE-master-0 and RELEASE-worker-N. Its operator puts MASTER_ADDR, MASTER_PORT, RANK and WORLD_SIZE
-into their environment. ExitCode restarts what ends with 128 or more, and fails the run for what ends with less; a
-backoffLimit does not count there, so the command keeps its own budget.
-Input: dict "root" $, "run", "empty" (runs nothing). Output: YAML of its spec.
+Return the spec of a PyTorchJob, with pods RELEASE-master-0 and RELEASE-worker-N. Its operator sets MASTER_ADDR,
+MASTER_PORT, RANK and WORLD_SIZE in their environment. The restart policy ExitCode restarts pods with an exit code of 128
+or more, and fails the run for a lower one. The operator ignores a backoffLimit for it, so that the command counts
+attempts itself. Input: dict "root" $, "run", "empty" (runs nothing). Output: YAML of its spec.
   {{ include "megatron-training.pytorchjob" (dict "root" . "run" "" "empty" false) }}
 */}}
 {{- define "megatron-training.pytorchjob" -}}
 {{- $values := .root.Values -}}
 {{- $job := $values.job -}}
-{{- /* The operator sets the pods' restart policy, and warns at each pod whose template names one. */}}
+{{- /* The operator sets the pods' restart policy, and warns about each pod template that specifies one. */}}
 {{- $pod := dict "root" .root "run" .run "container" "pytorch" "restartPolicy" "" "labels" (dict "job-name" .root.Release.Name) -}}
 {{- $workers := sub (int64 $values.training.nodes) 1 -}}
 nprocPerNode: {{ toJson $values.training.gpusPerNode | quote }}

@@ -1,5 +1,5 @@
 {{/*
-The kind that an engine's name stands for. Input: the name. Output: YAML of apiVersion and kind.
+Return the API version and kind of an engine. Input: the engine's name. Output: YAML of apiVersion and kind.
   {{ $engine := include "megatron-training.engine" "jobset" | fromYaml }}
 */}}
 {{- define "megatron-training.engine" -}}
@@ -11,8 +11,8 @@ The kind that an engine's name stands for. Input: the name. Output: YAML of apiV
 {{- end }}
 
 {{/*
-What one run is known by: a hash of all that must not change while it runs, which leaves out what its end alone is
-about. Pods have it as TOKENMILL_RUN.
+Return the identifier of a run: a hash of everything that must not change while it runs. Fields that take effect only after
+its end are not part of it. Pods have it as TOKENMILL_RUN.
 Input: $. Output: hex digits.
   {{ $run := include "megatron-training.run" . }}
 */}}
@@ -27,14 +27,14 @@ Input: $. Output: hex digits.
 {{- end }}
 
 {{/*
-The run and what clears its place, of whichever kind. Input: $. Output: documents.
+Return the run's object of the selected engine, and the hooks that delete it. Input: $. Output: documents.
   {{ include "megatron-training.objects" . }}
 */}}
 {{- define "megatron-training.objects" -}}
 {{- $run := include "megatron-training.run" . -}}
 {{- $template := printf "megatron-training.%s" .Values.engine -}}
 {{- $object := merge (dict "root" . "name" .Release.Name "hash" $run "trialLength" 20
-      "untried" (eq .Values.engine "trainjob")
+      "skipTrial" (eq .Values.engine "trainjob")
       "onRollback" .Values.job.onRollback
       "spec" (include $template (dict "root" . "run" $run "empty" false))
       "empty" (include $template (dict "root" . "run" $run "empty" true))) (include "megatron-training.engine" .Values.engine | fromYaml) -}}
@@ -46,23 +46,23 @@ The run and what clears its place, of whichever kind. Input: $. Output: document
 {{- end }}
 
 {{/*
-What runs now under this release's name: its engine, which an upgrade compares without a right to look at other engines'
-objects, and its run, which pods compare with their own. A rollback changes a PyTorchJob in place; its pods then see that
-the run is another one, save, and end, and the next ones are those of the target revision.
+Return a ConfigMap with the release's current engine and run. An upgrade compares the engine without the right to read other
+engines' objects. Pods compare the run with their own: a rollback changes a PyTorchJob in place, and its pods then detect
+another run, save and end; their replacements belong to the target revision.
 Input: $. Output: a document.
-  {{ include "megatron-training.current" . }}
+  {{ include "megatron-training.runConfigMap" . }}
 */}}
-{{- define "megatron-training.current" }}
+{{- define "megatron-training.runConfigMap" }}
 ---
 apiVersion: v1
 kind: ConfigMap
 metadata:
-  name: {{ include "megatron-training.currentName" . | quote }}
+  name: {{ include "megatron-training.runConfigMapName" . | quote }}
   labels: {{- include "tokenmill.labels" . | nindent 4 }}
 data:
   engine: {{ .Values.engine }}
   run: {{ include "megatron-training.run" . | quote }}
 {{- end }}
-{{- define "megatron-training.currentName" -}}
+{{- define "megatron-training.runConfigMapName" -}}
 {{ .Release.Name }}-run
 {{- end }}

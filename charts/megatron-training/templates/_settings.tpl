@@ -1,6 +1,6 @@
 {{/*
-Directories on the volumes as the values name them. Input: $. Output: JSON of `dataset`, `checkpoints`, `logs`.
-  {{ $on := include "megatron-training.directories" . | fromJson }}
+Return the directories of a run, relative to their volumes. Input: $. Output: JSON of `dataset`, `checkpoints`, `logs`.
+  {{ $directories := include "megatron-training.directories" . | fromJson }}
 */}}
 {{- define "megatron-training.directories" -}}
 {{- $storage := .Values.storage -}}
@@ -10,53 +10,54 @@ Directories on the volumes as the values name them. Input: $. Output: JSON of `d
 {{- end }}
 
 {{/*
-Where pods see what a run writes: the checkpoints' own claim, or the one of the data. Input: $. Output: a path.
-  {{ include "megatron-training.writes" . }}
+Return the mount path of the volume that a run writes to: the checkpoints' claim, or that of the data. Input: $. Output: a
+path.
+  {{ include "megatron-training.outputMount" . }}
 */}}
-{{- define "megatron-training.writes" -}}
+{{- define "megatron-training.outputMount" -}}
 {{- with .Values.storage }}{{ ternary .checkpointMountPath .mountPath (not (empty .checkpointPvcName)) }}{{ end -}}
 {{- end }}
 
 {{/*
-The file that training pods mount: what jobs/tokenmill/training/settings.py reads. Input: $. Output: JSON.
+Return the settings file that training pods mount and jobs/tokenmill/training/settings.py reads. Input: $. Output: JSON.
   settings.json: {{ include "megatron-training.settings" . | quote }}
 */}}
 {{- define "megatron-training.settings" -}}
 {{- $values := .Values -}}
-{{- $on := include "megatron-training.directories" . | fromJson -}}
-{{- $writes := include "megatron-training.writes" . -}}
-{{- $training := include "megatron-training.said" (omit $values.training "saveInterval" "useSharp") | fromJson -}}
+{{- $directories := include "megatron-training.directories" . | fromJson -}}
+{{- $outputMount := include "megatron-training.outputMount" . -}}
+{{- $training := include "megatron-training.setValues" (omit $values.training "saveInterval" "useSharp") | fromJson -}}
 {{- $_ := set $training "useSharp" (has (toString $values.training.useSharp) (list "1" "true")) -}}
-{{- $checkpoint := include "megatron-training.said" (merge (dict "saveInterval" $values.training.saveInterval) (omit $values.checkpoint "loadPath")) | fromJson -}}
-{{- $_ := set $checkpoint "path" (printf "%s/%s" $writes $on.checkpoints) -}}
-{{- with $values.checkpoint.loadPath }}{{ $_ := set $checkpoint "loadPath" (printf "%s/%s" $writes .) }}{{ end -}}
+{{- $checkpoint := include "megatron-training.setValues" (merge (dict "saveInterval" $values.training.saveInterval) (omit $values.checkpoint "loadPath")) | fromJson -}}
+{{- $_ := set $checkpoint "path" (printf "%s/%s" $outputMount $directories.checkpoints) -}}
+{{- with $values.checkpoint.loadPath }}{{ $_ := set $checkpoint "loadPath" (printf "%s/%s" $outputMount .) }}{{ end -}}
 {{- $dataset := dict "split" $values.dataset.split -}}
 {{- with $values.dataset.key }}{{ $_ := set $dataset "key" . }}{{ end -}}
-{{- with $values.dataset.cachePath }}{{ $_ := set $dataset "cachePath" (printf "%s/%s" $writes .) }}{{ end -}}
+{{- with $values.dataset.cachePath }}{{ $_ := set $dataset "cachePath" (printf "%s/%s" $outputMount .) }}{{ end -}}
 {{- if $values.dataset.allowChange }}{{ $_ := set $dataset "allowChange" true }}{{ end -}}
 {{- if $values.dataset.blend -}}
 {{- $_ := set $dataset "blend" (include "megatron-training.blend" . | fromJson) -}}
 {{- else -}}
-{{- $_ := set $dataset "path" (printf "%s/%s" $values.storage.mountPath $on.dataset) -}}
+{{- $_ := set $dataset "path" (printf "%s/%s" $values.storage.mountPath $directories.dataset) -}}
 {{- end -}}
 {{- $arguments := list -}}
 {{- range $values.extraArgs }}{{ $arguments = append $arguments (ternary . (toJson .) (kindIs "string" .)) }}{{ end -}}
 {{ dict "release" .Release.Name
         "model" (include "megatron-training.model" . | fromJson)
         "training" $training
-        "parallelism" (include "megatron-training.said" $values.parallelism | fromJson)
+        "parallelism" (include "megatron-training.setValues" $values.parallelism | fromJson)
         "checkpoint" $checkpoint
         "dataset" $dataset
-        "logs" (dict "path" (printf "%s/%s" $writes $on.logs))
-        "gpu" (include "megatron-training.said" (pick $values.gpu "memoryGib" "peakTflops") | fromJson)
-        "supervision" (include "megatron-training.said" $values.supervision | fromJson)
-        "trainer" (include "megatron-training.said" $values.trainer | fromJson)
+        "logs" (dict "path" (printf "%s/%s" $outputMount $directories.logs))
+        "gpu" (include "megatron-training.setValues" (pick $values.gpu "memoryGib" "peakTflops") | fromJson)
+        "supervision" (include "megatron-training.setValues" $values.supervision | fromJson)
+        "trainer" (include "megatron-training.setValues" $values.trainer | fromJson)
         "extraArgs" $arguments
         "runAgain" (toString $values.job.runAgain) | toJson }}
 {{- end }}
 
 {{/*
-The datasets of a blend, as the pods see them. Input: $. Output: JSON.
+Return the datasets of a blend, with paths in the pods. Input: $. Output: JSON.
   {{ include "megatron-training.blend" . | fromJson }}
 */}}
 {{- define "megatron-training.blend" -}}
@@ -65,7 +66,7 @@ The datasets of a blend, as the pods see them. Input: $. Output: JSON.
 {{- range $key, $value := .Values.dataset.blend -}}
 {{- if kindIs "slice" $value -}}
 {{- $parts := list -}}
-{{- range $value }}{{ $parts = append $parts (merge (dict "path" (printf "%s/%s" $mount .path)) (include "megatron-training.said" . | fromJson)) }}{{ end -}}
+{{- range $value }}{{ $parts = append $parts (merge (dict "path" (printf "%s/%s" $mount .path)) (include "megatron-training.setValues" . | fromJson)) }}{{ end -}}
 {{- $_ := set $blend $key $parts -}}
 {{- else if not (kindIs "invalid" $value) -}}
 {{- $_ := set $blend $key $value -}}
@@ -75,8 +76,8 @@ The datasets of a blend, as the pods see them. Input: $. Output: JSON.
 {{- end }}
 
 {{/*
-The name of the ConfigMap that holds the file: another content has another name, so that no pod of an old run ever reads
-the settings of a new one. Input: $. Output: a name.
+Return the name of the ConfigMap with the settings file. The name contains a hash of the content, so that a pod of an old
+run never reads the settings of a new one. Input: $. Output: a name.
   {{ include "megatron-training.settingsName" . }}
 */}}
 {{- define "megatron-training.settingsName" -}}
@@ -84,7 +85,7 @@ the settings of a new one. Input: $. Output: a name.
 {{- end }}
 
 {{/*
-That ConfigMap. Input: $. Output: a document.
+Return that ConfigMap. Input: $. Output: a document.
   {{ include "megatron-training.configMap" . }}
 */}}
 {{- define "megatron-training.configMap" }}

@@ -1,5 +1,5 @@
 {{/*
-The name of TensorBoard's service. Input: $. Output: a name.
+Return the name of TensorBoard's service. Input: $. Output: a name.
   {{ include "megatron-training.tensorboardName" . }}
 */}}
 {{- define "megatron-training.tensorboardName" -}}
@@ -7,22 +7,22 @@ The name of TensorBoard's service. Input: $. Output: a name.
 {{- end }}
 
 {{/*
-TensorBoard over the run's events, its service, and what `helm test` asks it. Input: $. Output: documents, or none.
+Return TensorBoard for the run's events, its service, and the pod of `helm test`. Input: $. Output: documents, or nothing.
   {{ include "megatron-training.tensorboard" . }}
 */}}
 {{- define "megatron-training.tensorboard" -}}
 {{- if .Values.tensorboard.enabled }}
 {{- $name := include "megatron-training.tensorboardName" . -}}
 {{- $tensorboard := .Values.tensorboard -}}
-{{- $on := include "megatron-training.directories" . | fromJson -}}
+{{- $directories := include "megatron-training.directories" . | fromJson -}}
 {{- $claims := list -}}
 {{- range include "megatron-training.claims" . | fromYamlArray }}
-{{- if eq .mountPath (include "megatron-training.writes" $) }}{{ $claims = list (merge (dict "readOnly" true) .) }}{{ end }}
+{{- if eq .mountPath (include "megatron-training.outputMount" $) }}{{ $claims = list (merge (dict "readOnly" true) .) }}{{ end }}
 {{- end -}}
 {{- $pod := dict "root" . "stage" "tensorboard" "environment" "" "claims" $claims "resources" $tensorboard.resources
       "image" $tensorboard.image "graceSeconds" 5 "restartPolicy" "Always" "command" "- tensorboard"
-      "arguments" (printf "- --logdir\n- %s\n- --bind_all\n- --port=6006" (include "tokenmill.argument" (printf "%s/%s" (include "megatron-training.writes" .) $on.logs)))
-      "more" "ports: [{name: http, containerPort: 6006}]\nreadinessProbe:\n  httpGet: {path: /, port: http}\n  periodSeconds: 5"
+      "arguments" (printf "- --logdir\n- %s\n- --bind_all\n- --port=6006" (include "tokenmill.argument" (printf "%s/%s" (include "megatron-training.outputMount" .) $directories.logs)))
+      "containerFields" "ports: [{name: http, containerPort: 6006}]\nreadinessProbe:\n  httpGet: {path: /, port: http}\n  periodSeconds: 5"
       "placement" (pick $tensorboard "nodeSelector" "tolerations") }}
 ---
 apiVersion: apps/v1
@@ -51,7 +51,7 @@ metadata:
   name: {{ $name | quote }}
   labels: {{- include "tokenmill.labels" . | nindent 4 }}
 spec:
-  # There is one pod, to which the name leads; a port-forward finds it as well.
+  # Headless: the name resolves to the only pod, and kubectl port-forward uses it too.
   clusterIP: None
   selector:
     {{- include "tokenmill.selectorLabels" . | nindent 4 }}
@@ -63,7 +63,7 @@ spec:
 {{- end }}
 
 {{/*
-What `helm test` runs: a pod that reaches TensorBoard through its service. Input: $. Output: a document.
+Return the pod of `helm test`, which connects to TensorBoard through its service. Input: $. Output: a document.
   {{ include "megatron-training.test" . }}
 */}}
 {{- define "megatron-training.test" -}}

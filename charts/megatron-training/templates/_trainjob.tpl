@@ -1,6 +1,6 @@
 {{/*
-A TrainJob of Kubeflow Trainer 2, which makes a JobSet of its TrainingRuntime: pods and labels are those of a JobSet.
-Input: dict "root" $, "empty" (runs nothing). Output: YAML of its spec.
+Return the spec of a TrainJob of Kubeflow Trainer 2, which creates a JobSet from its TrainingRuntime: its pods and labels
+are those of a JobSet. Input: dict "root" $, "empty" (runs nothing). Output: YAML of its spec.
   {{ include "megatron-training.trainjob" (dict "root" . "run" "" "empty" false) }}
 */}}
 {{- define "megatron-training.trainjob" -}}
@@ -10,7 +10,7 @@ suspend: true
 runtimeRef: {apiGroup: trainer.kubeflow.org, kind: TrainingRuntime, name: {{ .root.Release.Name | quote }}}
 trainer: {numNodes: {{ toJson .root.Values.training.nodes }}}
 {{- if not .empty }}
-{{- /* Immutable, so that a change of what the runtime holds makes the TrainJob anew. */}}
+{{- /* This field is immutable: a change of the runtime changes the run, and so recreates the TrainJob. */}}
 runtimePatches:
   - manager: tokenmill/run
     trainingRuntimeSpec: {template: {metadata: {annotations: {tokenmill/run: {{ .run | quote }}}}}}
@@ -18,9 +18,9 @@ runtimePatches:
 {{- end }}
 
 {{/*
-Its runtime. A TrainJob is refused whose runtime is not there, and Helm would create it later: a hook creates it first.
-Helm leaves what hooks created when the release goes.
-Input: dict "root" $, "run", "hooks" (when it must be made). Output: a document, or none.
+Return its TrainingRuntime. The API refuses a TrainJob without its runtime, and Helm would create the runtime after it. A
+hook therefore creates the runtime first. Helm does not delete objects of hooks when the release is uninstalled.
+Input: dict "root" $, "run", "hooks" (when to create it). Output: a document, or nothing.
   {{ include "megatron-training.runtime" (dict "root" . "run" $run "hooks" "pre-install") }}
 */}}
 {{- define "megatron-training.runtime" }}

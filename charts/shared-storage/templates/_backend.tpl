@@ -1,32 +1,34 @@
 {{/*
-A back end NAME is the section NAME of values and a file _NAME.tpl, which defines, each of $:
-  shared-storage.NAME.volume    its documents
-  shared-storage.NAME.rules     nothing, or fails
-  shared-storage.NAME.warnings  lines for NOTES that begin with Mind, or none
-  shared-storage.NAME.about     JSON, of which each may be left out, and which the section may be null for:
-    driver          what makes its volumes, where it has a StorageClass of its own, which storage.parameters are for
-    sizeKey         the key that says its size in place of pvc.size
-    source          what a volume for what is there is made of, in words; without it the claim outlives the release
-    noMountOptions  why it does not read storage.mountOptions
-    fit             what `tokenmill fit --storage` calls it; without it speedOf decides, "its server" unless it says so
-Nothing else knows a back end's name. backends.json lists them: `make charts` makes it of these files.
+A back end NAME is the section NAME of values, and a file _NAME.tpl with these templates, each with input $:
+  shared-storage.NAME.volume      its documents
+  shared-storage.NAME.rules       nothing, or fails
+  shared-storage.NAME.warnings    lines for NOTES that begin with Warning, or nothing
+  shared-storage.NAME.properties  JSON of these optional keys; must accept that the section is null:
+    driver          CSI driver that provisions its volumes with a StorageClass, to which storage.parameters apply
+    sizeKey         key of the size that replaces pvc.size
+    source          description of the existing storage of a static volume; without it the claim outlives the release
+    noMountOptions  reason why it does not read storage.mountOptions
+    fit             its argument for `tokenmill fit --storage`
+    speedOf         without "fit": the component that limits its speed, by default "its server"
+No other file contains a back end's name. `make charts` writes backends.json from these files.
 */}}
 
 {{/*
-What the back end says of itself. Input: $. Output: JSON.
-  {{ $about := include "shared-storage.about" . | fromJson }}
+Return the properties of the back end. Input: $. Output: JSON.
+  {{ $properties := include "shared-storage.properties" . | fromJson }}
 */}}
-{{- define "shared-storage.about" -}}
-{{ include (printf "shared-storage.%s.about" .Values.backend) . }}
+{{- define "shared-storage.properties" -}}
+{{ include (printf "shared-storage.%s.properties" .Values.backend) . }}
 {{- end }}
 
 {{/*
-Whether the claim outlives the release, and what a static volume is made of. Input: $. Output: true or nothing; words.
-  {{ if include "shared-storage.stays" . }}...{{ else }}{{ include "shared-storage.source" . }}{{ end }}
+Return whether the claim outlives the release, and the existing storage of a static volume. Input: $. Output: true or
+nothing; a description.
+  {{ if include "shared-storage.claimIsKept" . }}...{{ else }}{{ include "shared-storage.existingSource" . }}{{ end }}
 */}}
-{{- define "shared-storage.stays" -}}
-{{- if not (include "shared-storage.source" .) }}true{{ end }}
+{{- define "shared-storage.claimIsKept" -}}
+{{- if not (include "shared-storage.existingSource" .) }}true{{ end }}
 {{- end }}
-{{- define "shared-storage.source" -}}
-{{- (include "shared-storage.about" . | fromJson).source | default "" }}
+{{- define "shared-storage.existingSource" -}}
+{{- (include "shared-storage.properties" . | fromJson).source | default "" }}
 {{- end }}

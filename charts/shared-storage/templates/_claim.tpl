@@ -1,7 +1,8 @@
 {{/*
-The claim. Input: dict "root" $ "size" a quantity, "storageClassName" (nil for the cluster's default, "" for none)
-"volumeName" (may be empty) "keep" (whether it stays when the release goes) "grows" (whether its volume can), and for a
-new volume "provisioner" and "parameters", which the claim records: its StorageClass does not stay. Output: a document.
+Return the claim. Input: dict "root" $ "size" a quantity, "storageClassName" (nil for the cluster's default, "" for none)
+"volumeName" (may be empty) "keep" (whether it outlives the release) "grows" (whether its volume can grow), and for a new
+volume "provisioner" and "parameters". The claim records these two, because its StorageClass is deleted with the release.
+Output: a document.
   {{ include "shared-storage.claim" (dict "root" . "size" "1Ti" "storageClassName" "" "volumeName" "x" "keep" false "grows" false) }}
 */}}
 {{- define "shared-storage.claim" -}}
@@ -32,7 +33,8 @@ spec:
 {{ end }}
 
 {{/*
-What of a claim that is there cannot become what the values say. Input: as for the claim. Output: nothing, or fails.
+Refuse values that would need an immutable field of an existing claim to change. Input: as for the claim. Output: nothing,
+or fails.
   {{ include "shared-storage.validateClaim" . }}
 */}}
 {{- define "shared-storage.validateClaim" -}}
@@ -40,69 +42,70 @@ What of a claim that is there cannot become what the values say. Input: as for t
 {{- $namespace := .root.Release.Namespace }}
 {{- with lookup "v1" "PersistentVolumeClaim" $namespace $name }}
 {{- if .metadata.deletionTimestamp }}
-{{- fail (printf "\nthe claim %q is still being deleted: a pod may use it (kubectl describe pvc %s -n %s).\nWait for it: kubectl wait --for=delete pvc/%s -n %s --timeout=5m" $name $name $namespace $name $namespace) }}
+{{- fail (printf "\nthe claim %q is still being deleted: a pod may use it (kubectl describe pvc %s -n %s).\nWait for its end: kubectl wait --for=delete pvc/%s -n %s --timeout=5m" $name $name $namespace $name $namespace) }}
 {{- end }}
 {{- if ne $.root.Release.Name (index (.metadata.annotations | default dict) "meta.helm.sh/release-name" | default "") }}
-{{- fail (printf "\nthere is a claim %q in namespace %s that is not of this release.\nUse it as it is, with storage.pvcName=%s in the other charts, or make another: --set pvc.name=NAME." $name $namespace $name) }}
+{{- fail (printf "\nthe claim %q exists in namespace %s and does not belong to this release.\nUse it with storage.pvcName=%s in the other charts, or create another claim: --set pvc.name=NAME." $name $namespace $name) }}
 {{- end }}
-{{- if $.provisioner }}{{ include "shared-storage.validateMaker" (dict "claim" . "with" $) }}{{ end }}
+{{- if $.provisioner }}{{ include "shared-storage.validateProvisioner" (dict "claim" . "requested" $) }}{{ end }}
 {{- with .spec }}
 {{- if and (kindIs "invalid" $.storageClassName) (has (toJson .storageClassName) (list "\"\"" (include "shared-storage.className" $.root | toJson))) }}
-{{- fail (printf "\nThe claim %q was not made with backend=%s, and cannot be changed.\nGive the values it was made with (helm get values %s -n %s), -f values/storage/NAME.yaml among them, or set pvc.name to make another." $name $.root.Values.backend $.root.Release.Name $namespace) }}
+{{- fail (printf "\nthe claim %q was not created with backend=%s, and cannot be changed.\nUse the values it was created with (helm get values %s -n %s), including -f values/storage/NAME.yaml, or set pvc.name to create another claim." $name $.root.Values.backend $.root.Release.Name $namespace) }}
 {{- end }}
 {{- range $key, $pair := dict
       "pvc.accessModes" (list .accessModes $.root.Values.pvc.accessModes)
       "storageClassName" (list .storageClassName (ternary .storageClassName $.storageClassName (kindIs "invalid" $.storageClassName)))
       "volumeName" (list .volumeName ($.volumeName | default .volumeName)) }}
 {{- if ne (toJson (first $pair)) (toJson (last $pair)) }}
-{{- fail (printf "\nThe claim %q is there with %s=%s, which cannot be changed to %s.\nKeep the values it was made with, or set pvc.name to make another." $name $key (toJson (first $pair)) (toJson (last $pair))) }}
+{{- fail (printf "\nthe claim %q exists with %s=%s, which cannot be changed to %s.\nUse the values it was created with, or set pvc.name to create another claim." $name $key (toJson (first $pair)) (toJson (last $pair))) }}
 {{- end }}
 {{- end }}
-{{- $asked := include "tokenmill.quantity" .resources.requests.storage | float64 }}
-{{- $wanted := include "tokenmill.quantity" $.size | float64 }}
-{{- if or (lt $wanted $asked) (and (gt $wanted $asked) (not $.grows)) }}
-{{- fail (printf "\nThe claim %q is there with %s, and %s.\nKeep the size it was made with, or set pvc.name to make another." $name .resources.requests.storage (ternary (printf "a claim does not shrink to %s" $.size) (printf "this one cannot grow to %s" $.size) (lt $wanted $asked))) }}
+{{- $existingSize := include "tokenmill.quantity" .resources.requests.storage | float64 }}
+{{- $newSize := include "tokenmill.quantity" $.size | float64 }}
+{{- if or (lt $newSize $existingSize) (and (gt $newSize $existingSize) (not $.grows)) }}
+{{- fail (printf "\nthe claim %q exists with a size of %s, and %s.\nUse the size it was created with, or set pvc.name to create another claim." $name .resources.requests.storage (ternary (printf "a claim cannot shrink to %s" $.size) (printf "this one cannot grow to %s" $.size) (lt $newSize $existingSize))) }}
 {{- end }}
 {{- end }}
 {{- end }}
 {{- end }}
 
 {{/*
-A claim outlives its release and keeps its volume: another back end, or other parameters, under the same names would
-describe what is not there. Which driver made it, its volume says, else Kubernetes' annotation, else the chart's own.
-Input: dict "claim" as the cluster has it, "with" what shared-storage.claim is given. Output: nothing, or fails.
-  {{ include "shared-storage.validateMaker" (dict "claim" $claim "with" .) }}
+Refuse another driver or other parameters for an existing claim: a claim outlives its release and keeps its volume, so that
+the new values would not describe it. The driver is in the volume, else in Kubernetes' annotation, else in the chart's.
+Input: dict "claim" of the cluster, "requested": the input of shared-storage.claim. Output: nothing, or fails.
+  {{ include "shared-storage.validateProvisioner" (dict "claim" $claim "requested" .) }}
 */}}
-{{- define "shared-storage.validateMaker" -}}
-{{- $claim := .claim -}}{{- $asked := .with -}}
+{{- define "shared-storage.validateProvisioner" -}}
+{{- $claim := .claim -}}{{- $requested := .requested -}}
 {{- $annotations := $claim.metadata.annotations | default dict -}}
 {{- $driver := "" -}}
 {{- with $claim.spec.volumeName }}{{ $driver = (((lookup "v1" "PersistentVolume" "" .).spec).csi).driver }}{{ end -}}
 {{- range list "volume.kubernetes.io/storage-provisioner" "volume.beta.kubernetes.io/storage-provisioner" "tokenmill/provisioner" }}
 {{- $driver = $driver | default (get $annotations .) }}
 {{- end }}
-{{- if and $driver (ne $driver $asked.provisioner) }}
-{{- fail (include "shared-storage.otherDriver" (dict "what" (printf "The claim %q" $claim.metadata.name) "has" $driver "asked" $asked.provisioner "root" $asked.root)) }}
+{{- if and $driver (ne $driver $requested.provisioner) }}
+{{- fail (include "shared-storage.driverMismatch" (dict "object" (printf "the claim %q" $claim.metadata.name) "existing" $driver "requested" $requested.provisioner "root" $requested.root)) }}
 {{- end }}
 {{- with get $annotations "tokenmill/parameters" }}
-{{- $there := fromJson . }}
-{{- range $key := concat (keys $there) (keys $asked.parameters) | uniq | sortAlpha }}
-{{- if ne (toJson (get $there $key)) (toJson (get $asked.parameters $key)) }}
-{{- fail (printf "\nThe claim %q is there with a volume of %s=%q, which cannot be changed to %q.\nKeep the values it was made with, or set pvc.name to make another." $claim.metadata.name $key (get $there $key) (get $asked.parameters $key)) }}
+{{- $existingParameters := fromJson . }}
+{{- range $key := concat (keys $existingParameters) (keys $requested.parameters) | uniq | sortAlpha }}
+{{- if ne (toJson (get $existingParameters $key)) (toJson (get $requested.parameters $key)) }}
+{{- fail (printf "\nthe claim %q exists with a volume of %s=%q, which cannot be changed to %q.\nUse the values it was created with, or set pvc.name to create another claim." $claim.metadata.name $key (get $existingParameters $key) (get $requested.parameters $key)) }}
 {{- end }}
 {{- end }}
 {{- end }}
 {{- end }}
 
 {{/*
-What to say where another driver made what is there. Input: dict "what", "has" and "asked" drivers, "root" $. Output: text.
-  {{ fail (include "shared-storage.otherDriver" (dict "what" "The claim \"x\"" "has" "blob.csi.azure.com" "asked" "fsx.csi.aws.com" "root" .)) }}
+Return the message for an object of another driver. Input: dict "object", "existing" and "requested" drivers, "root" $.
+Output: text.
+  {{ fail (include "shared-storage.driverMismatch" (dict "object" "The claim \"x\"" "existing" "blob.csi.azure.com" "requested" "fsx.csi.aws.com" "root" .)) }}
 */}}
-{{- define "shared-storage.otherDriver" -}}
+{{- define "shared-storage.driverMismatch" -}}
 {{- $backends := dict -}}
 {{- range $name := .root.Files.Get "backends.json" | fromJsonArray }}
-{{- with (include (printf "shared-storage.%s.about" $name) $.root | fromJson).driver }}{{ $_ := set $backends . $name }}{{ end }}
+{{- with (include (printf "shared-storage.%s.properties" $name) $.root | fromJson).driver }}{{ $_ := set $backends . $name }}{{ end }}
 {{- end -}}
-{{ printf "\n%s is of the driver %s (%s), and backend=%s is %s: neither can be changed." .what .has (get $backends .has | default "another back end" ) .root.Values.backend .asked }}
-Keep the back end it was made with, or make another claim beside it: helm install OTHER charts/shared-storage --set pvc.name=OTHER, and these values.
+{{ printf "\n%s has the driver %s (%s), but backend=%s has %s: the driver of a volume cannot be changed." .object .existing (get $backends .existing | default "another back end" ) .root.Values.backend .requested }}
+Use the back end it was created with, or create a second claim: helm install OTHER charts/shared-storage --set pvc.name=OTHER, with these values.
 {{- end }}

@@ -1,5 +1,5 @@
 {{/*
-A StorageClass or a PersistentVolume that is in the cluster. The claim stays when the release goes, and the data with it.
+Return the claim on an existing StorageClass or PersistentVolume. It outlives the release, with the data.
 Input: $. Output: a document.
   {{ include "shared-storage.existing.volume" . }}
 */}}
@@ -12,25 +12,25 @@ Input: $. Output: a document.
 {{- end }}
 
 {{/*
-Its rules. Input: $. Output: nothing, or fails.
+Check the section of this back end. Input: $. Output: nothing, or fails.
   {{ include "shared-storage.existing.rules" . }}
 */}}
 {{- define "shared-storage.existing.rules" -}}
-{{- /* None. */}}
+{{- /* This back end has no rules. */}}
 {{- end }}
 
 {{/*
-Its warnings. Input: $. Output: lines that begin with Mind, or none.
+Return its warnings. Input: $. Output: lines that begin with Warning, or nothing.
   {{ include "shared-storage.existing.warnings" . }}
 */}}
 {{- define "shared-storage.existing.warnings" -}}
-{{- /* None. */}}
+{{- /* This back end has no warnings. */}}
 {{- end }}
 
 {{/*
-What the rest of the chart asks of it (_backend.tpl). Input: $. Output: JSON.
-  {{ include "shared-storage.existing.about" . | fromJson }}
+Return its properties (_backend.tpl). Input: $. Output: JSON.
+  {{ include "shared-storage.existing.properties" . | fromJson }}
 */}}
-{{- define "shared-storage.existing.about" -}}
-{{ dict "noMountOptions" "they stand in the StorageClass or the PersistentVolume that is there" | toJson }}
+{{- define "shared-storage.existing.properties" -}}
+{{ dict "noMountOptions" "the existing StorageClass or PersistentVolume contains them" | toJson }}
 {{- end }}

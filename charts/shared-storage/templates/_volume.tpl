@@ -1,28 +1,28 @@
 {{/*
-A StorageClass of this release alone, and the claim on it, which stays when the release goes, and the data with it.
+Return a StorageClass that only this release uses, and a claim on it that outlives the release, with the data.
 Input: dict "root" $ "size" "provisioner" "parameters" "mountOptions" "grows". Output: documents.
   {{ include "shared-storage.dynamic" (dict "root" . "size" "16Ti" "provisioner" "fsx.csi.aws.com" "parameters" dict "mountOptions" list "grows" true) }}
 */}}
 {{- define "shared-storage.dynamic" -}}
 {{- $name := include "shared-storage.className" .root -}}
-{{- $more := .root.Values.storage.parameters | default dict -}}
+{{- $extra := .root.Values.storage.parameters | default dict -}}
 {{- range $key, $value := .parameters }}
-{{- range keys $more | sortAlpha }}
+{{- range keys $extra | sortAlpha }}
 {{- if eq (lower .) (lower $key) }}
-{{- fail (printf "\nstorage.parameters.%s stands against %s=%q, which the chart makes of the section %s.\nSet it there, and leave it out here." . $key $value $.root.Values.backend) }}
+{{- fail (printf "\nstorage.parameters.%s contradicts %s=%q, which the chart derives from the section %s.\nSet the key in that section, and remove it from storage.parameters." . $key $value $.root.Values.backend) }}
 {{- end }}
 {{- end }}
 {{- end }}
-{{- $parameters := merge (dict) $more .parameters -}}
-{{- range $key, $value := $parameters }}{{ $_ := set $parameters $key (include "shared-storage.word" $value) }}{{ end -}}
+{{- $parameters := merge (dict) $extra .parameters -}}
+{{- range $key, $value := $parameters }}{{ $_ := set $parameters $key (include "shared-storage.parameterText" $value) }}{{ end -}}
 {{- with lookup "storage.k8s.io/v1" "StorageClass" "" $name }}
 {{- if ne .provisioner $.provisioner }}
-{{- fail (include "shared-storage.otherDriver" (dict "what" (printf "The StorageClass %q" $name) "has" .provisioner "asked" $.provisioner "root" $.root)) }}
+{{- fail (include "shared-storage.driverMismatch" (dict "object" (printf "the StorageClass %q" $name) "existing" .provisioner "requested" $.provisioner "root" $.root)) }}
 {{- end }}
-{{- $there := .parameters | default dict }}
-{{- range $key := concat (keys $there) (keys $parameters) | uniq | sortAlpha }}
-{{- if ne (toJson (get $there $key)) (toJson (get $parameters $key)) }}
-{{- fail (printf "\nThe StorageClass %q is there with %s=%q, which cannot be changed to %q, nor can the volume that came from it.\nKeep the values it was made with, or make another volume: helm install OTHER charts/shared-storage --set pvc.name=OTHER, and these values." $name $key (get $there $key) (get $parameters $key)) }}
+{{- $existingParameters := .parameters | default dict }}
+{{- range $key := concat (keys $existingParameters) (keys $parameters) | uniq | sortAlpha }}
+{{- if ne (toJson (get $existingParameters $key)) (toJson (get $parameters $key)) }}
+{{- fail (printf "\nthe StorageClass %q exists with %s=%q, and neither it nor its volume can be changed to %q.\nUse the values it was created with, or create another volume: helm install OTHER charts/shared-storage --set pvc.name=OTHER, with these values." $name $key (get $existingParameters $key) (get $parameters $key)) }}
 {{- end }}
 {{- end }}
 {{- end -}}
@@ -43,9 +43,9 @@ allowVolumeExpansion: {{ .grows }}
 {{- end }}
 
 {{/*
-A PersistentVolume for what is there, and the claim that it is for. Both go with the release, since a volume that outlived
-its claim would never be bound again; what is on it stays.
-Input: dict "root" $ "size" "spec" what it is made of, "mountOptions". Output: documents.
+Return a PersistentVolume for existing storage, and its claim. Both are deleted with the release, because a volume that
+outlives its claim can never be bound again; the files remain.
+Input: dict "root" $ "size" "spec" of its source, "mountOptions". Output: documents.
   {{ include "shared-storage.static" (dict "root" . "size" "1Ti" "spec" (dict "nfs" (dict "server" "s" "path" "/")) "mountOptions" list) }}
 */}}
 {{- define "shared-storage.static" -}}
@@ -54,20 +54,20 @@ Input: dict "root" $ "size" "spec" what it is made of, "mountOptions". Output: d
 {{- $namespace := .root.Release.Namespace -}}
 {{- with lookup "v1" "PersistentVolumeClaim" $namespace $claim }}
 {{- if ne (.spec.volumeName | default "") $name }}
-{{- fail (printf "\nthere is a claim %q in namespace %s that was made otherwise, and a claim cannot be changed.\nDelete it (kubectl delete pvc %s -n %s; look first whether it holds data), or choose another name: --set pvc.name=NAME." $claim $namespace $claim $namespace) }}
+{{- fail (printf "\nthe claim %q exists in namespace %s with another volume, and a claim cannot be changed.\nDelete it after you have checked that it holds no data (kubectl delete pvc %s -n %s), or choose another name: --set pvc.name=NAME." $claim $namespace $claim $namespace) }}
 {{- end }}
 {{- end }}
 {{- $volume := lookup "v1" "PersistentVolume" "" $name }}
 {{- if ($volume.metadata).deletionTimestamp }}
-{{- fail (printf "\nthe volume %q is still being deleted.\nWait for it: kubectl wait --for=delete pv/%s --timeout=5m" $name $name) }}
+{{- fail (printf "\nthe volume %q is still being deleted.\nWait for its end: kubectl wait --for=delete pv/%s --timeout=5m" $name $name) }}
 {{- end }}
 {{- if eq ($volume.status).phase "Released" }}
-{{- fail (printf "\nthe volume %q is still there for a claim that is gone, and would never be bound again.\nRemove it, which leaves what is on it: kubectl delete pv %s" $name $name) }}
+{{- fail (printf "\nthe volume %q belongs to a claim that is deleted, and can never be bound again.\nDelete the volume, which keeps its files: kubectl delete pv %s" $name $name) }}
 {{- end }}
-{{- $there := $volume.spec }}
-{{- range $key, $part := ternary .spec dict (not (empty $there)) }}
-{{- if ne (toJson (index $there $key)) (toJson $part) }}
-{{- fail (printf "\nThe volume %q is there with %s=%s, which cannot be changed to %s.\nKeep the values it was made with, or set pvc.name to make another." $name $key (toJson (index $there $key)) (toJson $part)) }}
+{{- $existingSpec := $volume.spec }}
+{{- range $key, $part := ternary .spec dict (not (empty $existingSpec)) }}
+{{- if ne (toJson (index $existingSpec $key)) (toJson $part) }}
+{{- fail (printf "\nthe volume %q exists with %s=%s, which cannot be changed to %s.\nUse the values it was created with, or set pvc.name to create another volume." $name $key (toJson (index $existingSpec $key)) (toJson $part)) }}
 {{- end }}
 {{- end -}}
 ---
@@ -90,7 +90,8 @@ spec:
 {{- end }}
 
 {{/*
-Names that no other release has, of a StorageClass and of a volume: a namespace has no dot, and so ends at the first one. Input: $. Output: a name.
+Return names for a StorageClass and a volume that no other release has: a namespace contains no dot, so that the first dot
+ends it. Input: $. Output: a name.
   {{ include "shared-storage.className" . }}
 */}}
 {{- define "shared-storage.className" -}}
@@ -101,24 +102,24 @@ Names that no other release has, of a StorageClass and of a volume: a namespace 
 {{- end }}
 
 {{/*
-Parameters of a driver that are set. Input: dict "of" a section, "names" dict of parameter to key. Output: JSON.
-  {{ include "shared-storage.parameters" (dict "of" .Values.amlfs "names" (dict "sku-name" "skuName")) | fromJson }}
+Return the parameters of a driver that are set. Input: dict "section" a dict, "names" dict of parameter to key. Output: JSON.
+  {{ include "shared-storage.parameters" (dict "section" .Values.amlfs "names" (dict "sku-name" "skuName")) | fromJson }}
 */}}
 {{- define "shared-storage.parameters" -}}
-{{- $found := dict }}
+{{- $parameters := dict }}
 {{- range $parameter, $key := .names }}
-{{- if include "shared-storage.given" (dict "of" $.of "prefix" "" "keys" (list $key)) }}{{ $_ := set $found $parameter (include "shared-storage.word" (index $.of $key)) }}{{ end }}
+{{- if include "shared-storage.setKeys" (dict "section" $.section "prefix" "" "keys" (list $key)) }}{{ $_ := set $parameters $parameter (include "shared-storage.parameterText" (index $.section $key)) }}{{ end }}
 {{- end }}
-{{- toJson $found }}
+{{- toJson $parameters }}
 {{- end }}
 
 {{/*
-A value as a driver takes it, which is always text. Input: anything. Output: true, 16, a,b or k=v,k=v.
-  {{ include "shared-storage.word" (list "a" "b") }}
+Return a value as text, which drivers require for all parameters. Input: anything. Output: true, 16, a,b or k=v,k=v.
+  {{ include "shared-storage.parameterText" (list "a" "b") }}
 */}}
-{{- define "shared-storage.word" -}}
+{{- define "shared-storage.parameterText" -}}
 {{- if kindIs "slice" . }}{{ join "," . }}
-{{- else if kindIs "map" . }}{{ $pairs := list }}{{ range $key, $value := . }}{{ $pairs = append $pairs (printf "%s=%s" $key (include "shared-storage.word" $value)) }}{{ end }}{{ join "," $pairs }}
+{{- else if kindIs "map" . }}{{ $pairs := list }}{{ range $key, $value := . }}{{ $pairs = append $pairs (printf "%s=%s" $key (include "shared-storage.parameterText" $value)) }}{{ end }}{{ join "," $pairs }}
 {{- else if kindIs "string" . }}{{ . }}
 {{- else }}{{ toJson . }}
 {{- end }}

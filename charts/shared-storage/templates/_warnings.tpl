@@ -1,38 +1,39 @@
 {{/*
-What in the mount options does harm, whoever wrote them: the back end's own warnings, then what holds for all. Input: $.
-Output: lines that begin with Mind, or none.
+Return warnings about harmful mount options, from the values or the chart: those of the back end, then those for all back
+ends. Input: $. Output: lines that begin with Warning, or nothing.
   {{ include "shared-storage.warnings" . }}
 */}}
 {{- define "shared-storage.warnings" -}}
 {{- include (printf "shared-storage.%s.warnings" .Values.backend) . }}
-{{- with include "shared-storage.otherOptions" . }}
+{{- with include "shared-storage.mountOptionsWarning" . }}
 {{ . }}
 {{- end }}
 {{- end }}
 
 {{/*
-What Lustre's mount options do, of whichever provider. Input: $. Output: a line, or none.
+Return a warning about Lustre's mount options, for every provider. Input: $. Output: a line, or nothing.
   {{ include "shared-storage.lustreWarnings" . }}
 */}}
 {{- define "shared-storage.lustreWarnings" -}}
-{{- $raw := .Values.storage.mountOptions -}}
-{{- if and $raw (not (has "flock" $raw)) }}
-Mind: without the mount option flock, locks of files fail, which libraries take when they load models and data sets. Add flock.
+{{- $mountOptions := .Values.storage.mountOptions -}}
+{{- if and $mountOptions (not (has "flock" $mountOptions)) }}
+Warning: without the mount option flock, file locks fail, which libraries need to load models and datasets. Add flock.
 {{- end }}
 {{- end }}
 
 {{/*
-A volume keeps the mount options it was made with. Only who made a StorageClass may look at it. Input: $. Output: a line, or
-nothing.
-  {{ include "shared-storage.otherOptions" . }}
+Return a warning if the values change mount options: a volume keeps those it was created with. The look-up of the
+StorageClass is limited to back ends that create one, because other users may lack the right to read it.
+Input: $. Output: a line, or nothing.
+  {{ include "shared-storage.mountOptionsWarning" . }}
 */}}
-{{- define "shared-storage.otherOptions" -}}
-{{- if and (include "shared-storage.about" . | fromJson).driver (include "shared-storage.stays" .) }}
+{{- define "shared-storage.mountOptionsWarning" -}}
+{{- if and (include "shared-storage.properties" . | fromJson).driver (include "shared-storage.claimIsKept" .) }}
 {{- $options := (lookup "storage.k8s.io/v1" "StorageClass" "" (include "shared-storage.className" .)).mountOptions }}
 {{- $volume := ((lookup "v1" "PersistentVolumeClaim" .Release.Namespace .Values.pvc.name).spec).volumeName }}
-{{- $has := ((lookup "v1" "PersistentVolume" "" ($volume | default "-")).spec).mountOptions }}
-{{- if and $volume (ne (toJson $has) (toJson $options)) }}
-Mind: the volume {{ $volume }} keeps the mount options it was made with. To change them: kubectl patch pv {{ $volume }} --type=merge -p '{"spec":{"mountOptions":{{ toJson $options }}}}', then start its pods again.
+{{- $volumeOptions := ((lookup "v1" "PersistentVolume" "" ($volume | default "-")).spec).mountOptions }}
+{{- if and $volume (ne (toJson $volumeOptions) (toJson $options)) }}
+Warning: the volume {{ $volume }} keeps the mount options it was created with. To change them: kubectl patch pv {{ $volume }} --type=merge -p '{"spec":{"mountOptions":{{ toJson $options }}}}', then restart its pods.
 {{- end }}
 {{- end }}
 {{- end }}

@@ -1,4 +1,4 @@
-"""`tokenmill adopt`: take over pairs that another tool made."""
+"""`tokenmill adopt`: record the pairs of another tool as an output of preprocess."""
 
 from pathlib import Path
 from typing import Annotated
@@ -17,7 +17,7 @@ def adopt(
         list[Path],
         typer.Argument(
             metavar="PREFIX...",
-            help="Pairs, with or without .bin or .idx, or directories of which all pairs are taken.",
+            help="Pairs, with or without .bin or .idx, or directories, of which all pairs are adopted.",
         ),
     ],
     tokenizer: TokenizerOptions,
@@ -25,29 +25,27 @@ def adopt(
     run: RunOptions,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output", help="Directory to copy the pairs to; when left out, the records are written beside them."
-        ),
+        typer.Option("--output", help="Directory to copy the pairs to. Default: write the records next to the pairs."),
     ] = None,
     append_eod: Annotated[
         bool | None,
         typer.Option(
             "--append-eod/--no-append-eod",
-            help="Refuse a pair with a document that does not end with EOD, or let documents end as they do. When left "
-            "out, what some documents end with decides.",
+            help="Refuse a pair with a document that does not end with EOD, or accept every ending. Default: decide by "
+            "the endings of some documents.",
         ),
     ] = None,
     endpoint: o.Endpoint = None,
     processes: o.Processes = None,
 ) -> None:
     """Verify and hash pairs that Megatron-LM, NeMo or another tool made, and record them as an output of preprocess."""
-    from tokenmill.cli.report import how_to_run, report
-    from tokenmill.files.explain import explained
+    from tokenmill.cli.report import build_stage_run, report
+    from tokenmill.files.explain import explain_os_errors
     from tokenmill.flow.run import run_stage
     from tokenmill.stages.adopt import Adopt, find_pairs
 
-    with explained(output or prefixes[0]):
+    with explain_os_errors(output or prefixes[0]):
         pairs = find_pairs(prefixes, output)
-    ends = True if append_eod is None and tokenizer.eod_token else append_eod
-    stage = Adopt(pairs=pairs, output=pairs.output, tokenizer=tokenizer, append_eod=ends, endpoint=endpoint)
-    report(run_stage(stage, how_to_run(run, workers, processes)), stage.output, run.json)
+    append_eod = True if append_eod is None and tokenizer.eod_token else append_eod
+    stage = Adopt(pairs=pairs, output=pairs.output, tokenizer=tokenizer, append_eod=append_eod, endpoint=endpoint)
+    report(run_stage(stage, build_stage_run(run, workers, processes)), stage.output, run.json)

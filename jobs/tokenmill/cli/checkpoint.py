@@ -1,4 +1,4 @@
-"""`tokenmill checkpoint`: what a run has saved, whether it is whole, and how to put it in order."""
+"""`tokenmill checkpoint`: list the checkpoints of a run, verify them, and repair their directory."""
 
 import json as jsonlib
 import os
@@ -15,135 +15,148 @@ from tokenmill.cli.commands import Command
 checkpoint = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Look at a run's checkpoints, check them, put them in order.",
+    help="List, verify and repair the checkpoints of a run.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Checkpoints = Annotated[Path, typer.Argument(metavar="PATH", help="A run's directory of checkpoints.")]
+Checkpoints = Annotated[Path, typer.Argument(metavar="PATH", help="Directory of a run's checkpoints.")]
 
 
-def _check(path: Path) -> None:
+def _check_directory(path: Path) -> None:
     from tokenmill.errors import RequestError
 
-    if not os.path.isdir(path):  # noqa: PTH112 - which raises nothing, however long the path
-        raise RequestError(f"{path} is no directory")
+    if not os.path.isdir(path):  # noqa: PTH112 - does not raise, however long the path is
+        raise RequestError(f"{path} is not a directory; specify the directory of a run's checkpoints")
 
 
 @checkpoint.command("list", cls=Command)
 def list_(path: Checkpoints, json: o.Json = False) -> None:
-    """List the checkpoints, oldest first: iteration, size, age, whether they are whole; * marks the tracker's."""
-    from tokenmill.flow.progress import duration, size
-    from tokenmill.training.checkpoints.repair import TRACKER, ForeignTracker, TornTracker, scan, tracked
+    """List the checkpoints, oldest first: iteration, size, age and state; * marks the one that the tracker names."""
+    from tokenmill.flow.progress import format_bytes, format_duration
+    from tokenmill.training.checkpoints.repair import (
+        TRACKER,
+        ForeignTracker,
+        InvalidTracker,
+        list_checkpoints,
+        read_tracked_name,
+    )
     from tokenmill.training.checkpoints.torch_dist import RELEASE
 
-    _check(path)
-    named, torn = None, None
+    _check_directory(path)
+    tracked_name, tracker_problem = None, None
     try:
-        named = tracked(path)
+        tracked_name = read_tracked_name(path)
     except ForeignTracker:
         raise
-    except TornTracker as problem:
-        torn = str(problem)
-    found = scan(path)
+    except InvalidTracker as error:
+        tracker_problem = str(error)
+    checkpoints = list_checkpoints(path)
     if json:
-        facts = {
+        event = {
             "event": "checkpoints",
             "path": str(path),
-            "tracker": named,
-            "tracker_problem": torn,
+            "tracker": tracked_name,
+            "tracker_problem": tracker_problem,
             "checkpoints": [
                 {
-                    "iteration": one.iteration,
-                    "name": one.path.name,
-                    "complete": one.complete,
-                    "problems": one.problems,
-                    "bytes": one.bytes,
-                    "mtime": one.mtime,
-                    "tracked": one.path.name == named,
+                    "iteration": saved.iteration,
+                    "name": saved.path.name,
+                    "complete": saved.complete,
+                    "problems": saved.problems,
+                    "bytes": saved.bytes,
+                    "mtime": saved.mtime,
+                    "tracked": saved.path.name == tracked_name,
                 }
-                for one in found
+                for saved in checkpoints
             ],
         }
-        sys.stdout.write(jsonlib.dumps(facts) + "\n")
+        sys.stdout.write(jsonlib.dumps(event) + "\n")
         return
-    for one in found:
-        mark = "*" if one.path.name == named else " "
-        number = RELEASE if one.path.name == RELEASE else str(one.iteration)
-        age = duration(max(0.0, time.time() - one.mtime)) if one.mtime else ""
-        sys.stdout.write(f"{mark} {number:>9}  {size(one.bytes):>9}  {age:>11}  {one.state}\n")
-    if torn:
-        sys.stdout.write(f"{torn}\n")
-    elif named is None:
+    for saved in checkpoints:
+        mark = "*" if saved.path.name == tracked_name else " "
+        number = RELEASE if saved.path.name == RELEASE else str(saved.iteration)
+        age = format_duration(max(0.0, time.time() - saved.mtime)) if saved.mtime else ""
+        sys.stdout.write(f"{mark} {number:>9}  {format_bytes(saved.bytes):>9}  {age:>11}  {saved.state}\n")
+    if tracker_problem:
+        sys.stdout.write(f"{tracker_problem}\n")
+    elif tracked_name is None:
         sys.stdout.write(f"there is no {path / TRACKER}\n")
-    elif named not in [one.path.name for one in found]:
-        sys.stdout.write(f"{path / TRACKER} names {named}, which is not there\n")
+    elif tracked_name not in [saved.path.name for saved in checkpoints]:
+        sys.stdout.write(f"{path / TRACKER} names {tracked_name}, which does not exist\n")
 
 
 @checkpoint.command(cls=Command)
 def verify(
     path: Checkpoints,
-    quick: Annotated[bool, typer.Option("--quick", help="Structure and sizes only; compare no hashes.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Check only structure and sizes, not hashes.")] = False,
     json: o.Json = False,
 ) -> None:
-    """Check the checkpoint that a run would resume from, with the hashes that --verify-integrity left; 2 if damaged."""
+    """Verify the checkpoint to resume from, with the hashes of --verify-integrity if it has any; exit 2 if damaged."""
     from tokenmill.errors import InputError
-    from tokenmill.training.checkpoints.repair import TRACKER, look
+    from tokenmill.training.checkpoints.repair import TRACKER, examine_tracked
 
-    _check(path)
-    found = look(path, full=not quick)
-    if found is None:
-        raise InputError(f"there is no {path / TRACKER}: no save was finished there, or it is another run's directory")
+    _check_directory(path)
+    tracked_checkpoint = examine_tracked(path, full=not quick)
+    if tracked_checkpoint is None:
+        raise InputError(
+            f"there is no {path / TRACKER}: no save was finished there; specify the directory of another run, or wait "
+            "for the first save"
+        )
     if json:
-        facts = {
+        event = {
             "event": "verify",
             "quick": quick,
-            "iteration": found.iteration,
-            "checkpoint": str(found.path),
-            "problems": found.problems,
+            "iteration": tracked_checkpoint.iteration,
+            "checkpoint": str(tracked_checkpoint.path),
+            "problems": tracked_checkpoint.problems,
         }
-        sys.stdout.write(jsonlib.dumps(facts) + "\n")
+        sys.stdout.write(jsonlib.dumps(event) + "\n")
     else:
-        for problem in found.problems:
-            sys.stdout.write(f"wrong: {problem}\n")
-    if found.problems:
+        for problem in tracked_checkpoint.problems:
+            sys.stdout.write(f"problem: {problem}\n")
+    if tracked_checkpoint.problems:
         raise InputError(
-            f"{found.path} is not whole: {found.state}; see what else there is: tokenmill checkpoint list {path}"
+            f"{tracked_checkpoint.path} is not complete: {tracked_checkpoint.state}; see the other checkpoints with "
+            f"tokenmill checkpoint list {path}"
         )
     if not json:
-        hashed = (found.path / "integrity.json").exists() and not quick
-        sys.stdout.write(f"{found.path} is whole{', and its hashes are right' if hashed else ''}\n")
+        hashed = (tracked_checkpoint.path / "integrity.json").exists() and not quick
+        sys.stdout.write(f"{tracked_checkpoint.path} is complete{', and its hashes are correct' if hashed else ''}\n")
 
 
 @checkpoint.command(cls=Command)
 def repair(
     path: Checkpoints,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and do nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the changes without making them.")] = False,
     start_over: Annotated[
         bool,
-        typer.Option("--start-over", help="Where no checkpoint is whole, move all aside: the next run begins anew."),
+        typer.Option(
+            "--start-over",
+            help="If no checkpoint is complete, move all of them aside, so that the next run starts from iteration 0.",
+        ),
     ] = False,
     json: o.Json = False,
 ) -> None:
-    """Do what a run does before it starts: tracker to a whole checkpoint, newer directories aside.
+    """Set the tracker to the newest complete checkpoint and move newer directories aside, as a run does at its start.
 
     No run may be using the directory.
     """
     from tokenmill.flow.progress import Reporter
-    from tokenmill.training.checkpoints.repair import prepare
+    from tokenmill.training.checkpoints.repair import repair_checkpoints
 
-    _check(path)
-    start = prepare(path, dry_run=dry_run, start_over=start_over, say=Reporter(json_lines=json).say)
+    _check_directory(path)
+    start = repair_checkpoints(path, dry_run=dry_run, start_over=start_over, log=Reporter(json_lines=json).log)
     if json:
-        facts = {
+        event = {
             "event": "repair",
             "dry_run": dry_run,
             "iteration": start.iteration,
             "checkpoint": start.name,
-            "done": start.done,
+            "done": start.actions,
         }
-        sys.stdout.write(jsonlib.dumps(facts) + "\n")
+        sys.stdout.write(jsonlib.dumps(event) + "\n")
         return
-    for sentence in start.done:
-        sys.stdout.write(f"{'would be done: ' if dry_run else ''}{sentence}\n")
-    where = f"resumes from {path / start.name}" if start.name else "begins from nothing"
-    sys.stdout.write(f"{'nothing was changed; ' if dry_run else ''}a run {where}\n")
+    for change in start.actions:
+        sys.stdout.write(f"{'would change: ' if dry_run else ''}{change}\n")
+    next_start = f"resumes from {path / start.name}" if start.name else "starts from iteration 0"
+    sys.stdout.write(f"{'dry run, so nothing was changed; ' if dry_run else ''}a run {next_start}\n")

@@ -1,4 +1,4 @@
-"""All commands and their order in the help: each is what its name says in the module of its name."""
+"""The list of all commands, in the order of the help; each command is a function with its module's name."""
 
 from importlib import import_module
 from typing import Any
@@ -25,25 +25,27 @@ COMMANDS = (
 
 
 class Command(TyperCommand):
-    """A command that refuses an empty path or argument, which pathlib would take for the current directory."""
+    """A command that refuses an empty path or argument, which pathlib would read as the current directory."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the command line; end with a usage message where an argument or a path is empty."""
+        """Parse the command line; end with a usage message if an argument or a path is empty."""
         values, _, _ = self.make_parser(ctx).parse_args(list(args))
         for parameter in self.params:
             value = values.get(parameter.name or "")
             holds_path = parameter.param_type_name == "argument" or parameter.type.name in ("path", "file", "directory")
             if holds_path and (value == "" or (isinstance(value, list | tuple) and "" in value)):
-                raise typer.BadParameter("it is empty; is a variable of the shell unset?", ctx=ctx, param=parameter)
+                raise typer.BadParameter(
+                    "it is empty; check that the shell variable in the command is set", ctx=ctx, param=parameter
+                )
         return super().parse_args(ctx, args)
 
 
-def register(app: typer.Typer, wanted: str = "") -> None:
-    """Add the wanted command to the application, or all of them where none has that name.
+def register(app: typer.Typer, requested: str = "") -> None:
+    """Add the requested command to the application, or all commands if none has that name.
 
-    Typer makes parameters out of each command that it is given, which takes as long as the rest of a start.
+    Typer builds the parameters of every command that it receives, which takes as long as the rest of the start.
     """
-    for name in (wanted,) if wanted in COMMANDS else COMMANDS:
+    for name in (requested,) if requested in COMMANDS else COMMANDS:
         command = getattr(import_module(f"tokenmill.cli.{name}"), name)
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=name)

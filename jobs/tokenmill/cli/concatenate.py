@@ -18,13 +18,13 @@ def concatenate(
     workers: WorkerOptions,
     run: RunOptions,
     output: o.Output = None,
-    target_files: Annotated[int, typer.Option("--target-files", min=1, help="How many files to make.")] = 256,
+    target_files: Annotated[int, typer.Option("--target-files", min=1, help="Number of files to write.")] = 256,
     name: o.Name = "part",
     from_stage: o.From = None,
     processes: o.Processes = None,
 ) -> None:
-    """Join JSONL files into a few of equal size. Optional: preprocess --target-files groups them itself."""
-    from tokenmill.cli.report import how_to_run, report
+    """Join JSONL files into a few files of equal size. Optional: preprocess --target-files groups files itself."""
+    from tokenmill.cli.report import build_stage_run, report
     from tokenmill.flow.run import run_stage
     from tokenmill.stages.concatenate import Concatenate
     from tokenmill.stages.registry import CONCATENATE, default_output
@@ -38,4 +38,4 @@ def concatenate(
         format=lines.format,
         from_stage=from_stage,
     )
-    report(run_stage(stage, how_to_run(run, workers, processes)), stage.output, run.json)
+    report(run_stage(stage, build_stage_run(run, workers, processes)), stage.output, run.json)

@@ -1,4 +1,4 @@
-"""`tokenmill download`: fetch a corpus, every byte checked."""
+"""`tokenmill download`: fetch a corpus and check every byte."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,26 +8,28 @@ import typer
 from tokenmill.cli import options as o
 from tokenmill.cli.groups import spread
 from tokenmill.corpus.options import SourceOptions
-from tokenmill.corpus.schemes import addresses
+from tokenmill.corpus.schemes import format_addresses
 from tokenmill.options import FileOptions, RunOptions, WorkerOptions
 
 
 @spread
 def download(
-    uri: Annotated[str, typer.Argument(metavar="SOURCE", help=f"{addresses()}.")],
+    uri: Annotated[str, typer.Argument(metavar="SOURCE", help=f"{format_addresses()}.")],
     output: Annotated[Path, typer.Argument(help="Directory to write to.")],
     source: SourceOptions,
     files: FileOptions,
     workers: WorkerOptions,
     run: RunOptions,
-    layout: Annotated[str, typer.Option(help="flat: all files in OUTPUT; tree: as they lie in the source.")] = "flat",
+    layout: Annotated[
+        str, typer.Option(help="flat: all files in OUTPUT; tree: the directories of the source.")
+    ] = "flat",
 ) -> None:
-    """Fetch a corpus from the Hub, a bucket, the web or a disk, checking every file's hash."""
-    from tokenmill.cli.report import how_to_run, report
+    """Fetch a corpus from the Hub, a bucket, the web or a disk, and check the hash of every file."""
+    from tokenmill.cli.report import build_stage_run, report
     from tokenmill.corpus.uri import normalize_source
     from tokenmill.flow.run import run_stage
     from tokenmill.stages.download import Download
 
-    selection = files.selection(source.sample, o.one_of("--layout", layout, "flat", "tree"))
+    selection = files.selection(source.sample, o.check_choice("--layout", layout, "flat", "tree"))
     stage = Download(uri=normalize_source(uri), output=output, selection=selection, source=source)
-    report(run_stage(stage, how_to_run(run, workers)), output, run.json)
+    report(run_stage(stage, build_stage_run(run, workers)), output, run.json)

@@ -1,4 +1,4 @@
-"""`tokenmill extract`: decompress."""
+"""`tokenmill extract`: decompress files."""
 
 from tokenmill.cli import options as o
 from tokenmill.cli.groups import spread
@@ -18,8 +18,8 @@ def extract(
     from_stage: o.From = None,
     processes: o.Processes = None,
 ) -> None:
-    """Decompress .zst .gz .bz2 .xz to .jsonl. Optional: preprocess reads compressed files itself."""
-    from tokenmill.cli.report import how_to_run, report
+    """Decompress .zst, .gz, .bz2 and .xz files to .jsonl. Optional: preprocess reads compressed files itself."""
+    from tokenmill.cli.report import build_stage_run, report
     from tokenmill.flow.run import run_stage
     from tokenmill.stages.extract import Extract
     from tokenmill.stages.registry import EXTRACT, default_output
@@ -32,4 +32,4 @@ def extract(
         zstd_window=zstd.zstd_window,
         from_stage=from_stage,
     )
-    report(run_stage(stage, how_to_run(run, workers, processes)), stage.output, run.json)
+    report(run_stage(stage, build_stage_run(run, workers, processes)), stage.output, run.json)

@@ -1,4 +1,4 @@
-"""Spread option groups over a command's flags, so that Typer sees each of their fields."""
+"""Turn option groups into flags of a command: Typer sees one parameter for each field of a group."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -20,9 +20,9 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
     for parameter in inspect.signature(command).parameters.values():
         hint = hints[parameter.name]
         if isinstance(hint, type) and is_dataclass(hint):
-            spread_out = list(_parameters(hint))
-            groups[parameter.name] = hint, [field.name for field in spread_out]
-            parameters += spread_out
+            group_parameters = list(_make_parameters(hint))
+            groups[parameter.name] = hint, [field.name for field in group_parameters]
+            parameters += group_parameters
         else:
             parameters.append(parameter.replace(annotation=hint, kind=Parameter.KEYWORD_ONLY))
 
@@ -40,34 +40,34 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
-def _parameters(group: type) -> Iterator[Parameter]:
+def _make_parameters(group: type) -> Iterator[Parameter]:
     hints = get_type_hints(group, include_extras=True)
     for field in fields(group):
         if get_args(hints[field.name])[1:]:
-            yield _parameter(field, hints[field.name])
+            yield _make_parameter(field, hints[field.name])
 
 
-def _parameter(field: Field[Any], hint: Any) -> Parameter:
+def _make_parameter(field: Field[Any], hint: Any) -> Parameter:
     kind, option = get_args(hint)
     flag = option.flag or f"--{field.name.replace('_', '-')}"
-    parse = _chosen(option, flag) if option.choices else option.parse and _parsed(option, flag)
-    how: dict[str, Any] = {"help": option.help, "envvar": option.env, "show_default": option.show_default}
-    how |= {"parser": parse, "metavar": "<str>"} if parse else {"min": option.least, "max": option.most}
+    parse = _choice_parser(option, flag) if option.choices else option.parse and _value_parser(option, flag)
+    settings: dict[str, Any] = {"help": option.help, "envvar": option.env, "show_default": option.show_default}
+    settings |= {"parser": parse, "metavar": "<str>"} if parse else {"min": option.minimum, "max": option.maximum}
     default = ... if field.default is MISSING else field.default
-    annotation: Any = Annotated.__class_getitem__((kind, typer.Option(flag, **how)))  # type: ignore[attr-defined]
+    annotation: Any = Annotated.__class_getitem__((kind, typer.Option(flag, **settings)))  # type: ignore[attr-defined]
     return Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
-def _chosen(option: Option, flag: str) -> Callable[[str], str]:
-    def choose(text: str) -> str:
+def _choice_parser(option: Option, flag: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
         if text not in option.choices:
             raise typer.BadParameter(f"{text!r} is not one of {', '.join(option.choices)}", param_hint=flag)
         return text
 
-    return choose
+    return parse
 
 
-def _parsed(option: Option, flag: str) -> Callable[[str], Any]:
+def _value_parser(option: Option, flag: str) -> Callable[[str], Any]:
     def parse(text: str) -> Any:
         try:
             return option.parse(text) if option.parse else text

@@ -1,4 +1,4 @@
-"""`tokenmill inspect`: a document as text, and where it came from."""
+"""`tokenmill inspect`: show a dataset, or a document as text with its source."""
 
 import json as jsonlib
 import sys
@@ -15,28 +15,28 @@ if TYPE_CHECKING:
 
 
 def inspect(
-    path: Annotated[Path, typer.Argument(help="A dataset's directory, or the output of preprocess.")],
+    path: Annotated[Path, typer.Argument(help="Directory of a dataset, or the output of preprocess.")],
     document: Annotated[
         int | None,
-        typer.Option("--document", help="Show this document, counted from 0 through the pairs; -1 is the last."),
+        typer.Option("--document", help="Show this document, counted from 0 through all pairs; -1 is the last one."),
     ] = None,
     file: Annotated[
-        str | None, typer.Option("--file", help="Count within this pair (part-00000-of-00072_text_document).")
+        str | None, typer.Option("--file", help="Count only in this pair (part-00000-of-00072_text_document).")
     ] = None,
-    key: Annotated[str | None, typer.Option("--key", help="Of a dataset with several keys, this one.")] = None,
+    key: Annotated[str | None, typer.Option("--key", help="The key to use from a dataset with several keys.")] = None,
     json: o.Json = False,
 ) -> None:
     """Show a dataset's pairs and tokenizer; with --document, a document's text and its source file and revision."""
-    from tokenmill.flow.record import kept_aside
+    from tokenmill.flow.record import describe_rejected
     from tokenmill.tokens.dataset import find_dataset, find_document
     from tokenmill.tokens.tokenizer import decode
 
     if document is None and (file or key):
-        raise typer.BadParameter("--file and --key choose among documents: give --document as well")
+        raise typer.BadParameter("--file and --key select the documents to count; add --document")
     dataset = find_dataset(path)
     source, tokenizer = dataset.manifest.source, dataset.tokenizer
     if document is None:
-        facts: dict[str, Any] = {
+        event: dict[str, Any] = {
             "output": str(dataset.record.output),
             "source": source,
             "tokenizer": tokenizer.to_json(),
@@ -49,45 +49,45 @@ def inspect(
         }
         lines = [
             f"dataset {dataset.record.output}",
-            f"source: {_origin(source)}",
+            f"source: {_describe_origin(source)}",
             f"tokenizer: {tokenizer.reference}, {tokenizer.vocab_size:,} entries, ids as "
-            f"{', '.join(dataset.dtypes)}, {_eod(dataset)}",
+            f"{', '.join(dataset.dtypes)}, {_describe_eod(dataset)}",
             *(f"{pair.prefix}: {pair.documents:,} documents, {pair.tokens:,} tokens" for pair in dataset.pairs),
             *(
-                f"{pair.prefix}: {pair.documents:,} documents without tokens: left out"
+                f"{pair.prefix}: {pair.documents:,} documents without tokens: not written"
                 for pair in dataset.manifest.empty
             ),
-            *filter(None, [kept_aside(dataset.manifest.counts, dataset.record.output)]),
+            *filter(None, [describe_rejected(dataset.manifest.counts, dataset.record.output)]),
         ]
     else:
-        found = find_document(dataset, document, key=key, prefix=file)
+        shown = find_document(dataset, document, key=key, prefix=file)
         eod = dataset.basis.eod
-        ids = found.ids[:-1] if found.ids and found.ids[-1] == eod else found.ids
+        ids = shown.ids[:-1] if shown.ids and shown.ids[-1] == eod else shown.ids
         text = decode(dataset.backend, ids)
-        name, record = found.source or (None, None)
-        facts = {
-            "document": found.number,
-            "pair": found.pair.prefix,
-            "tokens": found.ids,
+        name, record = shown.source or (None, None)
+        event = {
+            "document": shown.number,
+            "pair": shown.pair.prefix,
+            "tokens": shown.ids,
             "text": text,
             "source": {**source.to_json(), "file": name, "record": record},
         }
         lines = [
-            f"document {found.number} of {dataset.record.output / found.pair.prefix}: {len(found.ids):,} tokens",
+            f"document {shown.number} of {dataset.record.output / shown.pair.prefix}: {len(shown.ids):,} tokens",
             f"from record {record} (counted from 0, blank lines not counted) of {name}",
-            f"in {_origin(source)}",
+            f"in {_describe_origin(source)}",
             "",
             text,
         ]
-    sys.stdout.write(jsonlib.dumps(facts) + "\n" if json else "\n".join(lines) + "\n")
+    sys.stdout.write(jsonlib.dumps(event) + "\n" if json else "\n".join(lines) + "\n")
 
 
-def _eod(dataset: "Dataset") -> str:
+def _describe_eod(dataset: "Dataset") -> str:
     eod = dataset.basis.eod
     return "no EOD" if eod is None else f"EOD {dataset.tokenizer.eod_token!r} ({eod})"
 
 
-def _origin(source: "Origin") -> str:
+def _describe_origin(source: "Origin") -> str:
     if source.adopted:
-        return f"{source.uri}, adopted {source.adopted}: no record says which text it was made from"
+        return f"{source.uri}, adopted {source.adopted}; the source text is not recorded"
     return f"{source.uri} at revision {source.commit}" if source.commit else f"{source.uri}, which has no revisions"

@@ -1,4 +1,4 @@
-"""`tokenmill preprocess`: text to Megatron-LM's indexed datasets."""
+"""`tokenmill preprocess`: tokenize text into Megatron-LM's indexed datasets."""
 
 from pathlib import Path
 
@@ -21,11 +21,11 @@ def preprocess(
     run: RunOptions,
     output: o.Output = None,
     from_stage: o.From = None,
-    scratch: o.ScratchFile = None,
+    scratch: o.ScratchDirectory = None,
     processes: o.Processes = None,
 ) -> None:
-    """Tokenise JSONL, compressed or not, Parquet, Arrow, JSON or text into .bin/.idx, as Megatron-LM does."""
-    from tokenmill.cli.report import how_to_run, report
+    """Tokenize JSONL, compressed or not, Parquet, Arrow, JSON or text into .bin/.idx, as Megatron-LM does."""
+    from tokenmill.cli.report import build_stage_run, report
     from tokenmill.corpus.uri import normalize_source
     from tokenmill.flow.run import run_stage
     from tokenmill.stages.preprocess import Preprocess
@@ -35,15 +35,15 @@ def preprocess(
     input = normalize_source(input)
     local, target = "://" not in input, output
     if local:
-        for_sources = {"--revision": source.revision, "--sample": source.sample, "--scratch": scratch}
-        if given := [option for option, value in for_sources.items() if value]:
+        source_options = {"--revision": source.revision, "--sample": source.sample, "--scratch": scratch}
+        if unusable := [option for option, value in source_options.items() if value]:
             raise typer.BadParameter(
-                f"it is for a source such as hf://datasets/ORG/NAME, and {input} is a path",
-                param_hint=", ".join(given),
+                f"it needs a source such as hf://datasets/ORG/NAME, but {input} is a path; remove the option",
+                param_hint=", ".join(unusable),
             )
         target = output or default_output(Path(input), PREPROCESS)
     if target is None:
-        raise typer.BadParameter("name the directory to write to; only below a local input is there a default")
+        raise typer.BadParameter("specify the output directory; only a local input has a default")
     selection = files.selection(source.sample)
     stage = Preprocess(
         input=Path(input) if local else Stream(uri=input, selection=selection, source=source, scratch=scratch),
@@ -53,4 +53,4 @@ def preprocess(
         from_stage=from_stage,
         endpoint=source.endpoint,
     )
-    report(run_stage(stage, how_to_run(run, workers, processes)), target, run.json)
+    report(run_stage(stage, build_stage_run(run, workers, processes)), target, run.json)

@@ -1,4 +1,4 @@
-"""What a command says when it is done: a few lines for a person, one JSON object for a machine."""
+"""Print the result of a data command: some lines of text, or one JSON object with --json."""
 
 import json
 import os
@@ -9,24 +9,24 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tokenmill.flow.progress import Reporter, duration, size
-from tokenmill.flow.record import kept_aside
-from tokenmill.flow.stage import Run
+from tokenmill.flow.progress import Reporter, format_bytes, format_duration
+from tokenmill.flow.record import describe_rejected
+from tokenmill.flow.stage import StageRun
 from tokenmill.flow.worker import Summary
 from tokenmill.options import RunOptions, WorkerOptions
 from tokenmill.pipeline import Pipeline
-from tokenmill.stages.registry import KINDS, PREPROCESS, default_output, entry_of
+from tokenmill.stages.registry import KINDS, PREPROCESS, default_output, get_stage
 
 
 def program() -> str:
-    """Return what to type for this program: its name where the shell finds it, else as it was started."""
+    """Return the command that starts this program: its name if the shell finds it, otherwise the path it has."""
     return "tokenmill" if shutil.which("tokenmill") or not sys.argv[0].endswith("tokenmill") else sys.argv[0]
 
 
-def how_to_run(run: RunOptions, workers: WorkerOptions | None = None, processes: int | None = None) -> Run:
-    """Combine the options of how a stage is run."""
+def build_stage_run(run: RunOptions, workers: WorkerOptions | None = None, processes: int | None = None) -> StageRun:
+    """Combine the options that control how a stage runs."""
     workers = workers or WorkerOptions()
-    return Run(
+    return StageRun(
         Reporter(json_lines=run.json),
         workers.worker_index,
         workers.workers,
@@ -37,8 +37,8 @@ def how_to_run(run: RunOptions, workers: WorkerOptions | None = None, processes:
     )
 
 
-def facts(summary: Summary, output: Path) -> dict[str, Any]:
-    """Return a run's result as JSON."""
+def build_result(summary: Summary, output: Path) -> dict[str, Any]:
+    """Return the result of a stage as JSON."""
     completion = summary.completion
     return {
         "event": "result",
@@ -59,72 +59,81 @@ def facts(summary: Summary, output: Path) -> dict[str, Any]:
 
 
 def report(summary: Summary, output: Path, json_lines: bool) -> None:
-    """Say what was done, where it lies and what to type next."""
-    done = facts(summary, output)
+    """Print the result of a stage, its output directory and the next command."""
+    result = build_result(summary, output)
     if json_lines:
-        sys.stdout.write(json.dumps(done) + "\n")
+        sys.stdout.write(json.dumps(result) + "\n")
         return
     stage, command, manifest = summary.plan.stage, summary.plan.command, summary.completion.manifest
     if manifest is None:
         sys.stdout.write(
-            f"{command}: this worker's share is done ({summary.done_now} units now, {summary.done_before} before); "
-            f"{done['units_done']} of {done['units']} units of all workers are there: tokenmill status {output}\n"
+            f"{command}: this worker has finished its units ({summary.done_now} now, {summary.done_before} before); "
+            f"{result['units_done']} of {result['units']} units of all workers are finished: see tokenmill status "
+            f"{output}\n"
         )
         return
     counts = manifest.counts
-    made = f"{manifest.file_count} files, {size(done['bytes'])}"
-    words = {
-        "out": "records" if stage != "download" else None,
-        "tokens": "tokens",
-        "blank": "blank lines skipped",
-        "dropped": "records left out",
-        "special_in_text": "special tokens spelled in the text",
+    written = f"{_format_count(manifest.file_count, 'file', 'files')}, {format_bytes(result['bytes'])}"
+    labels = {
+        "out": ("record", "records") if stage != "download" else None,
+        "tokens": ("token", "tokens"),
+        "blank": ("blank line skipped", "blank lines skipped"),
+        "dropped": ("record left out", "records left out"),
+        "special_in_text": ("special token in the text", "special tokens in the text"),
     }
-    said = [f"{counts[name]:,} {word}" for name, word in words.items() if word and counts.get(name)]
-    said += filter(None, [kept_aside(counts, output)])
+    descriptions = [_format_count(counts[name], *label) for name, label in labels.items() if label and counts.get(name)]
+    descriptions += filter(None, [describe_rejected(counts, output)])
     sys.stdout.write(
-        f"{command}: complete, {', '.join([made, *said])} in {duration(summary.seconds)}: {output}\n"
-        f"next: {entry_of(stage).next.format(path=shlex.quote(str(output)), tokenmill=program())}\n"
+        f"{command}: complete, {', '.join([written, *descriptions])} in {format_duration(summary.seconds)}: {output}\n"
+        f"next: {get_stage(stage).next.format(path=shlex.quote(str(output)), tokenmill=program())}\n"
     )
 
 
-def report_pipeline(pipeline: Pipeline, summaries: list[Summary], how: Run) -> None:
-    """Verify what a pipeline made, then say what each stage did, where the files lie and what to type next."""
+def _format_count(count: int, singular: str, plural: str) -> str:
+    return f"{count:,} {singular if count == 1 else plural}"
+
+
+def report_pipeline(pipeline: Pipeline, summaries: list[Summary], run: StageRun) -> None:
+    """Verify the output of a pipeline, then print the result of each stage and the next commands."""
     from tokenmill.errors import InputError
-    from tokenmill.tokens.dataset import check
+    from tokenmill.tokens.dataset import verify_outputs
 
     started = time.monotonic()
     data = default_output(pipeline.output, PREPROCESS)
-    _, wrong = check(data, KINDS, full=True)
+    _, problems = verify_outputs(data, KINDS, full=True)
     seconds = time.monotonic() - started
-    if wrong:
-        raise InputError(f"{len(wrong)} problems in what was just made; first: {wrong[0]}")
-    if how.reporter.json_lines:
+    if problems:
+        raise InputError(
+            f"the new output in {data} has {_format_count(len(problems), 'problem', 'problems')}; correct the first "
+            f"one, and run the same command again: {problems[0]}"
+        )
+    if run.reporter.json_lines:
         for summary in summaries:
-            sys.stdout.write(json.dumps(facts(summary, pipeline.output)) + "\n")
+            sys.stdout.write(json.dumps(build_result(summary, pipeline.output)) + "\n")
         return
     rows = [("stage", "files", "documents", "tokens", "bytes", "planning", "work", "rate")]
     for summary in summaries:
-        done = facts(summary, pipeline.output)
-        counts, weight = done["counts"] or {}, summary.plan.weight
+        result = build_result(summary, pipeline.output)
+        counts, weight = result["counts"] or {}, summary.plan.weight
         documents = f"{counts.get('out', 0):,}" if summary.plan.stage != "download" else ""
         tokens = f"{counts['tokens']:,}" if "tokens" in counts else ""
         planning, work = summary.planning_seconds, summary.seconds - summary.planning_seconds
-        rate = f"{size(weight / work)}/s" if summary.done_now else "done before"
+        rate = f"{format_bytes(weight / work)}/s" if summary.done_now else "done before"
         files = f"{summary.completion.manifest.file_count if summary.completion.manifest else 0:,}"
-        made = size(done["bytes"] or 0)
-        rows.append((summary.plan.stage, files, documents, tokens, made, duration(planning), duration(work), rate))
-    rows.append(("verify", "", "", "", "", "", duration(seconds), "all right"))
-    typed = shlex.quote(str(pipeline.output))
+        written = format_bytes(result["bytes"] or 0)
+        durations = (format_duration(planning), format_duration(work))
+        rows.append((summary.plan.stage, files, documents, tokens, written, *durations, rate))
+    rows.append(("verify", "", "", "", "", "", format_duration(seconds), "no problems"))
+    shell_path = shlex.quote(str(pipeline.output))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
         cells[0] = row[0].ljust(widths[0])
         sys.stdout.write("  ".join(cells).rstrip() + "\n")
-    bad = kept_aside(facts(summaries[-1], data)["counts"] or {}, data)
+    rejected = describe_rejected(build_result(summaries[-1], data)["counts"] or {}, data)
     sys.stdout.write(
-        (f"\n{bad}\n" if bad else "") + f"\nMegatron-LM's data, with the tokenizer beside it: {data}\n"
-        f"see a document and where it came from:  {program()} inspect {typed} --document 3\n"
-        f"see how far each stage is:              {program()} status {typed}\n"
-        f"check every byte again:                 {program()} verify {typed}\n"
+        (f"\n{rejected}\n" if rejected else "") + f"\nMegatron-LM data and its tokenizer: {data}\n"
+        f"show a document and its source:  {program()} inspect {shell_path} --document 3\n"
+        f"show the progress of each stage: {program()} status {shell_path}\n"
+        f"check every byte again:          {program()} verify {shell_path}\n"
     )

@@ -1,4 +1,4 @@
-"""`tokenmill run`: a source through all stages on this machine."""
+"""`tokenmill run`: run a source through all stages on this machine."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,33 +8,31 @@ import typer
 from tokenmill.cli import options as o
 from tokenmill.cli.groups import spread
 from tokenmill.corpus.options import SourceOptions
-from tokenmill.corpus.schemes import addresses
+from tokenmill.corpus.schemes import format_addresses
 from tokenmill.options import FileOptions, RunOptions
 from tokenmill.tokens.options import PreprocessOptions
 
 
 @spread
 def run(
-    uri: Annotated[str, typer.Argument(metavar="SOURCE", help=f"{addresses()}.")],
-    output: Annotated[Path, typer.Argument(help="Directory to write to, one below it for each stage.")],
+    uri: Annotated[str, typer.Argument(metavar="SOURCE", help=f"{format_addresses()}.")],
+    output: Annotated[Path, typer.Argument(help="Directory to write to, with a directory for each stage below it.")],
     options: PreprocessOptions,
     source: SourceOptions,
     files: FileOptions,
     run: RunOptions,
-    extract: Annotated[
-        bool, typer.Option("--extract/--no-extract", help="Keep the text decompressed as well.")
-    ] = False,
+    extract: Annotated[bool, typer.Option("--extract/--no-extract", help="Also keep the decompressed text.")] = False,
     concatenate: Annotated[
-        int | None, typer.Option("--concatenate", min=1, help="Join the decompressed text into N files first.")
+        int | None, typer.Option("--concatenate", min=1, help="First join the decompressed text into N files.")
     ] = None,
     processes: o.Processes = None,
 ) -> None:
-    """Take a source through download, preprocess and verify on this machine; extract and concatenate on request."""
-    from tokenmill.cli.report import how_to_run, report_pipeline
+    """Run download, preprocess and verify on this machine; with the options also extract and concatenate."""
+    from tokenmill.cli.report import build_stage_run, report_pipeline
     from tokenmill.corpus.uri import normalize_source
     from tokenmill.pipeline import Pipeline
 
-    how = how_to_run(run, processes=processes)
+    stage_run = build_stage_run(run, processes=processes)
     pipeline = Pipeline(
         uri=normalize_source(uri),
         output=output,
@@ -44,4 +42,4 @@ def run(
         extract=extract,
         concatenate=concatenate,
     )
-    report_pipeline(pipeline, pipeline.run(how), how)
+    report_pipeline(pipeline, pipeline.run(stage_run), stage_run)

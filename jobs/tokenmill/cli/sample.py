@@ -1,4 +1,4 @@
-"""`tokenmill sample`: the quick start, from text that ships with Python to .bin/.idx, without the internet."""
+"""`tokenmill sample`: the quick start, which turns text that ships with Python into .bin/.idx without a network."""
 
 from pathlib import Path
 from typing import Annotated
@@ -14,22 +14,22 @@ def sample(
     processes: o.Processes = None,
     json: o.Json = False,
 ) -> None:
-    """Try it: take text that ships with Python, as a directory of files, through all stages."""
-    from tokenmill.cli.report import how_to_run, report_pipeline
+    """Try the pipeline: run text that ships with Python, as a directory of files, through all stages."""
+    from tokenmill.cli.report import build_stage_run, report_pipeline
     from tokenmill.pipeline import Pipeline
     from tokenmill.sample.harvest import NAME, harvest
     from tokenmill.tokens.options import PreprocessOptions
 
-    how = how_to_run(RunOptions(json=json), processes=processes)
-    corpus = output.resolve() / NAME  # the records name it, so it has the same path in every run
-    found = harvest(corpus)
-    how.reporter.say(f"harvested {found.documents:,} documents of train, validation and test into {output / NAME}")
+    stage_run = build_stage_run(RunOptions(json=json), processes=processes)
+    corpus = output.resolve() / NAME  # the records contain this path, so it must be the same in every run
+    harvested = harvest(corpus)
+    stage_run.reporter.log(f"wrote {harvested.documents:,} documents of train, validation and test to {output / NAME}")
     tokenizer = Path(__file__).parent.parent / "sample" / "tokenizer"
     pipeline = Pipeline(
-        uri=f"file://{corpus}",  # a path after file:// is taken as it stands, without %-escapes
+        uri=f"file://{corpus}",  # the path after file:// is used unchanged, without %-escapes
         output=output,
         options=PreprocessOptions(tokenizer=str(tokenizer), name="sample"),
         extract=True,
         concatenate=4,
     )
-    report_pipeline(pipeline, pipeline.run(how), how)
+    report_pipeline(pipeline, pipeline.run(stage_run), stage_run)

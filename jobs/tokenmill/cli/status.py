@@ -1,4 +1,4 @@
-"""`tokenmill status`: how far each stage is."""
+"""`tokenmill status`: show the progress of each stage."""
 
 import json as jsonlib
 import sys
@@ -11,31 +11,32 @@ from tokenmill.cli import options as o
 
 
 def status(
-    path: Annotated[Path, typer.Argument(help="A dataset's directory, or a stage's output.")],
+    path: Annotated[Path, typer.Argument(help="Directory of a dataset, or output of a stage.")],
     stage: o.Only = None,
     json: o.Json = False,
 ) -> None:
-    """Show how far each stage is: units and bytes done, rate, time left, and what failed and why."""
-    from tokenmill.flow.progress import duration, size
-    from tokenmill.flow.record import kept_aside
-    from tokenmill.flow.status import statuses
+    """Show the progress of each stage: finished units and bytes, rate, time left, and failures with their reasons."""
+    from tokenmill.flow.progress import format_bytes, format_duration
+    from tokenmill.flow.record import describe_rejected
+    from tokenmill.flow.status import list_statuses
     from tokenmill.stages.registry import KINDS
 
-    for found in statuses(path, KINDS, stage):
+    for stage_status in list_statuses(path, KINDS, stage):
         if json:
-            sys.stdout.write(jsonlib.dumps(found.to_json()) + "\n")
+            sys.stdout.write(jsonlib.dumps(stage_status.to_json()) + "\n")
             continue
-        line = f"{found.stage} in {found.output}: {found.state}, {found.units_done}/{found.units} units"
-        if found.units:
-            line += f", {size(found.bytes_done)} of {size(found.bytes)}"
-        if found.bytes_per_second and found.state != "complete":
-            line += f", {size(found.bytes_per_second)}/s"
-        if found.seconds_left is not None:
-            line += f", about {duration(found.seconds_left)} left"
-        if bad := kept_aside(found.counts, found.output):
-            line += f"\n  {bad}"
-        if found.at_work:
-            line += f"\n  at work: {', '.join(found.at_work[:8])}{', ...' if len(found.at_work) > 8 else ''}"
-        for failure in found.failures:
+        units = f"{stage_status.units_done}/{stage_status.units} units"
+        line = f"{stage_status.stage} in {stage_status.output}: {stage_status.state}, {units}"
+        if stage_status.units:
+            line += f", {format_bytes(stage_status.bytes_done)} of {format_bytes(stage_status.bytes)}"
+        if stage_status.bytes_per_second and stage_status.state != "complete":
+            line += f", {format_bytes(stage_status.bytes_per_second)}/s"
+        if stage_status.seconds_left is not None:
+            line += f", about {format_duration(stage_status.seconds_left)} left"
+        if rejected := describe_rejected(stage_status.counts, stage_status.output):
+            line += f"\n  {rejected}"
+        if running := stage_status.at_work:
+            line += f"\n  in progress: {', '.join(running[:8])}{', ...' if len(running) > 8 else ''}"
+        for failure in stage_status.failures:
             line += f"\n  failed: {failure.unit} on {failure.host} at {failure.time}: {failure.message}"
         sys.stdout.write(line + "\n")

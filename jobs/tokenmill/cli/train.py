@@ -1,4 +1,4 @@
-"""`tokenmill train`: one node of a training run, as a pod or by hand."""
+"""`tokenmill train`: run one node of a training run, in a pod or on a machine."""
 
 import shlex
 import sys
@@ -10,23 +10,24 @@ import typer
 
 
 def train(
-    settings: Annotated[Path, typer.Argument(help="The run's settings, a JSON file; the chart mounts it.")],
+    settings: Annotated[Path, typer.Argument(help="JSON file with the settings of the run; the chart mounts it.")],
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check it and print the command of node 0, starting nothing.")
+        bool,
+        typer.Option("--dry-run", help="Check the settings and print the command of node 0, without starting it."),
     ] = False,
     build_index: Annotated[
-        bool, typer.Option("--build-index", help="Build Megatron-LM's sample index, on CPUs, and end.")
+        bool, typer.Option("--build-index", help="Build Megatron-LM's sample index on CPUs, then exit.")
     ] = False,
 ) -> None:
-    """Start, supervise and judge a Megatron-LM run: exit 0 at its target alone, 143 to be tried again, 2 for good."""
+    """Start and supervise a Megatron-LM run: exit 0 only at its target, 143 to be retried, 2 if no retry can help."""
     from tokenmill.training.runtime import run
     from tokenmill.training.runtime.prepare import prepare
 
     if build_index:
-        run.index(settings)
+        run.build_sample_index(settings)
     elif dry_run:
         prepared = prepare(settings, scratch=Path(tempfile.mkdtemp(prefix="tokenmill-dry-run-")), dry_run=True)
-        for line in prepared.said:
+        for line in prepared.messages:
             sys.stderr.write(f"{line}\n")
         sys.stdout.write(shlex.join(prepared.command) + "\n")
     else:

@@ -1,4 +1,4 @@
-"""`tokenmill verify`: is what lies there what was made?"""
+"""`tokenmill verify`: compare outputs with the records of the stages that made them."""
 
 import json as jsonlib
 import sys
@@ -12,25 +12,30 @@ from tokenmill.errors import InputError
 
 
 def verify(
-    path: Annotated[Path, typer.Argument(help="A dataset's directory, a stage's output, or a pair's path.")],
-    quick: Annotated[bool, typer.Option("--quick", help="Structure and sizes only; read no file whole.")] = False,
+    path: Annotated[Path, typer.Argument(help="Directory of a dataset, output of a stage, or path of a pair.")],
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Check only structure and sizes, without reading complete files.")
+    ] = False,
     stage: o.Only = None,
     json: o.Json = False,
 ) -> None:
-    """Check outputs as Megatron-LM will read them, and against the hashes recorded when they were made."""
+    """Check outputs as Megatron-LM will read them, and compare them with the recorded hashes."""
     from tokenmill.stages.registry import KINDS
-    from tokenmill.tokens.dataset import check
+    from tokenmill.tokens.dataset import verify_outputs
 
-    checked, wrong = check(path, KINDS, full=not quick, stage=stage)
+    checked, problems = verify_outputs(path, KINDS, full=not quick, stage=stage)
     if json:
-        facts = {"event": "verify", "quick": quick, "checked": checked, "problems": wrong}
-        sys.stdout.write(jsonlib.dumps(facts) + "\n")
+        event = {"event": "verify", "quick": quick, "checked": checked, "problems": problems}
+        sys.stdout.write(jsonlib.dumps(event) + "\n")
     else:
         for line in checked:
             sys.stdout.write(f"checked {line}\n")
-        for problem in wrong:
-            sys.stdout.write(f"wrong: {problem}\n")
-    if wrong:
-        raise InputError(f"{len(wrong)} problem{'s' * (len(wrong) > 1)} in {path}")
+        for problem in problems:
+            sys.stdout.write(f"problem: {problem}\n")
+    if problems:
+        raise InputError(
+            f"{len(problems)} problem{'s' * (len(problems) > 1)} in {path}; follow the remedy of each problem, and run "
+            "tokenmill verify again"
+        )
     if not json:
-        sys.stdout.write("all right\n")
+        sys.stdout.write("no problems\n")

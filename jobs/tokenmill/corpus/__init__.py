@@ -1,1 +1,1 @@
-"""What comes from outside: listing and fetching sources, decompressing and reading records."""
+"""Input of the pipeline: list and fetch sources, decompress files, and read records."""

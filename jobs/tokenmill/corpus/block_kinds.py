@@ -1,56 +1,58 @@
-"""What a block holds, from `corpus.blocks`, which cuts it, to `corpus.parse`, which takes the texts out of it."""
+"""Constants and settings of blocks: `corpus.blocks` writes blocks, `corpus.parse` parses them."""
 
 from typing import NamedTuple
 
-from tokenmill.machine import memory_words
+from tokenmill.machine import describe_memory
 
 FORMATS = ("jsonl", "txt", "json", "parquet", "arrow")
-"""What a file can be read as, whatever its name says."""
+"""The values of --format. The option overrides the format that the file name implies."""
 
-ZSTD_WINDOW = 128 << 20
-"""Largest window of a zstd frame unless the user names another: the decoder allocates it; `zstd -d` has this limit."""
-ZSTD_WINDOW_MOST = 2 << 30
-"""What the decoder can take at most: `zstd --long=31`."""
+DEFAULT_ZSTD_WINDOW = 128 << 20
+"""Bytes of the largest accepted zstd window, the limit of `zstd -d`: the decoder allocates the window in memory."""
+MAX_ZSTD_WINDOW = 2 << 30
+"""Bytes of the largest window that the decoder supports: `zstd --long=31`."""
 
 LINES = "lines"
-"""A JSON record a line."""
+"""Kind of a block with one JSON record per line."""
 ROWS = "rows"
-"""Rows of the wanted columns, in Arrow's stream format."""
+"""Kind of a block with rows of the requested columns, in Arrow's stream format."""
 TEXT = "text"
-"""A text that is one document."""
+"""Kind of a block with one text, which is one document."""
 TEXT_LINES = "text lines"
-"""A document a line."""
-TOO_LONG = "too long"
-"""In place of a record that is too long: a line that says why it is not taken, and the beginning of the record."""
+"""Kind of a block with one document per line."""
+OVERSIZED = "too long"
+"""Kind of a block that replaces an oversized record: one line with the reason, then the start of the record."""
 
-MEMORY = 40
-"""Bytes of memory for each byte of a record: measured are 10 with a fast encoder, 33 for a text without spaces."""
-EXACT_MEMORY = 200
-"""The same where Hugging Face's own tokenizer encodes: measured are 170, with little more than a byte to a token."""
+MEMORY_PER_RECORD_BYTE = 40
+"""Bytes of memory per byte of a record: measured are 10 with a fast encoder, and 33 for a text without spaces."""
+MEMORY_PER_RECORD_BYTE_HF = 200
+"""The same with Hugging Face's own tokenizer: measured are 170 for a text with little more than one byte per token."""
 
 
-MOST = 1 << 30
-"""Bytes of a record that are taken at most where the memory does not say less."""
+MAX_RECORD_BYTES = 1 << 30
+"""Bytes of the largest accepted record. A memory limit can reduce this number."""
 
 
 class ReadSettings(NamedTuple):
-    """How files are read: `format` is one of FORMATS, None is what each file's name or content says.
+    """Settings for reading input files.
 
-    With `lines` a document of txt is a line, else a file. A record with more than `most` bytes is not taken, nor
-    is a zstd frame with a window larger than `window`.
+    `format` is one of FORMATS; None selects the format by the name or the content of each file.
+    With `document_per_line`, each line of a txt file is a document; otherwise each file is one document.
+    Readers reject a record of more than `max_record_bytes` bytes, and a zstd frame with a window of more than
+    `zstd_window` bytes.
     """
 
     format: str | None = None
-    lines: bool = False
-    window: int = ZSTD_WINDOW
-    most: int = MOST
+    document_per_line: bool = False
+    zstd_window: int = DEFAULT_ZSTD_WINDOW
+    max_record_bytes: int = MAX_RECORD_BYTES
 
 
-def too_long(size: int, most: int, head: bytes) -> bytes:
-    """Word why a record is not taken, in front of its beginning."""
+def describe_oversized(size: int, max_record_bytes: int, head: bytes) -> bytes:
+    """Return the content of an OVERSIZED block: the reason, a newline, and the start of the record."""
     reason = (
-        f"a record of {size:,} bytes, and at most {most:,} are taken ({memory_words()}): cut it into several, or raise "
-        "--max-record-size (in a chart: --set dataset.maxRecordSize=...), for which memory is to be "
-        f"{MEMORY} times as much, with --encoder hf {EXACT_MEMORY} times"
+        f"record of {size:,} bytes: the limit is {max_record_bytes:,} bytes ({describe_memory()}); split the record, "
+        "or raise --max-record-size (in a chart: --set dataset.maxRecordSize=...), which requires memory of "
+        f"{MEMORY_PER_RECORD_BYTE} times its value, or {MEMORY_PER_RECORD_BYTE_HF} times with --encoder hf"
     )
     return reason.encode() + b"\n" + head

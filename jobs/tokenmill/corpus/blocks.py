@@ -1,8 +1,8 @@
-"""Cut a file of a corpus into blocks of whole records, straight into memory that somebody else parses.
+"""Read an input file into blocks of complete records, in memory that the caller provides.
 
-First step of reading, and all of it that touches the file: decompression into the caller's buffer (which encoder
-processes share), refusal of what is damaged or something else, and the search for the last newline. Nothing here looks
-into a record.
+First step of reading. All file access of this step is here: decompression into the caller's buffer (encoder processes
+share the buffer), rejection of damaged or unexpected content, and the search for the last newline. `corpus.parse`
+parses the records; this module does not.
 """
 
 from collections import deque
@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tokenmill.corpus import json_cutter, unexpected_content
-from tokenmill.corpus.block_kinds import LINES, ROWS, TEXT, TEXT_LINES, TOO_LONG, ReadSettings, too_long
-from tokenmill.corpus.compression import REMEDY, open_decompressed
-from tokenmill.corpus.parse import column_path
+from tokenmill.corpus.block_kinds import LINES, OVERSIZED, ROWS, TEXT, TEXT_LINES, ReadSettings, describe_oversized
+from tokenmill.corpus.compression import COMPLETE_COPY, open_decompressed
+from tokenmill.corpus.parse import find_column_path
 from tokenmill.corpus.records import BOM
 from tokenmill.errors import InputError
 from tokenmill.suffixes import LINE_SUFFIXES, strip_compression
@@ -27,28 +27,28 @@ if TYPE_CHECKING:
 
     from tokenmill.corpus.compression import Digest
 
-_ARROW = (b"ARROW1", b"\xff\xff\xff\xff")
-"""How a file and a stream of Arrow begin."""
+_ARROW_MAGIC = (b"ARROW1", b"\xff\xff\xff\xff")
+"""First bytes of an Arrow file and of an Arrow stream."""
 
-STEP = 256 << 10
-"""Bytes decompressed at a time, so that they are still in the cache when they are searched."""
+STEP_BYTES = 256 << 10
+"""Bytes per decompression step. The newline search then reads these bytes from the CPU cache."""
 
 
 class BlockBuffer(Protocol):
-    """Memory that a block is put into; `grow` gives it at least so many bytes and keeps what is there."""
+    """Memory for one block. `grow` enlarges the memory to at least `size` bytes and keeps the content."""
 
     @property
     def data(self) -> "bytearray | mmap":
-        """The memory: not to be held across `grow`."""
+        """The memory. The caller must not keep this object across a call of `grow`."""
 
     def grow(self, size: int) -> None: ...
 
 
 class BlockReader(Protocol):
-    """A file on its way into blocks.
+    """A reader that cuts one input file into blocks.
 
-    `kind` says what the last block is (`corpus.parse.parse_block`). `digested`: the digest was fed the file's bytes.
-    `compressed` counts the bytes of the file behind what was handed out.
+    `kind` is the kind of the last block (`corpus.parse.parse_block`). `digested` is true when the reader feeds the
+    file's bytes to the digest. `compressed` is the number of the file's bytes behind all blocks up to now.
     """
 
     kind: str
@@ -56,11 +56,14 @@ class BlockReader(Protocol):
     finished: bool
     compressed: int
 
-    def fill(self, room: BlockBuffer, begin: int, limit: int) -> int:
-        """Put the next records into the room from `begin`, up to about `limit`; return where they end.
+    def fill(self, buffer: BlockBuffer, begin: int, limit: int) -> int:
+        """Write the next records into the buffer from `begin` up to about `limit`, and return their end.
 
-        With `begin` above 0 the room holds other files already: then all of this one is put there, or nothing.
-        Only a record longer than that exceeds `limit`. Raises InputError where the file is damaged.
+        If `begin` is above 0, the buffer already contains other files. The reader then writes the complete file or
+        nothing. The end exceeds `limit` only when a single record does.
+
+        Raises:
+            InputError: the file is damaged.
         """
 
     def close(self) -> None:
@@ -73,127 +76,134 @@ def open_blocks(
     *,
     display: str,
     digest: "Digest | None" = None,
-    reading: ReadSettings = ReadSettings(),  # noqa: B008 - it is immutable
+    settings: ReadSettings = ReadSettings(),  # noqa: B008 - it is immutable
 ) -> BlockReader:
-    """Open a file of records; RequestError for a column that is not there.
+    """Open a file of records for reading in blocks.
 
-    `digest` is fed the file's bytes, but of Parquet, which is read here and there; its pages have checksums of their
-    own.
+    The reader feeds the file's bytes to `digest`. The Parquet reader does not: it reads the file in random order, and
+    Parquet pages have their own checksums.
+
+    Raises:
+        RequestError: the file has no column with the name of a key.
     """
-    match format_of(path, reading.format):
+    match detect_format(path, settings.format):
         case "parquet":
-            return _Parquet(path, keys, display, reading)
+            return _ParquetReader(path, keys, display, settings)
         case "arrow":
-            return _Arrow(path, keys, display, reading, digest)
+            return _ArrowReader(path, keys, display, settings, digest)
         case "json":
-            return _Json(path, keys, display, reading, digest)
-        case "txt" if not reading.lines:
-            return _Text(path, display, reading, digest)
-        case other:
-            return _Lines(path, display, reading, digest, TEXT_LINES if other == "txt" else LINES)
+            return _JsonReader(path, keys, display, settings, digest)
+        case "txt" if not settings.document_per_line:
+            return _TextReader(path, display, settings, digest)
+        case line_format:
+            return _LineReader(path, display, settings, digest, TEXT_LINES if line_format == "txt" else LINES)
 
 
-def format_of(path: Path, wanted: str | None) -> str:
-    """Return the format of a file: the one wanted, else what its name says, else what its content says."""
+def detect_format(path: Path, requested: str | None) -> str:
+    """Return the format of a file: the requested one, or the one that the name or the content indicates."""
     name = strip_compression(path.name.lower())[0]
-    if wanted is None and name.endswith((".parquet", ".arrow")):
+    if requested is None and name.endswith((".parquet", ".arrow")):
         return name.rpartition(".")[2]
-    if wanted is None and not name.endswith(LINE_SUFFIXES):
+    if requested is None and not name.endswith(LINE_SUFFIXES):
         with path.open("rb") as file:
             head = file.read(8)
-        if head.startswith((b"PAR1", *_ARROW)):
+        if head.startswith((b"PAR1", *_ARROW_MAGIC)):
             return "parquet" if head.startswith(b"PAR1") else "arrow"
-    return wanted or "jsonl"
+    return requested or "jsonl"
 
 
-def is_columnar(name: str, wanted: str | None) -> bool:
-    """Tell whether a file of this name is read as columns, whose description stands at its end."""
-    return (wanted or name.lower().rpartition(".")[2]) in ("parquet", "arrow")
+def is_columnar(name: str, requested: str | None) -> bool:
+    """Return whether a file is in a columnar format, with its metadata at the end of the file."""
+    return (requested or name.lower().rpartition(".")[2]) in ("parquet", "arrow")
 
 
-class _Lines:
-    """Whole lines; the last line of a file may lack its newline."""
+class _LineReader:
+    """A reader of lines. The last line of a file can lack its newline."""
 
     digested = True
 
-    def __init__(self, path: Path, display: str, reading: ReadSettings, digest: "Digest | None", kind: str) -> None:
-        self._source = open_decompressed(path, display=display, digest=digest, window=reading.window)
-        self._most = reading.most
-        self._rest = b""  # what was read behind the last block's end
-        self._begun = False
+    def __init__(self, path: Path, display: str, settings: ReadSettings, digest: "Digest | None", kind: str) -> None:
+        self._source = open_decompressed(path, display=display, digest=digest, max_window=settings.zstd_window)
+        self._max_record_bytes = settings.max_record_bytes
+        self._remainder = b""  # bytes that were read after the end of the last block
+        self._started = False
         self.kind = self._kind = kind
         self.finished = False
         self.compressed = 0
 
-    def fill(self, room: BlockBuffer, begin: int, limit: int) -> int:
+    def fill(self, buffer: BlockBuffer, begin: int, limit: int) -> int:
         self.kind = self._kind
-        at = begin + len(self._rest)
-        room.grow(max(at, limit))
-        room.data[begin:at] = self._rest
-        searched, end = begin, 0
+        filled = begin + len(self._remainder)
+        buffer.grow(max(filled, limit))
+        buffer.data[begin:filled] = self._remainder
+        search_start, end = begin, 0
         while True:
-            if at >= limit:
-                end = begin if begin else room.data.rfind(b"\n", searched, at) + 1
+            if filled >= limit:
+                end = begin if begin else buffer.data.rfind(b"\n", search_start, filled) + 1
                 if end:
                     break
-                if at > self._most:
-                    return self._pass_over(room, at)
-                searched = at
-                if len(room.data) < at + STEP:
-                    room.grow(2 * (at + STEP))
-            # Not beyond the limit: what is behind the last newline is copied to the next block.
-            stop = min(at + STEP, limit) if at < limit else at + STEP
-            with memoryview(room.data) as view, view[at:stop] as space:
-                got = self._source.readinto(space)
-            if not self._begun:
-                self._begun = True
-                head = bytes(room.data[at : at + min(got, unexpected_content.HEAD)])
-                unexpected_content.refuse(head, self._source.display, any_text=self._kind == TEXT_LINES)
-            at += got
-            if got == 0:
-                end = at
+                if filled > self._max_record_bytes:
+                    return self._skip_oversized(buffer, filled)
+                search_start = filled
+                if len(buffer.data) < filled + STEP_BYTES:
+                    buffer.grow(2 * (filled + STEP_BYTES))
+            # Do not read past the limit: the bytes after the last newline must be copied to the next block.
+            stop = min(filled + STEP_BYTES, limit) if filled < limit else filled + STEP_BYTES
+            with memoryview(buffer.data) as view, view[filled:stop] as target:
+                count = self._source.readinto(target)
+            if not self._started:
+                self._started = True
+                head = bytes(buffer.data[filled : filled + min(count, unexpected_content.HEAD_BYTES)])
+                unexpected_content.reject_unexpected(head, self._source.display, any_text=self._kind == TEXT_LINES)
+            filled += count
+            if count == 0:
+                end = filled
                 self.finished = True
                 break
-        self._rest = bytes(room.data[end:at])
+        self._remainder = bytes(buffer.data[end:filled])
         self.compressed = self._source.compressed_read
         return end
 
-    def _pass_over(self, room: BlockBuffer, size: int) -> int:
-        """Read on to the end of the record that fills the room, and put in its place why it is not taken."""
-        head = bytes(room.data[: json_cutter.KEPT])
-        if self.compressed == 0 and self._kind == LINES and (hint := unexpected_content.misread(head, alone=True)):
+    def _skip_oversized(self, buffer: BlockBuffer, size: int) -> int:
+        """Read to the end of the record that fills the buffer, and replace the record with the reason."""
+        head = bytes(buffer.data[: json_cutter.KEPT_BYTES])
+        if (
+            self.compressed == 0
+            and self._kind == LINES
+            and (hint := unexpected_content.describe_mismatch(head, no_documents=True))
+        ):
             raise unexpected_content.UnexpectedContent(f"{self._source.display}: {hint}")
-        buffer = bytearray(STEP)
+        chunk = bytearray(STEP_BYTES)
         end = -1
-        while end < 0 and (got := self._source.readinto(memoryview(buffer))):
-            end = buffer.find(b"\n", 0, got)
-            size += got if end < 0 else end
-            self._rest = bytes(buffer[end + 1 : got])
+        while end < 0 and (count := self._source.readinto(memoryview(chunk))):
+            end = chunk.find(b"\n", 0, count)
+            size += count if end < 0 else end
+            self._remainder = bytes(chunk[end + 1 : count])
         if end < 0:
-            self._rest, self.finished = b"", True
-        self.kind, self.compressed = TOO_LONG, self._source.compressed_read
-        return _put(room, 0, too_long(size, self._most, head))
+            self._remainder, self.finished = b"", True
+        self.kind, self.compressed = OVERSIZED, self._source.compressed_read
+        return _copy_into(buffer, 0, describe_oversized(size, self._max_record_bytes, head))
 
     def close(self) -> None:
         self._source.close()
 
 
-def _put(room: BlockBuffer, begin: int, data: bytes | memoryview) -> int:
+def _copy_into(buffer: BlockBuffer, begin: int, data: bytes | memoryview) -> int:
     end = begin + len(data)
-    room.grow(end)
-    room.data[begin:end] = data
+    buffer.grow(end)
+    buffer.data[begin:end] = data
     return end
 
 
-class _Pieces:
-    """Records that were cut out in pieces of one kind each, none of them large unless it is one record."""
+class _PieceReader:
+    """A reader of pieces. Each piece has one kind and is small, unless a single record is large."""
 
     digested = True
 
-    def __init__(self, path: Path, display: str, reading: ReadSettings, digest: "Digest | None") -> None:
-        self._source = open_decompressed(path, display=display, digest=digest, window=reading.window)
-        self._most = reading.most
-        self._pieces = self._cut()
+    def __init__(self, path: Path, display: str, settings: ReadSettings, digest: "Digest | None") -> None:
+        self._source = open_decompressed(path, display=display, digest=digest, max_window=settings.zstd_window)
+        self._max_record_bytes = settings.max_record_bytes
+        self._pieces = self._cut_pieces()
         self._ready: deque[tuple[str, bytes]] = deque()
         self._size = 0
         self._ended = False
@@ -201,11 +211,11 @@ class _Pieces:
         self.finished = False
         self.compressed = 0
 
-    def _cut(self) -> Iterator[tuple[str, bytes]]:
+    def _cut_pieces(self) -> Iterator[tuple[str, bytes]]:
         """Yield the file's pieces with their kinds."""
         raise NotImplementedError
 
-    def fill(self, room: BlockBuffer, begin: int, limit: int) -> int:
+    def fill(self, buffer: BlockBuffer, begin: int, limit: int) -> int:
         while not self._ended and self._size < limit - begin:
             piece = next(self._pieces, None)
             if piece is None:
@@ -221,8 +231,8 @@ class _Pieces:
         while self._ready and self._ready[0][0] == self.kind and (end == begin or end < limit):
             data = self._ready.popleft()[1]
             self._size -= len(data)
-            end = _put(room, end, data)
-            if self.kind == TOO_LONG:
+            end = _copy_into(buffer, end, data)
+            if self.kind == OVERSIZED:
                 break
         self.finished = self._ended and not self._ready
         self.compressed = self._source.compressed_read
@@ -232,147 +242,155 @@ class _Pieces:
         self._source.close()
 
 
-class _Json(_Pieces):
-    """JSON values however they stand in the file (`corpus.json_cutter`), one a line."""
+class _JsonReader(_PieceReader):
+    """A reader of JSON values in any layout (`corpus.json_cutter`). Blocks contain one value per line."""
 
     def __init__(
-        self, path: Path, keys: Sequence[str], display: str, reading: ReadSettings, digest: "Digest | None"
+        self, path: Path, keys: Sequence[str], display: str, settings: ReadSettings, digest: "Digest | None"
     ) -> None:
-        super().__init__(path, display, reading, digest)
+        super().__init__(path, display, settings, digest)
         self._keys = keys
 
-    def _cut(self) -> Iterator[tuple[str, bytes]]:
-        buffer = bytearray(STEP)
-        got = self._source.readinto(memoryview(buffer))
-        unexpected_content.refuse(bytes(buffer[: min(got, unexpected_content.HEAD)]), self._source.display)
-        cutter = json_cutter.JsonCutter(self._keys, self._most, self._source.display)
-        data = bytes(buffer[:got]).removeprefix(BOM)
-        while got:
-            yield from self._lines(cutter.feed(data))
-            got = self._source.readinto(memoryview(buffer))
-            data = bytes(buffer[:got])
-        yield from self._lines(cutter.finish())
+    def _cut_pieces(self) -> Iterator[tuple[str, bytes]]:
+        chunk = bytearray(STEP_BYTES)
+        count = self._source.readinto(memoryview(chunk))
+        unexpected_content.reject_unexpected(
+            bytes(chunk[: min(count, unexpected_content.HEAD_BYTES)]), self._source.display
+        )
+        cutter = json_cutter.JsonCutter(self._keys, self._max_record_bytes, self._source.display)
+        data = bytes(chunk[:count]).removeprefix(BOM)
+        while count:
+            yield from self._join_lines(cutter.feed(data))
+            count = self._source.readinto(memoryview(chunk))
+            data = bytes(chunk[:count])
+        yield from self._join_lines(cutter.finish())
 
-    def _lines(self, records: Iterator[json_cutter.JsonValue]) -> Iterator[tuple[str, bytes]]:
+    def _join_lines(self, records: Iterator[json_cutter.JsonValue]) -> Iterator[tuple[str, bytes]]:
         lines: list[bytes] = []
         for record in records:
-            if record.size > self._most:
+            if record.size > self._max_record_bytes:
                 yield LINES, b"".join(lines)
                 lines.clear()
-                yield TOO_LONG, too_long(record.size, self._most, record.data[: json_cutter.KEPT])
+                yield (
+                    OVERSIZED,
+                    describe_oversized(record.size, self._max_record_bytes, record.data[: json_cutter.KEPT_BYTES]),
+                )
             else:
-                # A carriage return is what a newline is in JSON: white space, and an error inside a string.
+                # JSON treats a carriage return as a newline: both are white space, and both are errors in a string.
                 lines += (record.data.replace(b"\n", b"\r"), b"\n")
         yield LINES, b"".join(lines)
 
 
-class _Text(_Pieces):
-    """A text that is one document."""
+class _TextReader(_PieceReader):
+    """A reader of a text file that is one document."""
 
-    def _cut(self) -> Iterator[tuple[str, bytes]]:
+    def _cut_pieces(self) -> Iterator[tuple[str, bytes]]:
         text = bytearray()
         size = 0
-        for block in self._source:
+        for chunk in self._source:
             if not size:
-                unexpected_content.refuse(block[: unexpected_content.HEAD], self._source.display, any_text=True)
-            size += len(block)
-            if size <= self._most:
-                text += block
-        if size > self._most:
-            yield TOO_LONG, too_long(size, self._most, bytes(text[: json_cutter.KEPT]))
+                unexpected_content.reject_unexpected(
+                    chunk[: unexpected_content.HEAD_BYTES], self._source.display, any_text=True
+                )
+            size += len(chunk)
+            if size <= self._max_record_bytes:
+                text += chunk
+        if size > self._max_record_bytes:
+            yield OVERSIZED, describe_oversized(size, self._max_record_bytes, bytes(text[: json_cutter.KEPT_BYTES]))
         else:
             yield TEXT, bytes(text)
 
 
-class _Rows:
-    """Rows of the wanted columns of a file that has them in columns."""
+class _RowReader:
+    """A reader of rows, for columnar formats. Blocks contain only the requested columns."""
 
     digested = False
     format = ""
     magic: tuple[bytes, ...] = ()
     _file: Any
 
-    def __init__(self, path: Path, keys: Sequence[str], display: str, reading: ReadSettings) -> None:
+    def __init__(self, path: Path, keys: Sequence[str], display: str, settings: ReadSettings) -> None:
         if codec := strip_compression(path.name)[1]:
             raise InputError(
-                f"{display}: its name says that this {self.format} is compressed as {codec}; decompress it, since it "
-                "cannot be read from its beginning to its end"
+                f"{display}: the name indicates {self.format} data that is compressed as {codec}, and this format "
+                "requires random access; decompress the file"
             )
-        self._path, self._keys, self._display, self._most = path, keys, display, reading.most
+        self._path, self._keys, self._display, self._max_record_bytes = path, keys, display, settings.max_record_bytes
         self._size = path.stat().st_size
-        self._taken = 0
+        self._rows_read = 0
         self._parts: Iterator[pa.RecordBatch | bytes] | None = None
-        self._next: pa.RecordBatch | bytes | None = None
+        self._next_part: pa.RecordBatch | bytes | None = None
         self.kind = ROWS
         self.finished = self._size == 0
         self.compressed = 0
         if self._size:
-            with self._explained():
+            with self._explain_errors():
                 self._open()
 
     def _open(self) -> None:
         """Open the file, and find the columns."""
         raise NotImplementedError
 
-    def _batches(self, limit: int) -> "Iterator[pa.RecordBatch]":
-        """Yield the rows of the columns, about `limit` bytes at a time where the file allows it."""
+    def _read_batches(self, limit: int) -> "Iterator[pa.RecordBatch]":
+        """Yield the rows of the columns in batches of about `limit` bytes, if the file layout permits this size."""
         raise NotImplementedError
 
     def _position(self) -> int:
-        """Return how many bytes of the file are behind the rows taken."""
+        """Return how many bytes of the file belong to the rows that were read."""
         raise NotImplementedError
 
-    def fill(self, room: BlockBuffer, begin: int, limit: int) -> int:
+    def fill(self, buffer: BlockBuffer, begin: int, limit: int) -> int:
         if begin or self.finished:
             return begin
         import pyarrow as pa
 
-        with self._explained():
+        with self._explain_errors():
             if self._parts is None:
-                self._parts = self._cut(limit)
-                self._next = next(self._parts, None)
-            part, sink = self._next, pa.BufferOutputStream()
-            self.kind = TOO_LONG if isinstance(part, bytes) else ROWS
+                self._parts = self._cut_parts(limit)
+                self._next_part = next(self._parts, None)
+            part, sink = self._next_part, pa.BufferOutputStream()
+            self.kind = OVERSIZED if isinstance(part, bytes) else ROWS
             if isinstance(part, bytes):
                 sink.write(part)
-                self._taken += 1
+                self._rows_read += 1
                 part = next(self._parts, None)
             elif part is not None:
                 with pa.ipc.new_stream(sink, part.schema) as stream:
                     while isinstance(part, pa.RecordBatch):
                         stream.write_batch(part)
-                        self._taken += part.num_rows
+                        self._rows_read += part.num_rows
                         part = next(self._parts, None)
                         if sink.tell() >= limit // 2:
                             break
-            self._next = part
+            self._next_part = part
             written = sink.getvalue()
             self.finished = part is None
             self.compressed = self._size if self.finished else self._position()
-        return _put(room, 0, memoryview(written))
+        return _copy_into(buffer, 0, memoryview(written))
 
-    def _cut(self, limit: int) -> "Iterator[pa.RecordBatch | bytes]":
-        for chunk in self._batches(limit):
-            # A dictionary would be written whole with each piece.
-            arrays = [a.dictionary_decode() if hasattr(a, "dictionary_decode") else a for a in chunk.columns]
-            whole = chunk.from_arrays(arrays, chunk.schema.names)
-            step = max(1, whole.num_rows * limit // max(whole.nbytes, 1))
-            for start in range(0, whole.num_rows, step):
-                yield from self._bounded(whole.slice(start, step))
+    def _cut_parts(self, limit: int) -> "Iterator[pa.RecordBatch | bytes]":
+        for batch in self._read_batches(limit):
+            # Decode dictionaries: Arrow would write the complete dictionary with each slice.
+            arrays = [a.dictionary_decode() if hasattr(a, "dictionary_decode") else a for a in batch.columns]
+            decoded = batch.from_arrays(arrays, batch.schema.names)
+            step = max(1, decoded.num_rows * limit // max(decoded.nbytes, 1))
+            for start in range(0, decoded.num_rows, step):
+                yield from self._replace_oversized(decoded.slice(start, step))
 
-    def _bounded(self, rows: "pa.RecordBatch") -> "Iterator[pa.RecordBatch | bytes]":
-        """Yield rows, and in place of each that is too long why it is not taken."""
-        if rows.nbytes <= self._most:
+    def _replace_oversized(self, rows: "pa.RecordBatch") -> "Iterator[pa.RecordBatch | bytes]":
+        """Yield rows, with the reason in place of each oversized row."""
+        if rows.nbytes <= self._max_record_bytes:
             yield rows
         elif rows.num_rows == 1:
-            yield too_long(rows.nbytes, self._most, b"")
+            yield describe_oversized(rows.nbytes, self._max_record_bytes, b"")
         else:
             half = rows.num_rows // 2
-            yield from self._bounded(rows.slice(0, half))
-            yield from self._bounded(rows.slice(half))
+            yield from self._replace_oversized(rows.slice(0, half))
+            yield from self._replace_oversized(rows.slice(half))
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _explain_errors(self) -> Iterator[None]:
+        """Convert an error of pyarrow to an InputError that names the file and the row."""
         import pyarrow as pa
 
         try:
@@ -381,11 +399,12 @@ class _Rows:
             if isinstance(error, OSError) and error.errno is not None:
                 raise
             with self._path.open("rb") as file:
-                head = file.read(unexpected_content.HEAD)
+                head = file.read(unexpected_content.HEAD_BYTES)
             if not head.startswith(self.magic):
-                unexpected_content.refuse(head, self._display)
+                unexpected_content.reject_unexpected(head, self._display)
             raise InputError(
-                f"{self._display}: damaged {self.format} after row {self._taken:,}: {error}. {REMEDY}"
+                f"{self._display}: damaged {self.format} after row {self._rows_read:,}: {error}. "
+                f"Replace the file with {COMPLETE_COPY}"
             ) from error
 
     def close(self) -> None:
@@ -393,50 +412,50 @@ class _Rows:
             self._file.close()
 
 
-class _Parquet(_Rows):
+class _ParquetReader(_RowReader):
     format = "Parquet"
     magic = (b"PAR1",)
 
     def _open(self) -> None:
         import pyarrow.parquet as pq
 
-        # Column chunks are read through a buffer rather than whole: a row group may be larger than memory.
+        # A row group can be larger than memory: read column chunks through a buffer, not at once.
         self._file = pq.ParquetFile(self._path, buffer_size=1 << 20, pre_buffer=False, page_checksum_verification=True)
-        self._names = [".".join(column_path(self._file.schema_arrow, key, self._display)) for key in self._keys]
+        self._names = [".".join(find_column_path(self._file.schema_arrow, key, self._display)) for key in self._keys]
 
-    def _batches(self, limit: int) -> "Iterator[pa.RecordBatch]":
-        rows = _rows_at_a_time(self._file.metadata, self._names, limit)
+    def _read_batches(self, limit: int) -> "Iterator[pa.RecordBatch]":
+        rows = _choose_batch_rows(self._file.metadata, self._names, limit)
         yield from self._file.iter_batches(rows, columns=self._names, use_threads=False)
 
     def _position(self) -> int:
-        return self._size * self._taken // max(int(self._file.metadata.num_rows), 1)
+        return self._size * self._rows_read // max(int(self._file.metadata.num_rows), 1)
 
 
-class _Arrow(_Rows):
-    """Arrow's IPC format, as a stream (`save_to_disk` of datasets) or as a file."""
+class _ArrowReader(_RowReader):
+    """A reader of Arrow's IPC format, as a stream (`save_to_disk` of the datasets library) or as a file."""
 
     digested = True
     format = "Arrow"
-    magic = _ARROW
+    magic = _ARROW_MAGIC
 
     def __init__(
-        self, path: Path, keys: Sequence[str], display: str, reading: ReadSettings, digest: "Digest | None"
+        self, path: Path, keys: Sequence[str], display: str, settings: ReadSettings, digest: "Digest | None"
     ) -> None:
         self._digest = digest
-        super().__init__(path, keys, display, reading)
+        super().__init__(path, keys, display, settings)
 
     def _open(self) -> None:
         import pyarrow as pa
 
         self._file = pa.OSFile(str(self._path))
-        self._seekable = self._file.read(len(_ARROW[0])) == _ARROW[0]
+        self._seekable = self._file.read(len(_ARROW_MAGIC[0])) == _ARROW_MAGIC[0]
         self._file.seek(0)
         schema = (pa.ipc.open_file if self._seekable else pa.ipc.open_stream)(self._file).schema
-        self._names = [column_path(schema, key, self._display)[0] for key in self._keys]
+        self._names = [find_column_path(schema, key, self._display)[0] for key in self._keys]
         self._columns = sorted({schema.names.index(name) for name in self._names})
         self._file.seek(0)
 
-    def _batches(self, limit: int) -> "Iterator[pa.RecordBatch]":
+    def _read_batches(self, limit: int) -> "Iterator[pa.RecordBatch]":
         import pyarrow as pa
 
         options = pa.ipc.IpcReadOptions(included_fields=self._columns, use_threads=False)
@@ -453,26 +472,29 @@ class _Arrow(_Rows):
             self._check_end()
         if self._digest is not None:
             self._file.seek(0)
-            while block := self._file.read(1 << 20):
-                self._digest.update(block)
+            while chunk := self._file.read(1 << 20):
+                self._digest.update(chunk)
 
     def _check_end(self) -> None:
-        """Refuse a stream that ends without its end mark, as one that was cut between two batches does."""
+        """Raise ArrowInvalid when the end mark of the stream is missing, as in a file cut between two batches."""
         import pyarrow as pa
 
         end = self._file.tell()
         if end != self._size:
-            raise pa.ArrowInvalid(f"something follows the end of the stream at byte {end:,}")
+            raise pa.ArrowInvalid(f"unexpected data after the end of the stream at byte {end:,}")
         self._file.seek(max(0, end - 4))
         if self._file.read(4) != bytes(4):
-            raise pa.ArrowInvalid("the file is cut short: the stream has no end mark")
+            raise pa.ArrowInvalid("the file is truncated: the stream has no end mark")
 
     def _position(self) -> int:
         return int(self._file.tell())
 
 
 def _check_offsets(column: "pa.Array") -> None:
-    """Refuse an array that points outside its data; text that is no UTF-8 is a bad record, and not refused here."""
+    """Raise ArrowInvalid when the offsets of an array point outside its data.
+
+    Invalid UTF-8 does not raise here: `corpus.parse` rejects only the bad record.
+    """
     import pyarrow as pa
 
     views = {pa.string(): pa.binary(), pa.large_string(): pa.large_binary(), pa.string_view(): pa.binary_view()}
@@ -484,10 +506,10 @@ def _check_offsets(column: "pa.Array") -> None:
             raise
 
 
-def _rows_at_a_time(metadata: "pq.FileMetaData", names: Sequence[str], batch_bytes: int) -> int:
-    """Choose how many rows to decode at a time: about `batch_bytes`, by the file's average.
+def _choose_batch_rows(metadata: "pq.FileMetaData", names: Sequence[str], batch_bytes: int) -> int:
+    """Return how many rows to decode at a time: about `batch_bytes`, for rows of the file's average size.
 
-    Few at most, because a dictionary-encoded column may decode to far more than the metadata says.
+    The maximum is 1,024 rows: a dictionary-encoded column can decode to far more bytes than the metadata indicates.
     """
     total = 0
     for group in range(metadata.num_row_groups):

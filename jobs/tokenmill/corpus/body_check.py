@@ -1,6 +1,7 @@
-"""Judge what a server gave in place of a file where no hash does: by its first bytes, and by its end.
+"""Content checks for downloads that have no hash: the first bytes of a file and its end.
 
-Without a hash a login page would be stored as data, and without a length a transfer that is cut would pass for whole.
+`corpus.web` and `corpus.fetch` call them. Without these checks, a login page would be stored as data, and a
+truncated transfer without a length would count as complete.
 """
 
 import bz2
@@ -12,63 +13,63 @@ from typing import Any
 
 from tokenmill.suffixes import COMPRESSIONS, LINE_SUFFIXES, is_data_file, strip_compression
 
-HEAD = 4096
-"""Bytes from the beginning of a file that are looked at."""
-IN_ITS_PLACE = "it may be the page of a login or of an error: check the address, and the credentials that it needs"
-"""What to do about an impostor."""
-_TAIL = 16 << 20
-_LFS = b"version https://git-lfs.github.com/spec/"
+HEAD_BYTES = 4096
+"""Bytes at the beginning of a file that `find_wrong_content` inspects."""
+WRONG_CONTENT_REMEDY = "it may be a login page or an error page; check the address and the credentials for it"
+"""The remedy in messages about wrong content."""
+_TAIL_BYTES = 16 << 20
+_LFS_SIGNATURE = b"version https://git-lfs.github.com/spec/"
 
 
-def impostor(head: bytes, name: str) -> str | None:
-    """Return what a file is instead of what its name says, None when its first bytes may be right."""
+def find_wrong_content(head: bytes, name: str) -> str | None:
+    """Return what a file contains instead of the format of its name; None when its first bytes are plausible."""
     if not head or not (is_data_file(name) or strip_compression(name)[1]):
         return None
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
-    if head.startswith(_LFS):
+    if head.startswith(_LFS_SIGNATURE):
         return "a Git LFS pointer"
     if text.startswith(b"<"):
-        html = text[:HEAD].lower()
+        html = text[:HEAD_BYTES].lower()
         return "an HTML page" if b"<html" in html or b"<!doctype html" in html else "an XML document"
-    kind = name.lower().rpartition(".")[2]
-    if kind in (*COMPRESSIONS, "parquet") and text.startswith((b'{"', b"{\n", b"{ ")):
-        return f"JSON and no {kind} data"
-    return "gz data that were compressed once more" if kind == "gz" and _is_twice_gz(head) else None
+    suffix = name.lower().rpartition(".")[2]
+    if suffix in (*COMPRESSIONS, "parquet") and text.startswith((b'{"', b"{\n", b"{ ")):
+        return f"JSON instead of {suffix} data"
+    return "gz data that was compressed twice" if suffix == "gz" and _is_gz_twice(head) else None
 
 
-def _is_twice_gz(head: bytes) -> bool:
+def _is_gz_twice(head: bytes) -> bool:
     try:
-        return next(decoded("gz", [head[:_FEED]]), b"").startswith(b"\x1f\x8b\x08")
+        return next(decode_blocks("gz", [head[:_FEED_BYTES]]), b"").startswith(b"\x1f\x8b\x08")
     except DecodeError:
         return False
 
 
-def unfinished(path: Path, name: str) -> str | None:
-    """Return why a file whose length nobody said cannot be whole, None where its format does not tell."""
+def find_truncation(path: Path, name: str) -> str | None:
+    """Return why a file of unknown length is incomplete; None when its format does not show that."""
     size = path.stat().st_size
     if not size:
-        return "nothing came, and the server does not say how much there is"
+        return "the response is empty, and the server does not report a length"
     if codec := strip_compression(name)[1]:
         try:
             with path.open("rb") as file:
-                for _ in decoded(codec, iter(lambda: file.read(1 << 20), b"")):
+                for _ in decode_blocks(codec, iter(lambda: file.read(1 << 20), b"")):
                     pass
         except DecodeError as error:
             return str(error)
         return None
     with path.open("rb") as file:
-        file.seek(max(0, size - _TAIL))
+        file.seek(max(0, size - _TAIL_BYTES))
         tail = file.read()
     if name.lower().endswith(".parquet"):
         footer = int.from_bytes(tail[-8:-4], "little")
         return None if tail.endswith(b"PAR1") and 0 < footer <= size - 12 else "its Parquet footer is missing"
     if not name.lower().endswith(LINE_SUFFIXES) or tail.endswith(b"\n"):
         return None
-    last = tail.rpartition(b"\n")[2]
-    return None if len(last) == _TAIL or _is_json(last) or tail.rstrip()[-1:] in (b"]", b"}") else _CUT
+    line = tail.rpartition(b"\n")[2]
+    return None if len(line) == _TAIL_BYTES or _is_json(line) or tail.rstrip()[-1:] in (b"]", b"}") else _LINE_TRUNCATED
 
 
-_CUT = "its last line is cut short"
+_LINE_TRUNCATED = "its last line is truncated"
 
 
 def _is_json(line: bytes) -> bool:
@@ -82,36 +83,37 @@ def _is_json(line: bytes) -> bool:
 
 
 class DecodeError(Exception):
-    """Compressed data that are cut short or damaged."""
+    """Compressed data that is truncated or damaged."""
 
 
-def decoded(codec: str, blocks: Iterable[bytes | memoryview]) -> Iterator[bytes]:
-    """Yield what compressed blocks decompress to, in pieces of some MB at most; raises Undecodable.
+def decode_blocks(codec: str, blocks: Iterable[bytes | memoryview]) -> Iterator[bytes]:
+    """Yield the decompressed data of compressed blocks, in pieces of at most some MB.
 
-    `codec` is a suffix of COMPRESSIONS, or deflate. What ends in the middle of a stream is cut short.
+    `codec` is a suffix of COMPRESSIONS, or "deflate". Raises DecodeError when the data is damaged, or when it ends
+    inside a compressed stream.
     """
     decoder: Any = None
     errors: tuple[type[Exception], ...] = (zlib.error, lzma.LZMAError, OSError, ValueError, *_zstd_errors(codec))
     for block in blocks:
-        for start in range(0, len(block), _FEED):
-            data = bytes(block[start : start + _FEED])
+        for start in range(0, len(block), _FEED_BYTES):
+            data = bytes(block[start : start + _FEED_BYTES])
             while data := data if decoder else data.lstrip(b"\0"):
                 try:
                     decoder = decoder or _DECODERS[codec](data)
                     piece = decoder.decompress(data)
                 except errors as error:
-                    raise DecodeError(f"its {codec} data are damaged ({error})") from error
+                    raise DecodeError(f"its {codec} data is damaged ({error})") from error
                 if piece:
                     yield piece
                 if not decoder.eof:
                     break
                 data, decoder = decoder.unused_data, None
     if decoder:
-        raise DecodeError(f"its {codec} data are cut short")
+        raise DecodeError(f"its {codec} data is truncated")
 
 
-_FEED = 1 << 10
-"""Compressed bytes that are decompressed at a time: of a bomb they give no more than some MB."""
+_FEED_BYTES = 1 << 10
+"""Compressed bytes that are decompressed at a time: 1 KiB of a decompression bomb expands to at most some MB."""
 
 
 def _zstd(_: bytes) -> Any:
@@ -129,7 +131,7 @@ def _zstd_errors(codec: str) -> tuple[type[Exception], ...]:
 
 
 def _deflate(data: bytes) -> Any:
-    """Servers send it with zlib's header, as they should, or without."""
+    """Return a decoder for deflate data with a zlib header, as the standard requires, or without one."""
     wrapped = data[0] & 15 == zlib.DEFLATED and int.from_bytes(data[:2], "big") % 31 == 0
     return zlib.decompressobj(wbits=15 if wrapped else -15)
 

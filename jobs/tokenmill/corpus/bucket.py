@@ -1,94 +1,103 @@
-"""Buckets as sources, by fsspec; a directory is one of its own: `corpus.directory`."""
+"""Buckets (s3://, gs://, az://, abfs://) as sources, through fsspec; `corpus.factory` opens them.
+
+`corpus.directory` reads directories.
+"""
 
 from collections.abc import Iterator
 from typing import Any
 
 from tokenmill.corpus.retry import RetryableError, RetryPolicy
 from tokenmill.corpus.source import Listing, OpenSettings, SourceChanged
-from tokenmill.corpus.uri import without_addresses, without_secrets
+from tokenmill.corpus.uri import redact_addresses, redact_secrets
 from tokenmill.errors import RequestError, TransientError
 from tokenmill.flow.contract import RemoteFile
-from tokenmill.redaction import remember_address, remember_file
+from tokenmill.redaction import register_address_secrets, register_secret_file
 
-CHUNK = 8 << 20
+BLOCK_BYTES = 8 << 20
 CREDENTIAL_FILES = ("~/.aws/credentials", "~/.config/gcloud/application_default_credentials.json")
-"""Where the clients of buckets look for credentials beside the environment."""
-NO_OBJECT = (
-    "the object is gone from the bucket since it was listed, or these credentials may not read it; once they may, run "
-    "the same command again, and with --replace for what the bucket holds now"
+"""Files in which the bucket clients search for credentials, in addition to the environment."""
+NO_OBJECT_REMEDY = (
+    "the object was deleted from the bucket after it was listed, or these credentials cannot read it; restore the "
+    "object or the permission and run the same command again, or add --replace to download the current objects"
 )
-"""What to do about an object that a store refuses."""
+"""The remedy in messages about an object that a store refuses."""
 
 
 class BucketSource:
-    """Everything under a prefix; credentials come from the environment, as the provider's tools take them."""
+    """All objects under a path of a bucket.
+
+    Credentials come from the environment, in the form that the provider's own tools use.
+    """
 
     def __init__(self, uri: str, _: OpenSettings) -> None:
-        """Open the file system that the URI names; nothing is asked yet. Raises ImportError without its package."""
+        """Create the file system of the URI without sending a request; raise ImportError without its package."""
         import fsspec
 
-        remember_address(uri)
+        register_address_secrets(uri)
         for path in CREDENTIAL_FILES:
-            remember_file(path)
+            register_secret_file(path)
         scheme, _mark, rest = uri.partition("://")
         protocol = scheme.lower()
         self._uri = f"{protocol}://{rest.rstrip('/')}"
-        self._said = without_secrets(self._uri)
+        self._display_uri = redact_secrets(self._uri)
         if not rest.partition("/")[0]:
-            raise RequestError(f"{self._said!r} names no bucket; write {protocol}://BUCKET/PREFIX")
+            raise RequestError(f"{self._display_uri!r} does not name a bucket; write {protocol}://BUCKET/PREFIX")
         try:
-            # Each look is a new one: a listing that was kept would hide that an object changed since.
+            # A cached listing would hide an object that changed in the meantime.
             uncached = {"use_listings_cache": False, "skip_instance_cache": True}
             self._fs, self._root = fsspec.core.url_to_fs(self._uri, **uncached)
         except ValueError as error:
             raise RequestError(
-                f"{self._said} cannot be opened: {without_addresses(str(error))[:300]}; check the credentials in the "
+                f"cannot open {self._display_uri}: {redact_addresses(str(error))[:300]}; check the credentials in the "
                 "environment"
             ) from error
 
     def list(self, revision: str | None, policy: RetryPolicy) -> Listing:
-        """List all files under the prefix, or the one file it names."""
+        """List all files under the path, or the one file that the path names."""
         if revision:
-            raise RequestError(f"--revision: {self._said} has no revisions")
-        found = self._find()
-        if not found:
-            raise RequestError(f"nothing at {self._said}; check the path and the credentials")
+            raise RequestError(f"--revision: {self._display_uri} has no revisions; remove --revision")
+        objects = self._find_objects()
+        if not objects:
+            raise RequestError(f"there are no files at {self._display_uri}; check the path and the credentials")
         root = self._root.rstrip("/")
         files = []
-        folders = {path[:cut] for path in found for cut in range(len(path)) if path[cut] == "/"}
-        for path, about in sorted(found.items()):
-            # What consoles make to show a folder; adlfs takes the slash away.
-            if not about["size"] and (path.endswith("/") or path in folders):
+        folders = {path[:end] for path in objects for end in range(len(path)) if path[end] == "/"}
+        for path, info in sorted(objects.items()):
+            # Web consoles create empty objects to show folders. adlfs removes the slash from their names.
+            if not info["size"] and (path.endswith("/") or path in folders):
                 continue
             name = path[len(root) + 1 :] if path != root else path.rpartition("/")[2]
-            files.append(RemoteFile(name, about["size"], version=_version(about)))
-        return Listing(self._said, None, files, by_name=list(found) == [root])
+            files.append(RemoteFile(name, info["size"], version=_version(info)))
+        return Listing(self._display_uri, None, files, by_name=list(objects) == [root])
 
-    def _find(self) -> dict[str, Any]:
-        """Return what is known of each file under the prefix, by its path."""
+    def _find_objects(self) -> dict[str, Any]:
+        """Return the store's information about each object under the path, by the object's path."""
         try:
-            found = self._fs.find(self._root, detail=True)
-            if not isinstance(found, dict):  # adlfs gives a list where the path is a file
-                found = {path: self._fs.info(path) for path in found}
-        except FileNotFoundError:
-            return {}
-        except Exception as error:  # each store's client has its own
-            kind = RequestError if _is_refusal(error) else TransientError
-            raise kind(
-                f"{self._said} cannot be listed: {_words(error)[:300]}; check the address and the credentials"
+            objects = self._fs.find(self._root, detail=True)
+            if not isinstance(objects, dict):  # adlfs returns a list when the path is a file
+                objects = {path: self._fs.info(path) for path in objects}
+        except FileNotFoundError as error:  # s3fs raises this error only if the bucket itself does not exist
+            raise RequestError(
+                f"there are no files at {self._display_uri}: {redact_addresses(str(error))[:300]}; check the bucket's "
+                "name, the path and the credentials"
             ) from error
-        known: dict[str, Any] = found
-        return known
+        except Exception as error:  # each store's client has its own exception classes
+            error_class = RequestError if _is_refusal(error) else TransientError
+            raise error_class(
+                f"cannot list {self._display_uri}: {_describe(error)[:300]}; check the address and the credentials"
+            ) from error
+        typed_objects: dict[str, Any] = objects
+        return typed_objects
 
     def open(
         self, file: RemoteFile, revision: str | None, offset: int, stop: int | None = None, *, plain: bool = False
     ) -> "_ObjectBody":
-        """Open the bytes from `offset`; nothing is asked yet."""
+        """Return the bytes from `offset`; the first request follows when the caller reads them."""
         return _ObjectBody(self._fs, self._root.rstrip("/"), file, offset)
 
 
 class _ObjectBody:
-    """All of a file from an offset."""
+    """All bytes of an object from an offset."""
 
     stop: int | None = None
 
@@ -96,40 +105,40 @@ class _ObjectBody:
         self._fs, self._root, self._file, self._offset = fs, root, file, offset
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yield the bytes; a file that changed since it was planned is refused."""
+        """Yield the bytes; raise SourceChanged when the object changed after the plan was made."""
         path = self._root
         try:
             path = path if self._fs.isfile(path) else f"{path}/{self._file.path}"
             if self._file.version and _version(self._fs.info(path)) != self._file.version:
                 raise SourceChanged
-            with self._fs.open(path, "rb", block_size=CHUNK) as stream:
+            with self._fs.open(path, "rb", block_size=BLOCK_BYTES) as stream:
                 stream.seek(self._offset)
-                while block := stream.read(CHUNK):
+                while block := stream.read(BLOCK_BYTES):
                     yield block
         except SourceChanged:
             raise
         except FileNotFoundError as error:
-            raise RetryableError(f"{path} is not there", refused=True, remedy=NO_OBJECT) from error
-        except Exception as error:  # each store's client has its own
-            raise RetryableError(_words(error), refused=_is_refusal(error), remedy=NO_OBJECT) from error
+            raise RetryableError(f"{path} does not exist", refused=True, remedy=NO_OBJECT_REMEDY) from error
+        except Exception as error:  # each store's client has its own exception classes
+            raise RetryableError(_describe(error), refused=_is_refusal(error), remedy=NO_OBJECT_REMEDY) from error
 
-    def part(self, start: int, stop: int) -> "_ObjectBody":
-        """Not divided: a bucket's own client reads ahead."""
+    def open_part(self, start: int, stop: int) -> "_ObjectBody":
+        """Raise NotImplementedError: the bucket's own client reads ahead, so tokenmill does not divide the object."""
         raise NotImplementedError
 
 
-def _words(error: Exception) -> str:
-    return without_addresses(f"{type(error).__name__}: {error}")
+def _describe(error: Exception) -> str:
+    return redact_addresses(f"{type(error).__name__}: {error}")
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Tell whether a store, or its client, refuses these credentials, or lacks any: no retry gives it others."""
+    """Return whether a store or its client refuses these credentials, or has none; a retry cannot change that."""
     status = getattr(error, "status_code", None) or getattr(error, "code", None)
-    named = {"NoCredentialsError", "PartialCredentialsError", "ClientAuthenticationError", "DefaultCredentialsError"}
-    return isinstance(error, PermissionError) or status in (401, 403) or type(error).__name__ in named
+    names = {"NoCredentialsError", "PartialCredentialsError", "ClientAuthenticationError", "DefaultCredentialsError"}
+    return isinstance(error, PermissionError) or status in (401, 403) or type(error).__name__ in names
 
 
-def _version(about: dict[str, Any]) -> str | None:
-    """Return what changes when a file's content does, as its store says it: a tag, a hash or a time."""
-    version = about.get("ETag") or about.get("etag") or about.get("md5Hash") or about.get("mtime")
+def _version(info: dict[str, Any]) -> str | None:
+    """Return the value by which a store marks a change of content: an ETag, a hash or a time."""
+    version = info.get("ETag") or info.get("etag") or info.get("md5Hash") or info.get("mtime")
     return None if version is None else str(version)

@@ -1,9 +1,9 @@
-"""Decompress what corpora come in, block by block, refusing what is damaged.
+"""Decompress input files in blocks, and reject damaged data.
 
-First step of reading a file: extract writes these blocks to disk, `corpus.readers` splits them into
-records. Memory is bounded by the block and the codec's window, never by the file or by what a hostile
-file claims to expand to. Nothing damaged passes as a short file: the usual stream readers end quietly
-on a truncated zstd frame and ignore what follows the last bzip2 or gzip stream.
+First step of reading a file: extract writes these blocks to disk, and `corpus.blocks` cuts them into blocks of records.
+The block size and the codec's window limit the memory. The file size and the size that a hostile file declares do not
+matter. Each damaged file raises an error. The usual stream readers do not: they end without an error at a truncated
+zstd frame, and they ignore data after the last bzip2 or gzip stream.
 """
 
 import os
@@ -14,24 +14,24 @@ from types import TracebackType
 from typing import IO, Protocol, Self, cast
 
 from tokenmill.corpus import unexpected_content
-from tokenmill.corpus.block_kinds import ZSTD_WINDOW, ZSTD_WINDOW_MOST
+from tokenmill.corpus.block_kinds import DEFAULT_ZSTD_WINDOW, MAX_ZSTD_WINDOW
 from tokenmill.errors import InputError
 from tokenmill.suffixes import strip_compression
 
-_FEED = 128 << 10  # compressed bytes given to a decoder at a time: each time may wait for another thread of Python
+_FEED_BYTES = 128 << 10  # compressed bytes per decoder call: each call can wait for another Python thread
 _XZ_MEMORY = 512 << 20
 _MAGIC = {"gz": b"\x1f\x8b", "bz2": b"BZh", "xz": b"\xfd7zXZ\0"}
 _BZ2_BLOCK = b"1AY&SY"
-"""What follows the magic and the block size of a bzip2 file that is not empty; the magic itself is text."""
+"""Bytes 4 to 9 of a bzip2 file that is not empty. The magic and the block size before them can be ordinary text."""
 
 _ZSTD_MAGIC = 0xFD2FB528
-_ZSTD_SKIPPABLE = 0x184D2A50  # the low four bits are free
-_ZSTD_BLOCK = 128 << 10  # no block regenerates more
+_ZSTD_SKIPPABLE = 0x184D2A50  # the low four bits can have any value
+_ZSTD_BLOCK = 128 << 10  # maximum size of a decompressed block
 _ZSTD_RLE = 1  # block type: one byte, repeated
 
 
-def codec_of_content(head: bytes) -> str | None:
-    """Name the codec that a file's first bytes show; None where they are of none."""
+def detect_codec(head: bytes) -> str | None:
+    """Return the codec that the first bytes of a file indicate, None if the bytes match no codec."""
     magic = _uint(head[:4])
     if magic == _ZSTD_MAGIC or magic & ~0xF == _ZSTD_SKIPPABLE:
         return "zst"
@@ -41,20 +41,20 @@ def codec_of_content(head: bytes) -> str | None:
 
 
 _RWF_DONTCACHE = 0x80
-"""Flag of preadv2(2) since Linux 6.14, where the file system has it; Python does not name it yet."""
+"""Flag of preadv2(2) since Linux 6.14, for file systems that support it; Python has no constant for this flag yet."""
 
 
-class _PassingFile:
-    """A file read from its beginning to its end, which does not fill the page cache with what is read once.
+class _UncachedFile:
+    """A file that is read once from start to end, and that does not fill the page cache.
 
-    What was in the cache before stays there. New pages cost more than the reading where a virtual machine's host takes
-    those away that are not in use (tests/bench/README.md), and a corpus would drive out everything else.
+    Pages that were in the cache before remain there. New pages would evict other data. They can also cost more than
+    the read itself on a virtual machine whose host reclaims unused memory (tests/bench/README.md).
     """
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("rb", buffering=0)
-        self._at = 0
-        self._passing = sys.platform == "linux"
+        self._offset = 0
+        self._bypass_cache = sys.platform == "linux"
         self._buffer = bytearray()
 
     @property
@@ -68,43 +68,43 @@ class _PassingFile:
         return os.pread(self._file.fileno(), size, 0)
 
     def read(self, size: int) -> bytes:
-        if not self._passing:
+        if not self._bypass_cache:
             return self._file.read(size)
         if len(self._buffer) < size:
             self._buffer = bytearray(size)
-        with memoryview(self._buffer)[:size] as room:
-            return bytes(room[: self.readinto(room)])
+        with memoryview(self._buffer)[:size] as view:
+            return bytes(view[: self.readinto(view)])
 
     def readinto(self, buffer: bytearray | memoryview) -> int:
-        if self._passing:
+        if self._bypass_cache:
             try:
-                got = os.preadv(self._file.fileno(), [buffer], self._at, _RWF_DONTCACHE)
-            except OSError:  # of a kernel, a file system or a sandbox without it; any other comes again
-                self._passing = False
-                if self._at:
-                    self._file.seek(self._at)
+                count = os.preadv(self._file.fileno(), [buffer], self._offset, _RWF_DONTCACHE)
+            except OSError:  # the kernel, file system or sandbox lacks the flag; other errors occur again below
+                self._bypass_cache = False
+                if self._offset:
+                    self._file.seek(self._offset)
             else:
-                self._at += got
-                return got
+                self._offset += count
+                return count
         return self._file.readinto(buffer)
 
     def close(self) -> None:
         self._file.close()
-        self._buffer = bytearray()  # the garbage collector is to find little: see DecompressedReader.close
+        self._buffer = bytearray()  # release the memory without the garbage collector: see DecompressedReader.close
 
 
 class DecompressedReader:
-    """Hand out one file's decompressed bytes, as blocks of at most `chunk` bytes or into the caller's buffers.
+    """A reader of one file's decompressed bytes, as blocks of at most `chunk` bytes or into the caller's buffers.
 
-    Blocks and buffers are full until the data end, however small the frames are that they come from. The
-    codec follows the file's suffix or, where that is of none, its first bytes. `compressed_read` counts the
-    file's bytes behind what is handed out so far. A file of 0 bytes has no blocks, whatever its suffix.
+    All blocks and buffers except the last are full, also when the frames of the file are small. The file's suffix
+    determines the codec; without a codec suffix, the first bytes do. `compressed_read` counts the file's bytes that
+    were read for the output up to now. A file of 0 bytes has no blocks, with any suffix.
 
-    Raises InputError, naming the file and the offset in it, where the data are damaged, cut short or
-    followed by something else.
+    `digest`, a hash object, receives the file's own bytes: all of them, once the reader is at the end of the file.
+    `max_window` is the largest accepted window of a zstd frame, in bytes.
 
-    `digest`, a hash object, is fed the file's own bytes: all of them, once the end was reached. `window` is the largest
-    window of a zstd frame that is taken.
+    Raises:
+        InputError: the data is damaged, truncated or followed by other data. The message names the file and the offset.
     """
 
     def __init__(
@@ -114,16 +114,16 @@ class DecompressedReader:
         display: str | None = None,
         chunk: int = 1 << 20,
         digest: "Digest | None" = None,
-        window: int = ZSTD_WINDOW,
+        max_window: int = DEFAULT_ZSTD_WINDOW,
     ) -> None:
         self.display = display or str(path)
         self.compressed_read = 0
         self._chunk = chunk
         self._digest = digest
-        self._window = window
-        self._file = _PassingFile(path)
-        self.codec = strip_compression(path.name)[1] or codec_of_content(self._file.head(10))
-        self._stream = self._decode()
+        self._max_window = max_window
+        self._file = _UncachedFile(path)
+        self.codec = strip_compression(path.name)[1] or detect_codec(self._file.head(10))
+        self._stream = self._open_stream()
 
     def __iter__(self) -> Iterator[bytes]:
         return self
@@ -136,7 +136,10 @@ class DecompressedReader:
         return block
 
     def readinto(self, buffer: memoryview) -> int:
-        """Decompress the next bytes into a buffer, and return how many; fewer than it holds only at the end, then 0."""
+        """Decompress the next bytes into a buffer, and return their number.
+
+        The number is smaller than the buffer only at the end of the data. Later calls return 0.
+        """
         return self._stream.readinto(buffer)
 
     def __enter__(self) -> Self:
@@ -148,75 +151,83 @@ class DecompressedReader:
         self.close()
 
     def close(self) -> None:
-        """Close the file; no block follows."""
+        """Close the file. The iterator yields no more blocks."""
         self._file.close()
-        # The two know each other: a decoder takes too much memory to wait for the garbage collector.
+        # Break the reference cycle: a decoder uses too much memory to wait for the garbage collector.
         vars(self).pop("_stream", None)
 
-    def _decode(self) -> "_Stream":
+    def _open_stream(self) -> "_DecodedStream":
         match self.codec:
             case None:
-                return _Plain(self)
+                return _PlainStream(self)
             case "zst":
-                return _Zstd(self)
+                return _ZstdStream(self)
             case "gz":
                 import zlib
 
-                return _Streams(self, _GzipMember, (zlib.error,))
+                return _ConcatenatedStreams(self, _GzipMember, (zlib.error,))
             case "bz2":
                 import bz2
 
-                return _Streams(self, bz2.BZ2Decompressor, (OSError, ValueError))
+                return _ConcatenatedStreams(self, bz2.BZ2Decompressor, (OSError, ValueError))
             case _:
                 import lzma
 
-                return _Streams(
+                return _ConcatenatedStreams(
                     self, lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY), (lzma.LZMAError,)
                 )
 
     def _read(self, size: int) -> bytes:
         data = self._file.read(size)
-        self._taken(data)
+        self._account(data)
         return data
 
-    def _taken(self, data: bytes | memoryview) -> None:
+    def _account(self, data: bytes | memoryview) -> None:
         self.compressed_read += len(data)
         if self._digest is not None:
             self._digest.update(data)
 
-    def _damaged(self, offset: int, why: str) -> InputError:
-        return InputError(f"{self.display}: damaged {self.codec} data near byte {offset:,}: {why}. {REMEDY}")
-
-    def _truncated(self) -> InputError:
+    def _damage_error(self, offset: int, reason: str) -> InputError:
         return InputError(
-            f"{self.display}: the {self.codec} data are cut short: the file ends at byte {self._file.size():,} in the "
-            f"middle of a frame. {REMEDY}"
+            f"{self.display}: damaged {self.codec} data near byte {offset:,}: {reason}. "
+            f"Replace the file with {COMPLETE_COPY}"
         )
 
-    def _foreign(self, offset: int) -> InputError:
+    def _truncation_error(self) -> InputError:
+        return InputError(
+            f"{self.display}: truncated {self.codec} data: the file ends at byte {self._file.size():,} in the "
+            f"middle of a frame. Replace the file with {COMPLETE_COPY}"
+        )
+
+    def _foreign_data_error(self, offset: int) -> InputError:
         if offset == 0:
-            unexpected_content.refuse(self._file.head(unexpected_content.HEAD), self.display)
-            return InputError(f"{self.display}: not {self.codec} data, although its name says so. {REMEDY}")
-        return InputError(
-            f"{self.display}: something other than {self.codec} data follows at byte {offset:,}. {REMEDY}"
-        )
-
-    def _wide(self, offset: int, window: int) -> InputError:
-        size = f"{-(-window >> 20):,} MiB"
-        if window > ZSTD_WINDOW_MOST:
-            how = "Compress the file again without --long (zstd -d --long=31 -c OLD | zstd -o NEW)"
-        else:
-            how = (
-                f"Allow it with --zstd-window {-(-window >> 20)}MiB (in a chart: --set dataset.zstdWindow="
-                f"{-(-window >> 20)}MiB); each file that is being read then takes up to so much memory"
+            unexpected_content.reject_unexpected(self._file.head(unexpected_content.HEAD_BYTES), self.display)
+            return InputError(
+                f"{self.display}: the name indicates {self.codec} data, but the content has another format. "
+                f"Replace the file with {COMPLETE_COPY}"
             )
         return InputError(
-            f"{self.display}: the zstd frame at byte {offset:,} needs a window of {size}, more than the "
-            f"{self._window >> 20:,} MiB that are taken. {how}."
+            f"{self.display}: unexpected data after the {self.codec} data, at byte {offset:,}. "
+            f"Replace the file with {COMPLETE_COPY}"
+        )
+
+    def _window_error(self, offset: int, window: int) -> InputError:
+        size = f"{-(-window >> 20):,} MiB"
+        if window > MAX_ZSTD_WINDOW:
+            remedy = "use a copy without --long (zstd -d --long=31 -c OLD | zstd -o NEW)"
+        else:
+            remedy = (
+                f"set --zstd-window {-(-window >> 20)}MiB (in a chart: --set dataset.zstdWindow="
+                f"{-(-window >> 20)}MiB); the decoder then uses up to this much memory for each open file"
+            )
+        return InputError(
+            f"{self.display}: the zstd frame at byte {offset:,} needs a window of {size}, more than the limit of "
+            f"{self._max_window >> 20:,} MiB. Replace the file or raise the limit: {remedy}."
         )
 
 
-REMEDY = "Put a whole copy in its place; if it was downloaded, delete it and run tokenmill download again."
+COMPLETE_COPY = "a complete copy; if tokenmill downloaded it, delete it and run tokenmill download again."
+"""The end of the remedy for a damaged file."""
 
 
 def open_decompressed(
@@ -225,28 +236,31 @@ def open_decompressed(
     display: str | None = None,
     chunk: int = 1 << 20,
     digest: "Digest | None" = None,
-    window: int = ZSTD_WINDOW,
+    max_window: int = DEFAULT_ZSTD_WINDOW,
 ) -> DecompressedReader:
     """Open a plain or compressed file for reading in blocks; see DecompressedReader."""
-    return DecompressedReader(path, display=display, chunk=chunk, digest=digest, window=window)
+    return DecompressedReader(path, display=display, chunk=chunk, digest=digest, max_window=max_window)
 
 
 class Digest(Protocol):
     """A hash object."""
 
     def update(self, data: bytes | memoryview, /) -> None:
-        """Take the next bytes."""
+        """Add the next bytes."""
 
 
-class _Stream(Protocol):
-    """A file's decompressed bytes in order; `read` and `readinto` fall short of what is asked only at the end."""
+class _DecodedStream(Protocol):
+    """A file's decompressed bytes in order.
+
+    `read` and `readinto` return fewer bytes than requested only at the end of the data.
+    """
 
     def read(self, size: int, /) -> bytes: ...
     def readinto(self, buffer: memoryview, /) -> int: ...
 
 
-class _Plain:
-    """A file that is not compressed."""
+class _PlainStream:
+    """The bytes of a file that is not compressed."""
 
     def __init__(self, reader: DecompressedReader) -> None:
         self._reader = reader
@@ -255,106 +269,109 @@ class _Plain:
         return self._reader._read(size)
 
     def readinto(self, buffer: memoryview) -> int:
-        done = 0
-        while got := self._reader._file.readinto(buffer[done:]):
-            done += got
-        self._reader._taken(buffer[:done])
-        return done
+        filled = 0
+        while count := self._reader._file.readinto(buffer[filled:]):
+            filled += count
+        self._reader._account(buffer[:filled])
+        return filled
 
 
-class _Streams:
-    """Decode gzip members or bzip2 or xz streams one after the other, zero bytes between them allowed."""
+class _ConcatenatedStreams:
+    """A decoder of consecutive gzip members, bzip2 streams or xz streams. Zero bytes between them are permitted."""
 
     def __init__(
-        self, reader: DecompressedReader, new: Callable[[], "_Decoder"], damages: tuple[type[Exception], ...]
+        self,
+        reader: DecompressedReader,
+        new_decoder: Callable[[], "_StreamDecoder"],
+        damage_errors: tuple[type[Exception], ...],
     ) -> None:
         self._reader = reader
-        self._new = new
-        self._damages = damages
-        self._decoder: _Decoder | None = None
-        self._streams = 0  # ended
-        self._data = b""  # read and not yet given to a decoder
-        self._start = 0  # where in the file the decoder's last data begin
+        self._new_decoder = new_decoder
+        self._damage_errors = damage_errors
+        self._decoder: _StreamDecoder | None = None
+        self._finished_streams = 0
+        self._data = b""  # read from the file, not yet passed to a decoder
+        self._start = 0  # offset in the file of the decoder's last input
 
     def read(self, size: int) -> bytes:
         pieces: list[bytes] = []
-        while size and (piece := self._piece(size)):
+        while size and (piece := self._decode_piece(size)):
             pieces.append(piece)
             size -= len(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def readinto(self, buffer: memoryview) -> int:
-        done = 0
-        while done < len(buffer) and (piece := self._piece(len(buffer) - done)):
-            buffer[done : done + len(piece)] = piece
-            done += len(piece)
-        return done
+        filled = 0
+        while filled < len(buffer) and (piece := self._decode_piece(len(buffer) - filled)):
+            buffer[filled : filled + len(piece)] = piece
+            filled += len(piece)
+        return filled
 
-    def _piece(self, size: int) -> bytes:
-        """Decode at most so many bytes; none at the end of the file."""
+    def _decode_piece(self, size: int) -> bytes:
+        """Return at most `size` decoded bytes, and no bytes at the end of the file."""
         reader = self._reader
         while True:
-            wanting = self._decoder is None or self._decoder.needs_input
-            if wanting and not self._data:
-                self._data = reader._read(_FEED)
+            needs_input = self._decoder is None or self._decoder.needs_input
+            if needs_input and not self._data:
+                self._data = reader._read(_FEED_BYTES)
                 if not self._data:
                     if self._decoder is not None:
-                        raise reader._truncated()
+                        raise reader._truncation_error()
                     return b""
             data, self._data = self._data, b""
             if self._decoder is None:
-                if self._streams:
+                if self._finished_streams:
                     data = data.lstrip(b"\0")
                     if not data:
                         continue
                 if not data.startswith(_MAGIC[reader.codec or ""][: len(data)]):
-                    raise reader._foreign(reader.compressed_read - len(data))
-                self._decoder = self._new()
+                    raise reader._foreign_data_error(reader.compressed_read - len(data))
+                self._decoder = self._new_decoder()
             if data:
                 self._start = reader.compressed_read - len(data)
             try:
                 piece = self._decoder.decompress(data, size)
-            except self._damages as error:
-                raise reader._damaged(self._start, str(error)) from error
+            except self._damage_errors as error:
+                raise reader._damage_error(self._start, str(error)) from error
             if self._decoder.eof:
                 self._data, self._decoder = self._decoder.unused_data, None
-                self._streams += 1
+                self._finished_streams += 1
             if piece:
                 return piece
 
 
-class _Zstd:
-    """Decode zstd frames."""
+class _ZstdStream:
+    """A decoder of zstd frames."""
 
     def __init__(self, reader: DecompressedReader) -> None:
         import zstandard
 
         self._reader = reader
-        self._source = _ZstdFrames(reader)
-        self._error = zstandard.ZstdError
-        self._stream = zstandard.ZstdDecompressor(max_window_size=reader._window).stream_reader(
-            cast(IO[bytes], self._source), read_size=_FEED, read_across_frames=True
+        self._source = _ZstdFrameScanner(reader)
+        self._zstd_error = zstandard.ZstdError
+        self._stream = zstandard.ZstdDecompressor(max_window_size=reader._max_window).stream_reader(
+            cast(IO[bytes], self._source), read_size=_FEED_BYTES, read_across_frames=True
         )
 
     def read(self, size: int) -> bytes:
         try:
             return self._stream.read(size)
-        except self._error as error:
-            raise self._explained(error) from error
+        except self._zstd_error as error:
+            raise self._explain(error) from error
 
     def readinto(self, buffer: memoryview) -> int:
         try:
             return self._stream.readinto(buffer)
-        except self._error as error:
-            raise self._explained(error) from error
+        except self._zstd_error as error:
+            raise self._explain(error) from error
 
-    def _explained(self, error: Exception) -> InputError:
+    def _explain(self, error: Exception) -> InputError:
         self._source.check_end()
-        return self._reader._damaged(self._reader.compressed_read, str(error))
+        return self._reader._damage_error(self._reader.compressed_read, str(error))
 
 
-class _Decoder(Protocol):
-    """What bz2 and lzma offer for one stream, and `_GzipMember` with them."""
+class _StreamDecoder(Protocol):
+    """The interface of a decoder for one stream: of bz2, of lzma and of `_GzipMember`."""
 
     @property
     def eof(self) -> bool: ...
@@ -366,7 +383,7 @@ class _Decoder(Protocol):
 
 
 class _GzipMember:
-    """Decode one gzip member, checking its CRC and length."""
+    """A decoder of one gzip member, which checks the CRC and the length."""
 
     def __init__(self) -> None:
         import zlib
@@ -389,111 +406,118 @@ class _GzipMember:
         return self._stream.decompress(self._stream.unconsumed_tail + data, max_length)
 
 
-class _ZstdFrames:
-    """Hand a file's bytes to the zstd decoder, walking the frames and blocks in them.
+class _ZstdFrameScanner:
+    """The file object that the zstd decoder reads: it scans the headers of frames and blocks in the bytes.
 
-    The decoder takes a truncated frame for one that waits for more and ends quietly; the walk knows at the
-    end of the file whether a frame is open. Frame format: RFC 8878, section 3.1.
+    The decoder does not detect a truncated frame: it waits for more input and ends without an error. The scan detects
+    a frame that is still open at the end of the file. Frame format: RFC 8878, section 3.1.
 
-    `backports.zstd` would need no walk, since its decoder says whether a frame is open, but takes 1.35 times the CPU on
-    frames of 1 MB, 1.7 times on one large frame, and 2.4 times on frames of 1 KB.
+    `backports.zstd` would not require the scan, because its decoder reports an open frame. But it takes 1.35 times the
+    CPU time on frames of 1 MB, 1.7 times on one large frame, and 2.4 times on frames of 1 KB.
     """
 
     def __init__(self, reader: DecompressedReader) -> None:
         self._reader = reader
-        self._offset = 0  # of the next byte to be walked
-        self._field = b""  # as much as has been read of the field that the walk waits for
-        self._inside = False  # a frame
-        self._blocks = False  # at the beginning of a block
-        self._walk = self._frames()
-        self._want = next(self._walk)
+        self._offset = 0  # of the next byte to scan
+        self._field = b""  # bytes of the field that the scan needs, as far as they were read
+        self._in_frame = False
+        self._at_block = False
+        self._scan = self._scan_frames()
+        self._needed = next(self._scan)
 
     def read(self, size: int) -> bytes:
-        """Give the file's next bytes once they are walked."""
+        """Read and scan the file's next bytes, and return them."""
         data = self._reader._read(size)
         if not data:
-            if self._inside:
-                raise self._reader._truncated()
+            if self._in_frame:
+                raise self._reader._truncation_error()
             self.check_end()
-        at = 0
-        while at < len(data):
-            if self._blocks and not self._field:
-                at = self._pass_blocks(data, at)
-                if at == len(data):
+        position = 0
+        while position < len(data):
+            if self._at_block and not self._field:
+                position = self._skip_blocks(data, position)
+                if position == len(data):
                     break
-            step = min(abs(self._want) - len(self._field), len(data) - at)
-            if self._want > 0:
-                self._field += data[at : at + step]
-                complete = len(self._field) == self._want
+            step = min(abs(self._needed) - len(self._field), len(data) - position)
+            if self._needed > 0:
+                self._field += data[position : position + step]
+                complete = len(self._field) == self._needed
             else:
-                self._want += step
-                complete = self._want == 0
-            at += step
+                self._needed += step
+                complete = self._needed == 0
+            position += step
             self._offset += step
             if complete:
                 field, self._field = self._field, b""
-                self._want = self._walk.send(field)
+                self._needed = self._scan.send(field)
         return data
 
-    def _pass_blocks(self, data: bytes, at: int) -> int:
-        """Pass over blocks that lie whole in `data` and are not a frame's last; others are for the walk."""
-        begin, end = at, len(data)
-        while at + 3 < end:
-            header = data[at] | data[at + 1] << 8 | data[at + 2] << 16
+    def _skip_blocks(self, data: bytes, position: int) -> int:
+        """Skip the blocks that `data` contains completely, except a frame's last block; return the new position.
+
+        `_scan_frames` handles all other blocks.
+        """
+        begin, end = position, len(data)
+        while position + 3 < end:
+            header = data[position] | data[position + 1] << 8 | data[position + 2] << 16
             size = header >> 3
             if header & 1 or size > _ZSTD_BLOCK:
                 break
-            behind = at + 3 + (1 if header & 6 == _ZSTD_RLE << 1 else size)
-            if behind > end:
+            block_end = position + 3 + (1 if header & 6 == _ZSTD_RLE << 1 else size)
+            if block_end > end:
                 break
-            at = behind
-        self._offset += at - begin
-        return at
+            position = block_end
+        self._offset += position - begin
+        return position
 
     def check_end(self) -> None:
-        """Refuse bytes behind the last frame that are too few to begin another."""
-        if self._field and not self._inside:
-            raise self._reader._foreign(self._offset - len(self._field))
+        """Raise InputError when the bytes after the last frame are too few for the start of another frame."""
+        if self._field and not self._in_frame:
+            raise self._reader._foreign_data_error(self._offset - len(self._field))
 
-    def _frames(self) -> Generator[int, bytes, None]:
-        """Yield how many bytes are needed next, to be sent; a negative number of bytes is passed over."""
+    def _scan_frames(self) -> Generator[int, bytes, None]:
+        """Yield the size of the next field; the caller sends the field.
+
+        For a negative size, the caller skips this number of bytes and sends an empty field.
+        """
         while True:
-            self._inside = False
+            self._in_frame = False
             magic = _uint((yield 4))
             begin = self._offset - 4
-            self._inside = True
+            self._in_frame = True
             if magic & ~0xF == _ZSTD_SKIPPABLE:
                 if size := _uint((yield 4)):
                     yield -size
                 continue
             if magic != _ZSTD_MAGIC:
-                raise self._reader._foreign(begin)
-            # Descriptor: dictionary id's size (2 bits), checksum (1), reserved (2), single segment (1),
-            # content size's size (2). Then window (absent from a single segment), dictionary, content size.
+                raise self._reader._foreign_data_error(begin)
+            # Descriptor: size of the dictionary id (2 bits), checksum (1), reserved (2), single segment (1),
+            # size of the content size (2). Next: window (absent from a single segment), dictionary, content size.
             descriptor = _uint((yield 1))
             single = descriptor >> 5 & 1
             scale = 0 if single else _uint((yield 1))
             dictionary = (0, 1, 2, 4)[descriptor & 3]
             if dictionary and (number := _uint((yield dictionary))):
                 raise InputError(
-                    f"{self._reader.display}: the zstd frame at byte {begin:,} needs dictionary {number}. "
-                    "Compress the file again without a dictionary."
+                    f"{self._reader.display}: the zstd frame at byte {begin:,} needs dictionary {number}, and "
+                    "tokenmill does not support dictionaries. Replace the file with a copy that is compressed without "
+                    "a dictionary."
                 )
             content = (single, 2, 4, 8)[descriptor >> 6]
             window = _uint((yield content)) if content else 0
             if not single:
                 window = (8 + (scale & 7)) << (7 + (scale >> 3))
-            if window > self._reader._window:
-                raise self._reader._wide(begin, window)
+            if window > self._reader._max_window:
+                raise self._reader._window_error(begin, window)
             last = 0
             while not last:
                 # Block header: last block (1 bit), type (2 bits), size (21 bits).
-                self._blocks = True
+                self._at_block = True
                 block = _uint((yield 3))
-                self._blocks = False
+                self._at_block = False
                 last, kind, size = block & 1, block >> 1 & 3, block >> 3
                 if size > _ZSTD_BLOCK:
-                    raise self._reader._damaged(self._offset - 3, "impossible block size")
+                    raise self._reader._damage_error(self._offset - 3, "impossible block size")
                 if size := 1 if kind == _ZSTD_RLE else size:
                     yield -size
             if descriptor & 4:

@@ -1,11 +1,14 @@
-"""Open the source that an address names, by the registry of schemes."""
+"""Open the source of an address, through the registry of schemes (`corpus.schemes`).
+
+The download stage and the streaming preprocess stage (`tokens.stream`) call `open_source` first.
+"""
 
 import pkgutil
 from collections.abc import Callable
 
-from tokenmill.corpus.schemes import addresses
+from tokenmill.corpus.schemes import format_addresses
 from tokenmill.corpus.source import OpenSettings, Source
-from tokenmill.corpus.uri import check_authority, scheme_of, without_secrets
+from tokenmill.corpus.uri import check_authority, redact_secrets, scheme_of
 from tokenmill.errors import RequestError
 
 
@@ -17,12 +20,12 @@ def open_source(
     warn: Callable[[str], None] = lambda _: None,
     pinned: str | None = None,
 ) -> Source:
-    """Return the source that a URI names; the keywords are the fields of `Opening`."""
+    """Return the source of a URI; the keywords are the fields of `OpenSettings`."""
     if not uri:
-        raise RequestError(f"the source is empty; give {addresses()}")
+        raise RequestError(f"the source is empty; specify {format_addresses()}")
     scheme = scheme_of(uri)
     if scheme is None:
-        raise RequestError(f"{without_secrets(uri)!r} is no source tokenmill knows; give {addresses()}")
+        raise RequestError(f"{redact_secrets(uri)!r} is not a supported source; specify {format_addresses()}")
     check_authority(uri, scheme)
     try:
         source: Source = pkgutil.resolve_name(scheme.source)(uri, OpenSettings(stall_seconds, endpoint, warn, pinned))
@@ -31,6 +34,6 @@ def open_source(
             raise
         name = uri.partition("://")[0].lower()
         raise RequestError(
-            f"{name}:// needs a package that is not installed: pip install 'tokenmill[{scheme.extra}]'"
+            f"{name}:// requires a package that is not installed; run: pip install 'tokenmill[{scheme.extra}]'"
         ) from error
     return source

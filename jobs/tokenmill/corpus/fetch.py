@@ -1,7 +1,8 @@
-"""Fetch one file of a source, whatever its server does, until its bytes are there and right.
+"""Download one file of a source, resume after failures, and verify the bytes.
 
-`stages.download` fetches through it into what a unit commits, and a stage that needs a shard only for a
-while into its scratch directory (`fetch_to`). What a server refuses is asked again until the deadline.
+`stages.download` writes the bytes into the output file of a unit (`fetch`). `tokens.stream` writes a shard into its
+scratch directory (`fetch_to`), where the shard stays until its unit is finished. A refused request is repeated until
+the deadline.
 """
 
 import hashlib
@@ -12,45 +13,48 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
-from tokenmill.corpus.body_check import HEAD, IN_ITS_PLACE, impostor, unfinished
-from tokenmill.corpus.retry import FailureCounts, RetryableError, RetryPolicy, retrying
+from tokenmill.corpus.body_check import HEAD_BYTES, WRONG_CONTENT_REMEDY, find_truncation, find_wrong_content
+from tokenmill.corpus.retry import FailureCounts, RetryableError, RetryPolicy, retry_call
 from tokenmill.corpus.source import Body, Source, SourceChanged
-from tokenmill.errors import WITH_REPLACE, RequestError, TransientError
+from tokenmill.errors import REPLACE_OPTION, RequestError, TransientError
 from tokenmill.files.hashing import update_hash
-from tokenmill.files.publish import size_of
+from tokenmill.files.publish import get_size
 from tokenmill.flow.contract import RemoteFile
 
-WRONG_HASHES = 3
-"""Whole downloads of a file with a wrong hash before it is given up."""
-REFUSALS = 5
-"""Consecutive 401, 403 or 404 answers before they are believed."""
-NO_ACCESS = "the repository needs a token with access (HF_TOKEN), or the file is gone from this revision"
+MAX_WRONG_DOWNLOADS = 3
+"""Complete downloads of a file with a wrong hash before the download fails."""
+MAX_REFUSALS = 5
+"""Consecutive responses with status 401, 403 or 404 before the download fails."""
+NO_ACCESS_REMEDY = (
+    "check that the file still exists in this revision of the source, and that the credentials (for the Hub: "
+    "HF_TOKEN) give access to it"
+)
 
-PART = 8 << 20
-"""Bytes of a large file that one request asks for: enough that the wait for each answer is no matter."""
-LARGE = 16 * PART
-"""What a file must have left to be fetched over several connections."""
+PART_BYTES = 8 << 20
+"""Bytes of a large file per request: large enough that the latency of a response does not matter."""
+MIN_DIVIDED_BYTES = 16 * PART_BYTES
+"""Remaining bytes from which a file is fetched over several connections."""
 
 
 class Sink(Protocol):
-    """Where the bytes go: a file that is only ever appended to, or begun again."""
+    """The destination of the bytes: a file that only grows at its end, or starts again empty."""
 
     path: Path
     bytes: int
-    """How many of the file's first bytes are in it; what a dead attempt left counts (see `worth_keeping`)."""
+    """Number of bytes in the file, including those of an earlier attempt (see `resumable_bytes`)."""
 
     def write(self, data: Any) -> None:
-        """Append a bytes-like object, which is not to be used after the call."""
+        """Append a bytes-like object; the sink must not use the object after the call."""
 
     def restart(self) -> None:
-        """Forget all bytes."""
+        """Remove all bytes."""
 
 
 class ScratchFile:
-    """A file that needs to outlive nothing: not synced, and hashed by `fetch` alone."""
+    """A temporary file: it is not synced to disk, and only `fetch` hashes it."""
 
     def __init__(self, path: Path, keep: int = 0) -> None:
-        """Open `path`, going on after its first `keep` bytes."""
+        """Open `path` and keep its first `keep` bytes."""
         self.path = path
         self.bytes = keep
         self._file = path.open("r+b" if keep else "wb", buffering=0)
@@ -65,70 +69,74 @@ class ScratchFile:
             view = view[self._file.write(view) :]
 
     def restart(self) -> None:
-        """Forget all bytes."""
+        """Remove all bytes."""
         self._file.truncate(0)
         self._file.seek(0)
         self.bytes = 0
 
     def __enter__(self) -> "ScratchFile":
-        """Use it until it is closed."""
+        """Return the open file."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close it; it stays where it is."""
+        """Close the file without deleting it."""
         self._file.close()
 
 
 class ConnectionPool:
-    """The connections that the files fetched at a time share: one each, and the large ones take what is spare."""
+    """The number of connections that all files in progress share: one per file, and spare ones for large files."""
 
     def __init__(self, limit: int) -> None:
-        """Allow so many."""
+        """Create a pool of `limit` connections."""
         self.limit = limit
         self._used = 0
         self._waiting = 0
         self._freed = threading.Condition()
 
-    def take(self, waiting: Callable[[], None]) -> None:
-        """Take the one that every file has; `waiting` is called twice a second until there is one, and may raise."""
+    def acquire(self, on_wait: Callable[[], None]) -> None:
+        """Acquire the connection of a file.
+
+        While no connection is free, the pool calls `on_wait` twice a second; `on_wait` may raise to stop the wait.
+        """
         with self._freed:
             self._waiting += 1
             try:
                 while self._used >= self.limit:
                     if not self._freed.wait(0.5):
-                        waiting()
+                        on_wait()
                 self._used += 1
             finally:
                 self._waiting -= 1
 
-    def take_spare(self) -> bool:
-        """Take one more if there is one that no file waits for."""
+    def try_acquire_spare(self) -> bool:
+        """Acquire one more connection if no file waits for it, and return whether that succeeded."""
         with self._freed:
             spare = self._used + self._waiting < self.limit
             self._used += spare
             return spare
 
-    def give(self) -> None:
-        """Give one back."""
+    def release(self) -> None:
+        """Release one connection."""
         with self._freed:
             self._used -= 1
             self._freed.notify()
 
-    def wanted(self) -> bool:
-        """Tell whether a file waits for one: who has several is to give one back."""
+    def is_contended(self) -> bool:
+        """Return whether a file waits for a connection; a file with several connections must then release one."""
         return self._waiting > 0
 
 
-def worth_keeping(file: RemoteFile, path: Path) -> int:
-    """Return how many bytes of what a dead attempt left at `path` are worth going on from.
+def resumable_bytes(file: RemoteFile, path: Path) -> int:
+    """Return how many bytes of an earlier attempt at `path` the next attempt can keep.
 
-    None without a hash, which alone tells whether they are right; none when there are more than the file has.
+    The result is 0 for a file without a hash, because only the hash proves that the bytes are correct. The result is
+    also 0 when `path` has more bytes than the source file.
     """
-    there = size_of(path) or 0
-    hashed = file.sha256 or file.git_sha1
-    return there if hashed and (file.size is None or there <= file.size) else 0
+    size = get_size(path) or 0
+    file_hash = file.sha256 or file.git_sha1
+    return size if file_hash and (file.size is None or size <= file.size) else 0
 
 
 def fetch_to(
@@ -137,32 +145,37 @@ def fetch_to(
     revision: str | None,
     path: Path,
     *,
-    give_up_at: float,
-    checkpoint: Callable[[int], None],
-    lines: ConnectionPool | None = None,
+    deadline: float,
+    on_progress: Callable[[int], None],
+    pool: ConnectionPool | None = None,
 ) -> None:
-    """Fetch a file to a local path, going on from what a dead attempt left there; see `fetch`."""
-    with ScratchFile(path, worth_keeping(file, path)) as scratch:
-        fetch(source, file, revision, scratch, give_up_at=give_up_at, checkpoint=checkpoint, lines=lines)
+    """Fetch a file to a local path, and resume after the bytes of an earlier attempt; see `fetch`."""
+    with ScratchFile(path, resumable_bytes(file, path)) as scratch:
+        fetch(source, file, revision, scratch, deadline=deadline, on_progress=on_progress, pool=pool)
 
 
 def fetch_head(
     source: Source, file: RemoteFile, revision: str | None, path: Path, length: int, policy: RetryPolicy
 ) -> None:
-    """Fetch the first `length` bytes of a file, to look at: no hash tells whether they are right.
+    """Fetch the first `length` bytes of a file for inspection; no hash verifies them.
 
-    Raises RequestError when the file is refused for good, TransientError when the policy's time is up.
+    Raises RequestError when the source permanently refuses the file, and TransientError after the policy's deadline.
     """
 
-    def question() -> None:
+    def fetch_once() -> None:
         with ScratchFile(path) as scratch:
             for block in source.open(file, revision, 0, min(length, file.size or length), plain=True):
                 scratch.write(block[: length - scratch.bytes])
                 if scratch.bytes >= length:
                     break
 
-    name = _shown(file)
-    retrying(question, policy, problem=lambda retry: f"{name}: {retry}", final=partial(_final, name))
+    name = _display_name(file)
+    retry_call(
+        fetch_once,
+        policy,
+        describe=lambda failure: f"{name}: {failure}",
+        permanent_error=partial(_permanent_error, name),
+    )
 
 
 def fetch(
@@ -171,26 +184,27 @@ def fetch(
     revision: str | None,
     sink: Sink,
     *,
-    give_up_at: float,
-    checkpoint: Callable[[int], None],
-    lines: ConnectionPool | None = None,
+    deadline: float,
+    on_progress: Callable[[int], None],
+    pool: ConnectionPool | None = None,
 ) -> None:
-    """Fetch a file into a sink, until it is whole and has its hash; a large one over all `lines` that are spare.
+    """Fetch a complete file into a sink and verify its hash; a large file uses all spare connections of `pool`.
 
-    `give_up_at` is a time of the monotonic clock; `checkpoint` is called with the bytes that came since (less
-    than 0 when they are fetched again), twice a second in a pause, and may raise to stop here. Raises RequestError
-    when the file is refused for good, TransientError when it stays wrong or the time is up.
+    `deadline` is a time of the monotonic clock. `on_progress` receives the number of new bytes since its last call.
+    The number is negative when bytes must be fetched again. During a pause `on_progress` runs twice a second. It may
+    raise to stop the download. Raises RequestError when the source permanently refuses the file. Raises
+    TransientError when the content stays wrong or the deadline passes.
     """
-    lines = lines or ConnectionPool(1)
-    lines.take(lambda: checkpoint(0))
+    pool = pool or ConnectionPool(1)
+    pool.acquire(lambda: on_progress(0))
     try:
-        _Fetch(source, file, revision, sink, give_up_at, checkpoint, lines).run()
+        _FileFetch(source, file, revision, sink, deadline, on_progress, pool).run()
     finally:
-        lines.give()
+        pool.release()
 
 
-class _Fetch:
-    """One file's way through everything a server may do."""
+class _FileFetch:
+    """The download of one file, with all its retries."""
 
     def __init__(
         self,
@@ -198,69 +212,70 @@ class _Fetch:
         file: RemoteFile,
         revision: str | None,
         sink: Sink,
-        give_up_at: float,
-        checkpoint: Callable[[int], None],
-        lines: ConnectionPool,
+        deadline: float,
+        on_progress: Callable[[int], None],
+        pool: ConnectionPool,
     ) -> None:
         self.source = source
         self.file = file
         self.revision = revision
-        self.name = _shown(file)
+        self.name = _display_name(file)
         self.sink = sink
-        self.deadline = give_up_at
-        self.checkpoint = checkpoint
+        self.deadline = deadline
+        self.on_progress = on_progress
         self.digest = self._new_digest()
-        self.lines = lines
-        self.ahead: dict[int, list[bytes]] = {}
-        self.wrong = 0
+        self.pool = pool
+        self.buffered_parts: dict[int, list[bytes]] = {}
+        self.wrong_downloads = 0
 
     def run(self) -> None:
-        """Fetch until the file is whole and right; raises when it is refused for good or time is up."""
+        """Fetch until the file is complete and verified; raise after a permanent refusal or the deadline."""
         if self.sink.bytes:
             update_hash(self.digest, self.sink.path, self.sink.bytes)
-            self.checkpoint(self.sink.bytes)
-        policy = RetryPolicy(self.deadline, self._stopped)
-        name, before = self.name, self.sink.bytes
+            self.on_progress(self.sink.bytes)
+        policy = RetryPolicy(self.deadline, self._should_stop)
+        name, previous_bytes = self.name, self.sink.bytes
 
         def progressed() -> bool:
-            nonlocal before
-            further, before = self.sink.bytes > before, self.sink.bytes
-            return further
+            nonlocal previous_bytes
+            grown, previous_bytes = self.sink.bytes > previous_bytes, self.sink.bytes
+            return grown
 
-        retrying(
+        retry_call(
             self._attempt,
             policy,
-            problem=lambda retry: f"{name}: {retry}",
-            final=partial(_final, name),
+            describe=lambda failure: f"{name}: {failure}",
+            permanent_error=partial(_permanent_error, name),
             progressed=progressed,
         )
 
-    def _stopped(self) -> bool:
-        self.checkpoint(0)
+    def _should_stop(self) -> bool:
+        self.on_progress(0)
         return False
 
     def _attempt(self) -> None:
-        """Go on fetching; return when the file is whole and right."""
+        """Fetch the rest of the file; return when the file is complete and verified."""
         try:
             problem = self._stream() or self._check()
             if problem is None:
                 return
-            self.wrong += 1
-            if self.wrong >= WRONG_HASHES:
+            self.wrong_downloads += 1
+            if self.wrong_downloads >= MAX_WRONG_DOWNLOADS:
                 self._restart()
                 raise TransientError(
-                    f"{self.name}: {problem} after {self.wrong} whole downloads; the server, or a proxy or "
-                    "cache before it, gives wrong bytes. Nothing of it is kept; run the same command again"
+                    f"{self.name}: {problem} after {self.wrong_downloads} complete downloads; the server, or a proxy "
+                    "or cache in front of it, sends wrong bytes. The downloaded bytes were discarded; run the same "
+                    "command again"
                 )
             raise RetryableError(problem, restart=True)
         except SourceChanged as changed:
             raise RequestError(
-                f"{self.name} changed since it was planned; a directory is planned anew by tokenmill download with "
-                f"{WITH_REPLACE}, which keeps what did not change; of another source, use another output directory"
+                f"{self.name} changed since it was planned; if the source is a directory, run tokenmill download with "
+                f"{REPLACE_OPTION}, which keeps unchanged files; for any other source, use another output directory"
             ) from changed
-        except RetryableError as retry:
-            if retry.restart:
-                self.checkpoint(-self.sink.bytes)
+        except RetryableError as failure:
+            if failure.restart:
+                self.on_progress(-self.sink.bytes)
                 self._restart()
             raise
 
@@ -270,120 +285,131 @@ class _Fetch:
         return hashlib.sha256()
 
     def _restart(self) -> None:
-        self.ahead.clear()
+        self.buffered_parts.clear()
         self.sink.restart()
         self.digest = self._new_digest()
 
     def _stream(self) -> str | None:
-        """Fetch the rest of the file; return what is wrong when there is more of it than there should be."""
+        """Fetch the rest of the file; return the problem when the source has more bytes than the listing."""
         size = self.file.size
         if size is not None and self.sink.bytes == size:
             return None
         start = self.sink.bytes
-        divided = size is not None and self.lines.limit > 1 and size - start >= LARGE and not self.wrong
+        divided = (
+            size is not None and self.pool.limit > 1 and size - start >= MIN_DIVIDED_BYTES and not self.wrong_downloads
+        )
         stop = _part_end(start, size) if divided else None
-        body = self.source.open(self.file, self.revision, start, stop, plain=self.wrong > 0)
+        body = self.source.open(self.file, self.revision, start, stop, plain=self.wrong_downloads > 0)
         total = getattr(body, "total", None)
         if None not in (size, total) and total != size:
             body.close()  # type: ignore[attr-defined]
-            return f"the server has {total} bytes of it, and {size} were listed"
+            return f"the server reports a size of {total} bytes, but {size} were listed"
         problem = self._append(body)
         if problem is None and size is not None and body.stop is not None:
-            problem = self._parts(body, size)
+            problem = self._append_parts(body, size)
         if problem is None and size is not None and self.sink.bytes < size:
             raise RetryableError(f"the connection closed at byte {self.sink.bytes} of {size}")
         return problem
 
     def _append(self, blocks: Iterable[bytes | memoryview]) -> str | None:
         size = self.file.size
-        hashed = self.file.sha256 or self.file.git_sha1
+        file_hash = self.file.sha256 or self.file.git_sha1
         for block in blocks:
-            if not self.sink.bytes and not hashed and (what := impostor(bytes(block[:HEAD]), self.file.path)):
+            if (
+                not self.sink.bytes
+                and not file_hash
+                and (content := find_wrong_content(bytes(block[:HEAD_BYTES]), self.file.path))
+            ):
                 raise RetryableError(
-                    f"what the server gives is {what}", refused=True, restart=True, remedy=IN_ITS_PLACE
+                    f"the server sent wrong content: {content}", refused=True, restart=True, remedy=WRONG_CONTENT_REMEDY
                 )
             if size is not None and self.sink.bytes + len(block) > size:
-                return f"it has more than the {size} bytes that were listed"
+                return f"the response has more than the {size} bytes that were listed"
             self.sink.write(block)
             self.digest.update(block)
-            self.checkpoint(len(block))
+            self.on_progress(len(block))
         return None
 
-    def _parts(self, body: Body, size: int) -> str | None:
-        """Fetch the rest part by part, over as many connections as are spare at the time.
+    def _append_parts(self, body: Body, size: int) -> str | None:
+        """Fetch the rest in parts, over all connections that are spare at the time.
 
-        Only what continues the file is written, so that a dead attempt leaves no hole and the hash follows; what
-        came before its turn waits in memory, a part for each connection and two.
+        The file grows only at its end, so an interrupted attempt leaves no hole and the hash can follow. A part that
+        arrives early waits in memory. The buffer holds one part per connection and two more.
         """
-        parts = _Parts(body, self.sink.bytes, size, self.lines, self.ahead)
+        prefetcher = _PartPrefetcher(body, self.sink.bytes, size, self.pool, self.buffered_parts)
         try:
             problem = None
             blocks: Iterable[bytes | memoryview]
             while self.sink.bytes < size and problem is None:
                 start = self.sink.bytes
-                if parts.staffed(start):
-                    blocks = parts.take(start, lambda: self.checkpoint(0))
+                if prefetcher.start_threads(start):
+                    blocks = prefetcher.read(start, lambda: self.on_progress(0))
                 else:
-                    blocks = _exactly(body, start, _part_end(start, size))
+                    blocks = _read_part(body, start, _part_end(start, size))
                 problem = self._append(blocks)
             return problem
         finally:
-            parts.stop()
+            prefetcher.stop()
 
     def _check(self) -> str | None:
-        """Return what is wrong with a whole file, None when nothing is."""
-        want = self.file.sha256 or self.file.git_sha1
-        if want and self.digest.hexdigest() != want:
-            kind = "sha256" if self.file.sha256 else "git hash"
-            return f"{kind} is {self.digest.hexdigest()}, the listing says {want}"
-        return unfinished(self.sink.path, self.file.path) if self.file.size is None and not want else None
+        """Return the problem of a completely fetched file, or None when the file is correct."""
+        listed_hash = self.file.sha256 or self.file.git_sha1
+        if listed_hash and self.digest.hexdigest() != listed_hash:
+            algorithm = "sha256" if self.file.sha256 else "git hash"
+            return f"{algorithm} is {self.digest.hexdigest()}, but the listing has {listed_hash}"
+        return find_truncation(self.sink.path, self.file.path) if self.file.size is None and not listed_hash else None
 
 
-def _shown(file: RemoteFile) -> str:
-    """Name a file in logs and terminals."""
+def _display_name(file: RemoteFile) -> str:
+    """Return the path of a file in a form that is safe for logs and terminals."""
     return file.path if file.path.isprintable() else repr(file.path)
 
 
-def _final(name: str, retry: RetryableError, failures: FailureCounts) -> Exception | None:
-    """Return the error of a file that was refused too often in a row for the next try to be worth while."""
-    if failures.refused < REFUSALS:
+def _permanent_error(name: str, failure: RetryableError, counts: FailureCounts) -> Exception | None:
+    """Return the error of a file that was refused MAX_REFUSALS times in a row; None for fewer refusals."""
+    if counts.refused < MAX_REFUSALS:
         return None
-    return RequestError(f"{name}: {retry}, {failures.refused} times in a row; {retry.remedy or NO_ACCESS}")
+    return RequestError(f"{name}: {failure}, {counts.refused} times in a row; {failure.remedy or NO_ACCESS_REMEDY}")
 
 
 def _part_end(start: int, size: int | None) -> int:
-    """Return where the part ends that holds a byte; all but the first and the last are of one size."""
-    end = (start // PART + 1) * PART
+    """Return the end of the part that contains the byte `start`.
+
+    All parts have the same size, except the first and the last.
+    """
+    end = (start // PART_BYTES + 1) * PART_BYTES
     return end if size is None else min(size, end)
 
 
-def _exactly(body: Body, start: int, stop: int) -> Iterator[bytes | memoryview]:
-    """Yield the bytes of one part; raises Retry where they are fewer or more."""
+def _read_part(body: Body, start: int, stop: int) -> Iterator[bytes | memoryview]:
+    """Yield the bytes of one part; raise RetryableError when the part is shorter or longer."""
     try:
-        part = body.part(start, stop)
-    except RetryableError as retry:
-        retry.restart = False  # whether what came before is of use is for the next request from there to say
+        part = body.open_part(start, stop)
+    except RetryableError as failure:
+        failure.restart = False  # the next request from this offset decides whether the earlier bytes are usable
         raise
-    left = stop - start
+    missing = stop - start
     for block in part:
-        if len(block) > left:
+        if len(block) > missing:
             raise RetryableError(
-                f"the server gave more than the {stop - start} bytes from {start} that it was asked for"
+                f"the server sent more than the {stop - start} bytes from byte {start} that were requested"
             )
-        left -= len(block)
+        missing -= len(block)
         yield block
-    if left:
-        raise RetryableError(f"the connection closed at byte {stop - left} of the part to {stop}")
+    if missing:
+        raise RetryableError(f"the connection closed at byte {stop - missing} of the part that ends at byte {stop}")
 
 
-class _Parts:
-    """Threads that fetch the parts of one file ahead of who writes them, in whatever order they come."""
+class _PartPrefetcher:
+    """Threads that fetch the parts of one file before the writer needs them; parts may arrive in any order."""
 
-    def __init__(self, body: Body, start: int, size: int, lines: ConnectionPool, ahead: dict[int, list[bytes]]) -> None:
+    def __init__(
+        self, body: Body, start: int, size: int, pool: ConnectionPool, buffered_parts: dict[int, list[bytes]]
+    ) -> None:
         self._body = body
         self._size = size
-        self._lines = lines
-        self._done = ahead
+        self._pool = pool
+        self._fetched = buffered_parts
         self._failed: dict[int, tuple[list[bytes], BaseException]] = {}
         self._claimed: set[int] = set()
         self._written = start
@@ -391,93 +417,96 @@ class _Parts:
         self._stopped = False
         self._changed = threading.Condition()
 
-    def staffed(self, start: int) -> bool:
-        """Start as many threads as connections are spare; tell whether the part at `start` comes by one of them.
+    def start_threads(self, start: int) -> bool:
+        """Start one thread per spare connection; return whether a thread delivers the part at `start`.
 
-        The first thread has the connection of who waits for it.
+        The first thread uses the connection of the writer, which waits for the parts.
         """
         with self._changed:
             self._written = start
-            left = -((self._next() - self._size) // PART)
-            while self._threads < left and self._lines.take_spare():
+            parts_left = -((self._next_start() - self._size) // PART_BYTES)
+            while self._threads < parts_left and self._pool.try_acquire_spare():
                 if not self._threads:
-                    self._start(borrowed=False)
-                self._start(borrowed=True)
+                    self._start_thread(borrowed=False)
+                self._start_thread(borrowed=True)
             self._changed.notify_all()
-            return self._threads > 0 or start in self._done
+            return self._threads > 0 or start in self._fetched
 
-    def _start(self, *, borrowed: bool) -> None:
+    def _start_thread(self, *, borrowed: bool) -> None:
         self._threads += 1
-        # A daemon: it may wait for a silent server when this process is to end.
-        threading.Thread(target=self._work, args=(borrowed,), daemon=True).start()
+        # A daemon thread, because it may wait for a silent server when the process must exit.
+        threading.Thread(target=self._run_thread, args=(borrowed,), daemon=True).start()
 
-    def take(self, start: int, wait: Callable[[], None]) -> Iterator[bytes]:
-        """Yield the part at `start` once it is there; raises what kept it from coming, after what came of it."""
+    def read(self, start: int, on_wait: Callable[[], None]) -> Iterator[bytes]:
+        """Yield the part at `start` when it has arrived.
+
+        When its thread failed, yield the bytes that arrived, then raise the thread's exception.
+        """
         while True:
             with self._changed:
-                if start in self._done or start in self._failed or not self._threads:
-                    blocks = self._done.pop(start, None)
+                if start in self._fetched or start in self._failed or not self._threads:
+                    blocks = self._fetched.pop(start, None)
                     if blocks is not None:
-                        self._written = _part_end(start, self._size)  # else it would be claimed again
+                        self._written = _part_end(start, self._size)  # otherwise a thread would claim the part again
                     break
                 self._changed.wait(0.5)
-            wait()
+            on_wait()
         yield from blocks or ()
         if start in self._failed:
-            came, error = self._failed[start]
-            yield from came
+            partial_blocks, error = self._failed[start]
+            yield from partial_blocks
             raise error
 
     def stop(self) -> None:
-        """Let the threads end, at their next block."""
+        """Make each thread end at its next block."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
 
-    def _work(self, borrowed: bool) -> None:
+    def _run_thread(self, borrowed: bool) -> None:
         try:
-            while (start := self._claim(borrowed)) is not None:
-                self._fetch(start)
+            while (start := self._claim_part(borrowed)) is not None:
+                self._fetch_part(start)
         finally:
             with self._changed:
                 self._threads -= 1
                 self._changed.notify_all()
             if borrowed:
-                self._lines.give()
+                self._pool.release()
 
-    def _claim(self, borrowed: bool) -> int | None:
-        """Return the next part that nobody has, None when there is nothing more to do."""
+    def _claim_part(self, borrowed: bool) -> int | None:
+        """Return the start of the next part that no thread has claimed; None when this thread must end."""
         with self._changed:
             while True:
-                start = self._next()
-                if self._stopped or self._failed or start >= self._size or (borrowed and self._lines.wanted()):
+                start = self._next_start()
+                if self._stopped or self._failed or start >= self._size or (borrowed and self._pool.is_contended()):
                     return None
-                if start - self._written < (self._threads + 2) * PART:
+                if start - self._written < (self._threads + 2) * PART_BYTES:
                     self._claimed.add(start)
                     return start
                 self._changed.wait()
 
-    def _next(self) -> int:
+    def _next_start(self) -> int:
         start = self._written
-        while start in self._done or start in self._claimed or start in self._failed:
+        while start in self._fetched or start in self._claimed or start in self._failed:
             start = _part_end(start, self._size)
         return start
 
-    def _fetch(self, start: int) -> None:
-        came: list[bytes] = []
+    def _fetch_part(self, start: int) -> None:
+        blocks: list[bytes] = []
         try:
-            for block in _exactly(self._body, start, _part_end(start, self._size)):
+            for block in _read_part(self._body, start, _part_end(start, self._size)):
                 if self._stopped:
                     return
-                came.append(bytes(block))
-        except BaseException as error:  # it is raised where the part is waited for
-            self._end(start, self._failed, (came, error))
+                blocks.append(bytes(block))
+        except BaseException as error:  # `read` raises it in the thread that waits for the part
+            self._store_result(start, self._failed, (blocks, error))
         else:
-            self._end(start, self._done, came)
+            self._store_result(start, self._fetched, blocks)
 
-    def _end(self, start: int, where: dict[int, Any], what: Any) -> None:
+    def _store_result(self, start: int, results: dict[int, Any], result: Any) -> None:
         with self._changed:
             self._claimed.discard(start)
-            if not self._stopped:  # else it may belong to bytes that were given up
-                where[start] = what
+            if not self._stopped:  # after a stop the part may belong to discarded bytes
+                results[start] = result
             self._changed.notify_all()

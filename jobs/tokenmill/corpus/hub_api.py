@@ -1,7 +1,7 @@
-"""Ask the Hub what it has, again while it is down or limits us, and word its refusals for a person.
+"""Call the Hub's API, retry while the Hub is down or limits requests, and turn refusals into messages.
 
-Used for the listings of datasets (`corpus.hub`) and for tokenizers (`tokens.tokenizer_files`). The answers are two JSON
-documents; huggingface_hub would take longer to import than to ask, and retries some of its calls and not others.
+`corpus.hub` lists datasets through it, and `tokens.tokenizer_files` fetches tokenizers. The responses are two JSON
+documents. huggingface_hub takes longer to import than such a request takes, and it retries only some of its calls.
 """
 
 import json
@@ -13,50 +13,58 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from tokenmill.corpus.retry import UNREACHABLE, FailureCounts, RetryableError, RetryPolicy, retrying
+from tokenmill.corpus.retry import MAX_MISSING_RESPONSES, FailureCounts, RetryableError, RetryPolicy, retry_call
 from tokenmill.corpus.transfer import Transfer
 from tokenmill.errors import RequestError, TransientError
 from tokenmill.flow.contract import RemoteFile
-from tokenmill.redaction import quotes_credential, remember, remember_address
+from tokenmill.redaction import contains_sent_credential, register_address_secrets, register_secrets
 
-INVALID = 6
-"""Invalid answers in a row before asking again is left to another run: a minute."""
-BELIEVED = 3
-"""Times that the address of a file is refused before that is believed: a signed link may have expired."""
+MAX_INVALID_RESPONSES = 6
+"""Consecutive invalid responses before the call fails: about one minute."""
+MAX_LINK_REFUSALS = 3
+"""Consecutive refusals of a file's address before the call fails: a signed link may have expired."""
 
 _SHA256 = re.compile("[0-9a-f]{64}")
 _GIT_HASH = re.compile("[0-9a-f]{40}")
-LARGEST = 1 << 53
-"""Bytes of the largest file that is believed in; a JSON number is exact up to there."""
+MAX_FILE_BYTES = 1 << 53
+"""Largest file size that a listing may contain: JSON numbers are exact up to this value."""
 
 T = TypeVar("T")
 
 
 def hub_endpoint(endpoint: str | None) -> str:
-    """Return the Hub's address: the one given, else HF_ENDPOINT's, else the public one."""
+    """Return the Hub's address: `endpoint`, else HF_ENDPOINT, else the public Hub."""
     address = (endpoint or os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
-    remember_address(address)
+    register_address_secrets(address)
     if not address.startswith(("https://", "http://")):
-        shown = address.rpartition("@")[2]
-        raise RequestError(f"the Hub's address {shown!r} is none; write --endpoint (HF_ENDPOINT) with https://")
+        display_address = address.rpartition("@")[2]
+        raise RequestError(
+            f"invalid Hub endpoint {display_address!r}: it must start with https:// (set --endpoint or HF_ENDPOINT)"
+        )
     return address
 
 
-def authorization() -> dict[str, str]:
-    """Return the header that carries the access token (HF_TOKEN), if there is one."""
+def authorization_headers() -> dict[str, str]:
+    """Return the header with the access token (HF_TOKEN); empty without a token."""
     token = _token()
-    remember(token)
+    register_secrets(token)
     if token and not (token.isascii() and token.isprintable()):
-        raise RequestError("the access token holds what no token has, such as quotation marks; mend HF_TOKEN")
+        raise RequestError(
+            "the access token contains characters that no token has, such as typographic quotation marks; correct "
+            "HF_TOKEN"
+        )
     return {"Authorization": f"Bearer {token}"} if token else {}
 
 
 def _token() -> str | None:
-    """Return the access token as huggingface_hub finds it, which is asked only where it may find one elsewhere."""
-    given = os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN")
+    """Return the access token that huggingface_hub would use.
+
+    huggingface_hub is imported only when it may read the token from a place that this function does not read.
+    """
+    token = os.environ.get("HF_TOKEN") or os.environ.get("HUGGING_FACE_HUB_TOKEN")
     if "HF_OIDC_RESOURCE" not in os.environ and "google.colab" not in sys.modules:
-        if given:
-            return given.strip() or None
+        if token:
+            return token.strip() or None
         cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
         home = os.environ.get("HF_HOME") or f"{cache}/huggingface"
         path = os.path.expandvars(os.environ.get("HF_TOKEN_PATH") or f"{home}/token")
@@ -68,131 +76,151 @@ def _token() -> str | None:
 
 
 class HubApi:
-    """The Hub's own answers, for one repository: `kind` is "datasets" or "models"."""
+    """The Hub's API for one repository; `kind` is "datasets" or "models"."""
 
     def __init__(self, transfer: Transfer, endpoint: str, kind: str, name: str) -> None:
-        """Ask nothing yet."""
+        """Store the repository's address without sending a request."""
         self._transfer = transfer
         self._api = f"{endpoint}/api/{kind}/{quote(name, safe='/')}"
 
-    def commit(self, revision: str) -> str:
-        """Return the commit that a branch, a tag or a commit stands for."""
-        answer, _ = self._get(f"{self._api}/revision/{quote(revision, safe='')}?expand=sha")
-        if not isinstance(answer, dict) or not isinstance(answer.get("sha"), str) or not answer["sha"]:
-            raise ValueError("it gave no commit")
-        return str(answer["sha"])
+    def resolve_commit(self, revision: str) -> str:
+        """Return the commit of a branch, a tag or a commit."""
+        response, _ = self._get(f"{self._api}/revision/{quote(revision, safe='')}?expand=sha")
+        if not isinstance(response, dict) or not isinstance(response.get("sha"), str) or not response["sha"]:
+            raise ValueError("the response contains no commit")
+        return str(response["sha"])
 
-    def files(self, commit: str, folder: str | None = None, *, recursive: bool) -> list[RemoteFile]:
-        """List the files with their sizes and hashes; a listing with anything invalid in it is none (ValueError)."""
+    def list_files(self, commit: str, folder: str | None = None, *, recursive: bool) -> list[RemoteFile]:
+        """List the files with their sizes and hashes; one invalid entry makes the listing invalid (ValueError)."""
         path = f"/{quote(folder, safe='', errors='surrogatepass')}" if folder else ""
         url: str | None = f"{self._api}/tree/{commit}{path}?recursive={json.dumps(recursive)}&expand=false"
         files: dict[str, RemoteFile] = {}
-        asked = set()
+        visited_urls = set()
         while url:
-            asked.add(url)
+            visited_urls.add(url)
             page, url = self._get(url)
             try:
-                for file in [_file(item) for item in page if item["type"] == "file"]:
+                for file in [_parse_file(item) for item in page if item["type"] == "file"]:
                     if file.path in files:
-                        raise ValueError(f"it has {file.path!r} twice")
+                        raise ValueError(f"it contains {file.path!r} twice")
                     files[file.path] = file
             except (TypeError, KeyError, AttributeError, ValueError) as error:
-                raise ValueError(f"its listing is invalid ({type(error).__name__}: {error})") from error
-            if url in asked:
-                raise ValueError("its listing is invalid (a page leads back to an earlier one)")
+                raise ValueError(f"the listing is invalid ({type(error).__name__}: {error})") from error
+            if url in visited_urls:
+                raise ValueError("the listing is invalid (a page links to an earlier page)")
         return list(files.values())
 
-    def xet(self, commit: str) -> dict[str, Any]:
-        """Return where the repository's Xet storage is and a token for it, as hf_xet names them."""
+    def xet_connection(self, commit: str) -> dict[str, Any]:
+        """Return the address of the repository's Xet storage and a token, as the arguments of hf_xet."""
         url = f"{self._api}/xet-read-token/{commit}"
-        body = self._transfer.open(url, authorization())
-        body.read()  # the same as JSON
+        body = self._transfer.open(url, authorization_headers())
+        body.read()  # the body contains the same values as JSON
         headers = body.headers
-        remember(headers["X-Xet-Access-Token"])
+        register_secrets(headers["X-Xet-Access-Token"])
         return {
             "endpoint": headers["X-Xet-Cas-Url"],
             "token": headers["X-Xet-Access-Token"],
             "token_expiry_unix_secs": int(headers["X-Xet-Token-Expiration"]),
             "token_refresh_url": url,
-            "token_refresh_headers": authorization(),
+            "token_refresh_headers": authorization_headers(),
         }
 
     def _get(self, url: str) -> tuple[Any, str | None]:
-        """Return an answer, and where its next page is."""
-        # A link may lead elsewhere, behind a mirror for one; the token does not go there.
-        ours = url.startswith(self._api)
-        body = self._transfer.open(url, authorization() if ours else {})
-        answer = body.read()
-        if quotes_credential(answer.decode("utf-8", "replace")):  # it would stand in the plan, or be a file's name
+        """Return the JSON of a response, and the address of its next page."""
+        # The next page may be on another host, for example behind a mirror. That host must not receive the token.
+        is_own_url = url.startswith(self._api)
+        body = self._transfer.open(url, authorization_headers() if is_own_url else {})
+        response = body.read()
+        # The token would be written into the plan, or be part of a file name.
+        if contains_sent_credential(response.decode("utf-8", "replace")):
             raise RequestError(
-                f"the answer of {self._api} quotes the access token that it was sent: it is not to be trusted, and "
-                "nothing of it was recorded; check --endpoint (HF_ENDPOINT)"
+                f"the response of {self._api} contains the access token of the request: it is not trusted, and nothing "
+                "was recorded; check --endpoint (HF_ENDPOINT)"
             )
-        return json.loads(answer), body.links.get("next", {}).get("url")
+        return json.loads(response), body.links.get("next", {}).get("url")
 
 
-def _file(item: dict[str, Any]) -> RemoteFile:
+def _parse_file(item: dict[str, Any]) -> RemoteFile:
     path, size, lfs = item["path"], item["size"], item.get("lfs")
-    known, form = (lfs["oid"], _SHA256) if lfs else (item["oid"], _GIT_HASH)
-    sized = type(size) is int and 0 <= size <= LARGEST and (not lfs or lfs.get("size", size) == size)
-    if not isinstance(path, str) or not sized or not isinstance(known, str) or not form.fullmatch(known):
-        raise TypeError(f"{path!r} has size {size!r} and hash {known!r}")
+    content_hash, pattern = (lfs["oid"], _SHA256) if lfs else (item["oid"], _GIT_HASH)
+    is_size_valid = type(size) is int and 0 <= size <= MAX_FILE_BYTES and (not lfs or lfs.get("size", size) == size)
+    if (
+        not isinstance(path, str)
+        or not is_size_valid
+        or not isinstance(content_hash, str)
+        or not pattern.fullmatch(content_hash)
+    ):
+        raise TypeError(f"{path!r} has size {size!r} and hash {content_hash!r}")
     if not lfs:
-        return RemoteFile(path, size, git_sha1=known)
+        return RemoteFile(path, size, git_sha1=content_hash)
     xet = item.get("xetHash")
-    return RemoteFile(path, size, sha256=known, xet=xet if isinstance(xet, str) and _SHA256.fullmatch(xet) else None)
+    return RemoteFile(
+        path, size, sha256=content_hash, xet=xet if isinstance(xet, str) and _SHA256.fullmatch(xet) else None
+    )
 
 
-def ask(
-    question: Callable[[], T],
-    what: str,
+def call_hub(
+    call: Callable[[], T],
+    subject: str,
     policy: RetryPolicy,
     *,
     revision: str,
-    otherwise: str = "",
+    fallback_hint: str = "",
     links: bool = False,
 ) -> T:
-    """Return the answer to a question about `what` ("the dataset ORG/NAME").
+    """Return the result of a call to the Hub about `subject` ("the dataset ORG/NAME"), with retries.
 
-    For messages, `revision` is what was asked for and `otherwise` what one can do without the Hub. `links`: the
-    question is for a file, whose signed link may be refused for a while. Raises RequestError for what asking again
-    cannot change, TransientError when the policy's time is up or nothing answers.
+    Messages use `revision`, the requested revision, and `fallback_hint`, the alternative without the Hub. `links`: the
+    call fetches a file, whose signed link may be refused for a while. Raises RequestError when a retry cannot help.
+    Raises TransientError after the policy's deadline, or when the Hub does not respond.
     """
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
-        raise RequestError(f"{what} is on the Hub, and HF_HUB_OFFLINE is set; unset it{otherwise}")
+        raise RequestError(f"{subject} is on the Hub, and HF_HUB_OFFLINE is set; unset HF_HUB_OFFLINE{fallback_hint}")
 
-    def valid() -> T:
+    def validated_call() -> T:
         try:
-            return question()
-        except ValueError as error:  # an answer that is no JSON, or not what was asked for
+            return call()
+        except ValueError as error:  # the response is not JSON, or has unexpected content
             raise RetryableError(str(error) or type(error).__name__, invalid=True) from error
 
-    def said(retry: RetryableError) -> str:
-        return (str(retry).strip().splitlines() or ["no reason"])[0][:300]
+    def reason(failure: RetryableError) -> str:
+        return (str(failure).strip().splitlines() or ["no reason"])[0][:300]
 
-    def final(retry: RetryableError, failures: FailureCounts) -> Exception | None:
-        if retry.refused and (not links or failures.refused == BELIEVED):
-            return RequestError(_refusal(retry.code, what, said(retry), revision, otherwise))
+    def permanent_error(failure: RetryableError, counts: FailureCounts) -> Exception | None:
+        if failure.refused and (not links or counts.refused == MAX_LINK_REFUSALS):
+            return RequestError(_refusal_message(failure.code, subject, reason(failure), revision, fallback_hint))
         problem = ""
-        if failures.invalid == INVALID:
-            problem = f"the Hub's answer for {what} stays invalid"
-        elif failures.silent == UNREACHABLE:
-            problem = f"could not reach the Hub for {what}"
-        return TransientError(f"{problem}: {said(retry)}; run the same command again{otherwise}") if problem else None
+        if counts.invalid == MAX_INVALID_RESPONSES:
+            problem = f"the Hub's response for {subject} is still invalid after several attempts"
+        elif counts.no_response == MAX_MISSING_RESPONSES:
+            problem = f"could not reach the Hub for {subject}"
+        return (
+            TransientError(f"{problem}: {reason(failure)}; run the same command again{fallback_hint}")
+            if problem
+            else None
+        )
 
-    return retrying(valid, policy, problem=lambda retry: f"the Hub did not give {what}: {said(retry)}", final=final)
+    return retry_call(
+        validated_call,
+        policy,
+        describe=lambda failure: f"the Hub did not return {subject}: {reason(failure)}",
+        permanent_error=permanent_error,
+    )
 
 
-def _refusal(code: str, what: str, said: str, revision: str, otherwise: str) -> str:
-    """Word a refusal, by the code that the Hub gives it (X-Error-Code)."""
+def _refusal_message(code: str, subject: str, reason: str, revision: str, fallback_hint: str) -> str:
+    """Return the message for a refusal with the Hub's error code `code` (X-Error-Code)."""
     if code == "GatedRepo":
-        return f"{what} is gated: accept its terms on its page with the account whose token you use, and set HF_TOKEN"
+        return (
+            f"{subject} is gated: accept its terms on its page with the account of your access token, and set HF_TOKEN"
+        )
     if code == "RevisionNotFound":
-        return f"{what} has no revision {revision}; look at its branches, tags and commits"
+        return f"{subject} has no revision {revision}; check its branches, tags and commits"
     if code == "EntryNotFound":
-        return f"{what} has no such folder or file at this revision"
+        return f"{subject} has no such folder or file at this revision; check the path"
     if code == "RepoNotFound":
         return (
-            f"the Hub does not know {what}, or hides it from this account: check the name, or set HF_TOKEN{otherwise}"
+            f"{subject} does not exist on the Hub, or this account has no access to it: check the name, or set "
+            f"HF_TOKEN{fallback_hint}"
         )
-    return f"the Hub refused {what}: {said}; check the name, and that HF_TOKEN may read it"
+    return f"the Hub refused {subject}: {reason}; check the name, and check that HF_TOKEN has read access"

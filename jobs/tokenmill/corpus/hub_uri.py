@@ -1,4 +1,7 @@
-"""Addresses of datasets on the Hub: hf://datasets/ORG/NAME[@REVISION][/FOLDER], and what people type for them."""
+"""Addresses of datasets on the Hub, hf://datasets/ORG/NAME[@REVISION][/FOLDER], and the aliases that users type.
+
+`corpus.hub` parses its address here; the registry (`corpus.schemes`) resolves aliases before a source is opened.
+"""
 
 import os
 import re
@@ -8,63 +11,64 @@ from urllib.parse import unquote
 from tokenmill.errors import RequestError
 
 _URI = re.compile(r"hf://datasets/([\w.-]+/[\w.-]+)(?:@(refs/(?:convert|pr)/[^/]+|[^/]+))?(?:/(.+))?")
-_PARQUET = "~parquet"
-"""What DuckDB and others write for the branch where the Hub keeps a dataset as Parquet."""
+_PARQUET_REVISION = "~parquet"
+"""DuckDB and other tools write this name for the branch in which the Hub stores a dataset as Parquet."""
 _PAGE = re.compile(
     r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/datasets/([\w.-]+/[\w.-]+)(?:/(tree|blob)/([^?#]+?))?/?(?:[?#].*)?"
 )
-"""The page of a dataset on the Hub, or of a folder or file of it."""
+"""The web page of a dataset on the Hub, or of one of its folders or files."""
 _NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(@.+)?")
-"""What may be the name of a dataset on the Hub."""
+"""A possible name of a dataset on the Hub."""
 
 
 class HubAddress(NamedTuple):
-    """What an address of the Hub names."""
+    """The parts of a dataset's address on the Hub."""
 
     repository: str
     revision: str | None
     folder: str | None
 
 
-def parse(uri: str, shown: str) -> HubAddress:
-    """Parse the address of a dataset; `shown` is the address as a message may quote it."""
+def parse(uri: str, display_uri: str) -> HubAddress:
+    """Parse the address of a dataset; messages quote `display_uri`."""
     uri = uri.rstrip("/")
     match = _URI.fullmatch(uri)
     if not match:
-        meant = re.fullmatch(r"hf://([\w.-]+/[\w.-]+)(@.+)?", uri)
-        hint = f" (a dataset {meant[1]} is hf://datasets/{meant[1]}{meant[2] or ''})" if meant else ""
+        dataset = re.fullmatch(r"hf://([\w.-]+/[\w.-]+)(@.+)?", uri)
+        hint = f" (for a dataset {dataset[1]}: hf://datasets/{dataset[1]}{dataset[2] or ''})" if dataset else ""
         raise RequestError(
-            f"{shown!r} is no dataset on the Hub; write hf://datasets/ORG/NAME[@REVISION][/FOLDER]{hint}"
+            f"{display_uri!r} is not the address of a dataset on the Hub; write "
+            f"hf://datasets/ORG/NAME[@REVISION][/FOLDER]{hint}"
         )
     repository, revision, folder = match.groups()
     return HubAddress(
-        repository, "refs/convert/parquet" if revision == _PARQUET else revision and unquote(revision), folder
+        repository, "refs/convert/parquet" if revision == _PARQUET_REVISION else revision and unquote(revision), folder
     )
 
 
-def alias(given: str) -> str | None:
-    """Return the address that a dataset's page or `datasets/ORG/NAME` stands for, None for anything else.
+def resolve_alias(text: str) -> str | None:
+    """Return the address for the web page of a dataset or for `datasets/ORG/NAME`; None for any other text.
 
-    The page of a file stands for the file. A path of this machine with the same name takes precedence over the Hub.
+    The web page of a file resolves to the file. A local path with the same name takes precedence over the Hub.
     """
-    if page := _PAGE.fullmatch(given):
+    if page := _PAGE.fullmatch(text):
         repository, kind, below = page.groups()
         if kind == "blob":
-            return f"{given[: page.start(2)]}resolve{given[page.end(2) :]}"
-        revision, folder = _cut_revision(unquote(below)) if below else ("", "")
+            return f"{text[: page.start(2)]}resolve{text[page.end(2) :]}"
+        revision, folder = _split_revision(unquote(below)) if below else ("", "")
         return f"hf://datasets/{repository}{revision and f'@{revision}'}{folder and f'/{folder}'}"
-    if given.startswith("datasets/") and given.count("/") >= 2 and not os.path.lexists(given):
-        return f"hf://{given}"
+    if text.startswith("datasets/") and text.count("/") >= 2 and not os.path.lexists(text):
+        return f"hf://{text}"
     return None
 
 
-def hint(path: str) -> str:
-    """Return the words that follow a message about a missing path that may be the name of a dataset."""
-    return f"; a dataset on the Hub is hf://datasets/{path}" if _NAME.fullmatch(path) else ""
+def dataset_hint(path: str) -> str:
+    """Return the end of a message about a missing path that may be the name of a dataset; empty for other paths."""
+    return f"; for a dataset on the Hub, use hf://datasets/{path}" if _NAME.fullmatch(path) else ""
 
 
-def _cut_revision(path: str) -> tuple[str, str]:
-    """Cut REVISION/FOLDER, as a page's address has it; of all revisions only the Hub's own refs hold a slash."""
+def _split_revision(path: str) -> tuple[str, str]:
+    """Split the REVISION/FOLDER of a web page's address; only the Hub's own refs contain a slash."""
     match = re.match(r"refs/(?:convert|pr)/[^/]+", path)
     revision = match.group() if match else path.partition("/")[0]
     return revision, path[len(revision) + 1 :]

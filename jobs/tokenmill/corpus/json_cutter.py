@@ -1,123 +1,126 @@
-"""Cut JSON that is not one record a line into records, without parsing any of it or holding more than one.
+"""Cut a JSON file in any layout into records, without parsing them.
 
-The rule for --format json: a file is a sequence of JSON values with nothing or white space between them. An object is a
-record, and of an array each element is one. Where the first value is an object that has an array of objects under
-`data`, `rows`, `records`, `examples` or `documents`, and none of the wanted keys before it, the array's elements are
-the records, and nothing else of this object is.
+At most one record is in memory. `corpus.blocks` uses this module for --format json. The rules are:
+
+- A file is a sequence of JSON values, with nothing or white space between them.
+- An object is a record. Each element of an array is a record.
+- The first value can be an object that wraps all records: it has an array of objects under `data`, `rows`, `records`,
+  `examples` or `documents`, and no requested key before this array. The array's elements are then the records, and
+  all other members of the object are ignored.
 """
 
 import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from tokenmill.corpus.compression import REMEDY
-from tokenmill.corpus.unexpected_content import WRAPPERS
+from tokenmill.corpus.compression import COMPLETE_COPY
+from tokenmill.corpus.unexpected_content import WRAPPER_KEYS
 from tokenmill.errors import InputError
 
-KEPT = 64 << 10
-"""Bytes of a record that is too long which are kept, to show what it is."""
+KEPT_BYTES = 64 << 10
+"""Bytes that the cutter keeps of an oversized record, so that the user can identify the record."""
 
-_BETWEEN = re.compile(rb'["\[\]{},]')
-_WITHIN = re.compile(rb'["\[\]{}]')
-_SOLID = re.compile(rb"\S")
+_OUTSIDE_TOKEN = re.compile(rb'["\[\]{},]')
+_INSIDE_TOKEN = re.compile(rb'["\[\]{}]')
+_NON_BLANK = re.compile(rb"\S")
 _BLANK = b" \t\r\n"
 
 
 class JsonValue(NamedTuple):
-    """A record as it stands in the file, and its size; of one that is too long only the beginning is there."""
+    """The bytes of a record and its size. For an oversized record, `data` contains only the start."""
 
     data: bytes
     size: int
 
 
 class JsonCutter:
-    """Take a file's bytes piece by piece, and give the records that are whole."""
+    """A cutter that receives a file's bytes in pieces and yields the complete records."""
 
-    def __init__(self, keys: Sequence[str], most: int, display: str) -> None:
-        """Cut at records; of one with more than `most` bytes little is kept."""
-        self._wanted = {name.encode() for key in keys for name in (key, key.partition(".")[0])}
-        self._most = most
+    def __init__(self, keys: Sequence[str], max_record_bytes: int, display: str) -> None:
+        """Initialize the cutter; it keeps only KEPT_BYTES of a record with more than `max_record_bytes`."""
+        self._requested_keys = {name.encode() for key in keys for name in (key, key.partition(".")[0])}
+        self._max_record_bytes = max_record_bytes
         self._display = display
-        self._data = bytearray()  # from the record that is not whole yet
-        self._before = 0  # bytes of the file before it
-        self._start = 0  # of the record
-        self._next = 0  # to be looked at
-        self._string = False
+        self._data = bytearray()  # the bytes from the start of the incomplete record
+        self._data_offset = 0  # offset of `_data` in the file
+        self._start = 0  # index in `_data` of the start of the record
+        self._next = 0  # index in `_data` of the next byte to inspect
+        self._in_string = False
         self._depth = 0
-        self._level = 0  # at which records stand: 0, 1 in an array, 2 in an array in an object
-        self._first = True  # the first value, which may hold all records
-        self._tail = False  # the rest of such a value
-        self._quote = 0  # where the last string begins
+        self._record_depth = 0  # depth of records: 0, 1 in an array, 2 in an array in an object
+        self._in_first_value = True  # the value that can contain all records
+        self._in_wrapper_tail = False  # behind the array of such a value
+        self._quote = 0  # index in `_data` of the start of the last string
         self._key = b""  # the last key of the first value
-        self._head: bytes | None = None  # of a record that is too long
+        self._head: bytes | None = None  # the start of an oversized record
         self._dropped = 0
 
     def feed(self, piece: bytes) -> Iterator[JsonValue]:
-        """Take the file's next bytes, and yield the records that end in them."""
+        """Add the file's next bytes, and yield the records that end in these bytes."""
         self._data += piece
         while self._step():
-            yield from self._ended
-        self._forget()
+            yield from self._ended_records
+        self._discard()
 
     def finish(self) -> Iterator[JsonValue]:
-        """Yield what stands behind the last value; refuse a file that ends inside one."""
-        if self._string or self._depth:
+        """Yield the content after the last value; raise InputError when the file ends inside a value."""
+        if self._in_string or self._depth:
             raise InputError(
-                f"{self._display}: the JSON is cut short: the file ends inside the value that begins at byte "
-                f"{self._before + self._start:,}. {REMEDY}"
+                f"{self._display}: truncated JSON: the file ends inside the value that starts at byte "
+                f"{self._data_offset + self._start:,}. Replace the file with {COMPLETE_COPY}"
             )
-        yield from self._value(len(self._data))
+        yield from self._take_record(len(self._data))
 
     def _step(self) -> bool:
-        """Go on to the next byte that matters; False where there is none."""
-        self._ended: Iterator[JsonValue] | tuple[()] = ()
+        """Process the next token; return False when the data has no further token."""
+        self._ended_records: Iterator[JsonValue] | tuple[()] = ()
         data = self._data
-        if self._string:
+        if self._in_string:
             return self._close_string()
-        outside = self._depth == self._level
-        match = (_BETWEEN if outside else _WITHIN).search(data, self._next)
+        outside = self._depth == self._record_depth
+        match = (_OUTSIDE_TOKEN if outside else _INSIDE_TOKEN).search(data, self._next)
         if match is None:
             self._next = len(data)
             return False
-        at, token = match.start(), match.group()
-        self._next = at + 1
+        index, token = match.start(), match.group()
+        self._next = index + 1
         if token == b'"':
-            self._string, self._quote = True, at
+            self._in_string, self._quote = True, index
         elif token in b"[{":
-            return self._open(at, token)
+            return self._open(index, token)
         elif token == b",":
-            if self._level:
-                self._ended = self._value(at)
-                self._start = at + 1
+            if self._record_depth:
+                self._ended_records = self._take_record(index)
+                self._start = index + 1
         elif outside:
-            self._close_level(at, token)
+            self._close_record_array(index, token)
         else:
-            self._close_value(at)
+            self._close_value(index)
         return True
 
-    def _open(self, at: int, token: bytes) -> bool:
-        """Go into an object or array; False where more bytes must say whether it holds the records."""
+    def _open(self, index: int, token: bytes) -> bool:
+        """Enter an object or array; return False when more bytes are needed to detect a wrapper of the records."""
         if self._depth == 0:
-            self._ended = self._value(at)
+            self._ended_records = self._take_record(index)
             if token == b"[":
-                self._level, self._first, self._start = 1, False, at + 1
-        elif token == b"[" and self._first and self._depth == 1 and self._key in _WRAPPED:
-            solid = _SOLID.search(self._data, at + 1)
-            if solid is None:
-                self._next = at
+                self._record_depth, self._in_first_value, self._start = 1, False, index + 1
+        elif token == b"[" and self._in_first_value and self._depth == 1 and self._key in _WRAPPER_KEYS:
+            non_blank = _NON_BLANK.search(self._data, index + 1)
+            if non_blank is None:
+                self._next = index
                 return False
-            if solid.group() == b"{":
-                self._level, self._first, self._start = 2, False, at + 1
+            if non_blank.group() == b"{":
+                self._record_depth, self._in_first_value, self._start = 2, False, index + 1
         self._depth += 1
         return True
 
-    def _close_value(self, at: int) -> None:
-        """Go out of an object or array that is a record or lies in one."""
+    def _close_value(self, index: int) -> None:
+        """Leave an object or array that is a record or is part of one."""
         self._depth -= 1
         if self._depth == 0:
-            self._first = False
-            self._ended = () if self._tail else self._value(at + 1)
-            self._start, self._tail = at + 1, False
+            self._in_first_value = False
+            self._ended_records = () if self._in_wrapper_tail else self._take_record(index + 1)
+            self._start, self._in_wrapper_tail = index + 1, False
 
     def _close_string(self) -> bool:
         data = self._data
@@ -130,33 +133,36 @@ class JsonCutter:
         while slash > 0 and data[slash - 1] == 92:
             slash -= 1
         if (quote - slash) % 2 == 0:
-            self._string = False
-            if self._first and self._depth == 1:
-                self._note_key(quote)
+            self._in_string = False
+            if self._in_first_value and self._depth == 1:
+                self._store_key(quote)
         return True
 
-    def _note_key(self, quote: int) -> None:
-        """Keep a string of the first value where it is a key."""
+    def _store_key(self, quote: int) -> None:
+        """Store the last string of the first value if it is a key."""
         before = self._quote - 1
         while before > 0 and self._data[before] in _BLANK:
             before -= 1
         if self._data[before] in b"{,":
             self._key = bytes(self._data[self._quote + 1 : min(quote, self._quote + 100)])
-            self._first = self._key not in self._wanted
+            self._in_first_value = self._key not in self._requested_keys
 
-    def _close_level(self, at: int, token: bytes) -> None:
-        """End the array that the records stand in."""
-        if token != b"]" or not self._level:
+    def _close_record_array(self, index: int, token: bytes) -> None:
+        """Leave the array that contains the records."""
+        if token != b"]" or not self._record_depth:
             raise InputError(
-                f"{self._display}: damaged JSON: {token.decode()!r} at byte {self._before + at:,} closes nothing. "
-                f"{REMEDY}"
+                f"{self._display}: damaged JSON: {token.decode()!r} at byte {self._data_offset + index:,} has no "
+                f"opening bracket. Replace the file with {COMPLETE_COPY}"
             )
-        self._ended = self._value(at)
+        self._ended_records = self._take_record(index)
         self._depth -= 1
-        self._tail, self._level, self._start = self._level == 2, 0, at + 1
+        self._in_wrapper_tail, self._record_depth, self._start = self._record_depth == 2, 0, index + 1
 
-    def _value(self, end: int) -> Iterator[JsonValue]:
-        """Give the record that ends here, if there is any; what lies between two values and is not blank is one."""
+    def _take_record(self, end: int) -> Iterator[JsonValue]:
+        """Return the record that ends at `end`, if there is one.
+
+        Text between two values is also a record, unless it is blank.
+        """
         data = bytes(self._data[self._start : end])
         self._start = end
         if self._head is not None:
@@ -166,31 +172,35 @@ class JsonCutter:
         data = data.strip()
         return iter((JsonValue(data, len(data)),) if data else ())
 
-    def _forget(self) -> None:
-        """Let go of the bytes that are behind: the records that were given, and of one that is too long nearly all."""
+    def _discard(self) -> None:
+        """Free the bytes of the records that were yielded, and most bytes of an oversized record."""
         end = self._start
-        if self._depth == self._level and not self._string and _SOLID.search(self._data, self._start) is None:
+        if (
+            self._depth == self._record_depth
+            and not self._in_string
+            and _NON_BLANK.search(self._data, self._start) is None
+        ):
             end = self._start = self._next
-        elif self._tail:
-            end = self._start = self._after_pairs()
-        elif len(self._data) - self._start > self._most or self._head is not None:
-            end = self._after_pairs()
+        elif self._in_wrapper_tail:
+            end = self._start = self._find_inspected_end()
+        elif len(self._data) - self._start > self._max_record_bytes or self._head is not None:
+            end = self._find_inspected_end()
             if self._head is None:
-                self._head, self._first = bytes(self._data[self._start : self._start + KEPT]), False
+                self._head, self._in_first_value = bytes(self._data[self._start : self._start + KEPT_BYTES]), False
             self._dropped += end - self._start
             self._start = end
         del self._data[:end]
-        self._before += end
+        self._data_offset += end
         self._start -= end
         self._next -= end
         self._quote -= end
 
-    def _after_pairs(self) -> int:
-        """Return the end of what was looked at, less a backslash that escapes what follows."""
+    def _find_inspected_end(self) -> int:
+        """Return the end of the inspected bytes, without a backslash that escapes the next byte."""
         end = begin = self._next
-        while self._string and begin > 0 and self._data[begin - 1] == 92:
+        while self._in_string and begin > 0 and self._data[begin - 1] == 92:
             begin -= 1
         return end - (end - begin) % 2
 
 
-_WRAPPED = {name.encode() for name in WRAPPERS}
+_WRAPPER_KEYS = {key.encode() for key in WRAPPER_KEYS}

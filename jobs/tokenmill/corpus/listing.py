@@ -1,31 +1,34 @@
-"""Which files of a source's listing are taken, and how they are named below an output."""
+"""Select the files of a source's listing, and name their output files.
+
+The download stage and `tokens.stream` apply it to the listing of a source before they plan their units.
+"""
 
 from functools import partial
 
 from tokenmill.corpus.source import Listing
 from tokenmill.errors import InputError
 from tokenmill.flow.contract import RemoteFile
-from tokenmill.flow.output_names import distinct, flat, tree
-from tokenmill.selection import Offer, Selection
+from tokenmill.flow.output_names import make_distinct, make_flat_name, make_tree_name
+from tokenmill.selection import Selection, SelectionSource
 from tokenmill.selection import select as choose
 from tokenmill.suffixes import is_data_file
 
 
-def select(listing: Listing, selection: Selection, wanted: str | None = None) -> tuple[list[RemoteFile], list[str]]:
-    """Return the wanted files by path, and notes on what was left out; see `tokenmill.selection`.
+def select(listing: Listing, selection: Selection, format: str | None = None) -> tuple[list[RemoteFile], list[str]]:
+    """Return the selected files in the order of their paths, and notes on omitted files; see `tokenmill.selection`.
 
-    Data files are those that may be of the `wanted` format.
+    With a `format`, the data files are those that may be in this format.
     """
     for file in listing.files:
         _check_name(file.path, listing.uri)
-    offer = Offer(
+    selection_source = SelectionSource(
         listing.uri,
-        partial(is_data_file, wanted=wanted),
+        partial(is_data_file, requested=format),
         by_name=listing.by_name,
         obstacles=listing.obstacles,
         second_names=listing.second_names,
     )
-    files, notes = choose(listing.files, selection, offer, path=lambda file: file.path)
+    files, notes = choose(listing.files, selection, selection_source, path=lambda file: file.path)
     return files, [*listing.notes, *notes]
 
 
@@ -33,27 +36,27 @@ def _check_name(path: str, uri: str) -> None:
     parts = path.split("/")
     if any(part in ("", ".", "..") for part in parts) or "\0" in path or "\\" in path:
         raise InputError(
-            f"{uri} lists a file named {path!r}, which would leave the output directory: the listing is not to be "
-            "trusted; nothing was downloaded"
+            f"{uri} lists the file name {path!r}, which may point outside the output directory: the listing is not "
+            "trusted, and nothing was downloaded; check the source"
         )
 
 
-def names(files: list[RemoteFile], layout: str) -> list[str]:
-    """Name the files of a listing below the output, `flat` or as a `tree`."""
+def output_names(files: list[RemoteFile], layout: str) -> list[str]:
+    """Return the name of each file below the output directory, for the layout `flat` or `tree`."""
     paths = [file.path for file in files]
     if layout == "tree":
-        folders = {parent for path in paths for parent in _parents(path)}
+        folders = {folder for path in paths for folder in _parent_folders(path)}
         for path in folders.intersection(paths):
             raise InputError(
-                f"the listing has a file {path!r} and files below it as a folder, which no disk can hold; take them "
-                "with --layout flat, or leave one out with --exclude"
+                f"the listing has both a file and a folder {path!r}, which a file system cannot store; use "
+                "--layout flat, or remove one of them with --exclude"
             )
-        return distinct(paths, map(tree, paths))
-    # The bare file name where that is unique in the listing, as people expect of a flat directory.
-    bare = [path.rpartition("/")[2] for path in paths]
-    return distinct(paths, map(flat, bare if len(set(bare)) == len(bare) else paths))
+        return make_distinct(paths, map(make_tree_name, paths))
+    # In a flat directory users expect the bare file names; these are used when they are unique in the listing.
+    bare_names = [path.rpartition("/")[2] for path in paths]
+    return make_distinct(paths, map(make_flat_name, bare_names if len(set(bare_names)) == len(bare_names) else paths))
 
 
-def _parents(path: str) -> list[str]:
+def _parent_folders(path: str) -> list[str]:
     folders = path.split("/")[:-1]
     return ["/".join(folders[: i + 1]) for i in range(len(folders))]

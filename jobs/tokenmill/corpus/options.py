@@ -1,48 +1,59 @@
-"""Options of how a source is fetched and how its files are read; see `tokenmill.options`."""
+"""Options that control how a source is fetched and how its files are read.
+
+`tokenmill.options` defines the form of an option. The command line declares its flags from these groups, and the
+stages receive them.
+"""
 
 from dataclasses import dataclass
 from typing import Annotated
 
-from tokenmill.corpus.block_kinds import FORMATS, ZSTD_WINDOW_MOST
-from tokenmill.options import InvalidOption, Option, byte_size
+from tokenmill.corpus.block_kinds import FORMATS, MAX_ZSTD_WINDOW
+from tokenmill.options import InvalidOption, Option, parse_byte_size
 
-DAY = 86400.0
+DAY_SECONDS = 86400.0
 
 
-def window_size(text: str) -> int:
-    """Return the largest window of a zstd frame, in bytes (ValueError)."""
-    size = byte_size(text)
-    if size > ZSTD_WINDOW_MOST:
-        raise ValueError(f"{text} is more than 2GiB, the largest window of zstd")
+def parse_window_size(text: str) -> int:
+    """Return the largest accepted window of a zstd frame, in bytes (ValueError)."""
+    size = parse_byte_size(text)
+    if size > MAX_ZSTD_WINDOW:
+        raise ValueError(f"{text} is more than 2GiB, the largest window of zstd; specify at most 2GiB")
     return size
 
 
-def _lines(text: str) -> str:
+def _parse_line_format(text: str) -> str:
     if text != "jsonl":
-        raise ValueError(f"{text!r} is not jsonl: this stage copies lines; preprocess reads other formats directly")
+        raise ValueError(
+            f"{text!r} is not jsonl: this stage copies lines; run preprocess without this stage for other formats"
+        )
     return text
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceOptions:
-    """Which state of a source is read, and how its files are fetched."""
+    """The revision of a source, and how its files are fetched."""
 
     revision: Annotated[str | None, Option("Branch, tag or commit of the dataset on the Hub.")] = None
-    sample: Annotated[int | None, Option("Take N of the files, the same ones every time.", least=1)] = None
-    connections: Annotated[int, Option("Files fetched at a time.", least=1, most=256)] = 8
-    deadline: Annotated[float, Option("Seconds after which what still fails is given up.", least=0)] = DAY
-    stall_seconds: Annotated[float, Option("Drop a connection that is silent for so long.", least=0.1)] = 60.0
-    endpoint: Annotated[str | None, Option("Address of the Hub, for a mirror.", env="HF_ENDPOINT")] = None
+    sample: Annotated[int | None, Option("Use N of the files, the same files in every run.", minimum=1)] = None
+    connections: Annotated[int, Option("Number of files to fetch in parallel.", minimum=1, maximum=256)] = 8
+    deadline: Annotated[float, Option("Seconds after which failed requests are not retried any more.", minimum=0)] = (
+        DAY_SECONDS
+    )
+    stall_seconds: Annotated[
+        float, Option("Close a connection that sends no data for this many seconds.", minimum=0.1)
+    ] = 60.0
+    endpoint: Annotated[str | None, Option("Address of the Hub, for example of a mirror.", env="HF_ENDPOINT")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class WindowOptions:
-    """What decompression may take of the memory."""
+    """Limits on the memory that decompression uses."""
 
     zstd_window: Annotated[
         int | None,
         Option(
-            "Largest zstd window that is taken, up to 2GiB; it is memory for each file being read.", parse=window_size
+            "Largest accepted zstd window, up to 2GiB. Every file that is being read needs this much memory.",
+            parse=parse_window_size,
         ),
     ] = None
 
@@ -52,7 +63,8 @@ class LineOptions:
     """How a stage that copies lines reads its files."""
 
     format: Annotated[
-        str | None, Option("jsonl: take files under any name as this. Left out, the names say it.", parse=_lines)
+        str | None,
+        Option("jsonl: read files with any name as jsonl. Default: by file name.", parse=_parse_line_format),
     ] = None
 
 
@@ -63,8 +75,8 @@ class ReadingOptions(WindowOptions):
     format: Annotated[
         str | None,
         Option(
-            "jsonl, txt, json (arrays, or objects over several lines), parquet or arrow: read files under any name as "
-            "this. Left out, the names say it.",
+            "Read files with any name as jsonl, txt, json (arrays, or objects over several lines), parquet or arrow. "
+            "Default: by file name.",
             choices=FORMATS,
         ),
     ] = None
@@ -74,10 +86,12 @@ class ReadingOptions(WindowOptions):
     ] = None
     max_record_size: Annotated[
         int | None,
-        Option("Longest record that is taken, such as 64MiB; as the memory allows when left out.", parse=byte_size),
+        Option(
+            "Largest accepted record, such as 64MiB. Default: limited by the available memory.", parse=parse_byte_size
+        ),
     ] = None
 
     def __post_init__(self) -> None:
-        """Refuse options that have no meaning together (InvalidOption)."""
+        """Raise InvalidOption for options that cannot be combined."""
         if self.txt_document is not None and self.format != "txt":
-            raise InvalidOption("--txt-document", "it says what a document of --format txt is")
+            raise InvalidOption("--txt-document", "it applies only to --format txt; add --format txt")

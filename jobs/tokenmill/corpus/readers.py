@@ -1,7 +1,7 @@
-"""Read the documents of one file in this process: what planning looks at, and whoever wants the texts themselves.
+"""Read the documents of one file in the current process, for planning and for tools that need the texts.
 
-preprocess goes the same way with its two steps in different processes: `corpus.blocks` cuts the file,
-`corpus.parse` takes the texts out of each block.
+preprocess executes the same two steps in different processes: `corpus.blocks` cuts the file into blocks, and
+`corpus.parse` parses each block.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Literal
 
 from tokenmill.corpus.block_kinds import LINES, ROWS, ReadSettings
-from tokenmill.corpus.blocks import format_of, open_blocks
+from tokenmill.corpus.blocks import detect_format, open_blocks
 from tokenmill.corpus.parse import RejectedRecord, Text, parse_block
-from tokenmill.corpus.unexpected_content import UnexpectedContent, misread
+from tokenmill.corpus.unexpected_content import UnexpectedContent, describe_mismatch
 from tokenmill.errors import InputError
 
 OnBad = Literal["fail", "quarantine"]
@@ -21,12 +21,12 @@ OnBad = Literal["fail", "quarantine"]
 
 @dataclass(slots=True)
 class Batch:
-    """Consecutive documents of one file, and what was read to get them.
+    """Consecutive documents of one file, with counts of the input that was read for them.
 
-    `texts` has one list per key, aligned by document; an entry is a text, or the list of texts that become
-    one sequence each. `records` = `documents` + len(`rejected`); `blank` lines are no records. `bytes`
-    (uncompressed) and `compressed` add up over a file's batches to its sizes; for Parquet `bytes` counts
-    what the wanted columns decode to.
+    `texts` has one list per key, and all lists have the documents in the same order. An entry is a text, or a list of
+    texts that become one sequence each. `records` = `documents` + len(`rejected`). `blank` counts blank lines, which
+    are not records. The sums of `bytes` (uncompressed) and `compressed` over a file's batches are the file's sizes. For
+    Parquet, `bytes` counts the decoded bytes of the requested columns.
     """
 
     texts: list[list[Text]]
@@ -39,8 +39,8 @@ class Batch:
     kind: str = LINES
 
 
-class _BlockMemory:
-    """Room for blocks in this process."""
+class _ProcessBuffer:
+    """A buffer for blocks in the memory of the current process."""
 
     def __init__(self) -> None:
         self.data = bytearray()
@@ -56,29 +56,30 @@ def read_documents(
     display: str,
     batch_bytes: int = 4 << 20,
     on_bad: OnBad,
-    reading: ReadSettings = ReadSettings(),  # noqa: B008 - it is immutable
+    settings: ReadSettings = ReadSettings(),  # noqa: B008 - it is immutable
 ) -> Iterator[Batch]:
-    """Read the documents of one file in batches of about `batch_bytes`, in order.
+    """Yield the documents of one file in batches of about `batch_bytes`, in order.
 
-    A key names a field of the record or, where there is none of that name, a path into nested objects
-    (`meta.text`). A batch exceeds its size by at most one record and one step of decompression.
+    A key is the name of a field of the record. If there is no such field, the key is a path into nested objects
+    (`meta.text`). A batch exceeds `batch_bytes` by at most one record and one decompression step.
 
-    Raises InputError for damaged input and, with `on_bad` = "fail", at the first bad record; RequestError
-    for a Parquet column that is missing or holds no text.
+    Raises:
+        InputError: the input is damaged, or a record is bad and `on_bad` is "fail".
+        RequestError: a Parquet or Arrow column is missing or does not contain text.
     """
-    room = _BlockMemory()
+    buffer = _ProcessBuffer()
     compressed = records = lines = 0  # of the file, before this batch
-    begins = True
-    with closing(open_blocks(path, keys, display=display, reading=reading)) as blocks:
+    begins_file = True
+    with closing(open_blocks(path, keys, display=display, settings=settings)) as blocks:
         while not blocks.finished:
-            end = blocks.fill(room, 0, batch_bytes)
-            parsed = parse_block(blocks.kind, room.data, 0, end, keys, begins_file=begins, display=display)
+            end = blocks.fill(buffer, 0, batch_bytes)
+            parsed = parse_block(blocks.kind, buffer.data, 0, end, keys, begins_file=begins_file, display=display)
             if records == 0:
-                refuse_misread(path, reading, display, blocks.kind, parsed.documents, parsed.rejected)
-            begins = False
+                reject_mismatch(path, settings, display, blocks.kind, parsed.documents, parsed.rejected)
+            begins_file = False
             rejected = [bad._replace(record=records + bad.record, line=lines + bad.line) for bad in parsed.rejected]
             if rejected and on_bad == "fail":
-                raise bad_record(display, unit_of(path, reading, blocks.kind), rejected[0])
+                raise make_bad_record_error(display, get_record_unit(path, settings, blocks.kind), rejected[0])
             yield Batch(
                 parsed.texts,
                 parsed.documents,
@@ -94,27 +95,27 @@ def read_documents(
             lines += parsed.records + parsed.blank
 
 
-def refuse_misread(
-    path: Path, reading: ReadSettings, display: str, kind: str, documents: int, rejected: Sequence[RejectedRecord]
+def reject_mismatch(
+    path: Path, settings: ReadSettings, display: str, kind: str, documents: int, rejected: Sequence[RejectedRecord]
 ) -> None:
-    """Refuse a file whose first records show that it is not one record a line. Raises ForeignContent."""
-    if kind != LINES or not rejected or rejected[0].record or format_of(path, reading.format) != "jsonl":
+    """Raise UnexpectedContent when a file's first records show a layout other than one record per line."""
+    if kind != LINES or not rejected or rejected[0].record or detect_format(path, settings.format) != "jsonl":
         return
-    if hint := misread(rejected[0].raw, alone=not documents):
+    if hint := describe_mismatch(rejected[0].raw, no_documents=not documents):
         raise UnexpectedContent(f"{display}: {hint}")
 
 
-def unit_of(path: Path, reading: ReadSettings, kind: str) -> str:
-    """Return how messages count in a file: by row, line or record."""
+def get_record_unit(path: Path, settings: ReadSettings, kind: str) -> str:
+    """Return the unit that messages use to number the records of a file: row, line or record."""
     if kind == ROWS:
         return "row"
-    wanted = format_of(path, reading.format)
-    by_line = wanted == "jsonl" or (wanted == "txt" and reading.lines)
-    return "line" if by_line else "row" if wanted in ("parquet", "arrow") else "record"
+    file_format = detect_format(path, settings.format)
+    by_line = file_format == "jsonl" or (file_format == "txt" and settings.document_per_line)
+    return "line" if by_line else "row" if file_format in ("parquet", "arrow") else "record"
 
 
-LOOK_BYTES = 64 << 20
-"""Bytes that are read of a file for its first documents: one of blank lines alone is not read to its end for them."""
+MAX_SEARCH_BYTES = 64 << 20
+"""Bytes that a search for a file's first documents reads at most: a large file can consist of blank lines only."""
 
 
 def first_documents(
@@ -124,33 +125,36 @@ def first_documents(
     max_bytes: int,
     *,
     display: str | None = None,
-    reading: ReadSettings = ReadSettings(),  # noqa: B008 - it is immutable
+    settings: ReadSettings = ReadSettings(),  # noqa: B008 - it is immutable
 ) -> list[str]:
-    """Give a file's first texts for the parity gate: at most `count`, cut at `max_bytes` characters in all.
+    """Return a file's first texts for the parity gate: at most `count` texts of `max_bytes` characters in total.
 
-    Bad records and damage are passed over; the run itself reports them.
+    Bad records and damaged data are ignored here; the run itself reports them.
     """
     texts: list[str] = []
-    name, look = display or str(path), LOOK_BYTES
-    batches = read_documents(path, [key], display=name, batch_bytes=256 << 10, on_bad="quarantine", reading=reading)
+    name, search_bytes = display or str(path), MAX_SEARCH_BYTES
+    batches = read_documents(path, [key], display=name, batch_bytes=256 << 10, on_bad="quarantine", settings=settings)
     with suppress(InputError):
         for batch in batches:
-            look -= batch.bytes
+            search_bytes -= batch.bytes
             for value in batch.texts[0]:
                 for text in (value,) if isinstance(value, str) else value:
                     if len(texts) >= count or max_bytes <= 0:
                         return texts
                     texts.append(text[:max_bytes])
                     max_bytes -= len(text)
-            if look <= 0:
+            if search_bytes <= 0:
                 break
     return texts
 
 
-def bad_record(display: str, unit: str, bad: RejectedRecord, correct: str = "") -> InputError:
-    """Word the end of a run at a bad record; `correct` says how, of a file that is not the user's own to edit."""
-    how = "--on-bad-record=quarantine (in a chart: --set onBadRecord=quarantine)"
-    remedy = f"Correct the record and run the same command again, or keep such records aside with {how}"
+def make_bad_record_error(display: str, unit: str, bad: RejectedRecord, correct: str = "") -> InputError:
+    """Return the error for a bad record when on_bad is "fail".
+
+    `correct` describes how to correct the record, for a file that the user should not edit.
+    """
+    option = "--on-bad-record=quarantine (in a chart: --set onBadRecord=quarantine)"
+    remedy = f"correct the file and run the same command again, or use {option}"
     if correct:
-        remedy = f"Keep such records aside with {how}, or {correct}"
-    return InputError(f"{display}, {unit} {bad.line:,}: {bad.reason}. {remedy}.")
+        remedy = f"use {option}, or {correct}"
+    return InputError(f"{display}, {unit} {bad.line:,}: {bad.reason}. Correct or quarantine the record: {remedy}.")

@@ -1,4 +1,7 @@
-"""Ask again what a server refuses for now: the failure that another try may cure, and how long one waits."""
+"""Retries of failed requests: the retryable failure, the backoff, and the loop (`retry_call`).
+
+`corpus.fetch`, `corpus.hub_api` and `corpus.web` send their requests through `retry_call`.
+"""
 
 import random
 import time
@@ -9,120 +12,121 @@ from typing import NamedTuple, TypeVar
 from tokenmill.errors import Stopped, TransientError
 
 BACKOFF_SECONDS = (1.0, 60.0)
-"""The pause after a first failure, at most, and the longest that a pause grows to where the server names none."""
+"""The longest pause after a first failure, and the longest pause of all when the server does not request one."""
 
-UNREACHABLE = 4
-"""Tries without any answer before the network is taken to be down: half a minute."""
+MAX_MISSING_RESPONSES = 4
+"""Consecutive attempts without a response before the network counts as down: about half a minute."""
 
 T = TypeVar("T")
 
 
 class RetryableError(Exception):
-    """A fetch ended early in a way that another try may cure.
+    """A request failed in a way that another attempt may not meet.
 
-    `after` is how long the server asked to wait, in seconds. `refused` marks answers that are final when they repeat
-    (401, 403, 404), and `code` says why in the Hub's words. `silent`: nobody answered. `invalid`: the answer is none
-    that such a server gives. `restart`: the bytes fetched so far are not to be kept. `remedy` is what the user does
-    about a refusal, for a message.
+    `retry_after` is the pause that the server requested, in seconds. `refused` marks responses that are permanent
+    when they repeat (401, 403, 404), and `code` is the Hub's error code. `no_response`: the server did not respond.
+    `invalid`: the response has unexpected content. `restart`: the bytes fetched so far must be discarded. `remedy` is
+    the remedy for the user, for a message about a refusal.
     """
 
     def __init__(
         self,
         reason: str,
         *,
-        after: float | None = None,
+        retry_after: float | None = None,
         refused: bool = False,
         restart: bool = False,
-        silent: bool = False,
+        no_response: bool = False,
         invalid: bool = False,
         code: str = "",
         remedy: str = "",
     ) -> None:
-        """See the class."""
+        """Create the error; the class describes the arguments."""
         super().__init__(reason)
-        self.after = after
+        self.retry_after = retry_after
         self.refused = refused
         self.restart = restart
-        self.silent = silent
+        self.no_response = no_response
         self.invalid = invalid
         self.code = code
         self.remedy = remedy
 
 
 class RetryPolicy(NamedTuple):
-    """How long something is tried again: until a time of the monotonic clock, or until told to stop.
+    """When retries end: at a time of the monotonic clock, or when `should_stop` returns true.
 
-    `should_stop` is called twice a second in a pause, and may raise instead of telling; `say` hears what is waited for.
+    During a pause `should_stop` is called twice a second; it may also raise. `log` receives the reason for the pause.
     """
 
-    until: float
+    deadline: float
     should_stop: Callable[[], bool] = lambda: False
-    say: Callable[[str], None] = lambda _: None
+    log: Callable[[str], None] = lambda _: None
 
     def wait(self, seconds: float, problem: str) -> None:
-        """Wait before the next try; raises TransientError when the time is up, Stopped when asked to stop."""
-        if time.monotonic() + seconds > self.until:
-            raise TransientError(f"{problem}; the deadline of this run has come")
-        self.say(f"{problem}; asking again in {seconds:.0f} s")
+        """Wait before the next attempt; raise TransientError after the deadline, Stopped on a request to stop."""
+        if time.monotonic() + seconds > self.deadline:
+            raise TransientError(f"{problem}; the deadline of this run has passed: run the same command again")
+        self.log(f"{problem}; retrying in {seconds:.0f} s")
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             if self.should_stop():
-                raise Stopped(f"stopped while waiting to ask again: {problem}")
+                raise Stopped(f"stopped while waiting to retry: {problem}; run the same command again")
             time.sleep(min(left, 0.5))
 
 
 @dataclass
 class FailureCounts:
-    """How often a try failed in a row: at all, refused, without any answer, with an invalid one, to begin anew."""
+    """Numbers of failures; `restarts` counts all of them, and the other fields count consecutive failures."""
 
-    fruitless: int = 0
+    without_progress: int = 0
     refused: int = 0
-    silent: int = 0
+    no_response: int = 0
     invalid: int = 0
     restarts: int = 0
 
-    def count(self, retry: RetryableError, progressed: bool) -> None:
-        """Count a failure; one after which more is there than before is no fruitless one."""
-        self.fruitless = 0 if progressed else self.fruitless + 1
-        # A link that expires while its file comes is refused once an hour, and no refusal of the file.
-        self.refused = (0 if progressed else self.refused) + 1 if retry.refused else 0
-        self.silent = self.silent + 1 if retry.silent else 0
-        self.invalid = self.invalid + 1 if retry.invalid else 0
-        self.restarts += retry.restart
+    def count(self, failure: RetryableError, progressed: bool) -> None:
+        """Count a failure; progress since the previous failure resets `without_progress`."""
+        self.without_progress = 0 if progressed else self.without_progress + 1
+        # During a long download the signed link is refused each time it expires, for example once an hour.
+        # Such a refusal does not mean that the file is refused.
+        self.refused = (0 if progressed else self.refused) + 1 if failure.refused else 0
+        self.no_response = self.no_response + 1 if failure.no_response else 0
+        self.invalid = self.invalid + 1 if failure.invalid else 0
+        self.restarts += failure.restart
 
 
-def backoff(failures: FailureCounts, retry: RetryableError) -> float:
-    """Return the seconds before the next try: what the server asked for, else longer each time, with jitter."""
+def backoff(counts: FailureCounts, failure: RetryableError) -> float:
+    """Return the seconds before the next attempt: the server's request, else an increasing pause, with jitter."""
     low, high = BACKOFF_SECONDS
-    if retry.after is not None:
-        return retry.after + random.uniform(0.0, 0.5)
-    tries = failures.restarts if retry.restart else failures.fruitless
-    if not tries:
+    if failure.retry_after is not None:
+        return failure.retry_after + random.uniform(0.0, 0.5)
+    attempts = counts.restarts if failure.restart else counts.without_progress
+    if not attempts:
         return random.uniform(0.0, low / 4)
-    seconds: float = min(high, low * 2 ** min(tries, 10))
+    seconds: float = min(high, low * 2 ** min(attempts, 10))
     return seconds * random.uniform(0.5, 1.0)
 
 
-def retrying(
-    question: Callable[[], T],
+def retry_call(
+    call: Callable[[], T],
     policy: RetryPolicy,
     *,
-    problem: Callable[[RetryableError], str],
-    final: Callable[[RetryableError, FailureCounts], Exception | None],
+    describe: Callable[[RetryableError], str],
+    permanent_error: Callable[[RetryableError, FailureCounts], Exception | None],
     progressed: Callable[[], bool] = lambda: False,
 ) -> T:
-    """Return the answer to a question, asked again after each Retry that it raises.
+    """Return the result of `call`, and repeat `call` after each RetryableError.
 
-    `problem` words a Retry for a person. `final` returns the error to raise where another try is not worth while.
-    `progressed` tells whether the last try got further than those before. Raises TransientError when the policy's
-    time is up, Stopped when it is told to stop.
+    `describe` returns the log message for a failure. `permanent_error` returns the error to raise when another
+    attempt cannot help, else None. `progressed` returns whether the last attempt advanced further than the earlier
+    ones. Raises TransientError after the policy's deadline, and Stopped when the policy requests a stop.
     """
-    failures = FailureCounts()
+    counts = FailureCounts()
     while True:
         try:
-            return question()
-        except RetryableError as retry:
-            failures.count(retry, progressed())
-            if (error := final(retry, failures)) is not None:
-                raise error from retry
-            policy.wait(backoff(failures, retry), problem(retry))
+            return call()
+        except RetryableError as failure:
+            counts.count(failure, progressed())
+            if (error := permanent_error(failure, counts)) is not None:
+                raise error from failure
+            policy.wait(backoff(counts, failure), describe(failure))

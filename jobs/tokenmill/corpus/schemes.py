@@ -1,7 +1,8 @@
 """The registry of source schemes: one entry for each kind of address that a corpus may have.
 
-The factory (`corpus.factory`), the parsing of addresses (`corpus.uri`), the help of the command line and the tests of
-documents and charts read it. Importing it loads no source: an entry names its class, which `corpus.factory` imports.
+The factory (`corpus.factory`), the address parser (`corpus.uri`), the command line's help, and the tests of documents
+and charts read the registry. Its import does not load a source: an entry names the class, and `corpus.factory` imports
+the class.
 """
 
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from tokenmill.corpus import hub_uri
 
 
 class Authority(Enum):
-    """What an address has between :// and its path."""
+    """The form of the part between :// and the path of an address."""
 
     HOST = "[USER[:PASSWORD]@]HOST[:PORT]"
     NAME = "NAME"
@@ -22,26 +23,26 @@ class Authority(Enum):
 
 @dataclass(frozen=True)
 class Scheme:
-    """A kind of source: `names` are the schemes of its addresses, in lower case.
+    """A kind of source; `names` are the URI schemes of its addresses, in lower case.
 
-    `source` names the class, as MODULE:CLASS; it is called with the address and a `corpus.source.Opening`.
-    `shown` is how help and messages write such an address, empty for an entry that they leave out. `extra` is the
-    extra of this package that installs what the class needs. `credentials` says where credentials come from, in the
-    message that refuses a password in the address. `alias` returns the address that another form stands for, such as
-    a page's, and None for what is no such form.
+    `source` names the class as MODULE:CLASS; `corpus.factory` calls the class with the address and a
+    `corpus.source.OpenSettings`. Help and messages print `display`, an example of an address; an empty `display` hides
+    the entry. `extra` is the extra of this package that installs the dependencies of the class. `credentials` is the
+    source of the credentials, for the message that refuses a password in the address. `resolve_alias` returns the
+    address for another form of it, such as a web page; it returns None for any other text.
     """
 
     names: tuple[str, ...]
     source: str
-    shown: str
+    display: str
     authority: Authority = Authority.NAME
     extra: str | None = None
     credentials: str = "credentials come from the environment"
-    alias: Callable[[str], str | None] | None = None
+    resolve_alias: Callable[[str], str | None] | None = None
 
 
 SCHEMES: dict[str, Scheme] = {}
-"""Every entry by each of its names, in the order of help."""
+"""The entry of each scheme name, in the order of help."""
 
 
 def register(scheme: Scheme) -> Scheme:
@@ -50,34 +51,41 @@ def register(scheme: Scheme) -> Scheme:
     return scheme
 
 
-def entries() -> list[Scheme]:
+def list_schemes() -> list[Scheme]:
     """Return each entry once, in the order of help."""
     return list(dict.fromkeys(SCHEMES.values()))
 
 
-def addresses() -> str:
-    """Return what a source may be, for help and messages: "hf://datasets/ORG/NAME, https:// or a path"."""
-    shown = [scheme.shown for scheme in entries() if scheme.shown and scheme is not FILE]
-    return f"{', '.join(shown)} or {FILE.shown}"
+def format_addresses() -> str:
+    """Return the supported addresses for help and messages: "hf://datasets/ORG/NAME, https:// or a path"."""
+    addresses = [scheme.display for scheme in list_schemes() if scheme.display and scheme is not FILE]
+    return f"{', '.join(addresses)} or {FILE.display}"
 
 
-_BUCKET = "credentials of a bucket come from the environment, as its provider's tools take them"
+_BUCKET_CREDENTIALS = "bucket credentials come from the environment, in the form that the provider's own tools use"
 
 FILE = register(Scheme(("file",), "tokenmill.corpus.directory:DirectorySource", "a path", Authority.NONE))
-"""The entry that a path without a scheme belongs to."""
+"""The entry of file:// and of a path without a scheme."""
 register(
     Scheme(
         ("hf",),
         "tokenmill.corpus.hub:HubSource",
         "hf://datasets/ORG/NAME",
         credentials="the Hub's token comes from HF_TOKEN",
-        alias=hub_uri.alias,
+        resolve_alias=hub_uri.resolve_alias,
     )
 )
 register(Scheme(("https", "http"), "tokenmill.corpus.web:WebSource", "https://", Authority.HOST))
-register(Scheme(("s3",), "tokenmill.corpus.bucket:BucketSource", "s3://", extra="s3", credentials=_BUCKET))
-register(Scheme(("gs",), "tokenmill.corpus.bucket:BucketSource", "gs://", extra="gs", credentials=_BUCKET))
-register(Scheme(("az",), "tokenmill.corpus.bucket:BucketSource", "az://", extra="az", credentials=_BUCKET))
+register(Scheme(("s3",), "tokenmill.corpus.bucket:BucketSource", "s3://", extra="s3", credentials=_BUCKET_CREDENTIALS))
+register(Scheme(("gs",), "tokenmill.corpus.bucket:BucketSource", "gs://", extra="gs", credentials=_BUCKET_CREDENTIALS))
+register(Scheme(("az",), "tokenmill.corpus.bucket:BucketSource", "az://", extra="az", credentials=_BUCKET_CREDENTIALS))
 register(
-    Scheme(("abfs",), "tokenmill.corpus.bucket:BucketSource", "", Authority.CONTAINER, extra="az", credentials=_BUCKET)
+    Scheme(
+        ("abfs",),
+        "tokenmill.corpus.bucket:BucketSource",
+        "",
+        Authority.CONTAINER,
+        extra="az",
+        credentials=_BUCKET_CREDENTIALS,
+    )
 )

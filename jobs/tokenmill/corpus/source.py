@@ -1,7 +1,7 @@
-"""What a source is: a listing with pinned content, and bytes from an offset.
+"""The interface of a source: a listing with pinned content, and the bytes of a file from an offset.
 
-First step of all: `stages.download` plans from the listing, `corpus.fetch` reads. Everything that
-arrives here is hostile until checked: names, sizes, hashes, redirects.
+This is the first step of the pipeline: `stages.download` plans from the listing, and `corpus.fetch` reads the bytes.
+All data that arrives here is untrusted until it is checked: names, sizes, hashes and redirects.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,10 +13,10 @@ from tokenmill.inputs import Obstacle
 
 
 class OpenSettings(NamedTuple):
-    """How a source is opened: what the command line says of sources, whatever their scheme.
+    """Settings for every source, from the command line.
 
-    `stall_seconds`: how long a connection may send nothing. `endpoint`: the address of the Hub. `warn` is called with
-    a line for the user. `pinned`: the commit that is listed, where a revision may stand for another one by now.
+    `stall_seconds`: longest time without data on a connection. `endpoint`: address of the Hub. `warn` receives
+    warnings for the user, one line each. `pinned`: the commit to list, because a branch may have moved meanwhile.
     """
 
     stall_seconds: float
@@ -26,9 +26,10 @@ class OpenSettings(NamedTuple):
 
 
 class Listing(NamedTuple):
-    """All files of a source at one revision (of a Hub repository, a commit); `by_name`: the one file asked for.
+    """All files of a source at one revision (in a Hub repository, a commit).
 
-    `obstacles`, `second_names` and `notes` are those of a directory's walk (`tokenmill.inputs`).
+    `by_name`: the address names exactly one file. `obstacles`, `second_names` and `notes` come from the walk of a
+    directory (`tokenmill.inputs`).
     """
 
     uri: str
@@ -41,35 +42,37 @@ class Listing(NamedTuple):
 
 
 class SourceChanged(Exception):
-    """A file is another than the one that was listed."""
+    """A file differs from the file that was listed."""
 
 
 class Body(Protocol):
-    """The bytes of a file from an offset, in blocks, some empty; raises Retry when they end early or do not come.
+    """The bytes of a file from an offset, in blocks, which may be empty.
 
-    A block is good until the next one is asked for.
+    The iteration raises RetryableError when the bytes do not arrive or end early. A block is valid until the caller
+    requests the next block.
     """
 
     stop: int | None
-    """Where they end when not all of the rest was given; then other parts can be had from the same place."""
+    """The end of the bytes, when the server can divide the file (see `open_part`); None when all bytes follow."""
 
     def __iter__(self) -> "Iterator[bytes | memoryview]":
-        """Yield the bytes, once."""
+        """Yield the bytes; the caller may iterate once."""
 
-    def part(self, start: int, stop: int) -> "Body":
-        """Open another part, in any thread."""
+    def open_part(self, start: int, stop: int) -> "Body":
+        """Open another part of the file; every thread may call this."""
 
 
 class Source(Protocol):
-    """A place to fetch from; one object serves all threads of a worker."""
+    """A place that files are fetched from; all threads of a worker share one object."""
 
     def list(self, revision: str | None, policy: RetryPolicy) -> Listing:
-        """List the files, pinned; raises RequestError when there is nothing there or no permission."""
+        """List the files with pinned content; raise RequestError when there are no files or access is denied."""
 
     def open(
         self, file: RemoteFile, revision: str | None, offset: int, stop: int | None = None, *, plain: bool = False
     ) -> Body:
-        """Open a file's bytes from `offset`, only to `stop` if it can be; raises Retry, or Changed.
+        """Open a file's bytes from `offset`; raise RetryableError or SourceChanged.
 
-        `plain`: by the simplest way there is, because what came by another was wrong.
+        `stop` is a request to send only the bytes before it, which a source may ignore. `plain`: use the simplest
+        transfer, because another one delivered wrong bytes.
         """

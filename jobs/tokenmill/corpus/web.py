@@ -1,84 +1,98 @@
-"""One file at an http:// or https:// address as a source; its name is the last part of the path."""
+"""One file at an http:// or https:// address as a source; `corpus.factory` opens it.
+
+The name of the file is the last part of the address's path.
+"""
 
 import contextlib
 import re
 from urllib.parse import unquote, urlsplit
 
-from tokenmill.corpus.body_check import HEAD, IN_ITS_PLACE, impostor
-from tokenmill.corpus.retry import UNREACHABLE, FailureCounts, RetryableError, RetryPolicy, retrying
+from tokenmill.corpus.body_check import HEAD_BYTES, WRONG_CONTENT_REMEDY, find_wrong_content
+from tokenmill.corpus.retry import MAX_MISSING_RESPONSES, FailureCounts, RetryableError, RetryPolicy, retry_call
 from tokenmill.corpus.source import Listing, OpenSettings
 from tokenmill.corpus.transfer import HttpBody, Transfer
-from tokenmill.corpus.uri import without_secrets
+from tokenmill.corpus.uri import redact_secrets
 from tokenmill.errors import RequestError, TransientError
 from tokenmill.flow.contract import RemoteFile
-from tokenmill.redaction import quotes_credential, remember_address
+from tokenmill.redaction import contains_sent_credential, register_address_secrets
 from tokenmill.suffixes import is_data_file
 
 
 class WebSource:
-    """A single address. A query string is sent but never recorded: it may be a signature."""
+    """A single address; its query string is sent but never recorded, because it may be a signature."""
 
-    def __init__(self, uri: str, opening: OpenSettings) -> None:
-        """Take the address; nothing is asked yet."""
+    def __init__(self, uri: str, settings: OpenSettings) -> None:
+        """Store the address without sending a request."""
         parts = urlsplit(uri)
         self._url = uri
-        remember_address(uri)
-        self._said = without_secrets(uri)
-        self._name = _last_part(uri)
-        self._transfer = Transfer(opening.stall_seconds)
+        register_address_secrets(uri)
+        self._display_uri = redact_secrets(uri)
+        self._name = _last_path_part(uri)
+        self._transfer = Transfer(settings.stall_seconds)
         if parts.path in ("", "/") and not parts.query:
-            raise RequestError(f"{self._said} names no file; give the address of one file")
+            raise RequestError(f"{self._display_uri} does not name a file; specify the address of one file")
 
     def list(self, revision: str | None, policy: RetryPolicy) -> Listing:
-        """Ask for size and ETag by opening the file, whose first bytes are looked at, and closing it at once.
+        """Open the file, read its size, ETag and first bytes, and close it.
 
-        A name that Content-Disposition or a redirect's end gives is taken where the address has none of a data file.
+        When the address does not end in the name of a data file, the name comes from Content-Disposition or from the
+        final address of the redirects.
         """
         if revision:
-            raise RequestError(f"--revision: {self._said} has no revisions")
-        opened = retrying(self._open_once, policy, problem=lambda retry: f"{self._said}: {retry}", final=self._final)
-        name, head, tag, total = opened
-        if quotes_credential(f"{name} {tag}"):
-            raise RequestError(f"{self._said}: the answer quotes the credentials that it was sent; it is not trusted")
-        if what := impostor(head, name):
-            raise RequestError(f"{self._said}: what the server gives is {what}; {IN_ITS_PLACE}")
-        return Listing(self._said, None, [RemoteFile(name, total, version=tag)], by_name=True)
+            raise RequestError(f"--revision: {self._display_uri} has no revisions; remove --revision")
+        properties = retry_call(
+            self._open_once,
+            policy,
+            describe=lambda failure: f"{self._display_uri}: {failure}",
+            permanent_error=self._permanent_error,
+        )
+        name, head, tag, total = properties
+        if contains_sent_credential(f"{name} {tag}"):
+            raise RequestError(
+                f"{self._display_uri}: the response contains the credentials of the request and is not trusted; check "
+                "the address"
+            )
+        if content := find_wrong_content(head, name):
+            raise RequestError(f"{self._display_uri}: the server sent wrong content: {content}; {WRONG_CONTENT_REMEDY}")
+        return Listing(self._display_uri, None, [RemoteFile(name, total, version=tag)], by_name=True)
 
     def _open_once(self) -> tuple[str, bytes, str | None, int | None]:
         """Return the file's name, its first bytes, its ETag and its size."""
         body = self._transfer.open(self._url, {}, name=self._name)
-        name = self._named(body)
+        name = self._file_name(body)
         if name != self._name and "Content-Encoding" in body.headers:
             body.close()
             body = self._transfer.open(self._url, {}, name=name)
-        return name, body.head(HEAD), body.headers.get("ETag"), body.total
+        return name, body.read_head(HEAD_BYTES), body.headers.get("ETag"), body.total
 
-    def _final(self, retry: RetryableError, failures: FailureCounts) -> Exception | None:
-        if retry.refused:
-            return RequestError(f"{self._said}: {retry}")
-        if failures.silent == UNREACHABLE:
-            return TransientError(f"{self._said}: {retry}; check the address, or run the same again")
+    def _permanent_error(self, failure: RetryableError, counts: FailureCounts) -> Exception | None:
+        if failure.refused:
+            return RequestError(f"{self._display_uri}: {failure}; check the address and its credentials")
+        if counts.no_response == MAX_MISSING_RESPONSES:
+            return TransientError(f"{self._display_uri}: {failure}; check the address, or run the same command again")
         return None
 
-    def _named(self, body: HttpBody) -> str:
+    def _file_name(self, body: HttpBody) -> str:
         """Return the file's name."""
-        others = (disposition_name(body.headers.get("Content-Disposition", "")), _last_part(body.url))
-        for name in (self._name, *others):
+        other_names = (disposition_name(body.headers.get("Content-Disposition", "")), _last_path_part(body.url))
+        for name in (self._name, *other_names):
             if is_data_file(name):
                 return name
-        if name := self._name or others[0]:
+        if name := self._name or other_names[0]:
             return name
-        raise RequestError(f"{self._said} names no file, and its server names none; give the address of one file")
+        raise RequestError(
+            f"{self._display_uri} does not name a file, and neither does its server; specify the address of one file"
+        )
 
     def open(
         self, file: RemoteFile, revision: str | None, offset: int, stop: int | None = None, *, plain: bool = False
     ) -> HttpBody:
-        """Open the bytes from `offset`; a file that changed since it was planned is refused."""
+        """Open the bytes from `offset`; raise SourceChanged when the file changed after the plan was made."""
         return self._transfer.open(self._url, {}, offset, stop, file.version, file.path)
 
 
 def disposition_name(header: str) -> str:
-    """Return the file name of a Content-Disposition header (RFC 6266), without folders; empty where there is none."""
+    """Return the file name of a Content-Disposition header (RFC 6266) without folders; empty without a name."""
     extended = re.search(r"""filename\*\s*=\s*"?([\w-]+)'[^']*'([^;"\s]+)""", header, re.IGNORECASE)
     plain = re.search(r"""filename\s*=\s*(?:"((?:\\.|[^"\\])*)"|([^;"\s]+))""", header, re.IGNORECASE)
     name = ""
@@ -89,14 +103,14 @@ def disposition_name(header: str) -> str:
         name = re.sub(r"\\(.)", r"\1", plain[1]) if plain[1] is not None else plain[2]
         with contextlib.suppress(UnicodeError):
             name = name.encode("latin-1").decode()
-    return _safe(name)
+    return _safe_name(name)
 
 
-def _last_part(url: str) -> str:
-    return _safe(unquote(urlsplit(url).path.rpartition("/")[2]))
+def _last_path_part(url: str) -> str:
+    return _safe_name(unquote(urlsplit(url).path.rpartition("/")[2]))
 
 
-def _safe(name: str) -> str:
-    """Return the last part of a name; empty where it is none that a file can have."""
+def _safe_name(name: str) -> str:
+    """Return the last part of a name; empty when a file cannot have this name."""
     name = re.split(r"[/\\]", name)[-1].strip()
     return name if name.isprintable() and name not in (".", "..") else ""

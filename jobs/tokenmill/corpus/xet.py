@@ -1,7 +1,7 @@
-"""Files that the Hub keeps in Xet storage, through the Hub's own client of it (hf_xet).
+"""Files in the Hub's Xet storage, through the Hub's own client library (hf_xet); `corpus.hub` opens them.
 
-One token serves all files of a repository, and a file costs no request to the Hub at all. What comes is checked
-like any other bytes; where Xet does not work the files come from the Hub's CDN, which has all of them.
+One token serves all files of a repository, so a file costs no request to the Hub. The bytes are verified like the
+bytes of any other source. When Xet fails, the files come from the Hub's CDN, which has all of them.
 """
 
 import contextlib
@@ -15,11 +15,11 @@ from datetime import timedelta
 from typing import Any
 
 from tokenmill.corpus.retry import RetryableError
-from tokenmill.corpus.uri import without_addresses
+from tokenmill.corpus.uri import redact_addresses
 from tokenmill.flow.contract import RemoteFile
 
 CONFIG: dict[str, Any] = {
-    # Its own defaults take gigabytes. These are of this process, whatever the number of files.
+    # The defaults of hf_xet use gigabytes of memory. These limits apply to the process, for any number of files.
     "reconstruction.download_buffer_size": 96_000_000,
     "reconstruction.download_buffer_perfile_size": 16_000_000,
     "reconstruction.download_buffer_limit": 192_000_000,
@@ -28,24 +28,24 @@ CONFIG: dict[str, Any] = {
     "client.retry_max_attempts": 2,
     "telemetry.enabled": False,
 }
-WAITING = 4
-"""Blocks that may wait to be written; hf_xet gives them as they are stored, up to some MB."""
+MAX_QUEUED_BLOCKS = 4
+"""Blocks that may wait for the writer; hf_xet returns blocks in their stored size, up to some MB."""
 
 
-def is_on() -> bool:
-    """Tell whether Xet can be used, and is not turned off by the Hub's own name for that."""
-    off = os.environ.get("HF_HUB_DISABLE_XET", "").upper() in ("1", "ON", "YES", "TRUE")
-    return not off and importlib.util.find_spec("hf_xet") is not None
+def is_enabled() -> bool:
+    """Return whether hf_xet is installed and the Hub's own variable HF_HUB_DISABLE_XET does not disable it."""
+    is_disabled = os.environ.get("HF_HUB_DISABLE_XET", "").upper() in ("1", "ON", "YES", "TRUE")
+    return not is_disabled and importlib.util.find_spec("hf_xet") is not None
 
 
 class Xet:
-    """The storage of one repository; its first failure turns it off, which is said once."""
+    """The Xet storage of one repository; its first failure disables it, with one warning."""
 
     def __init__(
         self, connect: Callable[[], dict[str, Any]], stall_seconds: float, warn: Callable[[str], None]
     ) -> None:
-        """Ask nothing yet; `connect` returns where the storage is, with a token, as hf_xet's argument names."""
-        self.on = is_on()
+        """Store the arguments; `connect` returns the storage's address and a token, as the arguments of hf_xet."""
+        self.enabled = is_enabled()
         self.stall_seconds = stall_seconds
         self._connect = connect
         self._warn = warn
@@ -53,12 +53,12 @@ class Xet:
         self._group: Any = None
 
     def open(self, file: RemoteFile, offset: int) -> "_XetBody | None":
-        """Open a file's bytes; None when they cannot be had from here."""
-        if not self.on or not file.xet or not file.size:
+        """Open a file's bytes; return None when Xet cannot serve them."""
+        if not self.enabled or not file.xet or not file.size:
             return None
         with self._lock:
-            if self._group is None and self.on:
-                self._group = self._begin()
+            if self._group is None and self.enabled:
+                self._group = self._create_group()
         if self._group is None:
             return None
         try:
@@ -68,11 +68,11 @@ class Xet:
                 self, self._group.download_stream(hf_xet.XetFileInfo(file.xet, file.size), offset, file.size)
             )
         except Exception as error:
-            self.fail(error)
+            self.disable(error)
         return None
 
-    def _begin(self) -> Any:
-        """Connect; while one thread does, the others wait, and find it done or turned off."""
+    def _create_group(self) -> Any:
+        """Connect to the storage; the other threads wait, then use the connection or find Xet disabled."""
         try:
             import hf_xet
 
@@ -83,71 +83,71 @@ class Xet:
         except Exception as error:
             if isinstance(error, RetryableError) and not error.refused:
                 raise
-            self.fail(error)
+            self.disable(error)
             return None
 
-    def fail(self, error: BaseException) -> None:
-        """Do without Xet from now on."""
+    def disable(self, error: BaseException) -> None:
+        """Disable Xet for the rest of the process, and warn the first time."""
         with self._lock:
-            was, self.on = self.on, False
-        if was:
-            reason = without_addresses((str(error).strip().splitlines() or [type(error).__name__])[0])[:300]
-            self._warn(f"Xet storage does not work here ({reason}); the files come from the Hub's CDN instead")
+            was_enabled, self.enabled = self.enabled, False
+        if was_enabled:
+            reason = redact_addresses((str(error).strip().splitlines() or [type(error).__name__])[0])[:300]
+            self._warn(f"Xet storage failed ({reason}); fetching the files from the Hub's CDN instead")
 
 
 class _XetBody:
-    """A file's bytes from an offset; empty blocks while nothing comes, so that who reads can be told to stop."""
+    """A file's bytes from an offset; empty blocks while no data arrives, so that the reader can stop."""
 
     stop: int | None = None
 
     def __init__(self, xet: Xet, stream: Any) -> None:
         self._xet = xet
         self._stream = stream
-        self._blocks: queue.Queue[Any] = queue.Queue(WAITING)
-        self._left = threading.Event()
+        self._blocks: queue.Queue[Any] = queue.Queue(MAX_QUEUED_BLOCKS)
+        self._closed = threading.Event()
 
-    def part(self, start: int, stop: int) -> "_XetBody":
-        """Not divided: hf_xet uses several connections of its own."""
+    def open_part(self, start: int, stop: int) -> "_XetBody":
+        """Raise NotImplementedError: hf_xet opens several connections, so tokenmill does not divide the file."""
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[bytes]:
-        """Yield the bytes; raises Retry when they break off, and then the file's next bytes come another way."""
-        # Its client waits where nothing can tell it to stop, so a thread does that.
-        threading.Thread(target=self._follow, daemon=True).start()
-        came = time.monotonic()
+        """Yield the bytes; raise RetryableError when they end early. The CDN then serves the rest of the file."""
+        # hf_xet blocks in a wait that cannot be interrupted, so a thread reads from it.
+        threading.Thread(target=self._queue_blocks, daemon=True).start()
+        last_arrival = time.monotonic()
         try:
             while True:
                 try:
                     block = self._blocks.get(timeout=0.5)
                 except queue.Empty:
-                    if time.monotonic() - came > self._xet.stall_seconds:
-                        block = TimeoutError(f"nothing came for {self._xet.stall_seconds:g} s")
+                    if time.monotonic() - last_arrival > self._xet.stall_seconds:
+                        block = TimeoutError(f"no data for {self._xet.stall_seconds:g} s")
                     else:
                         block = b""
                 if block is None:
                     return
                 if isinstance(block, BaseException):
-                    self._xet.fail(block)
+                    self._xet.disable(block)
                     raise RetryableError("Xet storage failed") from block
                 yield block
                 if block:
-                    came = time.monotonic()  # after it was written, which is no delay of the storage
+                    last_arrival = time.monotonic()  # set after the write, because the storage did not cause its delay
         finally:
-            self._left.set()
+            self._closed.set()
             with contextlib.suppress(Exception):
                 self._stream.cancel()
 
-    def _follow(self) -> None:
+    def _queue_blocks(self) -> None:
         try:
             for block in self._stream:
                 if not self._put(block):
                     return
             self._put(None)
-        except BaseException as error:  # a panic of its runtime is no Exception
+        except BaseException as error:  # a panic in the Rust runtime of hf_xet is not an Exception
             self._put(error)
 
     def _put(self, block: Any) -> bool:
-        while not self._left.is_set():
+        while not self._closed.is_set():
             try:
                 self._blocks.put(block, timeout=0.5)
             except queue.Full:

@@ -1,1 +1,4 @@
-"""Files on shared storage: opened without following links, published atomically, hashed, and their errors explained."""
+"""Files on shared storage: open them without following links, publish them atomically, hash them, explain errors.
+
+All other packages use this one for an output directory and for records. It imports `machine` and `errors` only.
+"""

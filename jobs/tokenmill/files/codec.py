@@ -1,4 +1,7 @@
-"""JSON as records have it: canonical for hashes, readable on disk, kept as text until it is looked at."""
+"""JSON encodings for records: canonical for hashes, readable on disk, and packed lists in memory.
+
+The plan and the manifest of a stage use this module to write and read their lists of units and files.
+"""
 
 import hashlib
 import itertools
@@ -9,87 +12,98 @@ from typing import IO, Any
 
 from tokenmill.files.tree import Tree
 
-BATCH = 64 << 10
-"""Bytes of packed values that are looked at together: few enough to take no memory, enough to amortise a call."""
+BATCH_BYTES = 64 << 10
+"""Bytes of packed values that are decoded together: small in memory, large enough to amortise a call."""
 
 JsonText = bytes
 """A JSON value as its text."""
 
 
-class Packed(Sequence[Any]):
-    """A long list of JSON values, each kept as text until it is looked at: as objects, they take ten times as much."""
+class PackedList(Sequence[Any]):
+    """A long list of JSON values that keeps each value as text until a caller reads it.
+
+    As Python objects, the values would take ten times as much memory.
+    """
 
     def __init__(self, texts: Iterable[JsonText] = ()) -> None:
-        """Take the texts; whether they are JSON shows when they are looked at (ValueError)."""
+        """Store the texts; a text that is not JSON raises ValueError only when a caller reads its value."""
         self.texts = list(texts)
 
     @classmethod
-    def of(cls, values: Iterable[Any]) -> "Packed":
+    def of(cls, values: Iterable[Any]) -> "PackedList":
         """Pack values."""
         return cls(map(pack, values))
 
     def __len__(self) -> int:
-        """Count the values."""
+        """Return the number of values."""
         return len(self.texts)
 
     def __getitem__(self, index: Any) -> Any:
-        """Look at a value, or at those of a slice."""
+        """Decode one value, or the values of a slice."""
         return list(map(unpack, self.texts[index])) if isinstance(index, slice) else unpack(self.texts[index])
 
     def __iter__(self) -> Iterator[Any]:
-        """Look at one value after the other."""
+        """Decode the values in order."""
         return itertools.chain.from_iterable(self.batches())
 
     def batches(self) -> Iterator[list[Any]]:
-        """Look at some values after the other."""
+        """Decode the values in order, in lists of about BATCH_BYTES of text."""
         return (values for _, values in self.with_texts())
 
     def with_texts(self) -> Iterator[tuple[list[JsonText], list[Any]]]:
-        """Look at some values after the other, each list with the list of their texts."""
-        start = held = 0
+        """Decode the values in batches, each as (list of texts, list of values)."""
+        start = size = 0
         for end, text in enumerate(self.texts, 1):
-            held += len(text)
-            if held >= BATCH or end == len(self):
+            size += len(text)
+            if size >= BATCH_BYTES or end == len(self):
                 texts = self.texts[start:end]
                 yield texts, unpack(b"[" + b",".join(texts) + b"]")
-                start, held = end, 0
+                start, size = end, 0
 
 
 def pack(value: Any) -> JsonText:
-    """Encode a value as a text in memory, or as one line."""
+    """Encode a value as one line of JSON text."""
     return json.dumps(value).encode()
 
 
 def unpack(text: JsonText) -> Any:
-    """Decode a JSON text; ValueError or RecursionError where the text is not JSON."""
+    """Decode a JSON text.
+
+    Raises:
+        ValueError: the text is not JSON.
+        RecursionError: the text is not JSON, or nested too deeply.
+    """
     import orjson
 
     try:
         return orjson.loads(text)
-    except orjson.JSONDecodeError:  # it refuses lone surrogates: file names that are no UTF-8
+    except orjson.JSONDecodeError:  # orjson refuses lone surrogates, which file names that are not UTF-8 have
         return json.loads(text)
 
 
 def canonical_json(value: Any) -> bytes:
-    """Encode a value to the one form that is hashed: sorted keys, no spaces, ASCII."""
+    """Encode a value to the form that is hashed: sorted keys, no spaces, ASCII."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
 
 
 def content_id(value: Any) -> str:
-    """Hash a JSON value, which may be an object with Packed parts, to 32 hex digits (SHA-256, truncated)."""
+    """Hash a JSON value to 32 hex digits (SHA-256, truncated).
+
+    The value may be an object that has `PackedList` values.
+    """
     digest = hashlib.sha256()
-    packed = isinstance(value, dict) and any(isinstance(part, Packed) for part in value.values())
+    packed = isinstance(value, dict) and any(isinstance(part, PackedList) for part in value.values())
     for piece in _canonical_pieces(value) if packed else [canonical_json(value)]:
         digest.update(piece)
     return digest.hexdigest()[:32]
 
 
 def _canonical_pieces(value: dict[str, Any]) -> Iterator[bytes]:
-    mark = b"{"
+    separator = b"{"
     for name, part in sorted(value.items()):
-        yield mark + canonical_json(name) + b":"
-        mark = b","
-        if not isinstance(part, Packed):
+        yield separator + canonical_json(name) + b":"
+        separator = b","
+        if not isinstance(part, PackedList):
             yield canonical_json(part)
             continue
         yield b"["
@@ -100,18 +114,18 @@ def _canonical_pieces(value: dict[str, Any]) -> Iterator[bytes]:
 
 
 def readable_json(value: Any) -> bytes:
-    """Encode a record for a person to read: one item a line, keys in the order given, ASCII."""
+    """Encode a record for a human reader: one item per line, keys in the order of the value, ASCII."""
     return (json.dumps(value, indent=1, allow_nan=False) + "\n").encode()
 
 
 def readable_pieces(value: dict[str, Any]) -> Iterator[bytes]:
-    """Encode as readable_json does an object that has Packed parts."""
-    mark = b"{"
+    """Encode an object that has `PackedList` values, with the same bytes as `readable_json`."""
+    separator = b"{"
     for name, part in value.items():
-        yield mark + b"\n " + pack(name) + b": "
-        mark = b","
-        if not isinstance(part, Packed) or not part:
-            yield _indented([] if isinstance(part, Packed) else part)
+        yield separator + b"\n " + pack(name) + b": "
+        separator = b","
+        if not isinstance(part, PackedList) or not part:
+            yield _indented([] if isinstance(part, PackedList) else part)
             continue
         yield b"["
         for number, batch in enumerate(part.batches()):
@@ -121,15 +135,18 @@ def readable_pieces(value: dict[str, Any]) -> Iterator[bytes]:
 
 
 def _indented(value: Any) -> bytes:
-    """Encode a value as it stands one level deep in a readable record; strings hold no newlines as they are."""
+    """Encode a value as it appears one level deep in a readable record; JSON strings have no raw newlines."""
     return readable_json(value)[:-1].replace(b"\n", b"\n ")
 
 
 def read_json(path: Path, *, packed: str | None = None, tree: Tree | None = None) -> Any | None:
-    """Read a JSON file; None when it is missing, cut short or no JSON, which a crash can leave.
+    """Read a JSON file; return None when the file is missing, truncated or not JSON, which a crash can cause.
 
-    `packed` names a list in a readable record that is to come as Packed, never having been objects all at once.
-    `tree` holds the path; without it, only the file itself may be no link. Raises ForeignEntry for what is no file.
+    `packed` names a list of a readable record that is returned as a `PackedList`. The items of this list are never
+    decoded all at the same time. `tree` contains the path; without `tree`, only the last component must not be a link.
+
+    Raises:
+        UnexpectedEntry: the path is not a regular file.
     """
     try:
         with (tree or Tree(path.parent)).open(path) as file:
@@ -141,18 +158,18 @@ def read_json(path: Path, *, packed: str | None = None, tree: Tree | None = None
 
 
 def _read_packed(file: IO[bytes], name: str) -> Any:
-    """Read the list's items line by line where it is laid out as records are, else with all the rest."""
-    begins, rest, texts, text = f' "{name}": [\n'.encode(), bytearray(), list[bytes](), b""
+    """Read the items of a list line by line if the file has the layout of `readable_json`, else decode all at once."""
+    list_start, rest, texts, text = f' "{name}": [\n'.encode(), bytearray(), list[bytes](), b""
     for line in file:
         rest += line
-        if line == begins:
+        if line == list_start:
             break
     for line in file:
         if line.startswith(b" ]"):
             rest += line
             break
         text += line.strip()
-        if line.startswith((b"{", b"  }")):  # an item on one line, or the end of one on several
+        if line.startswith((b"{", b"  }")):  # an item on one line, or the end of an item on several lines
             texts.append(text.removesuffix(b","))
             text = b""
     if text:
@@ -161,10 +178,10 @@ def _read_packed(file: IO[bytes], name: str) -> Any:
         file.seek(0)
     value = unpack(bytes(rest) + file.read())
     if isinstance(value, dict) and isinstance(value.get(name), list):
-        value[name] = Packed(texts) if texts else Packed.of(value[name])
+        value[name] = PackedList(texts) if texts else PackedList.of(value[name])
     return value
 
 
-def is_content(file: IO[bytes], pieces: Iterable[bytes]) -> bool:
-    """Tell whether an open file holds these pieces and nothing else."""
+def has_content(file: IO[bytes], pieces: Iterable[bytes]) -> bool:
+    """Return whether the rest of an open file equals the joined pieces."""
     return all(file.read(len(piece)) == piece for piece in pieces) and not file.read(1)

@@ -1,12 +1,17 @@
-"""Who holds or makes something on a shared file system, and whether that process still lives.
+"""Leases on a shared file system, and the rule that decides whether the process that holds one is alive.
 
-The rule, for leases, attempts, temporary files and scratch directories alike (`liveness`): a process of this machine
-and pid namespace lives or does not, which the kernel knows. A process of another machine is dead once its file did not
-change for a time, and until then nobody knows. How long a file did not change is never a difference of two machines'
-clocks: a process that waits measures it with its own monotonic clock (`Lease.watch`), and a process that looks once
-compares two times of the file server (`Tree.server_time`).
+The rule (`get_liveness`) is the same for leases, attempts, temporary files and scratch directories:
 
-A process that holds something writes a `Claim` and changes the file every HEARTBEAT_SECONDS.
+- A process of this machine and pid namespace is alive or dead; the kernel has the state.
+- A process of another machine is dead when its file has not changed for a time limit. Until then, its state is
+  unknown.
+
+The clocks of two machines are never compared. A process that waits measures the time without a change with its own
+monotonic clock (`Lease.watch`). A process that looks only once compares two times of the file server
+(`Tree.server_time`).
+
+A process that holds a lease writes a `LeaseClaim`, and changes the file every HEARTBEAT_SECONDS. The planner, the
+attempts of units and the training run all use this module.
 """
 
 import math
@@ -28,20 +33,22 @@ from msgspec import DecodeError, Meta, Struct, field, json, to_builtins
 from tokenmill.errors import Superseded, TokenmillError
 from tokenmill.files.codec import readable_json
 from tokenmill.files.tree import Tree, UnexpectedEntry
-from tokenmill.machine import is_alive, machine, machine_tag, process_name, start_ticks
+from tokenmill.machine import is_alive, machine_identity, machine_tag, process_name, start_ticks
 
-OWNER = "owner.json"
-"""Name of a claim to the directory that it lies in."""
+OWNER_FILE = "owner.json"
+"""Name of the claim file in the directory that the process holds."""
 HEARTBEAT_SECONDS = 10.0
+"""Seconds between two heartbeats."""
 STALE_SECONDS = 600.0
-"""What another machine makes and did not change for this long is abandoned: 60 heartbeats are missing."""
-LARGEST_CLAIM = 1 << 16
+"""A file of another machine without a change for so many seconds is abandoned: 60 heartbeats are missing."""
+MAX_CLAIM_BYTES = 1 << 16
+"""Bytes that `read_claim` reads at most; a longer file is not a claim."""
 
-_MADE_BY = re.compile(r"([0-9a-f]{8})-(\d{1,10})-[0-9a-f]{8}(?:\.tmp)?$")
+_CREATOR = re.compile(r"([0-9a-f]{8})-(\d{1,10})-[0-9a-f]{8}(?:\.tmp)?$")
 
 
 class Liveness(Enum):
-    """What this process knows of another one."""
+    """The state of another process, as this process can determine it."""
 
     ALIVE = "alive"
     DEAD = "dead"
@@ -49,7 +56,7 @@ class Liveness(Enum):
 
 
 class Owner(Struct, frozen=True):
-    """Identity of a process: equal only for the same process."""
+    """Identity of a process; two are equal only if they identify the same process."""
 
     host: str
     boot: str
@@ -59,156 +66,167 @@ class Owner(Struct, frozen=True):
 
 
 class LeaseClaim(Struct, kw_only=True):
-    """What a process writes where it holds something; a subclass says what else a reader needs to know."""
+    """The content of a lease file; a subclass adds the fields that its readers need."""
 
     owner: Owner
     token: str = field(default="", name="id")
-    """Tells this claim from others of the same process."""
+    """Random text that distinguishes this claim from others of the same process."""
 
 
 C = TypeVar("C", bound=LeaseClaim)
 
 
-def this_process() -> Owner:
-    """Return this process's identity."""
+def current_process() -> Owner:
+    """Return the identity of this process."""
     return _process(os.getpid())
 
 
 @cache
 def _process(pid: int) -> Owner:
-    boot, namespace = machine()
+    boot, namespace = machine_identity()
     return Owner(socket.gethostname(), boot, namespace, pid, start_ticks(pid) or 0)
 
 
 def new_token() -> str:
-    """Return a token that no other claim has."""
+    """Return a token that is unique among all claims."""
     return secrets.token_hex(16)
 
 
-def liveness(owner: Owner | None, silent: float = 0.0, limit: float = math.inf) -> Liveness:
-    """Tell whether a process lives, whose file did not change for `silent` seconds; None is an unknown process.
+def get_liveness(owner: Owner | None, unchanged_seconds: float = 0.0, limit: float = math.inf) -> Liveness:
+    """Return the state of a process whose file has not changed for `unchanged_seconds` seconds.
 
-    This is the one rule: see the module's description.
+    `owner` None is an unknown process. The module's docstring describes the rule.
     """
-    if owner is not None and (owner.boot, owner.namespace) == machine():
-        return _here(owner.pid, owner.started)
-    return Liveness.DEAD if silent > limit else Liveness.UNKNOWN
+    if owner is not None and (owner.boot, owner.namespace) == machine_identity():
+        return _local_liveness(owner.pid, owner.started)
+    return Liveness.DEAD if unchanged_seconds > limit else Liveness.UNKNOWN
 
 
-def _here(pid: int, started: int | None = None) -> Liveness:
+def _local_liveness(pid: int, started: int | None = None) -> Liveness:
     return Liveness.ALIVE if is_alive(pid, started) else Liveness.DEAD
 
 
-def maker_liveness(name: str) -> Liveness | None:
-    """Tell whether the process lives that made what has this name (`process_name`); None for another name."""
-    match = _MADE_BY.search(name)
+def get_creator_liveness(name: str) -> Liveness | None:
+    """Return the state of the process in a file name from `process_name`, or None for another name."""
+    match = _CREATOR.search(name)
     if not match:
         return None
-    return _here(int(match.group(2))) if match.group(1) == machine_tag() else Liveness.UNKNOWN
+    return _local_liveness(int(match.group(2))) if match.group(1) == machine_tag() else Liveness.UNKNOWN
 
 
-def abandoned(path: Path) -> bool:
-    """Tell whether a path is a temporary one that a dead process made."""
-    known = maker_liveness(path.name) if path.name.endswith(".tmp") else None
-    if known is not Liveness.UNKNOWN:
-        return known is Liveness.DEAD
+def is_abandoned(path: Path) -> bool:
+    """Return whether a path is a temporary file or directory of a dead process."""
+    liveness = get_creator_liveness(path.name) if path.name.endswith(".tmp") else None
+    if liveness is not Liveness.UNKNOWN:
+        return liveness is Liveness.DEAD
     try:
-        silent = Tree(path.parent).server_time("") - path.lstat().st_mtime
+        unchanged_seconds = Tree(path.parent).server_time("") - path.lstat().st_mtime
     except OSError:
         return False
-    return liveness(None, silent, STALE_SECONDS) is Liveness.DEAD
+    return get_liveness(None, unchanged_seconds, STALE_SECONDS) is Liveness.DEAD
 
 
 def read_claim(tree: Tree, path: Path, kind: type[C]) -> C | None:
-    """Read a claim; None when it is missing, torn or something else. Raises ForeignEntry for what is no file."""
+    """Read a claim; return None when the file is missing, truncated or not a claim.
+
+    Raises:
+        UnexpectedEntry: the path is not a regular file.
+    """
     try:
         with tree.open(path) as file:
-            return json.decode(file.read(LARGEST_CLAIM), type=kind)
+            return json.decode(file.read(MAX_CLAIM_BYTES), type=kind)
     except (FileNotFoundError, NotADirectoryError, DecodeError, RecursionError):
         return None
 
 
 def encode_claim(claim: LeaseClaim) -> bytes:
-    """Encode a claim for its file."""
+    """Encode a claim as the content of its file."""
     return readable_json(to_builtins(claim))
 
 
 class LeaseHolder(NamedTuple, Generic[C]):
-    """Who holds a lease, as far as this process knows."""
+    """The holder of a lease, as this process sees it."""
 
     claim: C | None
-    """None where it cannot be read."""
+    """None if this process cannot read the claim."""
     liveness: Liveness
     changed: bool
-    """Whether the file changed while this process watched it."""
+    """Whether the file changed while this process watched the lease."""
 
 
 class Lease(Generic[C]):
     """A file that one process at a time holds."""
 
     def __init__(self, tree: Tree, path: Path, claim: C) -> None:
-        """Name the file, which `tree` holds, and what this process would write there."""
+        """Set the lease file, which is in `tree`, and the claim of this process."""
         self.path = path
         self.claim = claim
         self._tree = tree
         self._seen: tuple[tuple[C | None, int], float] | None = None
         self._changed = False
 
-    def take(self) -> bool:
-        """Take the lease unless a file is there; return whether this process holds it now."""
+    def acquire(self) -> bool:
+        """Acquire the lease if its file does not exist; return whether this process acquired the lease."""
         return self._tree.publish_once(self.path, encode_claim(self.claim))
 
     def write(self) -> None:
-        """Write the claim, whoever holds the lease."""
+        """Write the claim, even if another process holds the lease."""
         self._tree.write_atomic(self.path, encode_claim(self.claim))
 
-    def beat(self) -> None:
-        """Change the file, so that other machines see that this process lives.
+    def renew(self) -> None:
+        """Renew the heartbeat: change the file, so that other machines can detect that this process is alive.
 
         Raises:
-            Superseded: another claim is there.
+            Superseded: the file has the claim of another process.
         """
         self.check()
         self.write()
 
     def check(self) -> C | None:
-        """Return the claim in the file, which is this one or cannot be read.
+        """Return the claim in the file: this process's own, or None if the claim is missing or unreadable.
 
         Raises:
-            Superseded: another claim is there.
+            Superseded: the file has the claim of another process.
         """
         current = self.read()
         if current is not None and current.token != self.claim.token:
-            raise Superseded(f"another process has taken over {self.path}, and two must not hold it")
+            raise Superseded(
+                f"another process has taken over {self.path}, and only one process may hold it; stop that process, or "
+                "wait until it ends, and run the same command again"
+            )
         return current
 
     def read(self) -> C | None:
-        """Read the claim in the file; None when it is missing or cannot be read."""
+        """Return the claim in the file, or None when the claim is missing or unreadable."""
         return read_claim(self._tree, self.path, type(self.claim))
 
     def release(self) -> None:
         """Remove the file if this process holds the lease."""
-        with suppress(UnexpectedEntry):  # what somebody put in its place is not this process's
+        with suppress(UnexpectedEntry):  # another program replaced the file: this process does not own the entry
             current = self.read()
             if current is not None and current.token == self.claim.token:
                 self._tree.unlink(self.path)
 
     @contextmanager
     def hold(self) -> Iterator[bool]:
-        """Take the lease unless a file is there, and keep it until the block ends; say whether it was taken."""
-        if not self.take():
+        """Acquire the lease if its file does not exist, and hold the lease until the block ends.
+
+        Yields:
+            Whether this process acquired the lease.
+        """
+        if not self.acquire():
             yield False
             return
         try:
-            with heartbeat(self.beat):
+            with heartbeat(self.renew):
                 yield True
         finally:
             self.release()
 
     def watch(self, limit: float = math.inf) -> LeaseHolder[C] | None:
-        """Look who holds the lease, None when no file is there; call it again and again.
+        """Return the holder of the lease, or None when the file does not exist; callers poll this method.
 
-        A holder on another machine is dead once its file did not change for `limit` seconds of these calls.
+        A holder on another machine is dead when its file has not changed during `limit` seconds of polling.
         """
         claim, status = self.read(), self._tree.stat(self.path)
         if status is None:
@@ -218,13 +236,13 @@ class Lease(Generic[C]):
         if self._seen is None or self._seen[0] != content:
             self._changed = self._changed or self._seen is not None
             self._seen = content, now
-        silent = now - self._seen[1]
-        return LeaseHolder(claim, liveness(claim.owner if claim else None, silent, limit), self._changed)
+        unchanged_seconds = now - self._seen[1]
+        return LeaseHolder(claim, get_liveness(claim.owner if claim else None, unchanged_seconds, limit), self._changed)
 
-    def break_(self, claim: C | None) -> None:
-        """Remove the file of a dead holder, unless a live one has taken its place meanwhile.
+    def break_stale(self, claim: C | None) -> None:
+        """Remove the file of a dead holder, unless another process has acquired the lease since.
 
-        It is renamed to a name of its own first, so that of several processes only one breaks this lease.
+        The method renames the file to a unique name first, so that only one of several processes breaks the lease.
         """
         broken = self.path.with_name(f".{self.path.stem}.{process_name()}.tmp")
         with suppress(FileNotFoundError):
@@ -236,14 +254,14 @@ class Lease(Generic[C]):
 
 
 @contextmanager
-def heartbeat(beat: Callable[[], object]) -> Iterator[None]:
-    """Call `beat` every few seconds on a thread until the block ends; what fails is tried again the next time."""
+def heartbeat(renew: Callable[[], object]) -> Iterator[None]:
+    """Call `renew` every HEARTBEAT_SECONDS on a thread until the block ends; errors of a call are ignored."""
     done = threading.Event()
 
     def run() -> None:
         while not done.wait(HEARTBEAT_SECONDS):
             with suppress(OSError, TokenmillError):
-                beat()
+                renew()
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
@@ -251,4 +269,4 @@ def heartbeat(beat: Callable[[], object]) -> Iterator[None]:
         yield
     finally:
         done.set()
-        thread.join()  # a beat after the block would bring back a file that it removes
+        thread.join()  # a heartbeat after the block would create a file again that the block removes

@@ -1,4 +1,7 @@
-"""What a mount is, and how long its client may show directory entries that are out of date."""
+"""Mounts of network file systems: their mount points, and how long their clients show stale directory entries.
+
+Readers of records and the training run use this module before they report that a file is missing.
+"""
 
 import contextlib
 import os
@@ -7,47 +10,49 @@ from pathlib import Path
 from typing import Any
 
 
-def settle_seconds(path: Path) -> float:
-    """Return how long this mount may show stale directory entries, in seconds.
+def directory_cache_seconds(path: Path) -> float:
+    """Return how long the mount of a path may show stale directory entries, in seconds.
 
-    A client of a network file system may answer "no such file" from its cache: blobfuse for up to 120 s
-    with the mount options Azure's guides give, NFS for acdirmax (60 s). Local file systems and Lustre
+    A client of a network file system may return "no such file" from its cache: blobfuse for up to 120 s
+    with the mount options of Azure's guides, NFS for acdirmax (60 s). Local file systems and Lustre
     are coherent.
     """
     try:
         mounts = Path("/proc/self/mountinfo").read_text().splitlines()
     except OSError:
         return 0.0
-    target, best, kind = os.path.realpath(path), "", ""  # Path.resolve raises for a link to itself
+    target, longest, kind = os.path.realpath(path), "", ""  # Path.resolve raises for a link to itself
     for line in mounts:
         fields, _, rest = line.partition(" - ")
         point = fields.split(" ")[4].replace("\\040", " ")
-        if (target == point or target.startswith(point.rstrip("/") + "/")) and len(point) >= len(best):
-            best, kind = point, rest.split(" ")[0]
+        if (target == point or target.startswith(point.rstrip("/") + "/")) and len(point) >= len(longest):
+            longest, kind = point, rest.split(" ")[0]
     if kind.startswith("fuse"):
         return 125.0
     return 65.0 if kind.startswith("nfs") else 0.0
 
 
-def patiently(look: Any, path: Path) -> Any:
-    """Repeat a look until it finds something or the mount's caches must have expired; return the last."""
-    deadline = time.monotonic() + settle_seconds(path)
+def retry_while_stale(read: Any, path: Path) -> Any:
+    """Call `read` until it returns a true value or the mount's directory cache has expired; return its last result."""
+    deadline = time.monotonic() + directory_cache_seconds(path)
     while True:
-        found = look()
-        left = deadline - time.monotonic()
-        if found or left <= 0:
-            return found
-        with contextlib.suppress(OSError):  # reading the directory makes NFS revalidate it
+        result = read()
+        remaining = deadline - time.monotonic()
+        if result or remaining <= 0:
+            return result
+        with contextlib.suppress(OSError):  # NFS revalidates a directory when a client reads it
             list(path.iterdir())
-        time.sleep(min(5.0, left))
+        time.sleep(min(5.0, remaining))
 
 
-def mount_of(path: str | Path) -> str:
+def find_mount_point(path: str | Path) -> str:
     """Return the directory where the file system of a path is mounted."""
-    place = os.path.abspath(os.fsdecode(path))  # noqa: PTH100 - nothing of a dead mount is to be looked at
+    absolute = os.path.abspath(os.fsdecode(path))  # noqa: PTH100 - this makes no system call, which would fail here
     try:
         lines = Path("/proc/self/mounts").read_text().splitlines()
     except OSError:
-        return place
+        return absolute
     points = [line.split(" ")[1].replace("\\040", " ") for line in lines]
-    return max((point for point in points if f"{place}/".startswith(f"{point.rstrip('/')}/")), key=len, default=place)
+    return max(
+        (point for point in points if f"{absolute}/".startswith(f"{point.rstrip('/')}/")), key=len, default=absolute
+    )

@@ -1,4 +1,7 @@
-"""Put a small file in place so that a reader sees the old content or the new, also after a power cut."""
+"""Atomic writes of small files: a reader sees the old or the new content, also after a power failure.
+
+These functions take complete paths. Callers that have a `Tree` use its methods instead.
+"""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -8,26 +11,27 @@ from tokenmill.files.tree import Tree
 
 
 def fsync_directory(path: Path) -> None:
-    """Make renames in a directory durable."""
+    """Make the renames in a directory durable."""
     Tree(path).fsync("")
 
 
 def write_atomic(path: Path, data: bytes | Iterable[bytes], *, directory: Path | None = None) -> None:
-    """Replace a small file so that a reader sees the old content or the new, also after a power cut.
+    """Replace a small file so that a reader sees the old or the new content, also after a power failure.
 
-    `directory` below the file's own keeps the temporary file out of sight. No link is written through.
+    The temporary file is in `directory`, which must be below the parent directory of the file, or in the parent
+    directory itself. The function does not write through links.
     """
     Tree(path.parent).write_atomic(path, data, directory=directory)
 
 
-def size_of(path: str | Path) -> int | None:
-    """Return a file's size in bytes; None when it is missing."""
+def get_size(path: str | Path) -> int | None:
+    """Return the size of a file in bytes, or None when the file is missing."""
     try:
-        return os.stat(path).st_size  # noqa: PTH116 - for 59,166 files a Path each would take longer than the call
+        return os.stat(path).st_size  # noqa: PTH116 - for 59,166 files, Path objects would take longer than the calls
     except (FileNotFoundError, NotADirectoryError):
         return None
 
 
 def publish_once(path: Path, data: bytes | Sequence[bytes]) -> bool:
-    """Create a file whole unless it exists; return whether this call created it (the first writer wins)."""
+    """Create a complete file unless the path exists; return whether this call created the file."""
     return Tree(path.parent).publish_once(path, data)

@@ -1,10 +1,11 @@
 """Files below an output directory, opened one directory handle at a time and never through a link.
 
-An output lies on shared storage, where other pods, users and earlier runs write. All that lies in it is hostile until
-it is known to be a regular file or a directory of an expected owner. This module is the only way from a path that
-stands in a record, or from a directory entry that this process did not make, to a file: it walks from the output
-directory down with openat(2) and O_NOFOLLOW, so that no link can lead a read, a write or a deletion elsewhere.
-Only the output directory itself may be reached through links: that is the path which the user typed.
+An output is on shared storage, where other pods, users and earlier runs write. Every entry below the output is
+untrusted until it is known to be a regular file or a directory of an expected owner. All access to a path from a
+record, or to a directory entry that another process may have created, goes through this module.
+
+`Tree` opens each directory from the output downwards with openat(2) and O_NOFOLLOW, so no link can redirect a read,
+a write or a deletion. Only the output directory itself may be reached through links, because the user typed that path.
 """
 
 import contextlib
@@ -26,10 +27,10 @@ if TYPE_CHECKING:
     from io import BufferedRandom
 
 TRUSTED_UIDS = "TOKENMILL_TRUSTED_UIDS"
-"""Environment variable with the user ids, separated by commas, whose files are used beside one's own and root's."""
+"""Environment variable with comma-separated user ids; files of these users are used like the own files and root's."""
 
-CLOCK = ".clock-"
-"""Prefix of the files that `server_time` makes for a moment."""
+CLOCK_PREFIX = ".clock-"
+"""Prefix of the names of the temporary files that `server_time` creates and removes."""
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _NO_LINK = os.O_NOFOLLOW | os.O_CLOEXEC
@@ -43,44 +44,48 @@ _KINDS = {
     stat.S_IFBLK: "a device",
 }
 
-Relative = str | Path
-"""A path below the root: relative to it as text, or joined to it as a Path."""
+TreePath = str | Path
+"""A path below the root: as text relative to the root, or as a Path that includes the root."""
 
 
 class UnexpectedEntry(RequestError):
-    """An entry below an output is not what tokenmill makes there: a link, a pipe, somebody else's file."""
+    """An entry below an output that tokenmill did not create: a link, a pipe, a file of another user."""
 
 
 def check_inside(root: Path, relative: str) -> None:
-    """Refuse a recorded relative path that would leave its root."""
+    """Raise RequestError for a recorded relative path that would leave its root."""
     if "\0" in relative or not {"", ".", ".."}.isdisjoint(relative.split("/")):
-        raise RequestError(f"the path {relative!r} would leave the directory {root}; the record naming it is damaged")
+        raise RequestError(
+            f"the path {relative!r} would leave the directory {root}, so the record that contains the path is damaged; "
+            "check which program wrote the record, delete the output and run the same command again"
+        )
 
 
-def kind_of(mode: int) -> str:
-    """Return what a file is, as a person would call it, from its mode."""
+def describe_file_type(mode: int) -> str:
+    """Return a description of a file's type, such as "a directory", from its mode."""
     return _KINDS.get(stat.S_IFMT(mode), "a special file")
 
 
 class Tree:
-    """The files below `root`; methods take paths below it, and refuse links, special files and foreign owners.
+    """The files below `root`; the methods take paths below the root.
 
-    They raise ForeignEntry for these, RequestError for a path that leaves the root, and OSError as the system does.
+    The methods raise UnexpectedEntry for links, special files and files of unexpected owners, RequestError for a path
+    that leaves the root, and OSError unchanged.
     """
 
     def __init__(self, root: Path) -> None:
-        """Name the root; it may be missing."""
+        """Set the root, which need not exist."""
         self.root = root
         self._prefix = "" if str(root) == "." else f"{root}/".replace("//", "/")
         self._handles = threading.local()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the root alone."""
+        """Pickle only the root."""
         return Tree, (self.root,)
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        """Keep directory handles open between this thread's calls: for loops over many files of few directories."""
+    def keep_open(self) -> Iterator[None]:
+        """Keep directory handles open between calls of this thread, for loops over many files in few directories."""
         if getattr(self._handles, "open", None) is not None:
             yield
             return
@@ -93,58 +98,58 @@ class Tree:
                 os.close(handle)
 
     @contextlib.contextmanager
-    def directory(self, path: Relative = "", *, create: bool = False) -> Iterator[int]:
-        """Open a directory below the root, or the root, and give its handle; `create` makes what is missing."""
+    def directory(self, path: TreePath = "", *, create: bool = False) -> Iterator[int]:
+        """Open the root or a directory below it and yield its handle; `create` creates missing directories."""
         parts = self._parts(path)
-        held: dict[tuple[str, ...], int] | None = getattr(self._handles, "open", None)
-        if held is None:
+        open_handles: dict[tuple[str, ...], int] | None = getattr(self._handles, "open", None)
+        if open_handles is None:
             handle = self._descend(parts, create)
             try:
                 yield handle
             finally:
                 os.close(handle)
             return
-        if parts not in held:
-            held[parts] = self._descend(parts, create)
-        yield held[parts]
+        if parts not in open_handles:
+            open_handles[parts] = self._descend(parts, create)
+        yield open_handles[parts]
 
-    def names(self, path: Relative = "") -> list[str]:
-        """Return the names in a directory in order; none where there is no such directory."""
+    def names(self, path: TreePath = "") -> list[str]:
+        """Return the sorted names in a directory; the list is empty when the directory is missing."""
         try:
             with self.directory(path) as handle:
-                return sorted(os.listdir(handle))  # noqa: PTH208 - a handle is no path
+                return sorted(os.listdir(handle))  # noqa: PTH208 - a handle, not a path
         except FileNotFoundError:
             return []
 
-    def stat(self, path: Relative) -> os.stat_result | None:
-        """Return what the system says of a regular file or a directory; None where it is missing."""
+    def stat(self, path: TreePath) -> os.stat_result | None:
+        """Return the status of a regular file or a directory, or None when the entry is missing."""
         *parts, name = self._parts(path)
         try:
             with self.directory("/".join(parts)) as handle:
                 status = os.stat(name, dir_fd=handle, follow_symlinks=False)
                 if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
-                    raise self._foreign(path, status)
+                    raise self._unexpected_entry(path, status)
                 self._check_owner(path, status, handle)
                 return status
         except FileNotFoundError:
             return None
 
-    def size(self, path: Relative) -> int | None:
-        """Return a regular file's size in bytes; None where it is missing."""
+    def size(self, path: TreePath) -> int | None:
+        """Return the size of a regular file in bytes, or None when the file is missing."""
         status = self.stat(path)
         if status is None:
             return None
         if not stat.S_ISREG(status.st_mode):
-            raise self._foreign(path, status)
+            raise self._unexpected_entry(path, status)
         return status.st_size
 
-    def is_directory(self, path: Relative) -> bool:
-        """Tell whether a directory is there."""
+    def is_directory(self, path: TreePath) -> bool:
+        """Return whether the path is a directory."""
         status = self.stat(path)
         return status is not None and stat.S_ISDIR(status.st_mode)
 
-    def exists(self, path: Relative) -> bool:
-        """Tell whether any entry has this name, also one that would be refused."""
+    def exists(self, path: TreePath) -> bool:
+        """Return whether any entry has this name, including an entry that the other methods refuse."""
         *parts, name = self._parts(path)
         try:
             with self.directory("/".join(parts)) as handle:
@@ -153,8 +158,13 @@ class Tree:
             return False
         return True
 
-    def open(self, path: Relative, mode: str = "rb", *, buffering: int = -1, alone: bool = False) -> "BufferedRandom":
-        """Open a regular file: `rb`, `r+b`, `wb` or `xb`; `alone` refuses one that has other names (hard links)."""
+    def open(
+        self, path: TreePath, mode: str = "rb", *, buffering: int = -1, single_link: bool = False
+    ) -> "BufferedRandom":
+        """Open a regular file with mode `rb`, `r+b`, `wb` or `xb`.
+
+        `single_link` refuses a file that has other names (hard links).
+        """
         flags = {
             "rb": os.O_RDONLY,
             "r+b": os.O_RDWR,
@@ -162,146 +172,149 @@ class Tree:
             "xb": os.O_WRONLY | os.O_CREAT | os.O_EXCL,
         }[mode]
         *parts, name = self._parts(path)
-        sys.audit("tokenmill.open", str(self._whole(path)), mode)
+        sys.audit("tokenmill.open", str(self._full_path(path)), mode)
         with self.directory("/".join(parts)) as handle:
             try:
-                # Without O_NONBLOCK a named pipe would wait for its other end.
-                file = os.open(name, flags | _NO_LINK | os.O_NONBLOCK, 0o666, dir_fd=handle)
+                # Without O_NONBLOCK, the open of a named pipe would wait for the other end.
+                descriptor = os.open(name, flags | _NO_LINK | os.O_NONBLOCK, 0o666, dir_fd=handle)
             except OSError as error:
-                raise self._refusal(path, name, handle, error) from error
+                raise self._open_error(path, name, handle, error) from error
             try:
-                status = os.fstat(file)
+                status = os.fstat(descriptor)
                 if not stat.S_ISREG(status.st_mode):
-                    raise self._foreign(path, status)
-                if alone and status.st_nlink > 1:
+                    raise self._unexpected_entry(path, status)
+                if single_link and status.st_nlink > 1:
                     raise UnexpectedEntry(
-                        f"{self._whole(path)} has {status.st_nlink} names, and what is written to it would appear "
-                        "under all of them; remove it and run the same command again"
+                        f"{self._full_path(path)} has {status.st_nlink} names (hard links), and a write would change "
+                        "the file under all of them; remove it and run the same command again"
                     )
                 self._check_owner(path, status, handle)
                 if mode == "wb":
-                    os.truncate(file, 0)
-                return cast("BufferedRandom", os.fdopen(file, mode.replace("x", "w"), buffering))
+                    os.truncate(descriptor, 0)
+                return cast("BufferedRandom", os.fdopen(descriptor, mode.replace("x", "w"), buffering))
             except BaseException:
-                os.close(file)
+                os.close(descriptor)
                 raise
 
-    def read(self, path: Relative) -> bytes | None:
-        """Return a regular file's bytes; None where it is missing."""
+    def read(self, path: TreePath) -> bytes | None:
+        """Return the bytes of a regular file, or None when the file is missing."""
         try:
             with self.open(path) as file:
                 return file.read()
         except FileNotFoundError:
             return None
 
-    def make_directory(self, path: Relative) -> None:
-        """Make a directory and those above it."""
+    def make_directory(self, path: TreePath) -> None:
+        """Create a directory and its missing parents."""
         with self.directory(path, create=True):
             pass
 
-    def write_atomic(self, path: Relative, data: bytes | Iterable[bytes], *, directory: Relative | None = None) -> None:
-        """Replace a small file so that a reader sees the old content or the new, also after a power cut.
+    def write_atomic(self, path: TreePath, data: bytes | Iterable[bytes], *, directory: TreePath | None = None) -> None:
+        """Replace a small file so that a reader sees the old or the new content, also after a power failure.
 
-        `directory` below the same root keeps the temporary file out of sight.
+        `directory`, below the same root, is where the method writes the temporary file instead of next to the file.
         """
         *parts, name = self._parts(path)
         with (
             self.directory("/".join(parts), create=True) as target,
-            self.directory("/".join(parts) if directory is None else directory, create=True) as place,
+            self.directory("/".join(parts) if directory is None else directory, create=True) as folder,
         ):
-            temporary = self._write_temporary(name, data, place, path if directory is None else directory)
+            temporary = self._write_temporary(name, data, folder, path if directory is None else directory)
             try:
-                os.replace(temporary, name, src_dir_fd=place, dst_dir_fd=target)
+                os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=target)
             except BaseException:
-                os.unlink(temporary, dir_fd=place)
+                os.unlink(temporary, dir_fd=folder)
                 raise
             fsync_handle(target)
 
-    def publish_once(self, path: Relative, data: bytes | Sequence[bytes]) -> bool:
-        """Create a file whole unless an entry has its name; return whether this call created it."""
+    def publish_once(self, path: TreePath, data: bytes | Sequence[bytes]) -> bool:
+        """Create a complete file unless the path exists; return whether this call created the file."""
         *parts, name = self._parts(path)
-        with self.directory("/".join(parts), create=True) as place:
-            temporary = self._write_temporary(name, data, place, path)
+        with self.directory("/".join(parts), create=True) as folder:
+            temporary = self._write_temporary(name, data, folder, path)
             try:
-                os.link(temporary, name, src_dir_fd=place, dst_dir_fd=place, follow_symlinks=False)
+                os.link(temporary, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
             except FileExistsError:
                 return False
             except OSError as error:
-                # blobfuse and some SMB mounts have no hard links: exclusive creation is the best there is, and
-                # a reader takes a half-written file for absent.
+                # blobfuse and some SMB mounts have no hard links. Exclusive creation is the best alternative: a
+                # reader treats an incomplete file as missing.
                 if error.errno not in (errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP):
                     raise
                 try:
-                    self._write_new(name, data, place, path)
+                    self._write_new(name, data, folder, path)
                 except FileExistsError:
                     return False
             finally:
-                os.unlink(temporary, dir_fd=place)
-            fsync_handle(place)
+                os.unlink(temporary, dir_fd=folder)
+            fsync_handle(folder)
         return True
 
-    def unlink(self, path: Relative) -> None:
-        """Remove a file, or a link itself; what is missing is as good as removed."""
+    def unlink(self, path: TreePath) -> None:
+        """Remove a file, or the link itself; a missing entry is not an error."""
         *parts, name = self._parts(path)
         with contextlib.suppress(FileNotFoundError), self.directory("/".join(parts)) as handle:
             os.unlink(name, dir_fd=handle)
 
-    def remove_directory(self, path: Relative) -> None:
-        """Remove an empty directory; OSError where it is not empty or is missing."""
+    def remove_directory(self, path: TreePath) -> None:
+        """Remove an empty directory; raise OSError when the directory is missing or not empty."""
         *parts, name = self._parts(path)
         with self.directory("/".join(parts)) as handle:
             os.rmdir(name, dir_fd=handle)
 
-    def remove_tree(self, path: Relative) -> None:
-        """Remove a directory and what is in it, as far as this user may; links in it are removed, not followed."""
+    def remove_tree(self, path: TreePath) -> None:
+        """Remove a directory and its content as far as this user may; links are removed, not followed."""
         *parts, name = self._parts(path)
         with contextlib.suppress(FileNotFoundError), self.directory("/".join(parts)) as handle:
             shutil.rmtree(name, ignore_errors=True, dir_fd=handle)
 
-    def rename(self, source: Relative, target: Relative, *, create: bool = False) -> None:
-        """Rename an entry, replacing a file; `create` makes the target's directory."""
+    def rename(self, source: TreePath, target: TreePath, *, create: bool = False) -> None:
+        """Rename an entry, replacing an existing file; `create` creates the directory of the target."""
         *parts, name = self._parts(source)
-        *others, final = self._parts(target)
+        *target_parts, target_name = self._parts(target)
         with (
             self.directory("/".join(parts)) as from_handle,
-            self.directory("/".join(others), create=create) as to_handle,
+            self.directory("/".join(target_parts), create=create) as to_handle,
         ):
-            os.rename(name, final, src_dir_fd=from_handle, dst_dir_fd=to_handle)
+            os.rename(name, target_name, src_dir_fd=from_handle, dst_dir_fd=to_handle)
 
-    def touch(self, path: Relative) -> None:
-        """Set a file's times to now."""
+    def touch(self, path: TreePath) -> None:
+        """Set the times of a file to now."""
         *parts, name = self._parts(path)
         with self.directory("/".join(parts)) as handle:
             os.utime(name, dir_fd=handle, follow_symlinks=False)
 
-    def fsync(self, path: Relative) -> None:
-        """Make renames in a directory durable."""
+    def fsync(self, path: TreePath) -> None:
+        """Make the renames in a directory durable."""
         with self.directory(path) as handle:
             fsync_handle(handle)
 
-    def files(self, path: Relative = "") -> Iterator[str]:
-        """Yield the files below a directory, relative to the root; no link is followed, what vanishes is left out."""
+    def files(self, path: TreePath = "") -> Iterator[str]:
+        """Yield the files below a directory, relative to the root, without following links.
+
+        A file or directory that another process removes meanwhile is not an error.
+        """
         start = "/".join(self._parts(path))
         with contextlib.suppress(FileNotFoundError), self.directory(start) as handle:
             for folder, _, names, _ in os.fwalk(".", dir_fd=handle):
-                inner = "/".join(part for part in (start, folder.removeprefix(".").lstrip("/")) if part)
+                directory = "/".join(part for part in (start, folder.removeprefix(".").lstrip("/")) if part)
                 for name in names:
-                    yield f"{inner}/{name}" if inner else name
+                    yield f"{directory}/{name}" if directory else name
 
-    def server_time(self, path: Relative) -> float:
-        """Return the file server's time, to compare its modification times with; 0 where it does not tell."""
+    def server_time(self, path: TreePath) -> float:
+        """Return the time of the file server, for comparison with its modification times; 0 if it is not available."""
         try:
             with self.directory(path) as handle:
                 return _probe(handle).st_mtime
         except OSError:
             return 0.0
 
-    def _whole(self, path: Relative) -> Path:
+    def _full_path(self, path: TreePath) -> Path:
         return path if isinstance(path, Path) else self.root / path
 
-    def _parts(self, path: Relative) -> tuple[str, ...]:
+    def _parts(self, path: TreePath) -> tuple[str, ...]:
         if isinstance(path, Path):
-            # As text: for 59,166 receipts Path.relative_to would take a second.
+            # Text operations: for 59,166 receipts, Path.relative_to would take a second.
             path = str(path).removeprefix(self._prefix) if path != self.root else ""
         if not path:
             return ()
@@ -314,9 +327,9 @@ class Tree:
         handle = os.open(self.root, _DIRECTORY)
         try:
             for depth in range(1, len(parts) + 1):
-                below = self._enter(handle, parts[:depth], create)
+                child = self._enter(handle, parts[:depth], create)
                 os.close(handle)
-                handle = below
+                handle = child
                 self._check_owner("/".join(parts[:depth]), os.fstat(handle), handle)
         except BaseException:
             os.close(handle)
@@ -334,63 +347,63 @@ class Tree:
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(name, dir_fd=handle)
             except OSError as error:
-                raise self._refusal("/".join(parts), name, handle, error) from error
+                raise self._open_error("/".join(parts), name, handle, error) from error
 
-    def _refusal(self, path: Relative, name: str, handle: int, error: OSError) -> Exception:
-        """Return what is to be raised where an entry could not be opened: why it is refused, or the system's error."""
+    def _open_error(self, path: TreePath, name: str, handle: int, error: OSError) -> Exception:
+        """Return the exception for an entry that could not be opened: UnexpectedEntry, or the OSError."""
         if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.ENXIO):
             with contextlib.suppress(OSError):
-                return self._foreign(path, os.stat(name, dir_fd=handle, follow_symlinks=False))
-        error.filename = str(self._whole(path))
+                return self._unexpected_entry(path, os.stat(name, dir_fd=handle, follow_symlinks=False))
+        error.filename = str(self._full_path(path))
         return error
 
-    def _foreign(self, path: Relative, status: os.stat_result) -> UnexpectedEntry:
-        kind = kind_of(status.st_mode)
-        why = ", which tokenmill does not follow below an output" if stat.S_ISLNK(status.st_mode) else ""
+    def _unexpected_entry(self, path: TreePath, status: os.stat_result) -> UnexpectedEntry:
+        file_type = describe_file_type(status.st_mode)
+        reason = ", which tokenmill does not follow below an output" if stat.S_ISLNK(status.st_mode) else ""
         return UnexpectedEntry(
-            f"{self._whole(path)} is {kind}{why}, and tokenmill made no such thing there: look at who did, remove it, "
-            "and run the same command again"
+            f"{self._full_path(path)} is {file_type}{reason}, and tokenmill did not create it: check which program "
+            "did, remove it, and run the same command again"
         )
 
-    def _check_owner(self, path: Relative, status: os.stat_result, handle: int) -> None:
-        """Refuse what belongs to somebody else than this user, root, the output's owner or a trusted user."""
+    def _check_owner(self, path: TreePath, status: os.stat_result, handle: int) -> None:
+        """Raise UnexpectedEntry unless the owner is this user, root, the output's owner or a trusted user."""
         uid = status.st_uid
-        if uid in (os.geteuid(), 0) or uid == _root_owner(self.root) or str(uid) in _trusted():
+        if uid in (os.geteuid(), 0) or uid == _root_owner(self.root) or str(uid) in _trusted_uids():
             return
         with contextlib.suppress(OSError):  # a file server may map this user to another id
             if _probe(handle).st_uid == uid:
                 return
         raise UnexpectedEntry(
-            f"{self._whole(path)} belongs to user {uid}, and this is user {os.geteuid()}: tokenmill uses files of this "
-            f"user, of root and of the owner of {self.root}. Run as that user, change the owner, or, where that user "
-            f"is to be trusted, set {TRUSTED_UIDS}={uid}"
+            f"{self._full_path(path)} belongs to user {uid}, and this process runs as user {os.geteuid()}: tokenmill "
+            f"uses only files of its own user, of root and of the owner of {self.root}; run as that user, change the "
+            f"owner, or, if you trust that user, set {TRUSTED_UIDS}={uid}"
         )
 
-    def _write_temporary(self, name: str, data: bytes | Iterable[bytes], place: int, path: Relative) -> str:
-        """Write and sync a file under a name that no other attempt uses; return the name."""
+    def _write_temporary(self, name: str, data: bytes | Iterable[bytes], folder: int, path: TreePath) -> str:
+        """Write and sync a file under a unique temporary name; return the name."""
         temporary = f".{name[:100]}.{process_name()}.tmp"
-        self._write_new(temporary, data, place, path)
+        self._write_new(temporary, data, folder, path)
         return temporary
 
-    def _write_new(self, name: str, data: bytes | Iterable[bytes], place: int, path: Relative) -> None:
-        sys.audit("tokenmill.open", str(self._whole(path).with_name(name)), "xb")
+    def _write_new(self, name: str, data: bytes | Iterable[bytes], folder: int, path: TreePath) -> None:
+        sys.audit("tokenmill.open", str(self._full_path(path).with_name(name)), "xb")
         try:
-            made = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK, 0o666, dir_fd=place)
+            descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK, 0o666, dir_fd=folder)
         except OSError as error:
-            error.filename = str(self._whole(path))
+            error.filename = str(self._full_path(path))
             raise
         try:
-            with os.fdopen(made, "wb") as file:
+            with os.fdopen(descriptor, "wb") as file:
                 file.writelines([data] if isinstance(data, bytes) else data)
                 file.flush()
                 os.fsync(file.fileno())
         except BaseException:
-            os.unlink(name, dir_fd=place)
+            os.unlink(name, dir_fd=folder)
             raise
 
 
 def fsync_handle(handle: int) -> None:
-    """Make renames in an open directory durable; file systems that cannot (FUSE) have nothing to sync."""
+    """Make the renames in an open directory durable; a file system without this call (FUSE) is not an error."""
     try:
         os.fsync(handle)
     except OSError as error:
@@ -399,13 +412,13 @@ def fsync_handle(handle: int) -> None:
 
 
 def _probe(handle: int) -> os.stat_result:
-    """Make a file for a moment, and return what the file server says of it."""
-    name = f"{CLOCK}{os.getpid()}-{secrets.token_hex(4)}"
-    file = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK, 0o600, dir_fd=handle)
+    """Create and remove a temporary file; return the status that the file server reports for it."""
+    name = f"{CLOCK_PREFIX}{os.getpid()}-{secrets.token_hex(4)}"
+    descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_LINK, 0o600, dir_fd=handle)
     try:
-        return os.fstat(file)
+        return os.fstat(descriptor)
     finally:
-        os.close(file)
+        os.close(descriptor)
         with contextlib.suppress(OSError):
             os.unlink(name, dir_fd=handle)
 
@@ -417,5 +430,5 @@ def _root_owner(root: Path) -> int | None:
         return None
 
 
-def _trusted() -> list[str]:
+def _trusted_uids() -> list[str]:
     return [uid.strip() for uid in os.environ.get(TRUSTED_UIDS, "").split(",")]

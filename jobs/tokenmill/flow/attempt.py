@@ -1,8 +1,11 @@
-"""Attempts at units: whose they are, and what dead ones leave behind.
+"""Attempts at units: which process made an attempt, whether that process is alive, and how its files are removed.
 
-Two attempts at one unit may overlap (an upgrade's grace period, a pod that lost its node), and a
-killed one leaves its directory. A leftover is taken over or removed only when its attempt cannot be
-alive, or cannot matter because the unit has its receipt.
+Two attempts at one unit may overlap: after an upgrade, pods of the old Job run until their grace period ends, and the
+pod of a lost node may continue. A killed attempt leaves its directory. Another attempt takes over or removes such a
+leftover only if its process cannot be alive, or if the unit has a receipt and the leftover has no use.
+
+`flow.workspace` creates an attempt and takes over leftovers, `flow.worker` removes leftovers at the end of its share,
+and `flow.status` reports live attempts as units in progress.
 """
 
 from collections.abc import Iterable
@@ -12,144 +15,148 @@ from pathlib import Path
 from stat import S_ISDIR
 
 from tokenmill.files.lease import (
-    OWNER,
+    OWNER_FILE,
     STALE_SECONDS,
     Lease,
     LeaseClaim,
     Liveness,
-    abandoned,
+    current_process,
     encode_claim,
-    liveness,
+    get_liveness,
+    is_abandoned,
     new_token,
     read_claim,
-    this_process,
 )
-from tokenmill.files.tree import CLOCK, Tree, UnexpectedEntry, kind_of
+from tokenmill.files.tree import CLOCK_PREFIX, Tree, UnexpectedEntry, describe_file_type
 from tokenmill.flow.record import StageRecord
 from tokenmill.machine import process_name
 
 
 class AttemptClaim(LeaseClaim, kw_only=True):
-    """Who makes an attempt, and the plan that the attempt is for."""
+    """The process that makes an attempt, and the plan of the attempt."""
 
     plan: str | None = None
 
 
 def planning_lease(record: StageRecord) -> Lease[LeaseClaim]:
-    """Return the lease that the worker holds which makes the plan."""
-    return Lease(record.tree, record.directory / "planning.json", LeaseClaim(owner=this_process(), token=new_token()))
+    """Return the lease of the worker that makes the plan."""
+    return Lease(
+        record.tree, record.directory / "planning.json", LeaseClaim(owner=current_process(), token=new_token())
+    )
 
 
 def is_planning(record: StageRecord) -> bool:
-    """Tell whether a process that may be alive makes the plan."""
+    """Return whether a process that may be alive makes the plan."""
     claim = planning_lease(record).read()
-    return claim is not None and liveness(claim.owner) is not Liveness.DEAD
+    return claim is not None and get_liveness(claim.owner) is not Liveness.DEAD
 
 
 @dataclass(frozen=True)
 class LeftoverAttempt:
-    """Another attempt's directory: whose unit and plan it was for, and whether its attempt lives."""
+    """The directory of another attempt: its unit, its plan and whether its process is alive."""
 
     tree: Tree
     path: Path
     unit: str
     claim: AttemptClaim | None
-    """None where it cannot be read."""
+    """None if the claim cannot be read."""
     liveness: Liveness
-    beat: float = field(compare=False)
-    """When it gave its last sign of life, as the file server's clock says."""
+    last_heartbeat: float = field(compare=False)
+    """The time of the last heartbeat on the clock of the file server, in seconds since the epoch."""
 
     @property
     def plan(self) -> str | None:
-        """Return the id of the plan that it is for."""
+        """The id of the plan of this attempt."""
         return self.claim.plan if self.claim else None
 
     def remove(self) -> None:
-        """Delete it; a directory that another worker deletes at the same time is as good as deleted."""
+        """Delete the directory, which another worker may be deleting at the same time."""
         self.tree.remove_tree(self.path)
 
 
 def new_attempt_directory(record: StageRecord, unit_id: str, plan_id: str) -> Path:
-    """Create the directory of a new attempt: it appears with its owner in it, so that none takes it for a leftover."""
+    """Create the directory of a new attempt together with its claim, so that no worker mistakes it for a leftover."""
     name, tree = process_name(), record.tree
-    path, made = record.attempts / f"{unit_id}~{name.partition('-')[2]}", record.attempts / f".{name}.tmp"
-    claim = AttemptClaim(owner=this_process(), token=new_token(), plan=plan_id)
+    path = record.attempts_directory / f"{unit_id}~{name.partition('-')[2]}"
+    temporary = record.attempts_directory / f".{name}.tmp"
+    claim = AttemptClaim(owner=current_process(), token=new_token(), plan=plan_id)
     while True:
         try:
-            tree.make_directory(made)
-            # Not synced: the rename lets others see it whole, and a power cut can take it only from an attempt that
-            # is seconds old, whose work is then begun anew.
-            with tree.open(made / OWNER, "wb") as file:
+            tree.make_directory(temporary)
+            # No fsync: the rename makes the complete directory visible. A power failure can lose only an attempt that
+            # is seconds old, and another attempt then repeats that work.
+            with tree.open(temporary / OWNER_FILE, "wb") as file:
                 file.write(encode_claim(claim))
-            tree.rename(made, path)
+            tree.rename(temporary, path)
             return path
-        except FileNotFoundError:  # the work directory was empty, and another worker's sweep removed it
+        except FileNotFoundError:  # another worker's sweep removed the directory while it was empty
             continue
 
 
-def leftovers(record: StageRecord) -> dict[str, list[LeftoverAttempt]]:
+def list_leftovers(record: StageRecord) -> dict[str, list[LeftoverAttempt]]:
     """List the attempts of this stage that are on disk, by unit.
 
-    Ages are differences of two times given by the file server, so that clocks that disagree do no harm.
+    The age of a heartbeat is the difference of two times of the file server, so machines may have different clocks.
     """
-    found: dict[str, list[LeftoverAttempt]] = {}
+    leftovers: dict[str, list[LeftoverAttempt]] = {}
     tree = record.tree
-    names = [name for name in tree.names(record.attempts) if not name.startswith(".")]
+    names = [name for name in tree.names(record.attempts_directory) if not name.startswith(".")]
     if not names:
-        return found
-    now = tree.server_time(record.attempts)
-    with tree.held():
+        return leftovers
+    now = tree.server_time(record.attempts_directory)
+    with tree.keep_open():
         for name in names:
-            path = record.attempts / name
+            path = record.attempts_directory / name
             status = tree.stat(path)
             if status is None:
                 continue
             if not S_ISDIR(status.st_mode):
                 raise UnexpectedEntry(
-                    f"{path} is {kind_of(status.st_mode)}, and tokenmill makes directories there: look at who made it, "
-                    "remove it, and run the same command again"
+                    f"{path} is {describe_file_type(status.st_mode)}, but tokenmill makes only directories there; "
+                    "check who made it, remove it and run the same command again"
                 )
-            beat = (tree.stat(path / OWNER) or status).st_mtime
-            claim = read_claim(tree, path / OWNER, AttemptClaim)
-            alive = liveness(claim.owner if claim else None, now - beat, STALE_SECONDS)
+            last_heartbeat = (tree.stat(path / OWNER_FILE) or status).st_mtime
+            claim = read_claim(tree, path / OWNER_FILE, AttemptClaim)
+            alive = get_liveness(claim.owner if claim else None, now - last_heartbeat, STALE_SECONDS)
             unit = name.rpartition("~")[0]
-            found.setdefault(unit, []).append(LeftoverAttempt(tree, path, unit, claim, alive, beat))
-    return found
+            leftovers.setdefault(unit, []).append(LeftoverAttempt(tree, path, unit, claim, alive, last_heartbeat))
+    return leftovers
 
 
 def sweep(record: StageRecord, units: Iterable[str]) -> None:
-    """Remove what dead attempts left, and what any attempt left of these units, which have their receipts.
+    """Remove the files of dead attempts, and of all attempts at `units` that have their receipts.
 
-    An attempt of a finished unit cannot matter: at its commit it finds the receipt and gives way. One
-    that is certainly alive is left alone all the same; it removes its directory itself.
+    An attempt at a finished unit has no effect: at its commit it finds the receipt and yields. Nevertheless, this
+    function does not remove the directory of an attempt that is certainly alive, because the attempt removes it itself.
     """
-    left, failed = leftovers(record), [name.removesuffix(".json") for name in record.failure_names()]
-    finished = {*left, *failed}.intersection(units)
-    for unit, found in left.items():
-        for leftover in found:
-            gone = leftover.liveness is Liveness.DEAD
-            if gone or (unit in finished and leftover.liveness is Liveness.UNKNOWN):
+    leftovers = list_leftovers(record)
+    failed_units = [name.removesuffix(".json") for name in record.failure_names()]
+    finished = {*leftovers, *failed_units}.intersection(units)
+    for unit, unit_leftovers in leftovers.items():
+        for leftover in unit_leftovers:
+            dead = leftover.liveness is Liveness.DEAD
+            if dead or (unit in finished and leftover.liveness is Liveness.UNKNOWN):
                 leftover.remove()
     tree, lease = record.tree, planning_lease(record)
     planner = lease.watch()
     if planner is not None and planner.liveness is Liveness.DEAD:
-        lease.break_(planner.claim)
-    for unit in failed:
-        if unit in finished:  # its worker was killed between the receipt and the removal
+        lease.break_stale(planner.claim)
+    for unit in failed_units:
+        if unit in finished:  # its worker was killed after it wrote the receipt and before it removed the failure
             tree.unlink(record.failure_path(unit))
-    _sweep_temporaries(record)
-    for directory in (record.attempts, record.directory / "failures"):
-        with suppress(OSError):  # still in use, or never made
+    _sweep_temporary_files(record)
+    for directory in (record.attempts_directory, record.directory / "failures"):
+        with suppress(OSError):  # the directory is in use, or was never made
             tree.remove_directory(directory)
 
 
-def _sweep_temporaries(record: StageRecord) -> None:
+def _sweep_temporary_files(record: StageRecord) -> None:
     tree = record.tree
-    for name in tree.names(record.attempts):
-        if name.startswith(".") and name.endswith(".tmp") and abandoned(record.attempts / name):
-            tree.remove_tree(record.attempts / name)
-    with tree.held():
+    for name in tree.names(record.attempts_directory):
+        if name.startswith(".") and name.endswith(".tmp") and is_abandoned(record.attempts_directory / name):
+            tree.remove_tree(record.attempts_directory / name)
+    with tree.keep_open():
         for name in tree.files(record.directory):
             file = name.rpartition("/")[2]
-            if file.startswith(CLOCK) or (file.startswith(".") and abandoned(record.output / name)):
+            if file.startswith(CLOCK_PREFIX) or (file.startswith(".") and is_abandoned(record.output / name)):
                 tree.unlink(name)

@@ -1,4 +1,7 @@
-"""Work in a thread beside this one, for libraries that let go of the interpreter: hashing, counting, writing."""
+"""A background thread for work that releases the interpreter lock: hashing, counting and writing.
+
+Stages use it inside a unit, so that reading the input overlaps with processing the previous block.
+"""
 
 from collections import deque
 from collections.abc import Callable
@@ -10,37 +13,37 @@ T = TypeVarTuple("T")
 
 
 class BackgroundWriter:
-    """A thread that does what it is given in order, at most `ahead` pieces of work behind its giver.
+    """A thread that runs submitted calls in order and is at most `ahead` calls behind the caller.
 
-    The thread starts with the first piece of work, so that whoever has one piece alone does it himself. What a
-    piece raises is raised by a later call of `do` or `wait`; once the context ends, the thread has too.
+    The thread starts with the first call, so a caller without calls starts no thread. An exception of a call is raised
+    by a later `submit` or `wait`. When the context ends, the thread has ended too.
     """
 
     def __init__(self, ahead: int) -> None:
-        """Make it; `ahead` bounds the memory that waiting work holds."""
+        """Set the number of pending calls, which limits the memory that their arguments need."""
         self._ahead = ahead
         self._pool: ThreadPoolExecutor | None = None
-        self._given: deque[Future[None]] = deque()
+        self._pending: deque[Future[None]] = deque()
 
     def __enter__(self) -> Self:
-        """Enter the context; no thread is started."""
+        """Enter the context without starting the thread."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End the thread, after what it is at: what was given before is dropped when there is an error."""
+        """Wait for the call that is running, cancel the pending calls and end the thread."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
-    def do(self, work: Callable[[Unpack[T]], None], *arguments: *T) -> None:
-        """Have a piece of work done once those given before are, and wait until few enough are left."""
+    def submit(self, call: Callable[[Unpack[T]], None], *arguments: *T) -> None:
+        """Submit a call that runs after all previous calls, and wait until at most `ahead` calls are pending."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1)
-        self._given.append(self._pool.submit(work, *arguments))
+        self._pending.append(self._pool.submit(call, *arguments))
         self.wait(self._ahead)
 
     def wait(self, left: int = 0) -> None:
-        """Wait until at most `left` pieces of work are not done."""
-        while len(self._given) > left:
-            self._given.popleft().result()
+        """Wait until at most `left` calls are pending."""
+        while len(self._pending) > left:
+            self._pending.popleft().result()

@@ -1,7 +1,8 @@
-"""What the records of a stage hold: types that cross from module to module, and from worker to worker on a shared disk.
+"""The types of the records that stages write to disk: plan, receipt, failure and manifest.
 
-A record comes from a disk that others write to, so that each type checks what it is made from, and a part that a
-stage alone understands stays JSON until that stage looks at it: its Kind says what it is to be.
+Workers on other machines, and later stages, read these records from a shared disk that other programs can write to.
+Therefore each type checks its values when it is loaded. Some parts of a record have a meaning for one stage only. Such
+a part stays JSON until the stage loads it with a type of its StageKind.
 """
 
 from collections.abc import Sequence
@@ -14,8 +15,8 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from tokenmill.errors import RequestError
 
-REMAKE = "look at who did, delete that output and make it again"
-"""What to do about a plan that cannot be trusted."""
+REMAKE_OUTPUT = "check who changed the file, delete that output and run its stage again"
+"""The remedy for a plan that is not what tokenmill wrote."""
 
 Count = Annotated[int, Meta(ge=0)]
 Name = Annotated[str, Meta(min_length=1)]
@@ -27,21 +28,25 @@ class DamagedRecord(RequestError):
 
 
 class Record(Struct, omit_defaults=True, frozen=True):
-    """A part of a record: to JSON and back, what it does not have being left out."""
+    """A part of a record that converts to and from JSON; the JSON leaves out default values."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON."""
+        """Return the record as JSON."""
         value: dict[str, Any] = msgspec.to_builtins(self)
         return value
 
     @classmethod
-    def of_json(cls, value: Any) -> Self:
-        """Check JSON and take it; msgspec.ValidationError says what is wrong with it, and where."""
+    def from_json(cls, value: Any) -> Self:
+        """Check JSON and convert it.
+
+        Raises:
+            msgspec.ValidationError: the JSON is invalid; the message contains the reason and the position.
+        """
         return msgspec.convert(value, cls)
 
 
 class Part(Record, frozen=True, gc=False):
-    """A run of records of a source file: `count` of them from record `first`; a count of None is all of the file."""
+    """A range of records of a source file: `count` records from record `first`; a count of None means all records."""
 
     source: str
     first: Count
@@ -49,10 +54,10 @@ class Part(Record, frozen=True, gc=False):
 
 
 class RemoteFile(Record, frozen=True, gc=False):
-    """A file of a listing. `size` None: the server does not say; of the hashes at most one is known.
+    """A file of a remote listing; `size` is None where the server sends no size, and at most one hash is set.
 
-    `git_sha1` is git's blob hash, SHA-1 over "blob <size>\\0" and the content; `version` is whatever else changes with
-    the content (ETag, modification time), `xet` its name in the Hub's Xet storage.
+    `git_sha1` is git's blob hash, SHA-1 over "blob <size>\\0" and the content. `version` is any other value that
+    changes with the content (ETag, modification time). `xet` is the file's name in the Hub's Xet storage.
     """
 
     path: str = field(name="source")
@@ -64,10 +69,10 @@ class RemoteFile(Record, frozen=True, gc=False):
 
 
 class InputFile(Record, frozen=True):
-    """A file that a unit reads: `identity` changes when its content does.
+    """A file that a unit reads; `identity` changes when the content changes.
 
-    `parts` say which records of which source files it holds; `records` and `blank` are its lines, where the stage
-    that made it counted them. `remote` says how to fetch one that is not here.
+    `parts` list the records of source files that the file contains. `records` and `blank` count its lines, if the
+    stage that made the file counted them. `remote` describes how to download a file that is not on the disk.
     """
 
     path: Name
@@ -79,12 +84,12 @@ class InputFile(Record, frozen=True):
     remote: RemoteFile | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a path that leads elsewhere."""
+        """Refuse a path that leaves the input directory."""
         check_path(self.path)
 
 
 class InputRange(Record, frozen=True, gc=False):
-    """Where an input's records begin in the output of a unit, and how many it has there; None is all."""
+    """The position of an input's records in a unit's output: first record and count; a count of None means all."""
 
     path: str
     first: Count
@@ -92,7 +97,7 @@ class InputRange(Record, frozen=True, gc=False):
 
 
 class EmptyPair(Record, frozen=True, gc=False):
-    """A pair that was left out, since it has no tokens."""
+    """A pair that the stage did not write because it has no tokens."""
 
     key: str
     prefix: Name
@@ -100,11 +105,11 @@ class EmptyPair(Record, frozen=True, gc=False):
 
 
 @dataclass(frozen=True)
-class Kind:
-    """The records of a stage: the name under which they lie, and what its plans say that it alone understands.
+class StageKind:
+    """The name of a stage's record directory, and the types of the parts of a plan that only this stage reads.
 
-    `spec` says from what a unit is made and how, `basis` what decides the bytes of every unit, `details` what planning
-    resolved.
+    `spec` describes the inputs and the work of a unit, `basis` everything else that determines the bytes of every
+    unit, and `details` the values that planning resolved.
     """
 
     name: str
@@ -114,7 +119,7 @@ class Kind:
 
 
 class Files(Record, frozen=True):
-    """From what a unit is made that has nothing but its inputs."""
+    """The spec of a unit that needs only its input files."""
 
     inputs: Annotated[list[InputFile], Meta(min_length=1)]
 
@@ -128,9 +133,9 @@ class UnitRecord(Struct, forbid_unknown_fields=True):
     outputs: list[Name]
 
     def __post_init__(self) -> None:
-        """Refuse an id that is no file name, and outputs that lead elsewhere or to records."""
+        """Refuse an id that is not a file name, and outputs outside the output directory or among the records."""
         if "/" in self.id or "\0" in self.id or self.id.startswith("."):
-            raise ValueError(f"the id {self.id!r} is no file name")
+            raise ValueError(f"the id {self.id!r} is not a file name")
         for path in self.outputs:
             check_path(path)
 
@@ -138,11 +143,11 @@ class UnitRecord(Struct, forbid_unknown_fields=True):
 Adopted = Literal["in place", "copied"]
 IN_PLACE: Adopted = "in place"
 COPIED: Adopted = "copied"
-"""How files of another tool became outputs. What lies in its place is somebody else's, and is never removed."""
+"""How the files of another tool became outputs. Files adopted in place belong to the user and are never removed."""
 
 
 class Origin(Record, frozen=True):
-    """Where the text comes from in the end: `revision` is the commit of a source that has commits.
+    """The first source of the text; `revision` is the commit of a source that has commits.
 
     `adopted` is IN_PLACE or COPIED for files that another tool made.
     """
@@ -153,15 +158,16 @@ class Origin(Record, frozen=True):
 
     @property
     def commit(self) -> str | None:
-        """The commit, None where there is none."""
+        """The commit, or None for a source without commits."""
         return self.revision or None
 
 
 class Upstream(Record, frozen=True):
-    """What a stage reads: the stage that made it, and hashes that name its content.
+    """The input of a stage: the stage that made it, and hashes that identify its content.
 
-    `stage` None: files that somebody brought, whose names and identities `listing` hashes. `manifest` is the hash of a
-    stage's manifest, `files` one of the names of its files, where not all are read. Of a source nothing is set.
+    A `stage` of None means the user's own files; then `listing` is the hash of their names and identities. `manifest`
+    is the hash of the stage's manifest. `files` is the hash of the names of the files, if only some of them are read.
+    No field is set for a remote source.
     """
 
     stage: str | UnsetType | None = UNSET
@@ -171,7 +177,7 @@ class Upstream(Record, frozen=True):
 
     @property
     def maker(self) -> str | None:
-        """The stage of ours that made the files, None where none did."""
+        """The tokenmill stage that made the files, or None if no stage made them."""
         return self.stage or None
 
 
@@ -188,7 +194,7 @@ class PlanRecord(Struct):
 
 
 class FileEntry(Record, frozen=True):
-    """A file that a unit made, as its receipt and the manifest have it; a pair is told by the entry of its .bin."""
+    """A file that a unit made, in its receipt and in the manifest; the entry of the .bin file describes the pair."""
 
     path: Name
     bytes: Count
@@ -205,7 +211,7 @@ class FileEntry(Record, frozen=True):
     parts: list[Part] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a path that leads elsewhere, and a pair that is not described."""
+        """Refuse a path that leaves the output directory, and an entry that lacks a required field."""
         check_path(self.path)
         if self.role in ("bin", "idx") and self.path != f"{self.prefix}.{self.role}":
             raise ValueError(f"{self.path} is not the .{self.role} of the prefix {self.prefix}")
@@ -217,7 +223,7 @@ class FileEntry(Record, frozen=True):
 
 
 class Receipt(Record, frozen=True):
-    """A finished unit: the files that it made, and where each input's records are in them."""
+    """The record of a finished unit: the files that it made, and the position of each input's records in them."""
 
     plan: str
     unit: str
@@ -231,15 +237,15 @@ class Receipt(Record, frozen=True):
     host: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse half a pair."""
+        """Refuse a .bin file without its .idx file."""
         paths = {file.path for file in self.outputs}
         for file in self.outputs:
             if file.role == "bin" and f"{file.prefix}.idx" not in paths:
-                raise ValueError(f"{file.path} is there without its .idx")
+                raise ValueError(f"{file.path} is recorded without its .idx")
 
 
 class Failure(Record, frozen=True):
-    """Why a unit failed last; `unit` is `record.PLANNING` where there was no plan yet."""
+    """Why a unit failed last; `unit` is `record.PLANNING` if planning failed and there was no plan yet."""
 
     plan: str | None
     unit: str
@@ -250,7 +256,7 @@ class Failure(Record, frozen=True):
 
 
 class ManifestRecord(Struct):
-    """A finished stage, without its files."""
+    """A finished stage without its files."""
 
     stage: str
     source: Origin
@@ -260,26 +266,26 @@ class ManifestRecord(Struct):
     empty: list[EmptyPair]
 
 
-def check_plan(value: dict[str, Any], kind: Kind) -> None:
-    """Check a plan without its units."""
+def check_plan(value: dict[str, Any], kind: StageKind) -> None:
+    """Check the JSON of a plan without its units (msgspec.ValidationError)."""
     msgspec.convert(value, PlanRecord)
-    kind.basis.of_json(value["basis"])
-    kind.details.of_json(value["details"])
+    kind.basis.from_json(value["basis"])
+    kind.details.from_json(value["details"])
 
 
-def check_units(values: Sequence[Any], kind: Kind) -> None:
-    """Check units of a plan."""
+def check_units(values: Sequence[Any], kind: StageKind) -> None:
+    """Check the JSON of units of a plan (msgspec.ValidationError)."""
     msgspec.convert(values, list[UnitRecord])
     msgspec.convert([value["spec"] for value in values], list[kind.spec])  # type: ignore[name-defined]
 
 
 def check_manifest(value: dict[str, Any]) -> None:
-    """Check a manifest without its files."""
+    """Check the JSON of a manifest without its files (msgspec.ValidationError)."""
     msgspec.convert(value, ManifestRecord)
 
 
 def check_path(path: str) -> None:
-    """Refuse a path that leads out of the output, or to its records (ValueError)."""
+    """Refuse a path that leaves the output directory or leads to its records (ValueError)."""
     names = path.split("/") if "/" in path else (path,)
     if "\0" in path or not {"", ".", ".."}.isdisjoint(names) or names[0] == ".tokenmill":
-        raise ValueError(f"the path {path!r} leads elsewhere")
+        raise ValueError(f"the path {path!r} is not a file below the output directory")

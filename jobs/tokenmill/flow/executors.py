@@ -1,4 +1,8 @@
-"""Where the units of a worker run: in this process, in threads of it, or in child processes."""
+"""Executors that run a worker's units: in this process, in its threads, or in child processes.
+
+`flow.worker` submits units and waits for their futures. Every executor calls `run_unit`, which makes one attempt in a
+`flow.workspace.Workspace`.
+"""
 
 import contextlib
 import os
@@ -10,42 +14,42 @@ from typing import Any
 
 from tokenmill import redaction
 from tokenmill.errors import Superseded
-from tokenmill.files.explain import explained
+from tokenmill.files.explain import explain_os_errors
 from tokenmill.flow.attempt import LeftoverAttempt
 from tokenmill.flow.record import Plan, Unit
 from tokenmill.flow.signals import STOP
-from tokenmill.flow.stage import Job
+from tokenmill.flow.stage import PreparedStage
 from tokenmill.flow.workspace import Workspace
 
 
-def do_unit(
-    job: Job,
+def run_unit(
+    prepared: PreparedStage,
     plan: Plan,
     unit: Unit,
-    found: list[LeftoverAttempt],
+    leftovers: list[LeftoverAttempt],
     should_stop: Callable[[], bool],
     advance: Callable[[int], None],
     shared: Any = None,
 ) -> None:
-    """Do one unit and commit it."""
-    with explained(job.stage.output), job.record.naming_damage():
+    """Run one unit and commit it."""
+    with explain_os_errors(prepared.stage.output), prepared.record.report_damaged_records():
         workspace = Workspace(
-            job.record,
+            prepared.record,
             plan,
             unit,
-            input_root=job.input_root,
+            input_root=prepared.input_root,
             should_stop=should_stop,
             advance=advance,
-            found=found,
-            resumable=job.stage.resumable,
+            leftovers=leftovers,
+            resumable=prepared.stage.resumable,
         )
         with workspace:
-            workspace.checkpoint()
-            workspace.commit(job.stage.do(unit, workspace, shared))
+            workspace.report_progress()
+            workspace.commit(prepared.stage.do(unit, workspace, shared))
 
 
-class Counter:
-    """Bytes of input done. Threads add to one number, a child process to that of the slot its unit has."""
+class ByteCounter:
+    """The number of input bytes done; threads share one number, and child processes have one slot per running unit."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -61,10 +65,10 @@ class Counter:
             self._value += count
 
 
-class Executor:
-    """Runs units somewhere: `width` at a time, and told to stop by a flag that all of them see.
+class UnitExecutor:
+    """An executor that runs at most `width` units at the same time and has one stop flag for all of them.
 
-    The caller waits for every unit that it submitted before the executor closes.
+    The caller must wait for every submitted unit before the executor closes.
     """
 
     def __init__(self, width: int, submit: Callable[..., Future[None]], stop: Callable[[], None]) -> None:
@@ -74,71 +78,78 @@ class Executor:
 
 
 @contextlib.contextmanager
-def executor(job: Job, plan: Plan, width: int, counter: Counter, shared: Any) -> Iterator[Executor]:
-    if job.stage.concurrency == "threads":
-        halt = threading.Event()
+def open_executor(
+    prepared: PreparedStage, plan: Plan, width: int, counter: ByteCounter, shared: Any
+) -> Iterator[UnitExecutor]:
+    if prepared.stage.concurrency == "threads":
+        stop_event = threading.Event()
 
-        def stopped() -> bool:
-            return halt.is_set() or STOP.is_set()
+        def should_stop() -> bool:
+            return stop_event.is_set() or STOP.is_set()
 
         with ThreadPoolExecutor(width) as threads:
-            yield Executor(
+            yield UnitExecutor(
                 width,
-                lambda unit, found: threads.submit(do_unit, job, plan, unit, found, stopped, counter.add, shared),
-                halt.set,
+                lambda unit, leftovers: threads.submit(
+                    run_unit, prepared, plan, unit, leftovers, should_stop, counter.add, shared
+                ),
+                stop_event.set,
             )
         return
     if width <= 1:
-        yield Executor(1, lambda unit, found: _now(job, plan, unit, found, counter), lambda: None)
+        yield UnitExecutor(1, lambda unit, leftovers: _run_now(prepared, plan, unit, leftovers, counter), lambda: None)
         return
-    with _children(job, plan, width, counter) as pool:
+    with _open_children(prepared, plan, width, counter) as pool:
         yield pool
 
 
 @contextlib.contextmanager
-def _children(job: Job, plan: Plan, width: int, counter: Counter) -> Iterator[Executor]:
-    """Run units in child processes, any of which may be killed at any moment.
+def _open_children(prepared: PreparedStage, plan: Plan, width: int, counter: ByteCounter) -> Iterator[UnitExecutor]:
+    """Run units in child processes that may be killed at any time.
 
-    A killed child may hold the lock of the queue from which the others take their units; they would wait for it for
-    ever. So this process takes no lock that a child takes, and kills all children once none of them has a unit.
+    A killed child may hold the lock of the queue from which all children take their units. The other children would
+    wait for that lock forever. Therefore this process takes no lock that a child takes, and it kills all children when
+    none of them runs a unit.
     """
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor
 
     context = multiprocessing.get_context("spawn")
     counter.slots = context.RawArray("q", width)
-    told = context.RawValue("b", 0)
+    stop_flag = context.RawValue("b", 0)
     futures: list[Future[None] | None] = [None] * width  # of the last unit in each slot
 
-    def submit(unit: Unit, found: list[LeftoverAttempt]) -> Future[None]:
+    def submit(unit: Unit, leftovers: list[LeftoverAttempt]) -> Future[None]:
         # The caller has fewer than `width` unfinished units when it submits one, so a slot is free.
         slot = next(number for number, last in enumerate(futures) if last is None or last.done())
         try:
-            future = pool.submit(_in_child, unit, found, slot)
-        except BrokenExecutor as error:  # one died since the last unit ended
+            future = pool.submit(_run_in_child, unit, leftovers, slot)
+        except BrokenExecutor as error:  # a child died after the last unit ended
             future = Future()
             future.set_exception(error)
         futures[slot] = future
         return future
 
     def stop() -> None:
-        told.value = 1
+        stop_flag.value = 1
 
     with ProcessPoolExecutor(
-        width, mp_context=context, initializer=_start_child, initargs=(job, plan.id, told, counter.slots)
+        width, mp_context=context, initializer=_start_child, initargs=(prepared, plan.id, stop_flag, counter.slots)
     ) as pool:
         try:
-            yield Executor(width, submit, stop)
+            yield UnitExecutor(width, submit, stop)
         finally:
             for child in multiprocessing.active_children():
                 child.kill()
 
 
-def _now(job: Job, plan: Plan, unit: Unit, found: list[LeftoverAttempt], counter: Counter) -> Future[None]:
-    """Do a unit at once in this process, so that one process means one process."""
+def _run_now(
+    prepared: PreparedStage, plan: Plan, unit: Unit, leftovers: list[LeftoverAttempt], counter: ByteCounter
+) -> Future[None]:
+    """Run a unit in this process before returning, so that a width of one process starts no other process."""
     future: Future[None] = Future()
     try:
-        do_unit(job, plan, unit, found, STOP.is_set, counter.add)
+        run_unit(prepared, plan, unit, leftovers, STOP.is_set, counter.add)
     except BaseException as error:
         future.set_exception(error)
     else:
@@ -149,8 +160,8 @@ def _now(job: Job, plan: Plan, unit: Unit, found: list[LeftoverAttempt], counter
 _CHILD: dict[str, Any] = {}
 
 
-def _start_child(job: Job, plan_id: str, told: Any, slots: Any) -> None:
-    """Prepare a child process: it reads the plan itself, leaves signals to its parent, and dies with it."""
+def _start_child(prepared: PreparedStage, plan_id: str, stop_flag: Any, slots: Any) -> None:
+    """Initialize a child process, which reads the plan itself, ignores signals and exits when its parent exits."""
     import multiprocessing
 
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -158,23 +169,26 @@ def _start_child(job: Job, plan_id: str, told: Any, slots: Any) -> None:
     redaction.install()
     parent = multiprocessing.parent_process()
 
-    def follow() -> None:
+    def exit_with_parent() -> None:
         if parent is not None:
             parent.join()
             os._exit(1)
 
-    threading.Thread(target=follow, daemon=True).start()
-    plan = job.record.read_plan()
+    threading.Thread(target=exit_with_parent, daemon=True).start()
+    plan = prepared.record.read_plan()
     if plan is None or plan.id != plan_id:
-        raise Superseded(f"{job.record.plan_path} was replaced by another run while this one started")
+        raise Superseded(
+            f"another run replaced {prepared.record.plan_path} while a child process started; wait for the newer run "
+            f"(see tokenmill status {prepared.record.output})"
+        )
 
-    _CHILD.update(job=job, plan=plan, should_stop=lambda: bool(told.value), slots=slots)
+    _CHILD.update(prepared=prepared, plan=plan, should_stop=lambda: bool(stop_flag.value), slots=slots)
 
 
-def _in_child(unit: Unit, found: list[LeftoverAttempt], slot: int) -> None:
+def _run_in_child(unit: Unit, leftovers: list[LeftoverAttempt], slot: int) -> None:
     slots = _CHILD["slots"]
 
     def advance(count: int) -> None:
         slots[slot] += count
 
-    do_unit(_CHILD["job"], _CHILD["plan"], unit, found, _CHILD["should_stop"], advance)
+    run_unit(_CHILD["prepared"], _CHILD["plan"], unit, leftovers, _CHILD["should_stop"], advance)

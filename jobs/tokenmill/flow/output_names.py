@@ -1,4 +1,7 @@
-"""Output names: from names that came from outside to names that are safe, distinct and still readable."""
+"""Names of output files: safe, distinct and readable names made from the names of input files.
+
+Stages and `corpus.listing` use these functions while they make a plan.
+"""
 
 import hashlib
 import unicodedata
@@ -10,45 +13,48 @@ from tokenmill.files.paths import safe_name
 
 
 def check_label(name: str) -> None:
-    """Refuse a --name that could not stand at the beginning of a file name as it is."""
+    """Refuse a --name that cannot be the beginning of a file name."""
     if safe_name(name) != name:
-        raise RequestError(f"--name {name!r}: give letters, digits and ._=+@,~- without a dot at the beginning")
+        raise RequestError(
+            f"invalid --name {name!r}: output files start with it; use letters, digits and ._=+@,~- without a "
+            "leading dot"
+        )
 
 
-def flat(path: str) -> str:
-    """Name a file of a tree in one directory: `train/chunk1/a.jsonl` becomes `train__chunk1__a.jsonl`."""
+def make_flat_name(path: str) -> str:
+    """Return a name for a file in one flat directory: `train/chunk1/a.jsonl` becomes `train__chunk1__a.jsonl`."""
     return safe_name(path.replace("/", "__"))
 
 
-def tree(path: str) -> str:
-    """Keep a file's place in its tree, each component made safe."""
+def make_tree_name(path: str) -> str:
+    """Return the same path with every component made safe."""
     return "/".join(safe_name(part) for part in path.split("/"))
 
 
-def distinct(sources: Sequence[str], names: Iterable[str]) -> list[str]:
-    """Make names distinct also where case and Unicode composition do not count (SMB, macOS).
+def make_distinct(sources: Sequence[str], names: Iterable[str]) -> list[str]:
+    """Make names distinct even if case and Unicode composition are ignored (SMB, macOS).
 
-    Names that clash all get a mark made from their source, before the suffixes, so that which file has
-    which name does not depend on their order.
+    All names that clash get a mark before their suffixes. The mark is a hash of the source, so the name of a file does
+    not depend on the order of the files.
     """
-    wanted = list(names)
-    result, marked, digits = wanted, set[int](), 8
+    original = list(names)
+    result, marked, digits = original, set[int](), 8
     while True:
         folded = [unicodedata.normalize("NFC", name).casefold() for name in result]
-        seen = Counter(folded)
-        clashing = {index for index, key in enumerate(folded) if seen[key] > 1}
+        frequency = Counter(folded)
+        clashing = {index for index, key in enumerate(folded) if frequency[key] > 1}
         if not clashing:
             return result
-        # A listing may hold the very name that a mark leads to: then that one is marked too.
+        # A marked name may be equal to a name of the listing. Then the next round marks that name too.
         marked |= clashing
         result = [
-            _marked(name, source, digits) if index in marked else name
-            for index, (name, source) in enumerate(zip(wanted, sources, strict=True))
+            _add_mark(name, source, digits) if index in marked else name
+            for index, (name, source) in enumerate(zip(original, sources, strict=True))
         ]
         digits = min(64, 2 * digits)
 
 
-def _marked(name: str, source: str, digits: int) -> str:
+def _add_mark(name: str, source: str, digits: int) -> str:
     mark = hashlib.sha256(source.encode("utf-8", "surrogatepass")).hexdigest()[:digits]
     head, slash, tail = name.rpartition("/")
     stem, dot, suffixes = tail.partition(".")

@@ -1,4 +1,7 @@
-"""Who does what: a share of the units for each worker, balanced by bytes."""
+"""Assignment of units to workers, and of neighbouring files to units, balanced by bytes.
+
+`flow.worker` uses `select_units` to find its share of a plan. Stages use `split_by_weight` while they make a plan.
+"""
 
 import heapq
 from collections.abc import Sequence
@@ -6,37 +9,37 @@ from collections.abc import Sequence
 from tokenmill.flow.record import Unit
 
 
-def share(units: Sequence[Unit], worker: int, workers: int) -> list[Unit]:
-    """Return worker `worker`'s units of `workers`, largest first."""
-    return shares(units, workers)[worker]
+def select_units(units: Sequence[Unit], worker: int, workers: int) -> list[Unit]:
+    """Return the units of worker number `worker` (from 0), largest first."""
+    return partition_units(units, workers)[worker]
 
 
-def shares(units: Sequence[Unit], workers: int) -> list[list[Unit]]:
-    """Return each worker's units.
+def partition_units(units: Sequence[Unit], workers: int) -> list[list[Unit]]:
+    """Return the units of each worker.
 
-    The shares are disjoint and complete, and depend on nothing but the units: longest processing time
-    first, each unit going to the worker with the fewest bytes so far (Graham 1969: at most 4/3 of the best
-    possible load).
+    The shares are disjoint and complete, and they depend only on the units and the number of workers. The algorithm is
+    "longest processing time first": each unit goes to the worker with the fewest bytes so far (Graham 1969: the largest
+    load is at most 4/3 of the optimum).
     """
-    found: list[list[Unit]] = [[] for _ in range(workers)]
-    # A unit costs something even when it is empty: weight + 1 spreads a thousand empty files as well.
+    shares: list[list[Unit]] = [[] for _ in range(workers)]
+    # An empty unit has a cost as well: weight + 1 also spreads a thousand empty files over the workers.
     heap = [(0, index) for index in range(workers)]
     for unit in sorted(units, key=lambda unit: (-unit.weight, unit.id)):
         load, index = heap[0]
         heapq.heapreplace(heap, (load + unit.weight + 1, index))
-        found[index].append(unit)
-    return found
+        shares[index].append(unit)
+    return shares
 
 
-def groups(weights: Sequence[int], count: int) -> list[range]:
-    """Cut a sequence into `count` runs of neighbours, none empty, as equal in weight as neighbours allow.
+def split_by_weight(weights: Sequence[int], count: int) -> list[range]:
+    """Cut a sequence into `count` non-empty runs of neighbours with weights as equal as possible.
 
-    Neighbours, because the order of documents is then the order of the files. Boundary k is put where
-    the running sum comes nearest to k/count of the total.
+    The runs consist of neighbours, so that the order of the documents is the order of the files. Boundary k is placed
+    where the cumulative weight is nearest to k/count of the total.
     """
     if not 1 <= count <= len(weights):
         raise ValueError(f"cannot cut {len(weights)} items into {count} runs that are not empty")
-    # An empty file still takes a place: without the 1, a run of empty files would have no boundary in it.
+    # The 1 is the cost of an empty file. Without it, no boundary could be inside a run of empty files.
     sums = [0]
     for weight in weights:
         sums.append(sums[-1] + weight + 1)

@@ -1,6 +1,6 @@
-"""How far a run is, for whoever watches: a bar on a terminal, a line an interval in a log, JSON for machines.
+"""Messages and progress of a command: a bar on a terminal, a line every 30 s in a log, or JSON lines for programs.
 
-Progress goes to standard error; standard output is for results.
+Everything here goes to standard error. Standard output is for results.
 """
 
 import json
@@ -12,21 +12,21 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
-from tokenmill.machine import memory_limit, memory_words
-from tokenmill.redaction import redact, redacted
+from tokenmill.machine import describe_memory, memory_limit
+from tokenmill.redaction import redact, redact_json
 
 LOG_SECONDS = 30.0
-"""Interval of the lines in a pod's log."""
+"""Interval of the progress lines in the log of a pod."""
 
-AT_WORK_SECONDS = 1.0
-"""Least interval of the lines that say which units are at work."""
+RUNNING_LOG_SECONDS = 1.0
+"""Minimum interval of the lines that name the running units."""
 
-NAMED = 8
-"""How many units a line names."""
+MAX_NAMED_UNITS = 8
+"""Maximum number of units that a line names."""
 
 
-def size(count: float) -> str:
-    """Word a number of bytes for a person, in decimal units as storage is sold."""
+def format_bytes(count: float) -> str:
+    """Format a number of bytes in decimal units, as vendors of storage do."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if abs(count) < 1000 or unit == "TB":
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.2f} {unit}"
@@ -34,46 +34,46 @@ def size(count: float) -> str:
     raise AssertionError
 
 
-def duration(seconds: float) -> str:
-    """Word a number of seconds for a person."""
-    whole = int(seconds)
-    if whole < 60:
+def format_duration(seconds: float) -> str:
+    """Format a number of seconds."""
+    integer = int(seconds)
+    if integer < 60:
         return f"{seconds:.1f} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    if integer < 3600:
+        return f"{integer // 60} min {integer % 60:02d} s"
+    return f"{integer // 3600} h {integer % 3600 // 60:02d} min"
 
 
 class Reporter:
-    """Where messages and progress go: `json_lines` for machines, else words; both on standard error."""
+    """The destination of messages and progress; `json_lines` selects JSON for programs instead of text."""
 
     def __init__(self, *, json_lines: bool = False) -> None:
-        """Choose the form once, for all stages of a command."""
+        """Select the format, which is the same for all stages of a command."""
         self.json_lines = json_lines
         self._lock = threading.Lock()
 
-    def say(self, text: str, **event: Any) -> None:
-        """Report something that a person reads once; `event` is its machine form."""
+    def log(self, text: str, **event: Any) -> None:
+        """Write a message; the fields of `event` are added to its JSON form."""
         self._write(text, {"event": "message", "text": text, **event})
 
     def warn(self, text: str) -> None:
-        """Report something that a person should look at."""
+        """Write a message about a problem that the user should check."""
         self._write(f"warning: {text}", {"event": "warning", "text": text})
 
     def _write(self, text: str, event: dict[str, Any]) -> None:
-        line = json.dumps(redacted(event)) if self.json_lines else redact(text)
+        line = json.dumps(redact_json(event)) if self.json_lines else redact(text)
         with self._lock:
             sys.stderr.write(line + "\n")
             sys.stderr.flush()
 
     @contextmanager
     def waiting(self, text: str) -> Iterator[None]:
-        """Say at intervals that something goes on whose progress nobody can measure, and for how long it has."""
+        """Log at intervals that work without measurable progress continues, and for how long."""
         started, done = time.monotonic(), threading.Event()
 
         def repeat() -> None:
             while not done.wait(LOG_SECONDS):
-                self.say(f"{text} after {duration(time.monotonic() - started)}; {memory_words()}")
+                self.log(f"{text} after {format_duration(time.monotonic() - started)}; {describe_memory()}")
 
         thread = threading.Thread(target=repeat, daemon=True)
         thread.start()
@@ -84,12 +84,12 @@ class Reporter:
             thread.join()
 
     def progress(self, stage: str, total: int, units: int, read: Callable[[], tuple[int, int]]) -> "ProgressDisplay":
-        """Show `read()` -> (bytes, units) done of `total` and `units` until the context ends."""
+        """Show the progress until the context ends: `read()` returns (bytes, units) done of `total` and `units`."""
         return ProgressDisplay(self, stage, total, units, read)
 
 
 class ProgressDisplay:
-    """A thread that looks at counters at intervals and shows them."""
+    """A thread that reads counters at intervals and shows them."""
 
     def __init__(
         self, reporter: Reporter, stage: str, total: int, units: int, read: Callable[[], tuple[int, int]]
@@ -101,9 +101,9 @@ class ProgressDisplay:
         self._started = time.monotonic()
         self._first = read()[0]
         self._lock = threading.Lock()
-        self._at_work: list[tuple[str, int]] = []
-        self._said: list[tuple[str, int]] = []
-        self._said_at = -AT_WORK_SECONDS
+        self._running: list[tuple[str, int]] = []
+        self._logged: list[tuple[str, int]] = []
+        self._logged_time = -RUNNING_LOG_SECONDS
         self._bar: Any = None
         self._thread: threading.Thread | None = None
 
@@ -111,33 +111,33 @@ class ProgressDisplay:
     def _terminal(self) -> bool:
         return sys.stderr.isatty() and not self._reporter.json_lines
 
-    def at_work(self, units: list[tuple[str, int]]) -> None:
-        """Say which units, of which weight, are at work from now on: of a pod killed for memory only a log is left."""
+    def set_running(self, units: list[tuple[str, int]]) -> None:
+        """Set the running units (id and weight) and log them: if the pod is killed for memory, only its log remains."""
         with self._lock:
-            self._at_work = sorted(units)
+            self._running = sorted(units)
         if not self._terminal:
-            self._say_at_work()
+            self._log_running()
 
-    def _say_at_work(self) -> None:
-        """Say it when it changed, but not too often: the thread says later what still holds then."""
+    def _log_running(self) -> None:
+        """Log the running units after a change, but not too often; the thread logs a later change that persists."""
         with self._lock:
             now = time.monotonic()
-            if self._at_work in ([], self._said) or now - self._said_at < AT_WORK_SECONDS:
+            if self._running in ([], self._logged) or now - self._logged_time < RUNNING_LOG_SECONDS:
                 return
-            self._said, self._said_at = self._at_work, now
-            event = {"event": "at_work", "stage": self._stage, **self._facts()}
-            self._reporter._write(f"{self._stage}: {self._words()}", event)
+            self._logged, self._logged_time = self._running, now
+            event = {"event": "at_work", "stage": self._stage, **self._running_fields()}
+            self._reporter._write(f"{self._stage}: {self._describe_running()}", event)
 
-    def _words(self) -> str:
-        named = ", ".join(f"{unit} ({size(weight)})" for unit, weight in self._at_work[:NAMED])
-        more = f" and {len(self._at_work) - NAMED} more" if len(self._at_work) > NAMED else ""
-        return f"at work: {named}{more}; {memory_words()}"
+    def _describe_running(self) -> str:
+        names = ", ".join(f"{unit} ({format_bytes(weight)})" for unit, weight in self._running[:MAX_NAMED_UNITS])
+        more = f" and {len(self._running) - MAX_NAMED_UNITS} more" if len(self._running) > MAX_NAMED_UNITS else ""
+        return f"running: {names}{more}; {describe_memory()}"
 
-    def _facts(self) -> dict[str, Any]:
-        return {"at_work": [unit for unit, _ in self._at_work], "memory_limit": memory_limit()}
+    def _running_fields(self) -> dict[str, Any]:
+        return {"at_work": [unit for unit, _ in self._running], "memory_limit": memory_limit()}
 
     def __enter__(self) -> "ProgressDisplay":
-        """Begin to show."""
+        """Start the thread."""
         self._thread = threading.Thread(target=self._show_bar if self._terminal else self._show_lines, daemon=True)
         self._thread.start()
         return self
@@ -145,7 +145,7 @@ class ProgressDisplay:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop showing."""
+        """Stop the thread."""
         self._done.set()
         if self._thread:
             self._thread.join()
@@ -174,20 +174,22 @@ class ProgressDisplay:
 
     def _show_lines(self) -> None:
         due = self._started + LOG_SECONDS
-        while not self._done.wait(AT_WORK_SECONDS / 4):
-            self._say_at_work()
+        while not self._done.wait(RUNNING_LOG_SECONDS / 4):
+            self._log_running()
             if time.monotonic() >= due:
                 due += LOG_SECONDS
-                self._say_progress()
+                self._log_progress()
 
-    def _say_progress(self) -> None:
+    def _log_progress(self) -> None:
         done, units = self._read()
         rate = (done - self._first) / (time.monotonic() - self._started)
         left = (self._total - done) / rate if rate > 0 else None
         with self._lock:
             text = (
-                f"{self._stage}: {units}/{self._units} units, {size(done)} of {size(self._total)}, {size(rate)}/s, "
-                f"{'about ' + duration(left) + ' left' if left is not None else 'waiting'}; {self._words()}"
+                f"{self._stage}: {units} of {self._units} units finished, {format_bytes(done)} of "
+                f"{format_bytes(self._total)}, {format_bytes(rate)}/s, "
+                f"{'about ' + format_duration(left) + ' left' if left is not None else 'no progress yet'}; "
+                f"{self._describe_running()}"
             )
             event = {
                 "event": "progress",
@@ -198,6 +200,6 @@ class ProgressDisplay:
                 "bytes": self._total,
                 "bytes_per_second": round(rate),
                 "seconds_left": None if left is None else round(left),
-                **self._facts(),
+                **self._running_fields(),
             }
         self._reporter._write(text, event)

@@ -1,8 +1,9 @@
-"""Which records of which source file each file holds, carried from stage to stage.
+"""The source records of each file, which every stage passes on to the next one.
 
-A file's parts say: `count` records of the source file beginning with its record `first` (0-based, blank lines not
-counted), in the order they stand in this file. The count of a download is null: all of it. Every manifest carries its
-files' parts back to the first source, so that a document can be traced after the files in between are deleted.
+The parts of a file list its records in order. Each part names `count` records of a source file, starting with record
+`first` (from 0, without blank lines). The count of a downloaded file is null, which means all of its records. Every
+manifest contains the parts of its files, so a document can be traced to its first source after the intermediate files
+have been deleted.
 """
 
 from bisect import bisect_left
@@ -11,13 +12,13 @@ from collections.abc import Sequence
 from tokenmill.flow.contract import Part
 
 
-def whole(source: str) -> list[Part]:
-    """Return the parts of a file that is a source itself."""
+def source_parts(source: str) -> list[Part]:
+    """Return the parts of a file that is itself a source."""
     return [Part(source, 0, None)]
 
 
 def narrow(parts: Sequence[Part], records: int, rejected: Sequence[int] = ()) -> list[Part]:
-    """Return the parts of a file made from `records` records with these parts, less the rejected ordinals."""
+    """Return the parts of a file with `records` records after the records with the `rejected` ordinals are removed."""
     result: list[Part] = []
     begin = passed = 0
     refused = sorted(rejected)
@@ -37,7 +38,7 @@ def narrow(parts: Sequence[Part], records: int, rejected: Sequence[int] = ()) ->
 
 
 def locate(parts: Sequence[Part], ordinal: int) -> tuple[str, int] | None:
-    """Return (source, record in it) of a file's record or document `ordinal`; None when past the end."""
+    """Return the source of record `ordinal` and the record's number in that source; None after the last record."""
     begin = 0
     for part in parts:
         if part.count is None or ordinal < begin + part.count:

@@ -1,8 +1,9 @@
-"""Plans, receipts and manifests: the three records of a stage, and where they lie.
+"""The records of a stage: the plan, the receipts, the failures and the manifest, and the paths of their files.
 
-A plan is written once by whichever worker is first; a receipt is written last, after the files it
-names; a manifest is a pure function of the plan and its receipts, without times and hosts, so that
-the same content has the same hash on any machine.
+The first worker writes the plan once (`flow.planning`). Each attempt writes a receipt after all files that the receipt
+names (`flow.workspace`). The manifest is a pure function of the plan and its receipts, without times and hosts.
+Therefore the same content has the same manifest hash on every machine. The next stage reads the manifest
+(`flow.lineage`).
 """
 
 import contextlib
@@ -19,9 +20,9 @@ import msgspec
 from tokenmill.errors import RequestError, TokenmillError
 from tokenmill.files.codec import (
     JsonText,
-    Packed,
+    PackedList,
     content_id,
-    is_content,
+    has_content,
     pack,
     read_json,
     readable_json,
@@ -32,16 +33,16 @@ from tokenmill.files.hashing import hash_file
 from tokenmill.files.tree import Tree, UnexpectedEntry
 from tokenmill.flow.contract import (
     IN_PLACE,
-    REMAKE,
+    REMAKE_OUTPUT,
     DamagedRecord,
     EmptyPair,
     Failure,
     FileEntry,
     InputFile,
-    Kind,
     Origin,
     Receipt,
     Record,
+    StageKind,
     Upstream,
     check_manifest,
     check_plan,
@@ -50,33 +51,33 @@ from tokenmill.flow.contract import (
 from tokenmill.redaction import redact
 
 FORMAT = 1
-"""Version of the three records' layout."""
+"""Version of the layout of the plan, the receipts and the manifest."""
 
 
 class OtherFormat(RequestError):
     """A plan has another format than this version of tokenmill writes."""
 
 
-WORDS = {"out": "records", "tokens": "tokens"}
-"""How the counts that must not be zero are called."""
+COUNT_NAMES = {"out": "records", "tokens": "tokens"}
+"""The names, in messages, of the counts that must not be zero."""
 
 PLANNING = "planning"
-"""Under this name in the place of a unit's lies why a plan could not be made."""
+"""The name that replaces a unit's id in the failure record of a planner."""
 
 REJECTED = "rejected"
-"""Directory below an output where bad records are kept."""
+"""Directory below an output with copies of rejected records."""
 
 Counts = dict[str, int]
-S = TypeVar("S", bound=Record)
+SpecT = TypeVar("SpecT", bound=Record)
 
 
 @dataclass(frozen=True, slots=True, init=False)
 class Unit:
-    """One piece of work that is committed whole.
+    """A piece of work that is committed completely or not at all.
 
-    `spec` says from what and how, `outputs` which files it may make (relative to the output directory),
-    `weight` is its input in bytes. `text` is all of it, as it stands in plan.json: of 59,166 units as objects
-    a process would grow by 100 MB.
+    `spec` describes the inputs and the work, `outputs` lists the files that the unit may make (relative to the output
+    directory), and `weight` is the size of its input in bytes. `text` is the unit's JSON from plan.json. A unit keeps
+    only this text, because 59,166 units as Python objects would add 100 MB to a process.
     """
 
     id: str
@@ -84,12 +85,12 @@ class Unit:
     text: JsonText = field(repr=False)
 
     def __init__(self, id: str, weight: int, spec: Record, outputs: list[str]) -> None:
-        """Make a unit from its parts."""
+        """Make a unit from its fields."""
         self._set(id, weight, pack({"id": id, "weight": weight, "spec": spec.to_json(), "outputs": outputs}))
 
     @classmethod
-    def of_text(cls, text: JsonText, value: dict[str, Any]) -> "Unit":
-        """Make a unit from its text and what that says, which is checked."""
+    def from_text(cls, text: JsonText, value: dict[str, Any]) -> "Unit":
+        """Make a unit from its text and the checked JSON value of that text."""
         unit = cls.__new__(cls)
         unit._set(value["id"], value["weight"], text)
         return unit
@@ -101,32 +102,33 @@ class Unit:
 
     @property
     def inputs(self) -> list[InputFile]:
-        """The files it is made from; read from the text each time."""
+        """The input files; each access decodes the text."""
         return msgspec.convert(unpack(self.text)["spec"].get("inputs", []), list[InputFile])
 
-    def spec(self, kind: type[S]) -> S:
-        """Return from what it is made and how, as its stage says it; read from the text each time."""
+    def spec(self, spec_type: type[SpecT]) -> SpecT:
+        """Return the spec as the type of its stage; each call decodes the text."""
         try:
-            return kind.of_json(unpack(self.text)["spec"])
+            return spec_type.from_json(unpack(self.text)["spec"])
         except msgspec.ValidationError as error:
-            words = f"the plan is damaged, or somebody changed it: unit {self.id}: {error}; {REMAKE}"
-            raise DamagedRecord(words) from error
+            message = f"the plan is damaged, or another program changed it: unit {self.id}: {error}; {REMAKE_OUTPUT}"
+            raise DamagedRecord(message) from error
 
     @property
     def outputs(self) -> list[str]:
-        """The files it may make; read from the text each time."""
+        """The files that the unit may make; each access decodes the text."""
         outputs: list[str] = unpack(self.text)["outputs"]
         return outputs
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a stage will make.
+    """The work of a stage: all units and everything that determines their output.
 
-    `request` is what was asked (compared when somebody asks again), `basis` the parameters that decide a unit's bytes
-    beside its inputs: --replace keeps what a unit of the same inputs and basis wrote. `details` is what planning
-    resolved (a commit, a tokenizer), `source` where the text comes from in the end, `upstream` the stage and manifest
-    hash read, `require` the count that must not be zero at the end.
+    `request` has the parameters of the command; a later run compares its own parameters with them. `basis` has the
+    parameters that determine the bytes of a unit in addition to its spec: --replace keeps the files of units with the
+    same spec and basis. `details` has the values that planning resolved (a commit, a tokenizer). `source` is the first
+    source of the text, `upstream` the stage and the manifest hash that are read. `require` is the count that must not
+    be zero at the end.
     """
 
     stage: str
@@ -139,7 +141,7 @@ class Plan:
     require: str | None = None
 
     def content(self) -> dict[str, Any]:
-        """Return the plan as JSON, its units Packed, without its id."""
+        """Return the plan as JSON without its id; the units are a PackedList."""
         return {
             "format": FORMAT,
             "stage": self.stage,
@@ -149,86 +151,92 @@ class Plan:
             "source": self.source.to_json(),
             "upstream": self.upstream.to_json(),
             "require": self.require,
-            "units": Packed(unit.text for unit in self.units),
+            "units": PackedList(unit.text for unit in self.units),
         }
 
     @cached_property
     def id(self) -> str:
-        """The plan id: hash of everything in it."""
+        """The plan id, which is the hash of the complete content."""
         return content_id(self.content())
 
     @cached_property
     def weight(self) -> int:
-        """Sum of the units' weights, in bytes."""
+        """The sum of the units' weights, in bytes."""
         return sum(unit.weight for unit in self.units)
 
     @property
     def adopted(self) -> str | None:
-        """How the files of another tool became outputs, IN_PLACE or COPIED; None where tokenmill made them."""
+        """How files of another tool became outputs (IN_PLACE or COPIED), or None if tokenmill made the files."""
         return self.source.adopted or None
 
-    def removable(self, unit: Unit) -> list[str]:
-        """Return the outputs of a unit that another plan may remove or overwrite: none that somebody else made."""
+    def removable_outputs(self, unit: Unit) -> list[str]:
+        """Return the outputs of a unit that another plan may remove or overwrite: all but files adopted in place."""
         return [] if self.adopted == IN_PLACE else unit.outputs
 
     @property
     def command(self) -> str:
-        """The command of tokenmill that made the plan."""
+        """The tokenmill command that made the plan."""
         return "adopt" if self.adopted else self.stage
 
     def unit_key(self, unit: Unit) -> str:
-        """Hash what decides a unit's bytes, so that a replaced plan can keep what did not change."""
+        """Return a hash of all that determines a unit's bytes; equal units of two plans have equal keys."""
         value = unpack(unit.text)
         made_from = {"stage": self.stage, "basis": self.basis, "spec": value["spec"], "outputs": value["outputs"]}
         return content_id(made_from)
 
     def pieces(self) -> list[bytes]:
-        """Encode for plan.json: one unit a line, so that a person can read a plan of any size."""
+        """Encode the plan for plan.json with one unit per line, so that a user can read a plan of any size."""
         head = {"id": self.id, **self.content()}
         del head["units"]
         lines = [piece for unit in self.units for piece in (b",\n", unit.text)]
         return [readable_json(head)[:-3], b',\n "units": [\n', *lines[1:], b"\n ]\n}\n"]
 
     def to_bytes(self) -> bytes:
-        """Return the pieces as one."""
+        """Return the joined pieces."""
         return b"".join(self.pieces())
 
     @classmethod
-    def read(cls, path: Path, tree: Tree, kind: Kind) -> "Plan | None":
-        """Read a plan of a kind back; None when there is none, or it is incomplete."""
+    def read(cls, path: Path, tree: Tree, kind: StageKind) -> "Plan | None":
+        """Read a plan; return None if there is no file or the file is incomplete."""
         try:
-            return cls._of_json(read_json(path, packed="units", tree=tree), kind)
-        except (ValueError, RecursionError):  # a unit's text is no JSON
+            return cls._from_json(read_json(path, packed="units", tree=tree), kind)
+        except (ValueError, RecursionError):  # the text of a unit is not valid JSON
             return None
 
     @classmethod
-    def _of_json(cls, value: Any, kind: Kind) -> "Plan | None":
+    def _from_json(cls, value: Any, kind: StageKind) -> "Plan | None":
+        # The caller, `StageRecord.read_plan`, continues the messages with ", or delete ...".
         if not isinstance(value, dict) or "id" not in value or "units" not in value:
             return None
         if value.get("format") != FORMAT:
-            raise OtherFormat(f"it has format {value.get('format')!r}, this version of tokenmill writes {FORMAT}")
+            raise OtherFormat(
+                f"it has format {value.get('format')!r}, but this version of tokenmill writes {FORMAT}; use the "
+                "version that started it"
+            )
         if content_id({name: part for name, part in value.items() if name != "id"}) != value["id"]:
-            raise RequestError("it is damaged: it is not what was written, since its id is another")
+            raise RequestError("it is damaged, because its content does not match its id; restore the file")
         try:
             check_plan(value, kind)
-            if not isinstance(value["units"], Packed):
-                raise ValueError("its units are no list")
+            if not isinstance(value["units"], PackedList):
+                raise ValueError("its units are not a list")
             units: list[Unit] = []
             for texts, batch in value["units"].with_texts():
                 check_units(batch, kind)
-                units += map(Unit.of_text, texts, batch)
+                units += map(Unit.from_text, texts, batch)
         except ValueError as error:
-            raise RequestError(f"it is damaged, or of another version of tokenmill ({error})") from error
+            raise RequestError(
+                f"it is damaged, or another version of tokenmill wrote it ({error}); use that version"
+            ) from error
         parts = {name: value[name] for name in ("request", "basis", "details")}
         plan = cls(
             stage=value["stage"],
             units=units,
             require=value["require"],
-            source=Origin.of_json(value["source"]),
-            upstream=Upstream.of_json(value["upstream"]),
+            source=Origin.from_json(value["source"]),
+            upstream=Upstream.from_json(value["upstream"]),
             **parts,
         )
-        plan.__dict__["id"] = value["id"]  # just compared: hashing 59,166 units as objects again would take 2 s
+        plan.__dict__["id"] = value["id"]  # checked above; hashing 59,166 units as objects again would take 2 s
         return plan
 
 
@@ -237,7 +245,7 @@ class StageRecord:
     """The records of one stage in one output directory."""
 
     output: Path
-    kind: Kind
+    kind: StageKind
 
     @property
     def stage(self) -> str:
@@ -246,53 +254,53 @@ class StageRecord:
 
     @cached_property
     def tree(self) -> Tree:
-        """The output's files: every path of a record, and every record, is opened through it."""
+        """The file tree of the output; every record, and every path in a record, is opened through it."""
         return Tree(self.output)
 
     @cached_property
     def directory(self) -> Path:
-        """`<output>/.tokenmill/<stage>`."""
+        """The directory `<output>/.tokenmill/<stage>`."""
         return self.output / ".tokenmill" / self.stage
 
     @property
     def plan_path(self) -> Path:
-        """Where the plan lies."""
+        """The path of the plan."""
         return self.directory / "plan.json"
 
     @property
     def manifest_path(self) -> Path:
-        """Where the manifest lies once all is done."""
+        """The path of the manifest, which exists when every unit is finished."""
         return self.directory / "manifest.json"
 
     @property
     def replaced_path(self) -> Path:
-        """Where the old plan lies while another takes its place."""
+        """The path of the old plan while another plan replaces it."""
         return self.directory / "replaced.json"
 
     @property
-    def runs(self) -> Path:
-        """Directory of the runs that agreed on a plan here."""
+    def runs_directory(self) -> Path:
+        """The directory of the runs that agreed on a plan of this stage."""
         return self.directory / "runs"
 
     @property
-    def attempts(self) -> Path:
-        """Directory of the attempts' own directories."""
+    def attempts_directory(self) -> Path:
+        """The directory that contains one directory for each attempt."""
         return self.directory / "attempts"
 
     def receipt_path(self, unit_id: str) -> Path:
-        """Where a unit's receipt lies."""
+        """Return the path of a unit's receipt."""
         return self.directory / "receipts" / _file_name(unit_id)
 
     def receipt_names(self) -> set[str]:
-        """Return the names of the receipts there are, whether they count or not."""
+        """Return the file names of all receipts, whether they are valid or not."""
         return set(self.tree.names(self.directory / "receipts"))
 
     def failure_path(self, unit_id: str) -> Path:
-        """Where the reason of a unit's last failure lies."""
+        """Return the path of the record of a unit's last failure."""
         return self.directory / "failures" / _file_name(unit_id)
 
     def read_plan(self, *, replaced: bool = False) -> Plan | None:
-        """Return the plan, or that which another is replacing; None when there is none."""
+        """Return the plan, or the plan that is being replaced; None without a plan."""
         path = self.replaced_path if replaced else self.plan_path
         try:
             return Plan.read(path, self.tree, self.kind)
@@ -300,14 +308,13 @@ class StageRecord:
             raise
         except OtherFormat as error:
             raise RequestError(
-                f"{path}: {error}; use the version that began it, choose another output directory, or delete "
-                f"{self.output} and make it again"
+                f"{path}: {error}, choose another output directory, or delete {self.output} and run its stage again"
             ) from error
         except RequestError as error:
-            raise RequestError(f"{path}: {error}; delete {self.output} and make it again") from error
+            raise RequestError(f"{path}: {error}, or delete {self.output} and run its stage again") from error
 
     def plan_id(self) -> str | None:
-        """Return the id of the plan on disk now, reading only its first lines; None when there is none."""
+        """Return the id of the plan that is now on disk, or None; only the first lines of the file are read."""
         try:
             with self.tree.open(self.plan_path) as file:
                 head = file.read(80)
@@ -317,35 +324,35 @@ class StageRecord:
         return rest.partition(b'"')[0].decode(errors="replace") or None
 
     def read_receipt(self, plan: Plan, unit: Unit, *, verify_hashes: bool = False) -> Receipt | None:
-        """Return a unit's receipt when it counts: this plan's, and its files there with the sizes it names."""
+        """Return a unit's receipt if it is valid: it is of this plan, and its files have the recorded sizes."""
         receipt = self.stored_receipt(plan, unit)
-        return receipt if receipt is not None and self._holds(receipt, verify_hashes) else None
+        return receipt if receipt is not None and self._has_files(receipt, verify_hashes) else None
 
     @contextlib.contextmanager
-    def naming_damage(self) -> Iterator[None]:
-        """Name the plan where what is done inside finds out that a unit of it lacks something."""
+    def report_damaged_records(self) -> Iterator[None]:
+        """Add the path of the plan to the message of a DamagedRecord that is raised inside the block."""
         try:
             yield
         except DamagedRecord as error:
             raise RequestError(f"{self.plan_path}: {error}") from error
 
     def stored_receipt(self, plan: Plan, unit: Unit) -> Receipt | None:
-        """Return a unit's receipt of this plan, whatever became of the files it names."""
+        """Return a unit's receipt of this plan, without a check of the files that it names."""
         value = read_json(self.receipt_path(unit.id), tree=self.tree)
         if not isinstance(value, dict) or value.get("plan") != plan.id or value.get("unit") != unit.id:
             return None
-        if not _is_whole(value, unit):
+        if not _is_complete(value, unit):
             return None
         try:
-            return Receipt.of_json(value)
+            return Receipt.from_json(value)
         except ValueError as error:
             path = self.receipt_path(unit.id)
             raise RequestError(
-                f"{path} is damaged, or somebody changed it ({error}); look at who did, delete it, and run the same "
-                f"tokenmill {self.stage} again, which makes that unit anew"
+                f"{path} is damaged, or another program changed it ({error}); check which program did, delete the "
+                f"file, and run the same tokenmill {self.stage} again, which runs only that unit"
             ) from error
 
-    def _holds(self, receipt: Receipt, verify_hashes: bool) -> bool:
+    def _has_files(self, receipt: Receipt, verify_hashes: bool) -> bool:
         for output in receipt.outputs:
             if self.tree.size(output.path) != output.bytes:
                 return False
@@ -353,22 +360,22 @@ class StageRecord:
                 return False
         return True
 
-    def holds(self, path: Path, pieces: Iterable[bytes]) -> bool:
-        """Tell whether a record holds these pieces and nothing else."""
+    def is_unchanged(self, path: Path, pieces: Iterable[bytes]) -> bool:
+        """Return whether the file of a record consists of exactly these pieces."""
         try:
             with self.tree.open(path) as file:
-                return is_content(file, pieces)
+                return has_content(file, pieces)
         except FileNotFoundError:
             return False
 
     def receipts(self, plan: Plan) -> Iterator[tuple[Unit, Receipt | None]]:
-        """Yield every unit of the plan with its receipt, or None where it has none that counts."""
-        with self.tree.held():
+        """Yield every unit of the plan with its valid receipt, or with None."""
+        with self.tree.keep_open():
             for unit in plan.units:
                 yield unit, self.read_receipt(plan, unit)
 
     def stored_manifest(self, plan_id: str | None) -> "Manifest | None":
-        """Return the recorded manifest of this plan, None when there is none or it is not what was written."""
+        """Return the recorded manifest of this plan; None if it is missing or does not match its hash."""
         value = read_json(self.manifest_path, packed="files", tree=self.tree)
         if not isinstance(value, dict) or value.get("plan") != plan_id or value.get("format") != FORMAT:
             return None
@@ -377,7 +384,7 @@ class StageRecord:
         try:
             if manifest.hash != recorded:
                 return None
-        except (ValueError, RecursionError):  # a file's text is no JSON
+        except (ValueError, RecursionError):  # the text of a file entry is not valid JSON
             return None
         try:
             check_manifest(value)
@@ -385,62 +392,64 @@ class StageRecord:
                 pass
         except (ValueError, AttributeError) as error:
             raise RequestError(
-                f"{self.manifest_path} is damaged, or somebody changed it ({error}); look at who did, delete it, and "
-                f"run tokenmill status {self.output}, which completes it from the receipts"
+                f"{self.manifest_path} is damaged, or another program changed it ({error}); check which program did, "
+                f"delete the file, and run tokenmill status {self.output}, which writes it again from the receipts"
             ) from error
         return manifest
 
     def failure_names(self) -> list[str]:
-        """Return the names of the records of failures."""
-        return [name for name in self.tree.names(self.directory / "failures") if _is_record(name)]
+        """Return the file names of the failure records."""
+        return [name for name in self.tree.names(self.directory / "failures") if _is_record_name(name)]
 
     def failures(self) -> list[Failure]:
-        """Return why units failed last, for those that have not succeeded since."""
+        """Return the last failures of the units that have not succeeded since."""
         directory = self.directory / "failures"
         values = (read_json(directory / name, tree=self.tree) for name in self.failure_names())
-        return [failure for value in values if (failure := _failure(value))]
+        return [failure for value in values if (failure := _parse_failure(value))]
 
 
 def reconciles(counts: Counts) -> bool:
-    """Tell whether each record that was read was written, rejected or dropped."""
+    """Return whether every record that was read was written, rejected or dropped."""
     return counts["in"] == counts["out"] + counts.get("rejected", 0) + counts.get("dropped", 0)
 
 
-def kept_aside(counts: Counts, output: Path) -> str | None:
-    """Say how many bad records a stage kept beside its output, and where; None when there are none."""
-    bad = counts.get("rejected", 0)
-    return f"{bad:,} bad record{'s' * (bad > 1)} kept in {output / REJECTED}" if bad else None
+def describe_rejected(counts: Counts, output: Path) -> str | None:
+    """Return a message with the number of rejected records and their directory; None without rejected records."""
+    rejected = counts.get("rejected", 0)
+    return f"{rejected:,} bad record{'s' * (rejected > 1)} kept in {output / REJECTED}" if rejected else None
 
 
 def record_failure(record: StageRecord, plan_id: str | None, unit_id: str, problem: TokenmillError) -> None:
-    """Keep why a unit failed, for whoever asks for the status; its receipt removes it."""
+    """Record why a unit failed for `tokenmill status`; the unit's receipt removes the record."""
     time, host = datetime.now(UTC).isoformat(timespec="seconds"), socket.gethostname()
     failure = Failure(plan_id, unit_id, redact(str(problem)), time, host, problem.exit_code)
-    with contextlib.suppress(OSError):  # on a full disk the message in the log must do
+    with contextlib.suppress(OSError):  # if the disk is full, the log still has the message
         record.tree.write_atomic(record.failure_path(unit_id), readable_json(failure.to_json()))
 
 
 def _file_name(unit_id: str) -> str:
-    """Name the record of a unit; an id that is no file name comes from a plan that was tampered with."""
+    """Return the file name of a unit's record; only a plan that another program changed has an id with a slash."""
     if "/" in unit_id:
-        raise RequestError(f"a plan on disk is damaged (unit {unit_id!r}); choose another output directory")
+        raise RequestError(
+            f"a plan on disk is damaged: the unit id {unit_id} contains a slash; choose another output directory"
+        )
     return f"{unit_id}.json"
 
 
-def _is_record(name: str) -> bool:
+def _is_record_name(name: str) -> bool:
     return name.endswith(".json") and not name.startswith(".")
 
 
-def _failure(value: Any) -> Failure | None:
-    """Return the failure that a record describes; None where it describes nothing of the kind."""
+def _parse_failure(value: Any) -> Failure | None:
+    """Return the failure that a record describes, or None if the record is invalid."""
     try:
-        return Failure.of_json(value)
+        return Failure.from_json(value)
     except msgspec.ValidationError:
         return None
 
 
-def _is_whole(receipt: dict[str, Any], unit: Unit) -> bool:
-    """Tell whether a receipt has what its readers count on; one that has not is none, and the unit is done again."""
+def _is_complete(receipt: dict[str, Any], unit: Unit) -> bool:
+    """Return whether a receipt has all fields that its readers need; without them, the unit runs again."""
     try:
         counts = receipt["counts"]
         named = {entry["path"] for entry in receipt["outputs"] if isinstance(entry["xxh3_128"], str)}
@@ -461,51 +470,51 @@ def _is_whole(receipt: dict[str, Any], unit: Unit) -> bool:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A finished stage: its files and counts, and what they came from."""
+    """A finished stage: its files, its counts and its input."""
 
     content: dict[str, Any]
 
     @cached_property
     def hash(self) -> str:
-        """Hash of the content, times and hosts being no part of it."""
+        """The hash of the content, which contains no times and hosts."""
         return content_id(self.content)
 
     @property
     def files(self) -> Iterator[FileEntry]:
-        """The files; read from their texts each time."""
+        """The files; each access decodes their texts."""
         for batch in self.content["files"].batches():
             yield from msgspec.convert(batch, list[FileEntry])
 
     @property
     def file_count(self) -> int:
-        """How many files there are."""
+        """The number of files."""
         return len(self.content["files"])
 
     @property
     def empty(self) -> list[EmptyPair]:
-        """The pairs that were left out, since they have no tokens."""
+        """The pairs that were not written because they have no tokens."""
         return msgspec.convert(self.content["empty"], list[EmptyPair])
 
     @property
     def source(self) -> Origin:
-        """Where the text comes from in the end."""
-        return Origin.of_json(self.content["source"])
+        """The first source of the text."""
+        return Origin.from_json(self.content["source"])
 
     @property
     def upstream(self) -> Upstream:
-        """What the stage read."""
-        return Upstream.of_json(self.content["upstream"])
+        """The input of the stage."""
+        return Upstream.from_json(self.content["upstream"])
 
     @property
     def counts(self) -> Counts:
-        """The stage's counts, summed over its units."""
+        """The sum of the counts of all units."""
         return dict(self.content["counts"])
 
 
 def make_manifest(plan: Plan, receipts: Iterable[Receipt]) -> Manifest:
-    """Combine a plan with the receipts of all its units, in the plan's order."""
+    """Combine a plan with the receipts of all its units, in the order of the plan."""
     counts: Counts = {}
-    files = Packed()
+    files = PackedList()
     empty: list[dict[str, Any]] = []
     for receipt in receipts:
         files.texts.extend(pack(entry.to_json()) for entry in receipt.outputs)
@@ -528,7 +537,7 @@ def make_manifest(plan: Plan, receipts: Iterable[Receipt]) -> Manifest:
 
 
 class Completion(NamedTuple):
-    """How far a stage is: the manifest when it is whole, else the units without a receipt."""
+    """How much of a stage is finished: the manifest of a complete stage, or the units without a valid receipt."""
 
     plan: Plan
     manifest: Manifest | None
@@ -537,11 +546,11 @@ class Completion(NamedTuple):
 
 
 def complete(record: StageRecord, plan: Plan, *, write: bool = True) -> Completion:
-    """Look at every receipt, and write the manifest when all count; any later reader may do this.
+    """Check every receipt, and write the manifest if all are valid; any later reader may do this.
 
-    Receipts are read only where none is missing by name: a thousand workers that end one after the other
-    would read them all a thousand times. With `write` false the manifest is only computed: a reader with a
-    read-only mount can go on.
+    The content of receipts is read only if every unit has a receipt file. Otherwise a thousand workers that end one
+    after the other would read all receipts a thousand times. With `write` false, the manifest is computed but not
+    written, so that a reader with a read-only mount can use it.
     """
     names = record.receipt_names()
     absent = [unit for unit in plan.units if _file_name(unit.id) not in names]
@@ -549,22 +558,23 @@ def complete(record: StageRecord, plan: Plan, *, write: bool = True) -> Completi
         return Completion(plan, None, absent, len(plan.units) - len(absent))
     missing: list[Unit] = []
 
-    def found() -> Iterator[Receipt]:
+    def valid_receipts() -> Iterator[Receipt]:
         for unit, receipt in record.receipts(plan):
             if receipt is None:
                 missing.append(unit)
             else:
                 yield receipt
 
-    manifest = make_manifest(plan, found())
+    manifest = make_manifest(plan, valid_receipts())
     if missing:
         return Completion(plan, None, missing, len(plan.units) - len(missing))
     if plan.require and not manifest.counts.get(plan.require):
         raise RequestError(
-            f"{plan.command} gave no {WORDS[plan.require]} from {len(plan.units)} units and {manifest.counts['in']} "
-            f"records: {record.output} is no dataset to go on with; check the input and the options"
+            f"{plan.command} made no {COUNT_NAMES[plan.require]} from {len(plan.units)} units and "
+            f"{manifest.counts['in']} records, so {record.output} is not a usable dataset; check the input and the "
+            "options"
         )
     content = {"hash": manifest.hash, **manifest.content}
-    if write and not record.holds(record.manifest_path, readable_pieces(content)):
+    if write and not record.is_unchanged(record.manifest_path, readable_pieces(content)):
         record.tree.write_atomic(record.manifest_path, readable_pieces(content))
     return Completion(plan, manifest, [], len(plan.units))

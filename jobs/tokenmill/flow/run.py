@@ -1,4 +1,8 @@
-"""Run a stage on an output directory; where its source was listed wrong, plan anew and run it once more."""
+"""The entry point of a stage: run it, and plan it a second time if the source was listed wrong.
+
+The command line calls `run_stage` with a Stage and a StageRun. `run_stage` prepares the stage and passes the request to
+`flow.worker`.
+"""
 
 from dataclasses import replace
 
@@ -7,35 +11,40 @@ from tokenmill.flow.contract import RemoteFile
 from tokenmill.flow.planning import Request
 from tokenmill.flow.record import Plan, StageRecord
 from tokenmill.flow.signals import stop_requested
-from tokenmill.flow.stage import Run, Stage
-from tokenmill.flow.worker import Summary, work
+from tokenmill.flow.stage import Stage, StageRun
+from tokenmill.flow.worker import Summary, run_worker
 
 
-def run_stage(stage: Stage, run: Run) -> Summary:
-    """Plan a stage, or join those that have, do this worker's share, and complete the manifest when all is there.
+def run_stage(stage: Stage, run: StageRun) -> Summary:
+    """Agree on a plan, run this worker's share of it, and complete the manifest when all units are finished.
 
-    Raises RequestError when an input is bad (after everything else is done), TransientError when a retry can help,
-    Stopped when asked to stop with work left. A unit may fail because the source was listed wrong: the wrong size or
-    hash would stand in the plan, and the same command would fail for ever, so then it is listed and planned anew.
+    A unit may fail because the source sent a wrong listing. Then the plan has a wrong size or hash, and every later run
+    of the same command would fail. Therefore this function lists the source again after a failure. If the listing has
+    changed, a new plan replaces the old one.
+
+    Raises:
+        RequestError: an input is invalid; all other units have run before.
+        TransientError: a retry can help.
+        Stopped: SIGTERM or Ctrl-C arrived while units were left.
     """
     request = stage.prepare(run)._replace(replace=run.replace, run=run.id)
     try:
         with stage.warm_up(run) as warm:
-            return work(stage, request, run, warm)
+            return run_worker(stage, request, run, warm)
     except (Stopped, Superseded, MachineError):
         raise
     except TokenmillError:
-        again = _planned_anew(stage, request, run)
-        if again is None:
+        new_plan = _plan_new_listing(stage, request, run)
+        if new_plan is None:
             raise
-    run.reporter.warn(f"the source is listed otherwise than when {stage.kind.name} was planned; planned anew")
-    request = request._replace(replace=True, make=lambda: again, outdated=lambda old: old.id != again.id)
+    run.reporter.warn(f"the source's listing changed after {stage.kind.name} was planned; making a new plan")
+    request = request._replace(replace=True, make=lambda: new_plan, outdated=lambda old: old.id != new_plan.id)
     with stage.warm_up(run) as warm:
-        return work(stage, request, run, warm)
+        return run_worker(stage, request, run, warm)
 
 
-def _planned_anew(stage: Stage, request: Request, run: Run) -> Plan | None:
-    """Return the plan of what is listed now; None where that is the same, or what is finished would not be kept."""
+def _plan_new_listing(stage: Stage, request: Request, run: StageRun) -> Plan | None:
+    """Return a plan of the current listing; None if the listing is unchanged or a finished unit would be lost."""
     record = StageRecord(stage.output, stage.kind)
     plan = record.read_plan()
     if plan is None or plan.request != request.content or stop_requested():
@@ -43,19 +52,19 @@ def _planned_anew(stage: Stage, request: Request, run: Run) -> Plan | None:
     commit = plan.source.commit
     try:
         listed = stage.listed(run, commit)
-        if listed is None or {file.path: file for file in listed} == _planned(plan):
+        if listed is None or {file.path: file for file in listed} == _planned_files(plan):
             return None
-        again = replace(stage.prepare(run, commit).make(), request=plan.request)
+        new_plan = replace(stage.prepare(run, commit).make(), request=plan.request)
     except TokenmillError:
         return None
-    keys = {again.unit_key(unit) for unit in again.units}
+    keys = {new_plan.unit_key(unit) for unit in new_plan.units}
     finished = {unit.id: plan.unit_key(unit) in keys for unit in plan.units if record.receipt_path(unit.id).exists()}
-    # Of a commit the files are what they are; elsewhere they may have changed, and two states are not to be mixed.
+    # The files of a commit never change. Files of other sources may have changed, and two states must not be mixed.
     kept = all(finished.values()) if commit else not finished
-    return again if kept and again.id != plan.id else None
+    return new_plan if kept and new_plan.id != plan.id else None
 
 
-def _planned(plan: Plan) -> dict[str, RemoteFile]:
-    """Return the files of a plan as they were listed, by their paths."""
+def _planned_files(plan: Plan) -> dict[str, RemoteFile]:
+    """Return the files of a plan as they were listed, by path."""
     listed = [[file.remote for file in unit.inputs] or [unit.spec(RemoteFile)] for unit in plan.units]
     return {file.path: file for files in listed for file in files if file}

@@ -1,9 +1,11 @@
-"""Which runs have had their turn, so that a late pod of an old Job never replaces the plan back.
+"""The registry of the runs of a stage: it prevents a late pod of an old Job from replacing a newer plan.
 
-    <output>/.tokenmill/<stage>/runs/<run>    {"closed": true} once another run replaced the plan it agreed on
+    <output>/.tokenmill/<stage>/runs/<run>    {"closed": true} after another run has replaced this run's plan
 
-A run is all workers of one Job; its id comes from TOKENMILL_RUN and has no order, so being seen here is
-all that tells an old one from a new one. On a laptop there is no id, and nothing is kept.
+A run consists of all workers of one Job. Its id comes from the environment variable TOKENMILL_RUN. Ids have no order,
+so only this registry shows which run is older. A run without an id, for example on a laptop, is not registered.
+
+`flow.planning` registers a run when the run agrees on a plan, and closes all other runs when it replaces a plan.
 """
 
 from dataclasses import dataclass
@@ -16,41 +18,45 @@ from tokenmill.flow.record import Plan, StageRecord
 
 @dataclass(frozen=True)
 class RunRegistry:
-    """The runs seen in a stage, from the side of the run `mine`."""
+    """The runs that are registered in a stage, used by the run `run_id`."""
 
     record: StageRecord
-    mine: str | None
+    run_id: str | None
 
     def __post_init__(self) -> None:
-        """Refuse an id that could not be a file name."""
-        if self.mine is not None and safe_name(self.mine) != self.mine:
-            raise RequestError(f"TOKENMILL_RUN {self.mine!r}: give letters, digits and ._=+@,~- without a dot in front")
+        """Refuse an id that is not a safe file name."""
+        if self.run_id is not None and safe_name(self.run_id) != self.run_id:
+            raise RequestError(
+                f"invalid TOKENMILL_RUN {self.run_id!r}: it becomes a file name; use letters, digits and ._=+@,~- "
+                "without a leading dot"
+            )
 
-    def enter(self, plan: Plan) -> None:
-        """Register this run, which agrees on a plan; one whose plan was replaced at that moment is closed at once."""
-        if self.mine is None:
+    def register(self, plan: Plan) -> None:
+        """Register this run, which agrees on a plan; close it if the plan is being replaced at the same time."""
+        if self.run_id is None:
             return
-        path, tree = self.record.runs / self.mine, self.record.tree
-        if tree.size(path) is not None or not tree.publish_once(path, _state(closed=False)):
+        path, tree = self.record.runs_directory / self.run_id, self.record.tree
+        if tree.size(path) is not None or not tree.publish_once(path, _encode_state(closed=False)):
             return
-        # A replacement closes what it sees between these two files; in this order, one of the two sees the other.
+        # A replacement writes replaced.json, closes the registered runs and then writes plan.json. This run registers
+        # first and reads both files afterwards. So either the replacement closes this run, or this run sees a new file.
         if tree.size(self.record.replaced_path) is not None or self.record.plan_id() != plan.id:
-            tree.write_atomic(path, _state(closed=True))
+            tree.write_atomic(path, _encode_state(closed=True))
 
     @property
     def closed(self) -> bool:
-        """Tell whether another run replaced the plan that this one had agreed on."""
-        if self.mine is None:
+        """Whether another run replaced the plan on which this run had agreed."""
+        if self.run_id is None:
             return False
-        return bool(read_json(self.record.runs / self.mine, tree=self.record.tree) == {"closed": True})
+        return bool(read_json(self.record.runs_directory / self.run_id, tree=self.record.tree) == {"closed": True})
 
     def close_others(self) -> None:
-        """Let no run that was seen here replace a plan again, but this one."""
+        """Close all registered runs except this one, so that they cannot replace a plan."""
         tree = self.record.tree
-        for name in tree.names(self.record.runs):
-            if name != self.mine and not name.startswith("."):
-                tree.write_atomic(self.record.runs / name, _state(closed=True))
+        for name in tree.names(self.record.runs_directory):
+            if name != self.run_id and not name.startswith("."):
+                tree.write_atomic(self.record.runs_directory / name, _encode_state(closed=True))
 
 
-def _state(*, closed: bool) -> bytes:
+def _encode_state(*, closed: bool) -> bytes:
     return readable_json({"closed": closed})

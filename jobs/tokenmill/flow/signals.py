@@ -1,4 +1,7 @@
-"""How a worker is told to stop: SIGTERM and Ctrl-C set a flag, and interrupt a planner."""
+"""The stop request of a worker: SIGTERM and Ctrl-C set a flag, and interrupt planning.
+
+`flow.worker` installs the handlers. The units check the flag in `Workspace.report_progress`.
+"""
 
 import contextlib
 import signal
@@ -9,20 +12,20 @@ from typing import Any
 from tokenmill.errors import Stopped
 
 STOP = threading.Event()
-"""Set when this process is to stop."""
+"""Set when this process must stop."""
 
 _PLANNING = threading.Event()
-"""Set while a plan is made, by libraries that sleep and retry as they like: then a signal interrupts them."""
+"""Set while a plan is made. Libraries that planning uses may sleep and retry, so a signal raises an exception then."""
 
 
 def stop_requested() -> bool:
-    """Tell whether SIGTERM or Ctrl-C arrived."""
+    """Return whether SIGTERM or Ctrl-C arrived."""
     return STOP.is_set()
 
 
 @contextlib.contextmanager
 def stopping_on_signals() -> Iterator[None]:
-    """Set the stop flag on SIGTERM and Ctrl-C instead of dying; a second Ctrl-C kills as usual."""
+    """Set the stop flag on SIGTERM and Ctrl-C; a second signal of the same kind kills the process."""
 
     def stop(number: int, _frame: Any) -> None:
         STOP.set()
@@ -43,7 +46,7 @@ def stopping_on_signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Let a signal raise Stopped in what is done here, which looks at no flag."""
+    """Let a signal raise Stopped inside the block, which does not check the stop flag."""
     _PLANNING.set()
     try:
         yield

@@ -1,11 +1,14 @@
-"""What a stage is: everything that the machine in `flow` needs to know of it, and everything that a stage must say."""
+"""The interface between `flow` and a stage: all that a stage must implement, and all that a stage gets.
+
+The command line builds a Stage and a StageRun and passes both to `flow.run.run_stage`.
+"""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
-from tokenmill.flow.contract import Kind, RemoteFile
+from tokenmill.flow.contract import RemoteFile, StageKind
 from tokenmill.flow.planning import Request
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.record import Counts, Plan, StageRecord, Unit
@@ -13,11 +16,11 @@ from tokenmill.flow.workspace import Workspace
 from tokenmill.machine import available_cpus
 
 Concurrency = Literal["threads", "processes"]
-"""How several units of a worker run: threads where units wait for others, processes where they compute."""
+"""How a worker runs several units: in threads if units wait for I/O, in processes if units compute."""
 
 
-class Run(NamedTuple):
-    """How a stage is run, whatever the stage: nothing here changes a byte of its output."""
+class StageRun(NamedTuple):
+    """The settings of a run that are equal for all stages; none of them changes a byte of the output."""
 
     reporter: Reporter
     worker: int = 0
@@ -26,70 +29,70 @@ class Run(NamedTuple):
     replace: bool = False
     verify_hashes: bool = False
     id: str | None = None
-    """Equal for all workers that were started together, such as a Job's."""
+    """Equal for all workers that were started together, for example the pods of one Job."""
 
     @property
     def cpus(self) -> int:
-        """How many processes may compute at a time."""
+        """The number of processes that may compute at the same time."""
         return self.processes or available_cpus()
 
 
 class Stage(Protocol):
-    """A stage on an output directory: a dataclass of what it reads and its options, which processes hand to each other.
+    """A stage with an output directory: a dataclass of its inputs and options that can be pickled for child processes.
 
-    A stage derives from this class, and so has what most stages have in common.
+    A stage derives from this class and inherits the methods that most stages have in common.
     """
 
     output: Path
     """The output directory."""
 
-    kind: ClassVar[Kind]
-    """What its records hold, the name under which they lie, and its place among the stages."""
+    kind: ClassVar[StageKind]
+    """The name of the record directory, and the types of the parts of a plan that only this stage reads."""
 
     concurrency: ClassVar[Concurrency]
 
     resumable: ClassVar[bool]
-    """Whether a later attempt at a unit can go on with what a dead one left."""
+    """Whether a later attempt at a unit can continue from the files of a killed attempt."""
 
-    def prepare(self, run: Run, pinned: str | None = None) -> Request:
-        """Say what is asked for, and how to plan it; refuse what can be refused without a plan.
+    def prepare(self, run: StageRun, pinned: str | None = None) -> Request:
+        """Return the parameters and the function that plans them; refuse all that is wrong without a plan.
 
-        `pinned`: the commit at which a source is listed, whatever the revision stands for now.
+        `pinned` is the commit at which to list a source, even if the revision now names another commit.
         """
 
     def do(self, unit: Unit, workspace: Workspace, shared: Any) -> Counts:
-        """Do one unit through the workspace; return its counts.
+        """Run one unit in the workspace and return its counts.
 
-        `in` = `out` + `rejected` + `dropped`: rejected records are bad ones, kept beside the output; dropped ones are
-        good, and left out because the stage is there to do so. The last two may be missing.
+        The counts satisfy `in` = `out` + `rejected` + `dropped`. Rejected records are invalid and go to `rejected/`.
+        Dropped records are valid, and the stage leaves them out on purpose. The last two counts may be absent.
         """
 
     def width(self, cpus: int) -> int:
-        """Return how many units run at a time."""
+        """Return how many units run at the same time."""
         return cpus
 
-    def warm_up(self, run: Run) -> AbstractContextManager[Any]:
-        """Start what takes long to start while the plan is made; `shared` has it as `warm`."""
+    def warm_up(self, run: StageRun) -> AbstractContextManager[Any]:
+        """Start slow resources while the plan is made; `shared` receives them as `warm`."""
         return nullcontext()
 
     def shared(
         self, plan: Plan, todo: Sequence[Unit], warm: Any, warn: Callable[[str], None]
     ) -> AbstractContextManager[Any]:
-        """Open what the units of this process share; where they run in processes, they share nothing."""
+        """Open the resources that the units of this process share; units in child processes share nothing."""
         return nullcontext()
 
-    def listed(self, run: Run, pinned: str | None) -> list[RemoteFile] | None:
-        """Return what the source lists now, None for a stage that does not read from a source."""
+    def listed(self, run: StageRun, pinned: str | None) -> list[RemoteFile] | None:
+        """Return the current listing of the source, or None for a stage that does not read from a source."""
         return None
 
 
-class Job(NamedTuple):
-    """A stage that has been prepared: where it finds its inputs."""
+class PreparedStage(NamedTuple):
+    """A stage together with the directory of its inputs, after planning has resolved that directory."""
 
     stage: Stage
     input_root: Path
 
     @property
     def record(self) -> StageRecord:
-        """The records of the stage in its output."""
+        """The records of the stage in its output directory."""
         return StageRecord(self.stage.output, self.stage.kind)

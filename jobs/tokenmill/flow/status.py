@@ -1,4 +1,7 @@
-"""How far every stage below a directory is, from its records alone: nothing needs to be running to ask."""
+"""The progress of all stages below a directory, read from their records; no worker needs to run for that.
+
+`tokenmill status` prints the result.
+"""
 
 import os
 import time
@@ -9,18 +12,18 @@ from typing import Any
 
 from tokenmill.errors import RequestError
 from tokenmill.files.lease import HEARTBEAT_SECONDS, Liveness
-from tokenmill.flow.attempt import LeftoverAttempt, is_planning, leftovers
-from tokenmill.flow.contract import Failure, Kind, Receipt
-from tokenmill.flow.lineage import records_of
+from tokenmill.flow.attempt import LeftoverAttempt, is_planning, list_leftovers
+from tokenmill.flow.contract import Failure, Receipt, StageKind
+from tokenmill.flow.lineage import select_records
 from tokenmill.flow.record import StageRecord, complete
 
 RATE_SECONDS = 300.0
-"""The rate is that of the units finished in the last so many seconds of work."""
+"""The rate is computed from the units that finished in the last 300 seconds before the newest receipt."""
 
 
 @dataclass(frozen=True)
 class StageStatus:
-    """One stage's state: complete, running, failed (units failed and nobody works), stopped or planning."""
+    """The state of one stage: complete, running, failed (units failed and no worker runs), stopped or planning."""
 
     stage: str
     output: Path
@@ -41,27 +44,31 @@ class StageStatus:
         return {**self.__dict__, "output": str(self.output), "failures": failures}
 
 
-def statuses(path: Path, kinds: Sequence[Kind], stage: str | None = None) -> list[StageStatus]:
-    """Return the status of each stage of `kinds` begun in `path` or below, or of `stage`; none is a RequestError."""
-    found = [_status(record) for record in records_of(path, kinds, stage)]
-    if not found:
-        raise RequestError(f"no stage of tokenmill was begun in {path} or below it; give an output directory")
-    return found
+def list_statuses(path: Path, kinds: Sequence[StageKind], stage: str | None = None) -> list[StageStatus]:
+    """Return the status of each stage of `kinds` that was started in `path` or below, or only of `stage`.
+
+    Raises:
+        RequestError: no such stage was started there.
+    """
+    statuses = [_load_status(record) for record in select_records(path, kinds, stage)]
+    if not statuses:
+        raise RequestError(f"no stage of tokenmill was started in {path} or below it; specify an output directory")
+    return statuses
 
 
-def _status(record: StageRecord) -> StageStatus:
-    # Read who works before what is done: in the other order, one that ends in between is missed, and a stage that
-    # goes on is called stopped.
+def _load_status(record: StageRecord) -> StageStatus:
+    # Read the attempts before the receipts. In the other order, a unit that finishes in between is in neither list, and
+    # a running stage is reported as stopped.
     planning = is_planning(record)
     plan = record.read_plan()
     if plan is None:
         failures = record.failures()
         state = "planning" if planning else "failed while planning" if failures else "stopped while planning"
         return StageStatus(record.stage, record.output, state, 0, 0, 0, 0, None, None, [], failures, {})
-    at_work = [
+    running = [
         unit
-        for unit, found in leftovers(record).items()
-        if any(left.liveness is Liveness.ALIVE or _recent(left) for left in found)
+        for unit, leftovers in list_leftovers(record).items()
+        if any(leftover.liveness is Liveness.ALIVE or _is_recent(leftover) for leftover in leftovers)
     ]
     receipts, counts = list[Receipt](), dict[str, int]()
     bytes_done = 0
@@ -74,14 +81,14 @@ def _status(record: StageRecord) -> StageStatus:
             counts[name] = counts.get(name, 0) + count
     done = {receipt.unit for receipt in receipts}
     failures = [f for f in record.failures() if f.unit not in done and f.plan == plan.id]
-    rate = _rate(receipts)
+    rate = _measure_rate(receipts)
     left = plan.weight - bytes_done
     if len(done) == len(plan.units):
         state = "complete"
         complete(record, plan, write=os.access(record.directory, os.W_OK))
     else:
-        state = "running" if at_work else "failed" if failures else "stopped"
-    seconds = left / rate if rate and left and at_work else None
+        state = "running" if running else "failed" if failures else "stopped"
+    seconds = left / rate if rate and left and running else None
     return StageStatus(
         record.stage,
         record.output,
@@ -92,25 +99,25 @@ def _status(record: StageRecord) -> StageStatus:
         bytes_done,
         rate,
         seconds,
-        sorted(at_work),
+        sorted(running),
         failures,
         counts,
     )
 
 
-def _recent(attempt: LeftoverAttempt) -> bool:
-    """Tell whether an attempt on another machine gave a sign of life just now."""
-    known = attempt.claim is not None and attempt.liveness is not Liveness.DEAD
-    return known and time.time() - attempt.beat < 6 * HEARTBEAT_SECONDS
+def _is_recent(attempt: LeftoverAttempt) -> bool:
+    """Return whether an attempt on another machine gave a heartbeat in the last minute."""
+    readable = attempt.claim is not None and attempt.liveness is not Liveness.DEAD
+    return readable and time.time() - attempt.last_heartbeat < 6 * HEARTBEAT_SECONDS
 
 
-def _rate(receipts: list[Receipt]) -> float | None:
-    """Return bytes a second over the last units to finish."""
+def _measure_rate(receipts: list[Receipt]) -> float | None:
+    """Return the bytes per second of the units that finished last."""
     if not receipts:
         return None
     times = [(receipt.started, receipt.finished, receipt.weight) for receipt in receipts]
     last = max(finished for _, finished, _ in times)
-    lately = [(s, f, w) for s, f, w in times if (last - f).total_seconds() <= RATE_SECONDS]
-    begun = min(started for started, _, _ in lately)
-    seconds = (last - begun).total_seconds()
-    return sum(weight for _, _, weight in lately) / seconds if seconds > 0 else None
+    recent = [(s, f, w) for s, f, w in times if (last - f).total_seconds() <= RATE_SECONDS]
+    first = min(started for started, _, _ in recent)
+    seconds = (last - first).total_seconds()
+    return sum(weight for _, _, weight in recent) / seconds if seconds > 0 else None

@@ -1,8 +1,15 @@
-"""The loop that runs a worker's share of a plan.
+"""The loop of a worker: it runs a share of a plan's units and completes the stage.
 
-What it promises: a unit with a receipt is not done again; one bad input does not stop the others; a
-full disk stops everything at once; SIGTERM stops at the next batch and exits 143 unless the share is
-complete; a killed child is noticed; the exit code says whether a retry can help.
+`flow.run` calls `run_worker`. The worker agrees on a plan, skips the units of its share that have a valid receipt, runs
+the others in an executor, writes the manifest if all units of the stage are finished, and removes leftovers.
+
+Guarantees:
+
+ - A unit with a valid receipt is not run again.
+ - One bad input does not stop the other units; a full disk stops all of them.
+ - SIGTERM stops every unit at its next batch, and the worker exits with 143 unless its share is complete.
+ - The worker detects a killed child process.
+ - The exit code shows whether a retry can help (`tokenmill.errors`).
 """
 
 import contextlib
@@ -14,27 +21,27 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from tokenmill.errors import MachineError, RequestError, Stopped, Superseded, TokenmillError, TransientError
-from tokenmill.files.explain import explained
-from tokenmill.flow.attempt import leftovers, sweep
-from tokenmill.flow.executors import Counter, executor
-from tokenmill.flow.partition import share
-from tokenmill.flow.planning import Request, agree
-from tokenmill.flow.progress import Reporter, size
+from tokenmill.files.explain import explain_os_errors
+from tokenmill.flow.attempt import list_leftovers, sweep
+from tokenmill.flow.executors import ByteCounter, open_executor
+from tokenmill.flow.partition import select_units
+from tokenmill.flow.planning import Request, agree_on_plan
+from tokenmill.flow.progress import Reporter, format_bytes
 from tokenmill.flow.record import Completion, Plan, Unit, complete, record_failure
 from tokenmill.flow.signals import STOP, interruptible, stopping_on_signals
-from tokenmill.flow.stage import Job, Run, Stage
-from tokenmill.machine import memory_words
+from tokenmill.flow.stage import PreparedStage, Stage, StageRun
+from tokenmill.machine import describe_memory
 
-STOP_SECONDS = 5.0
-"""How long a stopped worker waits for its threads, of the 30 s that Kubernetes gives by default."""
+STOP_TIMEOUT_SECONDS = 5.0
+"""How long a stopped worker waits for its threads; Kubernetes kills a pod after 30 s by default."""
 
 
 class WorkerDied(TransientError):
-    """A child process ended without a word."""
+    """A child process ended without a result."""
 
 
 class Summary(NamedTuple):
-    """What a run did: its plan, the completion it ended with, the seconds it took, and those planning took."""
+    """The result of a run: its plan, the final completion, the seconds of the run and of planning, and unit counts."""
 
     plan: Plan
     completion: Completion
@@ -44,135 +51,137 @@ class Summary(NamedTuple):
     done_before: int
 
 
-def work(stage: Stage, request: Request, run: Run, warm: Any = None) -> Summary:
-    """Agree on a plan, do this worker's share of it, and complete the manifest when all is there.
+def run_worker(stage: Stage, request: Request, run: StageRun, warm: Any = None) -> Summary:
+    """Agree on a plan, run this worker's share of it, and complete the manifest when all units are finished.
 
-    Raises as `run.run_stage` does; `warm` is what `Stage.warm_up` gave.
+    `warm` is the result of `Stage.warm_up`. The errors are those of `flow.run.run_stage`.
     """
     started = time.monotonic()
     reporter = run.reporter
-    job = Job(stage, request.input_root or stage.output)
-    record = job.record
-    with stopping_on_signals(), explained(stage.output), record.naming_damage():
+    prepared = PreparedStage(stage, request.input_root or stage.output)
+    record = prepared.record
+    with stopping_on_signals(), explain_os_errors(stage.output), record.report_damaged_records():
         record.tree.make_directory(record.directory)
-        request = request._replace(make=_interruptible(request.make, plan_of=record.stage, reporter=reporter))
-        plan = agree(record, request, should_stop=STOP.is_set, say=reporter.say)
+        request = request._replace(make=_make_interruptible(request.make, plan_of=record.stage, reporter=reporter))
+        plan = agree_on_plan(record, request, should_stop=STOP.is_set, log=reporter.log)
         planned = time.monotonic()
-        mine = share(plan.units, run.worker, run.workers)
-        with record.tree.held():
-            done = {u.id for u in mine if record.read_receipt(plan, u, verify_hashes=run.verify_hashes) is not None}
-        todo = [unit for unit in mine if unit.id not in done]
+        share = select_units(plan.units, run.worker, run.workers)
+        with record.tree.keep_open():
+            done = {u.id for u in share if record.read_receipt(plan, u, verify_hashes=run.verify_hashes) is not None}
+        todo = [unit for unit in share if unit.id not in done]
         if run.verify_hashes:
-            # Else the commit would find the old receipt, whose sizes are right, and give way to it.
+            # Otherwise the commit would find the old receipt, whose sizes are right, and yield to it.
             for unit in todo:
                 record.tree.unlink(record.receipt_path(unit.id))
         if todo:
             record.tree.unlink(record.manifest_path)
-        _announce(reporter, plan, run, mine, done)
-        _execute(job, plan, mine, todo, run, warm)
-        # One that appears later was written by a worker that saw more.
-        stood = record.tree.size(record.manifest_path) is not None
+        _log_start(reporter, plan, run, share, done)
+        _run_units(prepared, plan, share, todo, run, warm)
+        # A manifest that appears after this check is from a worker that read newer receipts, so it must stay.
+        manifest_exists = record.tree.size(record.manifest_path) is not None
         completion = complete(record, plan)
-        if completion.missing and stood:
+        if completion.missing and manifest_exists:
             record.tree.unlink(record.manifest_path)
         if todo or completion.manifest:
-            sweep(record, (unit.id for unit in (plan.units if completion.manifest else mine)))
+            sweep(record, (unit.id for unit in (plan.units if completion.manifest else share)))
     return Summary(plan, completion, time.monotonic() - started, planned - started, len(todo), len(done))
 
 
-def _interruptible(make: Callable[[], Plan], *, plan_of: str, reporter: Reporter) -> Callable[[], Plan]:
-    def planned() -> Plan:
-        reporter.say(f"{plan_of}: planning; {memory_words()}")  # the last line of a planner killed for memory
+def _make_interruptible(make: Callable[[], Plan], *, plan_of: str, reporter: Reporter) -> Callable[[], Plan]:
+    def make_interruptibly() -> Plan:
+        reporter.log(f"{plan_of}: planning; {describe_memory()}")  # the last log line if planning is killed for memory
         try:
             with interruptible(), reporter.waiting(f"{plan_of}: still planning"):
                 return make()
         except MemoryError as error:
             raise TransientError(
-                f"{plan_of}: memory ran out while planning ({memory_words()}); raise the limit (in a chart: --set "
-                "resources.limits.memory=16Gi), or cut records of hundreds of megabytes"
+                f"{plan_of}: memory ran out while planning ({describe_memory()}); raise the limit (in a chart: --set "
+                "resources.limits.memory=16Gi), or split records of hundreds of megabytes"
             ) from error
 
-    return planned
+    return make_interruptibly
 
 
-def _announce(reporter: Reporter, plan: Plan, run: Run, mine: list[Unit], done: set[str]) -> None:
-    of = f" (worker {run.worker} of {run.workers})" if run.workers > 1 else ""
-    left = [unit for unit in mine if unit.id not in done]
-    reporter.say(
-        f"{plan.command}{of}: {len(left)} units to do, {size(sum(unit.weight for unit in left))}"
-        + (f"; {len(done)} done before" if done else ""),
+def _log_start(reporter: Reporter, plan: Plan, run: StageRun, share: list[Unit], done: set[str]) -> None:
+    worker = f" (worker {run.worker} of {run.workers})" if run.workers > 1 else ""
+    todo = [unit for unit in share if unit.id not in done]
+    reporter.log(
+        f"{plan.command}{worker}: {len(todo)} units to run, {format_bytes(sum(unit.weight for unit in todo))}"
+        + (f"; {len(done)} already finished" if done else ""),
         stage=plan.stage,
         plan=plan.id,
-        units=len(mine),
+        units=len(share),
         done_before=len(done),
     )
 
 
-def _execute(job: Job, plan: Plan, mine: list[Unit], todo: list[Unit], run: Run, warm: Any) -> None:
+def _run_units(
+    prepared: PreparedStage, plan: Plan, share: list[Unit], todo: list[Unit], run: StageRun, warm: Any
+) -> None:
     if not todo:
         return
-    stage, reporter = job.stage, run.reporter
+    stage, reporter = prepared.stage, run.reporter
     failures: list[tuple[Unit, TokenmillError]] = []
-    left = leftovers(job.record)
-    total, before = sum(u.weight for u in mine), sum(u.weight for u in mine) - sum(u.weight for u in todo)
-    counter = Counter()
-    finished = len(mine) - len(todo)
+    leftovers = list_leftovers(prepared.record)
+    total, before = sum(u.weight for u in share), sum(u.weight for u in share) - sum(u.weight for u in todo)
+    counter = ByteCounter()
+    finished = len(share) - len(todo)
 
-    def read() -> tuple[int, int]:
+    def read_progress() -> tuple[int, int]:
         return before + counter.value, finished
 
     with (
         stage.shared(plan, todo, warm, reporter.warn) as shared,
-        executor(job, plan, min(stage.width(run.cpus), len(todo)), counter, shared) as pool,
-        reporter.progress(plan.stage, total, len(mine), read) as progress,
-        contextlib.ExitStack() as whatever_happens,
+        open_executor(prepared, plan, min(stage.width(run.cpus), len(todo)), counter, shared) as pool,
+        reporter.progress(plan.stage, total, len(share), read_progress) as progress,
+        contextlib.ExitStack() as at_exit,
     ):
         waiting = iter(todo)
         running: dict[Future[None], Unit] = {}
-        whatever_happens.callback(wait, running)
-        whatever_happens.callback(pool.stop)  # before: else after a bug in one unit it would wait for the others' ends
+        at_exit.callback(wait, running)
+        at_exit.callback(pool.stop)  # runs before the wait: after a bug in one unit, the other units must stop early
         while not STOP.is_set():
-            begin = list(islice(waiting, pool.width - len(running)))
-            progress.at_work([(unit.id, unit.weight) for unit in (*running.values(), *begin)])
-            for unit in begin:
-                running[pool.submit(unit, left.get(unit.id, []))] = unit
+            starting = list(islice(waiting, pool.width - len(running)))
+            progress.set_running([(unit.id, unit.weight) for unit in (*running.values(), *starting)])
+            for unit in starting:
+                running[pool.submit(unit, leftovers.get(unit.id, []))] = unit
             if not running:
                 break
-            # Often: a signal that the kernel hands to another thread wakes nobody here.
+            # The timeout is short: the kernel may deliver a signal to another thread, which does not end this wait.
             ready, _ = wait(running, timeout=0.25, return_when=FIRST_COMPLETED)
             fatal = False
             for future in ready:
                 unit = running.pop(future)
-                problem = _problem(future, unit)
+                problem = _get_failure(future, unit)
                 finished += problem is None
                 if problem is None or isinstance(problem, Stopped):
                     continue
-                if not isinstance(problem, Superseded):  # the failures on disk are the new plan's
-                    record_failure(job.record, plan.id, unit.id, problem)
-                if not (fatal and _hopeless(problem)):  # all units at work meet a full disk at once; one says so
+                if not isinstance(problem, Superseded):  # failures on disk belong to the new plan by now
+                    record_failure(prepared.record, plan.id, unit.id, problem)
+                if not (fatal and _is_fatal(problem)):  # a full disk fails all running units, and one warning is enough
                     reporter.warn(f"{plan.command} of {unit.id} failed: {problem}")
                 failures.append((unit, problem))
-                fatal = fatal or _hopeless(problem)
+                fatal = fatal or _is_fatal(problem)
             if fatal:
                 break
         pool.stop()
-        if STOP.is_set() and stage.concurrency == "threads" and wait(running, timeout=STOP_SECONDS).not_done:
-            # A thread that waits for a silent server cannot be told, and a grace period is shorter than its patience.
-            reporter.warn(f"{plan.stage} stopped while waiting for an answer; run the same command again to go on")
+        if STOP.is_set() and stage.concurrency == "threads" and wait(running, timeout=STOP_TIMEOUT_SECONDS).not_done:
+            # A thread that waits for a silent server does not see the flag, and its timeout exceeds the grace period.
+            reporter.warn(f"{plan.stage} stopped while waiting for a response; run the same command again to resume")
             os._exit(Stopped.exit_code)
         for future, unit in running.items():
-            problem = _problem(future, unit)
+            problem = _get_failure(future, unit)
             finished += problem is None
             if problem is not None and not isinstance(problem, Stopped):
                 failures.append((unit, problem))
-    _conclude(plan, failures, len(mine) - finished)
+    _raise_failures(plan, failures, len(share) - finished)
 
 
-def _conclude(plan: Plan, failures: list[tuple[Unit, TokenmillError]], left: int) -> None:
-    """Raise what the exit code must say; return when this worker's share is complete."""
+def _raise_failures(plan: Plan, failures: list[tuple[Unit, TokenmillError]], left: int) -> None:
+    """Raise the error that determines the exit code; return if this worker's share is complete."""
     if STOP.is_set() and left:
         raise Stopped(
-            f"{plan.command} stopped with {left} of this worker's units left; run the same command again to go on"
+            f"{plan.command} stopped with {left} of this worker's units left; run the same command again to resume"
         )
     if not failures:
         return
@@ -180,25 +189,26 @@ def _conclude(plan: Plan, failures: list[tuple[Unit, TokenmillError]], left: int
         raise failures[0][1]
     text = "\n".join(f"  {unit.id}: {problem}" for unit, problem in failures[:20])
     more = f"\n  and {len(failures) - 20} more: see tokenmill status" if len(failures) > 20 else ""
-    # One failure that a retry may cure makes the retry worth while; the permanent ones then fail it again.
+    # If a retry can repair one failure, the retry is useful; permanent failures then fail the retry.
     kind = RequestError if all(problem.exit_code == 2 for _, problem in failures) else TransientError
     raise kind(f"{len(failures)} of {len(plan.units)} units of {plan.command} failed:\n{text}{more}")
 
 
-def _problem(future: Future[None], unit: Unit) -> TokenmillError | None:
-    """Return why a unit failed, None when it did not; a bug goes up with its traceback."""
+def _get_failure(future: Future[None], unit: Unit) -> TokenmillError | None:
+    """Return why a unit failed, or None if it succeeded; a bug raises its own exception."""
     try:
         future.result()
     except TokenmillError as error:
         return error
     except BrokenExecutor:
         return WorkerDied(
-            f"a worker process died while doing {unit.id} or a unit beside it: killed from outside, or out of memory "
-            f"({memory_words()}: then give more, or fewer --processes); run the same command again"
+            f"a worker process died while it ran {unit.id} or another unit: a signal killed it, or it ran out of "
+            f"memory ({describe_memory()}); raise the memory limit or lower --processes if needed, and run the same "
+            "command again"
         )
     return None
 
 
-def _hopeless(problem: TokenmillError) -> bool:
-    """Tell whether the next unit must meet the same fate: the machine is at fault, not the unit's input."""
+def _is_fatal(problem: TokenmillError) -> bool:
+    """Return whether the next unit would fail in the same way, because the cause is not the unit's input."""
     return isinstance(problem, MachineError | Superseded | WorkerDied)

@@ -1,10 +1,16 @@
-"""What a unit of work writes through: hashed files under temporary names, and the commit protocol.
+"""One attempt at one unit: it writes hashed files under temporary names and commits them.
 
-    attempt's own directory -> write and hash -> fsync -> rename into place -> fsync directories -> receipt
+The order of an attempt:
 
-The plan id on disk is compared before the renames and again before the receipt, since after an
-upgrade the pods of the old plan live on for their grace period. A file without a receipt that names
-it with its size is no data, so a rename that is not atomic (blob storage) does no harm either.
+    write and hash in the attempt's directory -> fsync -> rename to the final names -> fsync the directories -> receipt
+
+The receipt is the commit. A file without a receipt that has its name and size does not count as data. Therefore a
+rename that is not atomic (blob storage) does no harm.
+
+After an upgrade, pods of the old plan may run until their grace period ends. Therefore an attempt compares the plan id
+on disk with its own before the renames and again before the receipt.
+
+`flow.executors` makes a Workspace for each unit and passes it to `Stage.do`.
 """
 
 import errno
@@ -21,63 +27,66 @@ from typing import IO, Any
 
 import xxhash
 
-from tokenmill.errors import WITH_HASHES, InputError, Stopped, Superseded, TokenmillError, TransientError
+from tokenmill.errors import VERIFY_HASHES_OPTION, InputError, Stopped, Superseded, TokenmillError, TransientError
 from tokenmill.files.codec import readable_json
 from tokenmill.files.hashing import COPY_CHUNK, update_hash
-from tokenmill.files.lease import HEARTBEAT_SECONDS, OWNER, Liveness
-from tokenmill.files.mounts import patiently
-from tokenmill.files.paths import inside
+from tokenmill.files.lease import HEARTBEAT_SECONDS, OWNER_FILE, Liveness
+from tokenmill.files.mounts import retry_while_stale
+from tokenmill.files.paths import join_inside
 from tokenmill.files.tree import Tree
 from tokenmill.flow.attempt import LeftoverAttempt, new_attempt_directory
 from tokenmill.flow.contract import EmptyPair, FileEntry, InputFile, InputRange, Receipt
 from tokenmill.flow.record import Counts, Plan, StageRecord, Unit, reconciles
 from tokenmill.inputs import OpenInput
 
-WRITE_BACK = 8 << 20
-"""Bytes written before the disk is set to work on them, so that little is left for the fsync at the end."""
+WRITE_BACK_BYTES = 8 << 20
+"""Bytes between two requests to write dirty pages to disk, so that the fsync at the end has little left to write."""
 
-WRITTEN = 8 * WRITE_BACK
-"""Bytes before those which are let go of where they are on disk by now, in a file that nobody reads soon."""
+DROP_DISTANCE_BYTES = 8 * WRITE_BACK_BYTES
+"""Bytes that each request covers in addition, in a file that is not read soon; their clean pages leave the cache."""
 
 _NO_KERNEL_COPY = (errno.EXDEV, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.EPERM)
 
 
 class OutputFile:
-    """A file being written under a temporary name; its bytes and xxh3-128 are known when it closes."""
+    """A file that is written under a temporary name; its size and xxh3-128 are available when it is closed."""
 
     def __init__(
         self, path: Path, final: str, keep: int = 0, *, read_soon: bool = True, tree: Tree | None = None
     ) -> None:
-        """Open `path`, which `tree` holds, for what will become `final`, after its first `keep` bytes (re-hashed).
+        """Open `path` below `tree`, keep and hash its first `keep` bytes, and give it the name `final` at the commit.
 
-        What is not `read_soon` does not stay in memory: new pages for it would cost more than writing it does.
+        With `read_soon` false, the file leaves the page cache while it is written: new pages would cost more time than
+        the writes.
         """
         self.path = path
         self.final = final
         self.bytes = keep
-        self._about: dict[str, Any] = {}
+        self._fields: dict[str, Any] = {}
         self._digest = xxhash.xxh3_128()
         self._hashed = keep
-        self._begun = keep  # up to where write-back was begun
-        self._written = 0 if read_soon else WRITTEN
+        self._write_back_end = keep  # the offset up to which write-back was requested
+        self._drop_distance = 0 if read_soon else DROP_DISTANCE_BYTES
         tree = tree or Tree(path.parent)
-        # Not "ab": the kernel refuses copy_file_range into a file opened for appending.
-        self._file: IO[bytes] = tree.open(path, "r+b" if keep else "wb", buffering=0, alone=True)
+        # Not "ab": the kernel refuses copy_file_range into a file that is open for appending.
+        self._file: IO[bytes] = tree.open(path, "r+b" if keep else "wb", buffering=0, single_link=True)
         if keep:
             os.truncate(self._file.fileno(), keep)
             if update_hash(self._digest, path, keep, tree=tree) != keep:
-                raise TokenmillError(f"{path} is shorter than its journal says; remove it and run again")
+                raise TokenmillError(
+                    f"{path} has fewer than the {keep} bytes in its journal; remove it and run the same command again"
+                )
         self._file.seek(keep)
         self._kernel_copy = hasattr(os, "copy_file_range")
 
     def write(self, data: Any) -> None:
-        """Append a bytes-like object."""
+        """Append and hash a bytes-like object."""
         view = memoryview(data).cast("B")
         self.hash(view)
         self.append(view)
 
     def append(self, data: Any) -> None:
-        """Append bytes that `hash` is given too, in their order; another thread may do that."""
+        """Append bytes without hashing; the caller must pass the same bytes to `hash`, possibly in another thread."""
         view = memoryview(data)
         self.bytes += len(view)
         while view:
@@ -85,9 +94,10 @@ class OutputFile:
         self._write_back()
 
     def copy_from(self, source: IO[bytes], offset: int, length: int) -> None:
-        """Append so many bytes of an open file, in the kernel where it can, and leave them to `hash` as well.
+        """Append `length` bytes of an open file without hashing; the caller must pass the same bytes to `hash`.
 
-        The kernel's copy shares blocks where the file system can and spares a copy through user space elsewhere.
+        The kernel copies if it can: it shares blocks where the file system supports that, and elsewhere it avoids a
+        copy through user space.
         """
         end = offset + length
         while self._kernel_copy and offset < end:
@@ -105,60 +115,63 @@ class OutputFile:
         while offset < end:
             data = os.pread(source.fileno(), min(end - offset, COPY_CHUNK), offset)
             if not data:
-                raise TransientError(f"{source.name} became shorter while it was read; run the same command again")
+                raise TransientError(
+                    f"{source.name} became shorter while tokenmill read it; run the same command again"
+                )
             self.append(data)
             offset += len(data)
         self._write_back()
 
     def _write_back(self) -> None:
-        if self.bytes - self._begun >= WRITE_BACK and hasattr(os, "posix_fadvise"):
-            # On Linux this begins to write what is dirty, without waiting; what is being written stays in memory, and
-            # what is on disk does not.
-            begin = max(0, self._begun - self._written)
+        if self.bytes - self._write_back_end >= WRITE_BACK_BYTES and hasattr(os, "posix_fadvise"):
+            # On Linux, this call starts to write dirty pages and does not wait. Pages that are being written stay in
+            # memory, and clean pages leave it.
+            begin = max(0, self._write_back_end - self._drop_distance)
             os.posix_fadvise(self._file.fileno(), begin, 0, os.POSIX_FADV_DONTNEED)
-            self._begun = self.bytes
+            self._write_back_end = self.bytes
 
     def hash(self, data: memoryview) -> None:
-        """Hash the next of the bytes that were appended."""
+        """Hash the next of the appended bytes."""
         self._digest.update(data)
         self._hashed += len(data)
 
     def restart(self) -> None:
-        """Forget what was written: the next byte is the file's first."""
+        """Discard all bytes; the next byte is the first byte of the file."""
         self._file.truncate(0)
         self._file.seek(0)
         self._digest = xxhash.xxh3_128()
-        self.bytes = self._hashed = self._begun = 0
+        self.bytes = self._hashed = self._write_back_end = 0
 
     def sync(self) -> None:
-        """Make what is written so far durable (a journal is about to say it is there)."""
+        """Make the written bytes durable; a journal must call this before it records them."""
         os.fdatasync(self._file.fileno())
 
-    def describe(self, **about: Any) -> None:
-        """Say more of this file in the receipt and the manifest."""
-        self._about.update(about)
+    def describe(self, **fields: Any) -> None:
+        """Set fields of this file's entry in the receipt and the manifest."""
+        self._fields.update(fields)
 
     def close(self) -> None:
-        """Make the file durable."""
+        """Make the file durable and close it."""
         if not self._file.closed:
             os.fsync(self._file.fileno())
             self._file.close()
 
     def abandon(self) -> None:
-        """Close without making durable."""
+        """Close the file without making it durable."""
         self._file.close()
 
     def entry(self) -> FileEntry:
-        """Return what the receipt says of this file."""
+        """Return the entry of this file for the receipt."""
         if self._hashed != self.bytes:
             raise TokenmillError(
-                f"{self.final}: {self._hashed} of {self.bytes} bytes hashed. This is a bug in tokenmill"
+                f"{self.final}: only {self._hashed} of {self.bytes} bytes are hashed. This is a bug in tokenmill: run "
+                "the same command again, and report the bug"
             )
-        return FileEntry(self.final, self.bytes, self._digest.hexdigest(), **self._about)
+        return FileEntry(self.final, self.bytes, self._digest.hexdigest(), **self._fields)
 
 
 class Workspace:
-    """One attempt at one unit: where it reads, writes, reports progress and is told to stop."""
+    """One attempt at one unit: it opens inputs and outputs, reports progress, and raises Stopped on request."""
 
     def __init__(
         self,
@@ -169,69 +182,68 @@ class Workspace:
         input_root: Path,
         should_stop: Callable[[], bool],
         advance: Callable[[int], None],
-        found: list[LeftoverAttempt],
+        leftovers: list[LeftoverAttempt],
         resumable: bool,
     ) -> None:
-        """Begin the attempt; leftovers of dead attempts at the unit are taken over or removed."""
+        """Start the attempt; take over or remove the leftovers of dead attempts at the unit."""
         self.record = record
         self.tree = record.tree
         self.plan = plan
         self.unit = unit
         self.input_root = input_root
         self.inputs: list[InputRange] = []
-        """Where each input's records begin in the output, for the receipt."""
+        """For the receipt: the position of each input's records in the output."""
         self.adopted: list[FileEntry] = []
-        """Outputs that lie in their place already, for the receipt: `contract.IN_PLACE`."""
+        """For the receipt: outputs that already have their final name (`contract.IN_PLACE`)."""
         self.empty: list[EmptyPair] = []
-        """Outputs that were left out because they hold nothing, for the receipt and the manifest."""
+        """For the receipt and the manifest: outputs that were not written because they are empty."""
         self._should_stop = should_stop
         self._advance = advance
         self._outputs: list[OutputFile] = []
         self._started = datetime.now(UTC)
-        self._beat = time.monotonic()
+        self._last_heartbeat = time.monotonic()
         self._advanced = 0
         self._resumable = resumable
-        self.directory = self._begin(found)
+        self.directory = self._start(leftovers)
 
-    def _begin(self, found: list[LeftoverAttempt]) -> Path:
-        mine = [left for left in found if left.plan == self.plan.id]
-        for left in found:
-            if left not in mine and left.liveness is Liveness.DEAD:
-                left.remove()
+    def _start(self, leftovers: list[LeftoverAttempt]) -> Path:
+        same_plan = [leftover for leftover in leftovers if leftover.plan == self.plan.id]
+        for leftover in leftovers:
+            if leftover not in same_plan and leftover.liveness is Liveness.DEAD:
+                leftover.remove()
         directory = new_attempt_directory(self.record, self.unit.id, self.plan.id)
-        for left in sorted(mine, key=lambda left: left.beat, reverse=True):
-            if self._resumable and left.liveness is not Liveness.ALIVE and not self._taken(directory):
-                self._take(left, directory)
-            if left.liveness is Liveness.DEAD:
-                left.remove()
+        for leftover in sorted(same_plan, key=lambda leftover: leftover.last_heartbeat, reverse=True):
+            if self._resumable and leftover.liveness is not Liveness.ALIVE and not self._has_files(directory):
+                self._take_over(leftover, directory)
+            if leftover.liveness is Liveness.DEAD:
+                leftover.remove()
         return directory
 
-    def _taken(self, directory: Path) -> bool:
-        return any(name != OWNER for name in self.tree.names(directory))
+    def _has_files(self, directory: Path) -> bool:
+        return any(name != OWNER_FILE for name in self.tree.names(directory))
 
-    def _take(self, left: LeftoverAttempt, directory: Path) -> None:
-        """Take over a dead attempt's files; of one that may live only a copy, so that it can go on unharmed."""
-        names = [name for name in self.tree.names(left.path) if name != OWNER]
+    def _take_over(self, leftover: LeftoverAttempt, directory: Path) -> None:
+        """Move a dead attempt's files; copy them if the attempt may be alive, so that it can continue."""
+        names = [name for name in self.tree.names(leftover.path) if name != OWNER_FILE]
         try:
             for name in names:
-                # Opened before and after: what lies there may be a link, or another name of somebody's file.
-                with self.tree.open(left.path / name, alone=True) as source:
-                    if left.liveness is not Liveness.DEAD:
+                # Open the file before and after the rename: it may be a link, or a second name of a user's file.
+                with self.tree.open(leftover.path / name, single_link=True) as source:
+                    if leftover.liveness is not Liveness.DEAD:
                         with self.tree.open(directory / name, "xb") as copy:
                             shutil.copyfileobj(source, copy, COPY_CHUNK)
                         continue
-                self.tree.rename(left.path / name, directory / name)
-                self.tree.open(directory / name, alone=True).close()
-        except FileNotFoundError:  # another worker was quicker: what was taken so far is checked by the stage
+                self.tree.rename(leftover.path / name, directory / name)
+                self.tree.open(directory / name, single_link=True).close()
+        except FileNotFoundError:  # another worker took the rest; the stage checks the files that were taken so far
             return
 
     @contextmanager
     def reading(self, file: InputFile, size: int) -> Iterator[Path]:
-        """Give where an input lies; refuse one that is not what was planned, before it is read or afterwards.
+        """Yield the path of an input; raise an error before or after the block if the input is not the planned one.
 
-        What an earlier stage made has its size in the manifest, and its bytes are hashed as they are read
-        (`check_hash`). A file that somebody brought has its size and modification time in its identity, and must be
-        one file from beginning to end.
+        The manifest has the size of a file that an earlier stage made, and the caller hashes its bytes (`check_hash`).
+        The identity of a user's file is its size and modification time. Such a file must not change during the block.
         """
         path = self.input_root / file.path
         maker = self.plan.upstream.maker
@@ -240,130 +252,134 @@ class Workspace:
         try:
             source = OpenInput(path)
         except FileNotFoundError as error:
-            raise TransientError(f"{path} vanished after it was planned; run the same command again") from error
+            raise TransientError(
+                f"{path} vanished after it was planned; restore it and run the same command again"
+            ) from error
         with source:
             if not maker and source.stamp.identity != file.identity:
-                raise self._written_to(path, "it is not the file that was planned")
+                raise self._make_change_error(path, "it is not the file that was planned")
             yield path
             if not maker and source.changed():
-                raise self._written_to(path, "it changed while it was read")
+                raise self._make_change_error(path, "it changed while it was read")
         if maker:
             self._check_size(path, size, maker)
 
     @staticmethod
-    def _written_to(path: Path, why: str) -> TransientError:
+    def _make_change_error(path: Path, change: str) -> TransientError:
         return TransientError(
-            f"{path}: {why} (size, modification time and inode are compared): somebody writes to it. Run the same "
-            "command again once it is whole"
+            f"{path}: {change} (tokenmill compares size, modification time and inode), so another program writes "
+            "to it; wait until the file is complete and run the same command again"
         )
 
     def _check_size(self, path: Path, size: int, maker: str) -> None:
-        """Refuse what an earlier stage made and has another size since."""
-        files = Tree(self.input_root)  # what a manifest names lies behind no link
+        """Refuse a file of an earlier stage that no longer has its recorded size."""
+        files = Tree(self.input_root)  # a Tree follows no links, and no file of a manifest is behind a link
         if files.size(path) == size:
             return
-        if not patiently(lambda: files.size(path) == size, path.parent):
-            found = files.size(path)
+        if not retry_while_stale(lambda: files.size(path) == size, path.parent):
+            current = files.size(path)
             raise InputError(
-                f"{path} {'is missing' if found is None else f'has {found} bytes'}, and the manifest of the {maker} "
-                f"that made it says {size}: run tokenmill {maker} again, which makes only what is missing there, and "
-                "then this command"
+                f"{path} {'is missing' if current is None else f'has {current} bytes'}, but the manifest of the "
+                f"{maker} stage records {size} bytes: run tokenmill {maker} again, which makes only the missing files, "
+                "and then run this command again"
             )
 
     def check_hash(self, file: InputFile, digest: str) -> None:
-        """Refuse an input whose bytes are not those that an earlier stage made; `digest` is their xxh3-128."""
+        """Refuse an input whose xxh3-128 `digest` differs from the one that an earlier stage recorded."""
         maker = self.plan.upstream.maker
         if maker and digest != file.identity:
             raise InputError(
-                f"{self.input_root / file.path} is damaged: its bytes are not those that the manifest of the {maker} "
-                f"that made it names; run tokenmill {maker} again with {WITH_HASHES}, which makes only what is damaged "
-                "there, and then this command"
+                f"{self.input_root / file.path} is damaged: its hash differs from the one in the manifest of the "
+                f"{maker} stage; run tokenmill {maker} again with {VERIFY_HASHES_OPTION}, which makes only the damaged "
+                "files, and then run this command again"
             )
 
     def path(self, name: str) -> Path:
-        """Return where a file of this attempt lies, such as its journal."""
+        """Return the path of a file in this attempt's directory, such as the journal."""
         return self.directory / name
 
     def open(self, final: str, *, temporary: str | None = None, keep: int = 0, read_soon: bool = True) -> OutputFile:
-        """Open the file that will be `final` (relative to the output) once the unit commits; see OutputFile."""
-        inside(self.record.output, final)
+        """Open a file that the commit renames to `final` (relative to the output directory); see OutputFile."""
+        join_inside(self.record.output, final)
         path = self.directory / (temporary or f"out-{len(self._outputs)}")
         output = OutputFile(path, final, keep, read_soon=read_soon, tree=self.tree)
         self._outputs.append(output)
         return output
 
     def drop(self, output: OutputFile) -> None:
-        """Take back an output: it will not be part of the dataset."""
+        """Remove an output, so that it does not become part of the dataset."""
         output.abandon()
         self._outputs.remove(output)
         self.tree.unlink(output.path)
 
-    def checkpoint(self, advanced: int = 0) -> None:
-        """Report bytes of input done, give the heartbeat, and stop here when asked to; call it every batch."""
+    def report_progress(self, advanced: int = 0) -> None:
+        """Add to the input bytes done, renew the heartbeat, and raise Stopped on request; call this for every batch."""
         if advanced:
             self._advanced += advanced
             self._advance(advanced)
         now = time.monotonic()
-        if now - self._beat > HEARTBEAT_SECONDS:
-            self._beat = now
+        if now - self._last_heartbeat > HEARTBEAT_SECONDS:
+            self._last_heartbeat = now
             try:
-                self.tree.touch(self.directory / OWNER)
+                self.tree.touch(self.directory / OWNER_FILE)
             except FileNotFoundError:
-                self._superseded()
+                self._check_superseded()
         if self._should_stop():
-            raise Stopped(f"stopped while doing {self.unit.id}; what is journaled is kept, run the same command again")
+            raise Stopped(
+                f"stopped while running {self.unit.id}; run the same command again, which continues from its journal"
+            )
 
-    def fence(self) -> None:
-        """Refuse to go on when the plan on disk is no longer the one this worker began with."""
+    def check_plan_unchanged(self) -> None:
+        """Raise Superseded if the plan on disk is no longer the plan of this attempt."""
         current = self.record.plan_id()
         if current != self.plan.id:
             raise Superseded(
-                f"{self.record.plan_path} is now plan {current}, not {self.plan.id}: another run replaced it; "
-                f"unit {self.unit.id} is not committed"
+                f"{self.record.plan_path} is now plan {current}, not {self.plan.id}: another run replaced it, so unit "
+                f"{self.unit.id} is not committed; wait for the newer run (see tokenmill status {self.record.output})"
             )
 
-    def _superseded(self) -> None:
-        """Another worker removed this attempt's directory: fine when the unit has its receipt, a fault else."""
-        self.fence()
+    def _check_superseded(self) -> None:
+        """Raise an error if another worker removed this attempt's directory although the unit has no receipt."""
+        self.check_plan_unchanged()
         if self.record.read_receipt(self.plan, self.unit) is None:
-            raise TokenmillError(f"the work directory {self.directory} vanished; run the same command again")
+            raise TokenmillError(f"the attempt's directory {self.directory} vanished; run the same command again")
 
     def commit(self, counts: Counts) -> None:
-        """Put the files in place and write the receipt; an earlier receipt of another attempt stands."""
+        """Rename the files to their final names and write the receipt; keep a receipt of another attempt unchanged."""
         if not reconciles(counts):
             raise TokenmillError(
-                f"unit {self.unit.id} does not reconcile: {counts['in']} in, {counts['out']} out, "
-                f"{counts.get('rejected', 0)} rejected, {counts.get('dropped', 0)} dropped; nothing of it is kept. "
-                "This is a bug in tokenmill"
+                f"the counts of unit {self.unit.id} do not add up: {counts['in']} in, {counts['out']} out, "
+                f"{counts.get('rejected', 0)} rejected, {counts.get('dropped', 0)} dropped; its files are not kept. "
+                "This is a bug in tokenmill: run the same command again, and report the bug"
             )
         for output in self._outputs:
             output.close()
-        self.fence()
+        self.check_plan_unchanged()
         if self.record.read_receipt(self.plan, self.unit) is None:
             self._publish(counts)
         self.tree.unlink(self.record.failure_path(self.unit.id))
         self.tree.remove_tree(self.directory)
-        # What checkpoints did not report (a part done by an earlier attempt) counts as done now.
+        # Bytes that report_progress did not add (of a part that an earlier attempt did) count as done now.
         self._advance(self.unit.weight - self._advanced)
 
     def _publish(self, counts: Counts) -> None:
-        placed: dict[str, int] = {}
+        inodes: dict[str, int] = {}
         try:
             for output in self._outputs:
                 status = self.tree.stat(output.path)
                 self.tree.rename(output.path, output.final, create=True)
-                placed[output.final] = status.st_ino if status else 0
+                inodes[output.final] = status.st_ino if status else 0
         except FileNotFoundError:
-            self._superseded()
+            self._check_superseded()
             return
-        for directory in sorted({final.rpartition("/")[0] for final in placed}):
+        for directory in sorted({final.rpartition("/")[0] for final in inodes}):
             self.tree.fsync(directory)
         try:
-            self.fence()
+            self.check_plan_unchanged()
         except Superseded:
-            # They may lie where the new plan's files were: missing is noticed and made again, wrong bytes of the
-            # same size are not.
-            for final, inode in placed.items():
+            # The renames may have overwritten files of the new plan. A missing file is detected and made again, but
+            # wrong bytes of the same size are not. So remove these files.
+            for final, inode in inodes.items():
                 status = self.tree.stat(final)
                 if status is not None and status.st_ino == inode:
                     self.tree.unlink(final)
@@ -389,7 +405,7 @@ class Workspace:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the files; after a failure keep the directory only where a later attempt can resume it."""
+        """Close the files; after a failure, keep the directory only if a later attempt can resume it."""
         for output in self._outputs:
             output.abandon()
         if error is None or not self.tree.exists(self.directory):

@@ -1,8 +1,8 @@
-"""Gather a corpus of real text from the Python that runs, laid out like a dataset on the Hub.
+"""The sample corpus: real text of the running Python, in the layout of a dataset on the Hub.
 
-The quick start takes it through the whole pipeline, so that a first run needs no network. Every CPython
-ships enough: the language reference's topics, the standard library's docstrings and its sources. Sources are
-read, never imported.
+The quick start runs it through the complete pipeline, so a first run needs no network. Every CPython contains enough
+text: the topics of the language reference, the docstrings of the standard library and its sources. This module reads
+sources and never imports them.
 """
 
 import ast
@@ -23,11 +23,11 @@ from tokenmill.errors import RequestError
 
 NAME = "sample-corpus"
 
-_SHORTEST = 80  # characters; below it a docstring says next to nothing
-_HELD_OUT = 50  # validation and test get one document in so many each
-_NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests", "idle_test", "pydoc_data"}
+_MIN_TEXT_LENGTH = 80  # characters; a shorter docstring has almost no content
+_HELD_OUT_DIVISOR = 50  # validation and test get one document in 50 each
+_SKIPPED_DIRECTORIES = {"site-packages", "dist-packages", "test", "tests", "idle_test", "pydoc_data"}
 
-# Parsing every module would take longer than everything else together; this finds nine in ten.
+# Parsing every module would take longer than all other steps together. This expression finds 90 % of the docstrings.
 _DOCSTRING = re.compile(
     r'^[ \t]*(?:async +def|def|class) +(\w+)[^\n]*:[ \t]*\n[ \t]+([rR]?"""(?:[^"]|"(?!""))+""")', re.MULTILINE
 )
@@ -56,7 +56,7 @@ _ATTRIBUTES = "*.zst filter=lfs diff=lfs merge=lfs -text\n"
 
 @dataclass(frozen=True, slots=True)
 class HarvestReport:
-    """What was harvested: `text_bytes` is UTF-8 without the JSON around it, `files` the paths below the root."""
+    """The result of a harvest: `text_bytes` counts UTF-8 without the JSON syntax, `files` are paths below the root."""
 
     documents: int
     text_bytes: int
@@ -73,28 +73,31 @@ class _Document:
 
 
 def harvest(directory: Path, *, shards: int = 8) -> HarvestReport:
-    """Write the sample corpus into `directory`: `shards` training shards in two chunks, validation and test.
+    """Write the sample corpus to `directory`: `shards` training shards in two chunks, a validation and a test shard.
 
-    The same interpreter gives the same bytes. As in SlimPajama, shards of different chunks share names.
+    The same interpreter always writes the same bytes. As in SlimPajama, shards of different chunks have the same names.
 
-    Raises RequestError on a Python that ships no sources.
+    Raises:
+        RequestError: this Python has no sources.
     """
     import zstandard
 
     documents = list({document.text: document for document in _documents()}.values())
     if not documents:
         raise RequestError(
-            f"no sample corpus: this Python has no sources in {sysconfig.get_path('stdlib')}. "
-            "Use a Python with its standard library, or give a dataset of your own."
+            f"cannot write the sample corpus: this Python has no sources in {sysconfig.get_path('stdlib')}; "
+            "use a Python with its standard library, or pass a dataset of your own"
         )
     random.Random(0).shuffle(documents)
-    held = len(documents) // _HELD_OUT
+    split_size = len(documents) // _HELD_OUT_DIVISOR
     parts = {
-        "validation/chunk1/example_holdout_0.jsonl.zst": documents[:held],
-        "test/chunk1/example_holdout_0.jsonl.zst": documents[held : 2 * held],
+        "validation/chunk1/example_holdout_0.jsonl.zst": documents[:split_size],
+        "test/chunk1/example_holdout_0.jsonl.zst": documents[split_size : 2 * split_size],
     }
-    for n in range(shards):
-        parts[f"train/chunk{n % 2 + 1}/example_train_{n // 2}.jsonl.zst"] = documents[2 * held + n :: shards]
+    for shard in range(shards):
+        parts[f"train/chunk{shard % 2 + 1}/example_train_{shard // 2}.jsonl.zst"] = documents[
+            2 * split_size + shard :: shards
+        ]
 
     files = {name: zstandard.ZstdCompressor().compress(_lines(part)) for name, part in parts.items()}
     kinds = dict(sorted(Counter(document.kind for document in documents).items()))
@@ -117,18 +120,18 @@ def _lines(documents: list[_Document]) -> bytes:
 
 
 def _documents() -> Iterator[_Document]:
-    """Yield the documents in an order that depends on the interpreter alone."""
+    """Yield the documents; their order depends only on the interpreter."""
     release = f"cpython-{platform.python_version()}"
     try:
         topics = import_module("pydoc_data.topics").topics
-    except ImportError:  # left out by some distributions
+    except ImportError:  # some distributions do not have this module
         topics = {}
     for name, text in sorted(topics.items()):
         yield _Document(text, name, f"{release}/pydoc_data/topics", "topic")
     library = Path(sysconfig.get_path("stdlib"))
     for path in sorted(library.rglob("*.py")):
         module = path.relative_to(library)
-        if _NOT_LIBRARY.intersection(module.parts):
+        if _SKIPPED_DIRECTORIES.intersection(module.parts):
             continue
         try:
             with tokenize.open(path) as file:
@@ -136,16 +139,16 @@ def _documents() -> Iterator[_Document]:
         except (OSError, SyntaxError, UnicodeError):
             continue
         source = f"{release}/{module.as_posix()}"
-        if len(text) >= _SHORTEST:
+        if len(text) >= _MIN_TEXT_LENGTH:
             yield _Document(text, module.stem, source, "source")
         for name, literal in _DOCSTRING.findall(text):
             docstring = _docstring(literal)
-            if len(docstring) >= _SHORTEST:
+            if len(docstring) >= _MIN_TEXT_LENGTH:
                 yield _Document(docstring, name, source, "docstring")
 
 
 def _docstring(literal: str) -> str:
-    """Evaluate a string literal and unindent it; empty where it holds what is no text."""
+    """Evaluate a string literal and remove its indentation; return "" if the result is not valid text."""
     try:
         text = inspect.cleandoc(str(ast.literal_eval(literal)) if "\\" in literal else literal.lstrip("rR")[3:-3])
         text.encode()

@@ -1,8 +1,10 @@
-"""adopt: pairs that another tool made -> an output of preprocess, with hashes, a manifest and their tokenizer.
+"""adopt: pairs that another tool made -> a dataset like that of preprocess, with hashes, a manifest and a tokenizer.
 
-Stands in the place of preprocess, whose records it writes, so that nothing after it needs to know. A unit is one
-pair: it is checked as `verify` checks it, and hashed. In place the records lie beside the pairs, of which no byte
-is copied or changed; with an output of its own each pair is copied there.
+Input: `.bin/.idx` pairs. Output: the records of the stage preprocess, so later steps treat the dataset like one of
+preprocess. Without an output directory, the stage adopts the pairs in place: it writes the records next to the pairs
+and does not copy or change the pairs. With an output directory, the stage copies each pair there.
+
+A unit is one pair: the stage checks it like `verify` and hashes it. An interrupted unit starts again.
 """
 
 import os
@@ -28,15 +30,15 @@ from tokenmill.flow.contract import (
     Origin,
     Upstream,
 )
-from tokenmill.flow.output_names import distinct
-from tokenmill.flow.planning import Request, refuse_foreign
+from tokenmill.flow.output_names import make_distinct
+from tokenmill.flow.planning import Request, check_no_foreign_files
 from tokenmill.flow.progress import Reporter
-from tokenmill.flow.provenance import narrow, whole
+from tokenmill.flow.provenance import narrow, source_parts
 from tokenmill.flow.record import Counts, Plan, StageRecord, Unit
-from tokenmill.flow.stage import Run, Stage
+from tokenmill.flow.stage import Stage, StageRun
 from tokenmill.flow.workspace import OutputFile, Workspace
 from tokenmill.inputs import walk_files
-from tokenmill.tokens.contract import PREPROCESS, PairBasis, PairDetails, PairSpec, basis_of, tokenizer_of
+from tokenmill.tokens.contract import PREPROCESS, PairBasis, PairDetails, PairSpec, parse_basis, parse_tokenizer
 from tokenmill.tokens.encoder_store import Encoders
 from tokenmill.tokens.engines import REFERENCE
 from tokenmill.tokens.options import PreprocessOptions, TokenizerOptions
@@ -47,51 +49,62 @@ if TYPE_CHECKING:
 
 
 KEY = "text"
-"""The key that adopted pairs are recorded under: who made them may have had any."""
+"""The key in the records of adopted pairs, because the key of the original texts is unknown."""
 
 SUFFIXES = ("bin", "idx")
+"""The suffixes of the two files of a pair."""
 
 ENCODER = REFERENCE
-"""Nothing is encoded: only Hugging Face's own backend is wanted, which turns ids back into text."""
+"""The stage encodes no text: it requires only Hugging Face's own engine, which decodes ids."""
 
-LOOK_PAIRS, LOOK_DOCUMENTS = 64, 16
-"""In how many pairs, and at how many documents at each end of a pair, the planner looks for EOD."""
+SAMPLED_PAIRS, SAMPLED_DOCUMENTS = 64, 16
+"""The number of pairs, and of documents at each end of a pair, in which the planner checks for EOD."""
 
 DAMAGED = (
-    "the pair is damaged, or has another format; make it again with the tool that made it, and run the same tokenmill "
-    "adopt again"
+    "the pair is damaged, or has another format; write the pair again with its original tool, and run the same "
+    "tokenmill adopt again"
 )
+"""The remedy in messages common_fields pairs that another tool made."""
 
 
-class Pairs(NamedTuple):
-    """Pairs to adopt, by their prefixes below `root`; `how` is IN_PLACE or COPIED, `notes` are to be said."""
+class AdoptedPairs(NamedTuple):
+    """The pairs to adopt.
+
+    Attributes:
+        root: the common directory of the pairs.
+        output: the directory of the records.
+        adoption: IN_PLACE or COPIED.
+        files: the two files of each pair, by the pair's prefix relative to `root`.
+        notes: lines to log when the stage starts.
+    """
 
     root: Path
     output: Path
-    how: Adopted
+    adoption: Adopted
     files: dict[str, tuple[InputFile, InputFile]]
     notes: list[str]
 
     @property
     def identities(self) -> dict[str, str]:
-        """The identities of all files by path."""
+        """The identity of each file, by its path."""
         return {file.path: file.identity for pair in self.files.values() for file in pair}
 
 
-def find_pairs(named: Sequence[Path], output: Path | None) -> Pairs:
-    """Find the pairs that prefixes, names of `.bin` or `.idx` files and directories stand for.
+def find_pairs(paths: Sequence[Path], output: Path | None) -> AdoptedPairs:
+    """Find the pairs of the paths: prefixes, `.bin` or `.idx` files, or directories.
 
-    Raises RequestError for a name without a pair, for half a pair, and for what cannot be adopted where it lies.
+    Raises:
+        RequestError: a path has no pair, one file of a pair is missing, or a pair cannot be adopted in place.
     """
     notes: list[str] = []
     directories, prefixes = [], []
-    for path in named:
+    for path in paths:
         prefix = path.parent / path.name.removesuffix(".bin").removesuffix(".idx")
         present = [suffix for suffix in SUFFIXES if os.path.lexists(f"{prefix}.{suffix}")]
         if path.is_dir() and present:
             raise RequestError(
-                f"{path} is a directory, and {prefix}.{present[0]} lies beside it: name {prefix}.{present[0]}, or the "
-                "pairs in the directory"
+                f"{path} is a directory, and {prefix}.{present[0]} is next to it: specify {prefix}.{present[0]}, or "
+                "the pairs in the directory"
             )
         if path.is_dir():
             directories.append(path.resolve())
@@ -101,67 +114,74 @@ def find_pairs(named: Sequence[Path], output: Path | None) -> Pairs:
             prefixes.append(prefix.parent.resolve() / prefix.name)
         else:
             raise RequestError(
-                f"{str(path)!r} is neither a pair of .bin and .idx nor a directory with such pairs; give their path, "
-                "with or without the suffix, or their directory"
+                f"{str(path)!r} is neither a pair of .bin and .idx nor a directory with such pairs; specify the path "
+                "of a pair, with or without the suffix, or a directory with pairs"
             )
     common = Path(os.path.commonpath(directories))
     if output is None and common not in directories:
-        lie_in = ", ".join(sorted({str(directory) for directory in directories})[:5])
+        folders = ", ".join(sorted({str(directory) for directory in directories})[:5])
         raise RequestError(
-            f"the pairs lie in several directories ({lie_in}), and records lie in one: adopt each directory by itself "
-            f"(blend takes several), or all of {common}, or give --output a directory to copy them to"
+            f"the pairs are in several directories ({folders}), but their records must be in one directory: run adopt "
+            f"for each directory (blend accepts several), specify {common}, or copy the pairs with --output DIRECTORY"
         )
-    how = IN_PLACE if output is None else COPIED
+    adoption = IN_PLACE if output is None else COPIED
     files = {}
     for prefix in sorted(set(prefixes)):
         name = prefix.relative_to(common).as_posix()
-        files[name] = (_file(common, f"{name}.bin", how), _file(common, f"{name}.idx", how))
+        files[name] = (_input_file(common, f"{name}.bin", adoption), _input_file(common, f"{name}.idx", adoption))
     notes.append(f"reading {len(files)} pairs in {common}")
-    return Pairs(common, output or common, how, files, notes)
+    return AdoptedPairs(common, output or common, adoption, files, notes)
 
 
 def _prefixes_below(directory: Path, output: Path | None, notes: list[str]) -> list[Path]:
     walk = walk_files(directory, output)
     endings = tuple(f".{suffix}" for suffix in SUFFIXES)
     for obstacle in walk.obstacles:
-        # One in place of a pair's file is refused where the pair is opened.
+        # `_input_file` refuses an obstacle that has the name of a pair's file.
         if not obstacle.data_only and not obstacle.path.endswith(endings):
             raise RequestError(obstacle.problem)
     notes.extend(walk.notes)
     names = {name[:-4] for name in walk.files if name.endswith(endings)}
     hidden = [name for name in walk.hidden if name.endswith(endings)]
     if not names:
-        other = f"; it has {len(walk.files)} other files, such as {walk.files[0]!r}" if walk.files else ""
-        raise RequestError(f"no pair of .bin and .idx lies in {directory}{other}")
+        others = f" (it has {len(walk.files)} other files, such as {walk.files[0]!r})" if walk.files else ""
+        raise RequestError(f"no pair of .bin and .idx is in {directory}{others}; specify a directory with pairs")
     if hidden:
         notes.append(f"left out {len(hidden)} hidden files, such as {hidden[0]!r}")
-    if walk.ours:
-        more = ", ..." if len(walk.ours) > 3 else ""
-        notes.append(f"left out {', '.join(map(str, walk.ours[:3]))}{more}: outputs of tokenmill, which have records")
+    if walk.outputs:
+        more = ", ..." if len(walk.outputs) > 3 else ""
+        notes.append(
+            f"left out {', '.join(map(str, walk.outputs[:3]))}{more}: outputs of tokenmill, which have records"
+        )
     return [directory / name for name in names]
 
 
-def _file(root: Path, name: str, how: str) -> InputFile:
-    """Look at half a pair; refuse what is missing, is no regular file, or cannot be recorded."""
+def _input_file(root: Path, name: str, adoption: str) -> InputFile:
+    """Return one file of a pair for the plan.
+
+    Raises:
+        RequestError: the file is missing, is not a regular file, or cannot be recorded.
+    """
     path = root / name
     if not str(path).isprintable():
         raise RequestError(
-            f"{str(path)!a}: the name has control characters or is not UTF-8, and names of pairs stand in lists that "
-            "Megatron-LM reads line by line; rename the pair"
+            f"{str(path)!a}: the name has control characters or is not UTF-8, but Megatron-LM reads lists of pairs "
+            "line by line; rename the pair"
         )
     try:
         status = path.stat()
     except (FileNotFoundError, NotADirectoryError):
         raise RequestError(
-            f"{path}: missing, or a link that leads nowhere; a pair is a .bin and an .idx of the same name: put it "
-            "there, or name the pairs to adopt one by one"
+            f"{path}: missing, or a link to a missing file; a pair is a .bin and an .idx of the same name: restore the "
+            "file, or specify the pairs to adopt one by one"
         ) from None
     if not stat.S_ISREG(status.st_mode):
-        raise RequestError(f"{path}: not a regular file; a pair is a .bin and an .idx: name the pairs to adopt")
-    if how == IN_PLACE and Path(os.path.realpath(path)) != path:
+        raise RequestError(f"{path}: not a regular file; a pair is a .bin and an .idx: specify the pairs to adopt")
+    if adoption == IN_PLACE and Path(os.path.realpath(path)) != path:
         raise RequestError(
-            f"{path}: a symbolic link, or below one, to {os.path.realpath(path)}; records beside it would vouch for a "
-            "file that lies elsewhere: adopt the directory that it leads to, or give --output a directory to copy to"
+            f"{path}: a symbolic link, or below one, to {os.path.realpath(path)}; records next to the link would "
+            "describe a file in another directory: specify the directory of the target, or copy the pairs with "
+            "--output DIRECTORY"
         )
     return InputFile(name, _identity(status), status.st_size)
 
@@ -170,61 +190,65 @@ def _identity(status: os.stat_result) -> str:
     return f"{status.st_size}@{status.st_mtime_ns}"
 
 
-def _refuse_ours(pairs: Pairs, plan: Plan | None) -> None:
-    """Refuse an output whose files tokenmill made or copied: a new plan might remove what is to be adopted."""
-    if plan is not None and plan.adopted != pairs.how:
-        what = f"pairs adopted {plan.adopted}" if plan.adopted else "an output of tokenmill preprocess"
+def _check_not_own_output(pairs: AdoptedPairs, plan: Plan | None) -> None:
+    """Raise RequestError if tokenmill made or copied the files of the output; a new plan could remove these files."""
+    if plan is not None and plan.adopted != pairs.adoption:
+        content = f"pairs adopted {plan.adopted}" if plan.adopted else "an output of tokenmill preprocess"
         raise RequestError(
-            f"{pairs.output} holds {what}, which has its records: give it to blend, train, inspect or verify as it is; "
-            f"to adopt other pairs {pairs.how}, use another directory"
+            f"{pairs.output} contains {content}, which already has its records: pass this directory to blend, train, "
+            f"inspect or verify; to adopt other pairs {pairs.adoption}, use another directory"
         )
 
 
-def _units(pairs: Pairs) -> list[Unit]:
-
+def _plan_units(pairs: AdoptedPairs) -> list[Unit]:
     names = list(pairs.files)
     sources = [str(pairs.root / name) for name in names]
-    outputs = names if pairs.how == IN_PLACE else distinct(sources, (safe_name(Path(name).name) for name in names))
+    outputs = (
+        names if pairs.adoption == IN_PLACE else make_distinct(sources, (safe_name(Path(name).name) for name in names))
+    )
     return [
         Unit(
             id=unit_id,
             weight=sum(file.bytes or 0 for file in pairs.files[name]),
-            spec=PairSpec(output, list(pairs.files[name]), pairs.how),
+            spec=PairSpec(output, list(pairs.files[name]), pairs.adoption),
             outputs=[f"{output}.{suffix}" for suffix in SUFFIXES],
         )
-        for name, output, unit_id in zip(names, outputs, distinct(names, map(safe_name, outputs)), strict=True)
+        for name, output, unit_id in zip(names, outputs, make_distinct(names, map(safe_name, outputs)), strict=True)
     ]
 
 
-def _settled_eod(pairs: Pairs, tokenizer: "ResolvedTokenizer", reporter: Reporter) -> int | None:
-    """Return the tokenizer's EOD where all documents that are looked at end with it; else say so, and None."""
+def _detect_eod(pairs: AdoptedPairs, tokenizer: "ResolvedTokenizer", reporter: Reporter) -> int | None:
+    """Return the tokenizer's EOD if all checked documents end with it; else print a warning and return None."""
     names = list(pairs.files)
-    step = -(-len(names) // LOOK_PAIRS)
-    ends = [end for name in names[::step] for end in _look(pairs.root / name, reporter)]
-    others = [end for end in ends if end.token != tokenizer.eod_id]
+    step = -(-len(names) // SAMPLED_PAIRS)
+    tokens = [token for name in names[::step] for token in _last_tokens(pairs.root / name, reporter)]
+    others = [token for token in tokens if token.id != tokenizer.eod_id]
     if not others:
         return tokenizer.eod_id
-    some = "none" if len(others) == len(ends) else f"only {len(ends) - len(others)}"
-    example = f"document {others[0].document} of {others[0].prefix} ends with {others[0].token}"
+    count = "none" if len(others) == len(tokens) else f"only {len(tokens) - len(others)}"
+    example = f"document {others[0].document} of {others[0].prefix} ends with {others[0].id}"
     eod = f"{tokenizer.eod_token!r} ({tokenizer.eod_id})" if tokenizer.eod_id is not None else "(no eos token)"
     reporter.warn(
-        f"{some} of the {len(ends)} documents that were looked at end with the tokenizer's EOD {eod}: {example}; "
-        "adopted as pairs without EOD, where training cannot tell a document's end. If they end with another token, "
-        "name it with --eod-token, and --replace"
+        f"{count} of the {len(tokens)} documents that were checked end with the tokenizer's EOD {eod}: {example}; "
+        "tokenmill adopts the pairs without EOD, so training cannot detect where a document ends. If the documents end "
+        "with another token, run the command again with --eod-token TOKEN --replace"
     )
     return None
 
 
-class _End(NamedTuple):
-    """The last token of a document."""
+class _LastToken(NamedTuple):
+    """The id of the last token of a document."""
 
     prefix: Path
     document: int
-    token: int
+    id: int
 
 
-def _look(prefix: Path, reporter: Reporter) -> Iterator[_End]:
-    """Yield how the first and the last documents of a pair end; of a damaged pair nothing, as its unit will say why."""
+def _last_tokens(prefix: Path, reporter: Reporter) -> Iterator[_LastToken]:
+    """Yield the last tokens of the first and the last documents of a pair.
+
+    A damaged pair yields nothing: its unit reports the damage.
+    """
     from tokenmill.tokens.formats.indexed.reader import DamagedPair, IndexedReader
 
     try:
@@ -233,25 +257,25 @@ def _look(prefix: Path, reporter: Reporter) -> Iterator[_End]:
             return
         if reader.modes.any():
             reporter.warn(
-                f"{prefix}: a multimodal pair, some of whose sequences have a mode other than 0; pre-training of a GPT "
-                "model reads them all as text"
+                f"{prefix}: a multimodal pair: some sequences have a mode other than 0, and the pre-training of a GPT "
+                "model reads all of them as text"
             )
-        last = range(max(LOOK_DOCUMENTS, reader.documents - LOOK_DOCUMENTS), reader.documents)
-        for number in (*range(min(LOOK_DOCUMENTS, reader.documents)), *last):
+        last_documents = range(max(SAMPLED_DOCUMENTS, reader.documents - SAMPLED_DOCUMENTS), reader.documents)
+        for number in (*range(min(SAMPLED_DOCUMENTS, reader.documents)), *last_documents):
             if (ids := reader.document(number)).size:
-                yield _End(prefix, number, int(ids[-1]))
+                yield _LastToken(prefix, number, int(ids[-1]))
     except (DamagedPair, ValueError):
         return
 
 
 @dataclass(frozen=True, kw_only=True)
 class Adopt(Stage):
-    """Check pairs that another tool made, and hash them; they stand where preprocess writes its own.
+    """The stage that checks and hashes pairs of another tool and records them as an output of preprocess.
 
-    `append_eod` None leaves what ends a document to what some documents end with.
+    `append_eod` is None if the planner detects from some documents whether documents end with EOD.
     """
 
-    pairs: Pairs
+    pairs: AdoptedPairs
     output: Path
     tokenizer: TokenizerOptions
     append_eod: bool | None = None
@@ -261,14 +285,13 @@ class Adopt(Stage):
     concurrency: ClassVar = "processes"
     resumable: ClassVar = False
 
-    def prepare(self, run: Run, pinned: str | None = None) -> Request:
-        """Plan one unit per pair; whoever plans resolves the tokenizer and settles whether EOD ends documents."""
-
+    def prepare(self, run: StageRun, pinned: str | None = None) -> Request:
+        """Plan one unit per pair; the planner resolves the tokenizer and detects whether documents end with EOD."""
         pairs, append_eod, reporter = self.pairs, self.append_eod, run.reporter
         for note in pairs.notes:
-            reporter.say(note)
+            reporter.log(note)
         options = PreprocessOptions(**vars(self.tokenizer), keys=KEY, append_eod=bool(append_eod), encoder=ENCODER)
-        # Not the root: the same pairs give the same plan wherever they lie.
+        # Without the root: the same pairs have the same plan in every directory.
         listing = content_id(sorted(pairs.identities.items()))
         upstream = Upstream(None, listing=listing)
         request: dict[str, Any] = {
@@ -276,32 +299,32 @@ class Adopt(Stage):
             "tokenizer": tokenizer_request(options.tokenizer, options.tokenizer_revision),
             "append_eod": append_eod,
             "eod_token": options.eod_token,
-            "adopted": pairs.how,
+            "adopted": pairs.adoption,
             **options.choices(),
         }
         encoders = Encoders(StageRecord(pairs.output, PREPROCESS))
         plan = encoders.record.read_plan()
-        _refuse_ours(pairs, plan)
+        _check_not_own_output(pairs, plan)
         if plan is not None and plan.request == request and not encoders.ready(plan, ENCODER):
-            known = tokenizer_of(plan)
-            again = replace(options, tokenizer_revision=known.revision or options.tokenizer_revision)
-            tokenizer = encoders.resolve([], again, request["tokenizer"], self.endpoint, reporter)
-            if tokenizer.fingerprint != known.fingerprint:
+            recorded = parse_tokenizer(plan)
+            pinned_options = replace(options, tokenizer_revision=recorded.revision or options.tokenizer_revision)
+            tokenizer = encoders.resolve([], pinned_options, request["tokenizer"], self.endpoint, reporter)
+            if tokenizer.fingerprint != recorded.fingerprint:
                 raise RequestError(
-                    f"the tokenizer {known.reference} is not the one {pairs.output} was adopted with: other versions "
-                    "of transformers or tokenizers read it differently; use those"
+                    f"the tokenizer {recorded.reference} differs from the recorded tokenizer of {pairs.output}: other "
+                    "versions of transformers or tokenizers read it differently; install the versions of the first run"
                 )
 
-        def make() -> Plan:
-            old = encoders.record.read_plan()
-            _refuse_ours(pairs, old)
-            units = _units(pairs)
-            names = [] if pairs.how == IN_PLACE else [name for unit in units for name in unit.outputs]
-            refuse_foreign(encoders.record, old, names)
+        def make_plan() -> Plan:
+            old_plan = encoders.record.read_plan()
+            _check_not_own_output(pairs, old_plan)
+            units = _plan_units(pairs)
+            names = [] if pairs.adoption == IN_PLACE else [name for unit in units for name in unit.outputs]
+            check_no_foreign_files(encoders.record, old_plan, names)
             tokenizer = encoders.resolve([], options, request["tokenizer"], self.endpoint, reporter)
             eod = tokenizer.eod_id if append_eod else None
             if append_eod is None:
-                eod = _settled_eod(pairs, tokenizer, reporter)
+                eod = _detect_eod(pairs, tokenizer, reporter)
             basis = PairBasis(
                 tokenizer=tokenizer.fingerprint,
                 keys=[KEY],
@@ -316,15 +339,15 @@ class Adopt(Stage):
                 units,
                 basis=basis.to_json(),
                 details=PairDetails(tokenizer).to_json(),
-                source=Origin(f"file:{pairs.root.name}", adopted=pairs.how),
+                source=Origin(f"file:{pairs.root.name}", adopted=pairs.adoption),
                 upstream=upstream,
                 require="tokens",
             )
 
-        return Request(request, make, pairs.root, inputs=pairs.identities)
+        return Request(request, make_plan, pairs.root, inputs=pairs.identities)
 
     def do(self, unit: Unit, workspace: Workspace, shared: None) -> Counts:
-        """Check one pair as `verify` does, and hash it; copied first where it is to lie elsewhere."""
+        """Check one pair like `verify` and hash it; copy the pair first if the stage has its own output directory."""
         from tokenmill.tokens.formats.indexed.check import examine
 
         plan, spec, root = workspace.plan, unit.spec(PairSpec), workspace.input_root
@@ -332,14 +355,14 @@ class Adopt(Stage):
         source = root / files[0].path.removesuffix(".bin")
         for file in files:
             _check_unchanged(root, file, plan.adopted)
-        outputs = _copy(unit, files, workspace) if plan.adopted == COPIED else []
+        outputs = _copy_pair(unit, files, workspace) if plan.adopted == COPIED else []
         examination = examine(
             outputs[0].path.with_suffix("") if outputs else source,
-            vocab_size=tokenizer_of(plan).vocab_size,
-            eod=basis_of(plan).eod,
-            foreign=DAMAGED,
-            blocks=partial(_blocks, files, outputs, workspace),
-            beat=workspace.checkpoint,
+            vocab_size=parse_tokenizer(plan).vocab_size,
+            eod=parse_basis(plan).eod,
+            foreign_remedy=DAMAGED,
+            read_blocks=partial(_read_blocks, files, outputs, workspace),
+            heartbeat=workspace.report_progress,
         )
         for file in files:
             _check_unchanged(root, file, plan.adopted)
@@ -349,33 +372,36 @@ class Adopt(Stage):
             ]
             raise InputError("\n".join(map(str, problems)))
         index = examination.index
-        assert index is not None  # noqa: S101  (else there were problems)
+        assert index is not None  # noqa: S101  (without an index, there are problems)
         documents, sequences = len(index.document_indices) - 1, len(index.lengths)
         tokens = index.bin_bytes // index.dtype.itemsize
         workspace.inputs = [InputRange(files[0].path, 0, documents)]
-        about = {"key": KEY, "prefix": spec.name}
-        counted = {"documents": documents, "sequences": sequences, "tokens": tokens, "dtype": index.dtype.name}
-        described: dict[str, dict[str, Any]] = {
-            "bin": {"role": "bin", **about, **counted, "parts": narrow(whole(files[0].path), documents)},
-            "idx": {"role": "idx", **about},
+        common_fields = {"key": KEY, "prefix": spec.name}
+        counts = {"documents": documents, "sequences": sequences, "tokens": tokens, "dtype": index.dtype.name}
+        entries: dict[str, dict[str, Any]] = {
+            "bin": {"role": "bin", **common_fields, **counts, "parts": narrow(source_parts(files[0].path), documents)},
+            "idx": {"role": "idx", **common_fields},
         }
         if not tokens:  # Megatron-LM cannot map an empty file
             workspace.empty.append(EmptyPair(KEY, spec.name, documents))
         for output in outputs:
             if tokens:
-                output.describe(**described[output.final[-3:]])
+                output.describe(**entries[output.final[-3:]])
             else:
                 workspace.drop(output)
         if tokens and plan.adopted == IN_PLACE:
             for file in files:
                 suffix = file.path[-3:]
-                entry = FileEntry(file.path, file.bytes or 0, examination.hashes[suffix], **described[suffix])
+                entry = FileEntry(file.path, file.bytes or 0, examination.hashes[suffix], **entries[suffix])
                 workspace.adopted.append(entry)
         return {"in": documents, "out": documents, "rejected": 0, "blank": 0, "tokens": tokens, "sequences": sequences}
 
 
-def _copy(unit: Unit, files: Sequence[InputFile], workspace: Workspace) -> list[OutputFile]:
-    """Copy a pair into the attempt, blocks shared where the file system can; its hashes are left to `_blocks`."""
+def _copy_pair(unit: Unit, files: Sequence[InputFile], workspace: Workspace) -> list[OutputFile]:
+    """Copy a pair into the attempt; `_read_blocks` hashes the copies.
+
+    The copy shares blocks with the pair if the file system supports this.
+    """
     from tokenmill.tokens.formats.indexed.check import BLOCK
 
     outputs = []
@@ -385,35 +411,35 @@ def _copy(unit: Unit, files: Sequence[InputFile], workspace: Workspace) -> list[
         with (workspace.input_root / file.path).open("rb", buffering=0) as source:
             for offset in range(0, size, BLOCK):
                 output.copy_from(source, offset, min(BLOCK, size - offset))
-                workspace.checkpoint()
+                workspace.report_progress()
     return outputs
 
 
-def _blocks(
+def _read_blocks(
     files: Sequence[InputFile], outputs: Sequence[OutputFile], workspace: Workspace, path: Path
 ) -> Iterator[bytes]:
-    """Read half of the pair, or of its copy, as far as it was planned, and report the progress."""
+    """Yield the blocks of one file of the pair, or of its copy, up to its planned size, and report the progress."""
     from tokenmill.tokens.formats.indexed.check import BLOCK
 
-    (left,) = (file.bytes or 0 for file in files if file.path.endswith(path.suffix))
+    (remaining,) = (file.bytes or 0 for file in files if file.path.endswith(path.suffix))
     copies = [output for output in outputs if output.path == path]
-    with path.open("rb") as opened:
-        while left:
-            data = opened.read(min(BLOCK, left))
+    with path.open("rb") as stream:
+        while remaining:
+            data = stream.read(min(BLOCK, remaining))
             if not data:
-                raise TransientError(f"{path} became shorter while it was read; run the same command again")
+                raise TransientError(f"{path} became shorter while tokenmill read it; run the same command again")
             for output in copies:
                 output.hash(memoryview(data))
-            workspace.checkpoint(len(data))
-            left -= len(data)
+            workspace.report_progress(len(data))
+            remaining -= len(data)
             yield data
 
 
-def _check_unchanged(root: Path, file: InputFile, how: str | None) -> None:
-    """Refuse a file that is not any more what was planned; a pair that is being written is never whole."""
-    status = Tree(root).stat(file.path) if how == IN_PLACE else (root / file.path).stat()
+def _check_unchanged(root: Path, file: InputFile, adoption: str | None) -> None:
+    """Raise TransientError for a file that changed after planning; another program may still write the pair."""
+    status = Tree(root).stat(file.path) if adoption == IN_PLACE else (root / file.path).stat()
     if status is None or _identity(status) != file.identity:
         raise TransientError(
-            f"{root / file.path} is not what it was when it was planned: somebody writes to it. Run the same command "
-            "again once it is whole"
+            f"{root / file.path} has changed since tokenmill planned it: another program writes to it; wait until the "
+            "file is complete and run the same command again"
         )

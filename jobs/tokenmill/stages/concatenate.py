@@ -1,8 +1,10 @@
-"""concatenate: many JSONL files -> `targetFiles` of them, balanced in bytes, never joining two lines.
+"""concatenate: many JSONL files -> `--target-files` JSONL files of about equal size, without joining two lines.
 
-Stands between extract and preprocess, and can be left out: preprocess groups files itself with
---target-files. A line without a newline at its end gets one, and a byte-order mark at the start of a
-file is left out, since in the middle of a file it would be a broken record.
+Input: the output of extract or download, or a directory of JSONL files. The stage is optional, because preprocess also
+groups files with `--target-files`. The stage adds a newline to a last line without one. It removes a byte-order mark
+at the start of a file, which would make a record in the middle of the output invalid.
+
+A unit is one output file, made from consecutive input files. An interrupted unit starts again.
 """
 
 import os
@@ -15,36 +17,41 @@ from typing import Any, ClassVar
 import xxhash
 
 from tokenmill.corpus import unexpected_content
-from tokenmill.corpus.compression import codec_of_content
+from tokenmill.corpus.compression import detect_codec
 from tokenmill.corpus.records import BOM, RecordCounter
 from tokenmill.errors import InputError, RequestError, TransientError
 from tokenmill.flow.background import BackgroundWriter
 from tokenmill.flow.contract import Files, InputFile, InputRange, Part
-from tokenmill.flow.lineage import StageInput, upstream_of
+from tokenmill.flow.lineage import StageInput, find_upstream
 from tokenmill.flow.output_names import check_label
-from tokenmill.flow.partition import groups
+from tokenmill.flow.partition import split_by_weight
 from tokenmill.flow.planning import Request
 from tokenmill.flow.provenance import narrow
 from tokenmill.flow.record import Counts, Plan, Unit
-from tokenmill.flow.stage import Run, Stage
+from tokenmill.flow.stage import Stage, StageRun
 from tokenmill.flow.workspace import OutputFile, Workspace
 from tokenmill.selection import Selection
-from tokenmill.stages.registry import CONCATENATE, before
-from tokenmill.suffixes import DATA_SUFFIXES, strip_compression, usable
+from tokenmill.stages.registry import CONCATENATE, earlier_kinds
+from tokenmill.suffixes import DATA_SUFFIXES, make_file_filter, strip_compression
 
-PIECE = 16 << 20
-"""Bytes copied before they are read back: few enough to be in the page cache still."""
-AHEAD = 2
-"""How many such pieces the copy may be ahead of the reading back."""
-BUFFER = 512 << 10
+PIECE_BYTES = 16 << 20
+"""Bytes of one copy: small enough to be in the page cache still when the thread reads them back."""
+MAX_PIECES_AHEAD = 2
+"""Number of copied pieces that may wait until the thread reads them back."""
+BUFFER_BYTES = 512 << 10
+"""Bytes per system call when the thread reads back."""
 
 
 @dataclass(slots=True)
 class _AppendedPiece:
-    """Bytes of an input that were appended to the output: all of it, or one piece of a large one.
+    """Bytes of an input that were appended to the output: all bytes, or one piece of a large input.
 
-    `skipped` and `newline` tell whether a byte-order mark was left out before them and a newline put behind them,
-    `last` whether they end the input.
+    Attributes:
+        file: the input.
+        length: the number of bytes.
+        skipped: whether a byte-order mark before the bytes was removed.
+        newline: whether a newline was added after the bytes.
+        last: whether the bytes end the input.
     """
 
     file: InputFile
@@ -54,11 +61,11 @@ class _AppendedPiece:
     last: bool = False
 
 
-class _Account:
-    """What becomes known of the bytes appended: the output's hash, and each input's hash and records.
+class _ReadBack:
+    """The results of reading back the appended bytes: the hash of the output, and hash and records of each input.
 
-    They are read back from the output, out of the page cache: so an input is known to be what its manifest
-    says as it was copied, not as it was a moment before or after.
+    Reading back from the page cache proves that the copied bytes are those in the manifest of the input. A separate
+    read of the input, before or after the copy, could read other bytes.
     """
 
     def __init__(self, output: OutputFile, workspace: Workspace) -> None:
@@ -66,37 +73,39 @@ class _Account:
         self.records = self.blank = 0
         self._output = output
         self._workspace = workspace
-        self._known = workspace.plan.upstream.maker is not None  # what the inputs' bytes hash to
-        self._back = output.path.open("rb", buffering=0)
-        self._buffer = bytearray(BUFFER)
+        self._check_inputs = workspace.plan.upstream.maker is not None  # a manifest has their hashes
+        self._file = output.path.open("rb", buffering=0)
+        self._buffer = bytearray(BUFFER_BYTES)
         self._digest = xxhash.xxh3_128()
         self._counter = RecordCounter()
 
-    def take(self, pieces: list[_AppendedPiece]) -> None:
-        """Read back pieces, in the order they were appended."""
+    def process(self, pieces: list[_AppendedPiece]) -> None:
+        """Hash and count pieces, in the order in which they were appended."""
         for piece in pieces:
-            count = self._counter if piece.file.records is None else None
+            counter = self._counter if piece.file.records is None else None
             if piece.skipped:
                 self._digest.update(BOM)
-                if count:
-                    count.update(BOM)
+                if counter:
+                    counter.update(BOM)
             for size in self._read(piece.length):
-                if self._known:
+                if self._check_inputs:
                     self._digest.update(memoryview(self._buffer)[:size])
-                if count:
-                    count.update(self._buffer, size)
+                if counter:
+                    counter.update(self._buffer, size)
             for _ in self._read(int(piece.newline)):
-                pass  # hashed as the output's alone
+                pass  # the newline is part of the output only
             if piece.last:
                 self._finish(piece.file)
 
     def _read(self, length: int) -> Iterator[int]:
-        """Read on into the buffer, hashing it as the output's, and yield how much it holds."""
+        """Read the next bytes into the buffer, hash them for the output, and yield the size of each read."""
         while length:
-            view = memoryview(self._buffer)[: min(length, BUFFER)]
-            size = self._back.readinto(view)
+            view = memoryview(self._buffer)[: min(length, BUFFER_BYTES)]
+            size = self._file.readinto(view)
             if not size:
-                raise TransientError(f"{self._back.name} is shorter than was written; run the same command again")
+                raise TransientError(
+                    f"{self._file.name} became shorter after tokenmill wrote it; run the same command again"
+                )
             self._output.hash(view[:size])
             yield size
             length -= size
@@ -114,13 +123,16 @@ class _Account:
         self._counter = RecordCounter()
 
     def close(self) -> None:
-        """Close what is read back."""
-        self._back.close()
+        """Close the file."""
+        self._file.close()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Concatenate(Stage):
-    """Join the files of `input` into `target_files`; `format` jsonl takes files under any name."""
+    """The stage that joins the files of `input` into `target_files` files.
+
+    `format` jsonl accepts files with any suffix.
+    """
 
     input: Path
     output: Path
@@ -134,15 +146,14 @@ class Concatenate(Stage):
     concurrency: ClassVar = "processes"
     resumable: ClassVar = False
 
-    def prepare(self, run: Run, pinned: str | None = None) -> Request:
-        """Plan one unit per output: a run of neighbouring files, in the order of their names."""
-
-        dataset = upstream_of(
+    def prepare(self, run: StageRun, pinned: str | None = None) -> Request:
+        """Plan one unit per output file: a group of consecutive input files, in the order of their names."""
+        dataset = find_upstream(
             self.input,
             CONCATENATE.name,
-            before(CONCATENATE),
+            earlier_kinds(CONCATENATE),
             only=self.from_stage,
-            usable=usable(DATA_SUFFIXES, self.format),
+            usable=make_file_filter(DATA_SUFFIXES, self.format),
             selection=self.selection,
             output=self.output,
         )
@@ -155,8 +166,8 @@ class Concatenate(Stage):
             **({"format": self.format} if self.format else {}),
         }
 
-        def make() -> Plan:
-            units = self._units(dataset)
+        def make_plan() -> Plan:
+            units = self._plan_units(dataset)
             return Plan(
                 CONCATENATE.name,
                 request,
@@ -167,71 +178,70 @@ class Concatenate(Stage):
                 require="out",
             )
 
-        return Request(request, make, dataset.root, inputs=dataset.identities)
+        return Request(request, make_plan, dataset.root, inputs=dataset.identities)
 
-    def _units(self, dataset: StageInput) -> list[Unit]:
-
+    def _plan_units(self, dataset: StageInput) -> list[Unit]:
         files = dataset.files
         for file in files:
             if strip_compression(file.path)[1] or file.path.lower().endswith((".parquet", ".arrow")):
                 raise RequestError(
-                    f"{file.path} is compressed, and joining it could join two lines; run tokenmill extract first, or "
-                    f"leave both out: tokenmill preprocess --target-files {self.target_files} reads it directly"
+                    f"{file.path} is compressed, and concatenate requires plain text; run tokenmill extract first, or "
+                    f"skip both: run tokenmill preprocess --target-files {self.target_files}, which reads it directly"
                 )
         if self.target_files > len(files):
             raise RequestError(
-                f"--target-files {self.target_files} is more than the {len(files)} files there are to join; give "
+                f"--target-files {self.target_files} is more than the {len(files)} input files; choose "
                 f"{len(files)} or fewer"
             )
         units = []
-        for index, run in enumerate(groups([file.bytes for file in files], self.target_files)):
-            inputs = [files[i].input for i in run]
+        for index, group in enumerate(split_by_weight([file.bytes for file in files], self.target_files)):
+            inputs = [files[i].input for i in group]
             final = f"{self.name}-{index:05d}-of-{self.target_files:05d}.jsonl"
-            weight = sum(files[i].bytes for i in run)
+            weight = sum(files[i].bytes for i in group)
             units.append(Unit(final, weight, Files(inputs), [final]))
         return units
 
     def do(self, unit: Unit, workspace: Workspace, shared: None) -> Counts:
-        """Join one run of files here, while a thread hashes and counts, keeping where each file's records begin."""
+        """Copy a group of files while a thread hashes and counts; record where the records of each file start."""
         output = workspace.open(unit.outputs[0])
-        waiting: list[_AppendedPiece] = []
+        pending: list[_AppendedPiece] = []
         length = 0
-        with closing(_Account(output, workspace)) as account, BackgroundWriter(AHEAD) as follower:
+        with closing(_ReadBack(output, workspace)) as read_back, BackgroundWriter(MAX_PIECES_AHEAD) as background:
             for file in unit.spec(Files).inputs:
                 for piece in _append(output, workspace, file):
-                    waiting.append(piece)
+                    pending.append(piece)
                     length += piece.length
-                    if length >= PIECE:
-                        follower.do(account.take, waiting)
-                        waiting, length = [], 0
-                    workspace.checkpoint(piece.length)
-            follower.wait()
-            account.take(waiting)
-        output.describe(records=account.records, parts=account.parts)
-        return {"in": account.records, "out": account.records, "rejected": 0, "blank": account.blank}
+                    if length >= PIECE_BYTES:
+                        background.submit(read_back.process, pending)
+                        pending, length = [], 0
+                    workspace.report_progress(piece.length)
+            background.wait()
+            read_back.process(pending)
+        output.describe(records=read_back.records, parts=read_back.parts)
+        return {"in": read_back.records, "out": read_back.records, "rejected": 0, "blank": read_back.blank}
 
 
 def _append(output: OutputFile, workspace: Workspace, file: InputFile) -> Iterator[_AppendedPiece]:
-    """Append one file, whole lines alone, and say so piece by piece."""
+    """Append one file as complete lines, and yield the appended pieces."""
     size = file.bytes or 0
     with (
         workspace.reading(file, size) as path,
         path.open("rb", buffering=0) as source,
     ):
-        head = os.pread(source.fileno(), unexpected_content.HEAD, 0)
-        unexpected_content.refuse(head, str(path))
-        unexpected_content.refuse_spread(head, str(path))
-        if codec := codec_of_content(head):
+        head = os.pread(source.fileno(), unexpected_content.HEAD_BYTES, 0)
+        unexpected_content.reject_unexpected(head, str(path))
+        unexpected_content.reject_multiline_json(head, str(path))
+        if codec := detect_codec(head):
             raise InputError(
-                f"{path}: its content is {codec} data, whatever its name says, and joining it could join two lines; "
-                "run tokenmill extract first"
+                f"{path}: its content is {codec} data, although its name has no such suffix, and concatenate requires "
+                "plain text; run tokenmill extract first"
             )
         skipped = os.pread(source.fileno(), len(BOM), 0) == BOM
         offset = len(BOM) if skipped else 0
         newline = size > offset and os.pread(source.fileno(), 1, size - 1) != b"\n"
         last = False
         while not last:
-            length = min(size - offset, PIECE)
+            length = min(size - offset, PIECE_BYTES)
             output.copy_from(source, offset, length)
             offset += length
             last = offset == size

@@ -1,7 +1,10 @@
-"""download: from the Hub, a bucket, the web or a disk to files whose bytes are checked; one unit per file.
+"""download: files of the Hub, a bucket, a web server or a disk -> the same files, with checked hashes.
 
-The plan pins the commit and names every file with its size and hash; a unit is done when its bytes
-have that hash. What a server refuses is asked again until the deadline, never skipped.
+Input: a source, named by its URI. Output: the selected files. The plan pins the commit of the source, and lists each
+file with its size and hash. If a server refuses a file, the stage retries until the deadline and never skips the file.
+
+A unit is one file; it is finished when its bytes have the planned hash. An interrupted unit resumes at the byte where
+it stopped.
 """
 
 import time
@@ -12,115 +15,119 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from tokenmill.corpus.factory import open_source
-from tokenmill.corpus.fetch import ConnectionPool, fetch, worth_keeping
-from tokenmill.corpus.listing import names, select
+from tokenmill.corpus.fetch import ConnectionPool, fetch, resumable_bytes
+from tokenmill.corpus.listing import output_names, select
 from tokenmill.corpus.options import SourceOptions
 from tokenmill.corpus.retry import RetryPolicy
 from tokenmill.corpus.source import Listing, Source
-from tokenmill.corpus.uri import local_path, without_secrets
+from tokenmill.corpus.uri import local_path, redact_secrets
 from tokenmill.files.paths import safe_name
 from tokenmill.flow.contract import InputRange, Origin, RemoteFile
-from tokenmill.flow.lineage import check_apart
+from tokenmill.flow.lineage import check_no_overlap
 from tokenmill.flow.planning import Request
-from tokenmill.flow.provenance import whole
+from tokenmill.flow.provenance import source_parts
 from tokenmill.flow.record import Counts, Plan, Unit
 from tokenmill.flow.signals import stop_requested
-from tokenmill.flow.stage import Run, Stage
+from tokenmill.flow.stage import Stage, StageRun
 from tokenmill.flow.workspace import Workspace
 from tokenmill.selection import Selection
 from tokenmill.stages.registry import DOWNLOAD
 
 COMMITTING_FILES = 4
-"""Downloaded files that are synced and recorded while all connections fetch others."""
+"""Number of downloaded files that may be synced and recorded while all connections fetch other files."""
 
 
-class Fetching(NamedTuple):
-    """What the units share: one source, for a server's policy is one, and its connections."""
+class DownloadContext(NamedTuple):
+    """The source and its connections, which all units of a process share because a server limits their total."""
 
     source: Source
-    lines: ConnectionPool
+    connections: ConnectionPool
 
 
 @dataclass(frozen=True, kw_only=True)
 class Download(Stage):
-    """Fetch the files of `uri`; `format` is what they are to be read as, by which data files are told from others."""
+    """The stage that fetches the files of `uri`; `format` decides which files are data files."""
 
     uri: str
     output: Path
     selection: Selection = Selection()
     source: SourceOptions = SourceOptions()
     format: str | None = None
-    begun: float = field(default_factory=time.monotonic, repr=False)
+    started: float = field(default_factory=time.monotonic, repr=False)
 
     kind: ClassVar = DOWNLOAD
     concurrency: ClassVar = "threads"
     resumable: ClassVar = True
 
-    def prepare(self, run: Run, pinned: str | None = None) -> Request:
-        """Plan one unit per selected file; only the worker that makes the plan asks the source."""
+    def prepare(self, run: StageRun, pinned: str | None = None) -> Request:
+        """Plan one unit per selected file; only the planner lists the source."""
         directory = local_path(self.uri)
         if directory:
-            check_apart(directory, self.output)
+            check_no_overlap(directory, self.output)
         request: dict[str, Any] = {
-            "source": without_secrets(self.uri),
+            "source": redact_secrets(self.uri),
             "revision": self.source.revision,
             **self.selection.request(),
             "layout": self.selection.layout,
             **({"format": self.format} if self.format else {}),
         }
 
-        def make() -> Plan:
+        def make_plan() -> Plan:
             listing = self._list(run, pinned)
             files, notes = select(listing, self.selection, self.format)
             for note in notes:
-                run.reporter.say(note)
-            units = [_unit(file, name) for file, name in zip(files, names(files, self.selection.layout), strict=True)]
+                run.reporter.log(note)
+            units = [
+                _unit(file, name) for file, name in zip(files, output_names(files, self.selection.layout), strict=True)
+            ]
             source = Origin(listing.uri, listing.revision)
             return Plan(DOWNLOAD.name, request, units, basis={}, details={"notes": notes}, source=source)
 
         def outdated(plan: Plan) -> bool:
-            """Tell whether a directory has other files than were planned; one that is gone says nothing."""
-            return directory is not None and directory.exists() and make().id != plan.id
+            """Return whether a directory has other files than the plan; a missing directory is not outdated."""
+            return directory is not None and directory.exists() and make_plan().id != plan.id
 
-        return Request(request, make, outdated=outdated)
+        return Request(request, make_plan, outdated=outdated)
 
-    def listed(self, run: Run, pinned: str | None) -> list[RemoteFile]:
-        """Return the selected files as they are now."""
+    def listed(self, run: StageRun, pinned: str | None) -> list[RemoteFile]:
+        """Return the selected files in the current listing of the source."""
         return select(self._list(run, pinned), self.selection, self.format)[0]
 
-    def _list(self, run: Run, pinned: str | None) -> Listing:
-        opened = open_source(self.uri, stall_seconds=60.0, endpoint=self.source.endpoint, pinned=pinned)
-        return opened.list(self.source.revision, RetryPolicy(self._give_up_at, stop_requested, run.reporter.say))
+    def _list(self, run: StageRun, pinned: str | None) -> Listing:
+        source = open_source(self.uri, stall_seconds=60.0, endpoint=self.source.endpoint, pinned=pinned)
+        return source.list(self.source.revision, RetryPolicy(self._deadline, stop_requested, run.reporter.log))
 
     @property
-    def _give_up_at(self) -> float:
-        return self.begun + self.source.deadline
+    def _deadline(self) -> float:
+        return self.started + self.source.deadline
 
     def width(self, cpus: int) -> int:
-        """Return how many files are at work: those that are fetched, and those that are synced meanwhile."""
+        """Return the number of concurrent units: files that are fetched, and files that are synced meanwhile."""
         return self.source.connections + COMMITTING_FILES
 
     @contextmanager
-    def shared(self, plan: Plan, todo: Sequence[Unit], warm: None, warn: Callable[[str], None]) -> Iterator[Fetching]:
+    def shared(
+        self, plan: Plan, todo: Sequence[Unit], warm: None, warn: Callable[[str], None]
+    ) -> Iterator[DownloadContext]:
         """Open the source and its connections."""
-        how = self.source
-        source = open_source(self.uri, stall_seconds=how.stall_seconds, endpoint=how.endpoint, warn=warn)
-        yield Fetching(source, ConnectionPool(how.connections))
+        options = self.source
+        source = open_source(self.uri, stall_seconds=options.stall_seconds, endpoint=options.endpoint, warn=warn)
+        yield DownloadContext(source, ConnectionPool(options.connections))
 
-    def do(self, unit: Unit, workspace: Workspace, shared: Fetching) -> Counts:
-        """Fetch one file, from where a dead attempt stopped, and check its hash."""
+    def do(self, unit: Unit, workspace: Workspace, shared: DownloadContext) -> Counts:
+        """Fetch one file, from the byte where the last attempt stopped, and check its hash."""
         file = unit.spec(RemoteFile)
-        output = workspace.open(unit.outputs[0], temporary="data", keep=worth_keeping(file, workspace.path("data")))
+        output = workspace.open(unit.outputs[0], temporary="data", keep=resumable_bytes(file, workspace.path("data")))
         fetch(
             shared.source,
             file,
             workspace.plan.source.commit,
             output,
-            give_up_at=self._give_up_at,
-            checkpoint=workspace.checkpoint,
-            lines=shared.lines,
+            deadline=self._deadline,
+            on_progress=workspace.report_progress,
+            pool=shared.connections,
         )
-        output.describe(parts=whole(file.path))
+        output.describe(parts=source_parts(file.path))
         workspace.inputs = [InputRange(file.path, 0, None)]
         return {"in": 1, "out": 1, "rejected": 0, "bytes": output.bytes}
 

@@ -1,6 +1,9 @@
-"""extract: .zst .gz .bz2 .xz -> .jsonl, one unit per file; files that are not compressed are copied.
+"""extract: .zst .gz .bz2 .xz files -> .jsonl files.
 
-Stands between download and concatenate, and can be left out: preprocess reads compressed files itself.
+Input: the output of download, or a directory of files. The stage copies files that are not compressed. It is optional,
+because preprocess also reads compressed files.
+
+A unit is one input file. An interrupted unit starts again.
 """
 
 from dataclasses import dataclass
@@ -8,33 +11,33 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from tokenmill.corpus import unexpected_content
-from tokenmill.corpus.block_kinds import ZSTD_WINDOW
+from tokenmill.corpus.block_kinds import DEFAULT_ZSTD_WINDOW
 from tokenmill.corpus.compression import open_decompressed
 from tokenmill.corpus.records import RecordCounter
 from tokenmill.errors import RequestError
 from tokenmill.files.paths import safe_name
 from tokenmill.flow.background import BackgroundWriter
 from tokenmill.flow.contract import Files, InputRange
-from tokenmill.flow.lineage import StageInput, upstream_of
-from tokenmill.flow.output_names import distinct
+from tokenmill.flow.lineage import StageInput, find_upstream
+from tokenmill.flow.output_names import make_distinct
 from tokenmill.flow.planning import Request
 from tokenmill.flow.provenance import narrow
 from tokenmill.flow.record import Counts, Plan, Unit
-from tokenmill.flow.stage import Run, Stage
+from tokenmill.flow.stage import Stage, StageRun
 from tokenmill.flow.workspace import Workspace
 from tokenmill.selection import Selection
-from tokenmill.stages.registry import EXTRACT, before
-from tokenmill.suffixes import COMPRESSIONS, DATA_SUFFIXES, LINE_SUFFIXES, strip_compression, usable
+from tokenmill.stages.registry import EXTRACT, earlier_kinds
+from tokenmill.suffixes import COMPRESSIONS, DATA_SUFFIXES, LINE_SUFFIXES, make_file_filter, strip_compression
 
-BUFFER = 1 << 20
-"""Bytes decompressed at a time: large enough to amortise the hand-over, small enough for the caches."""
+BUFFER_BYTES = 1 << 20
+"""Bytes decompressed at a time: large enough to amortise the hand-over to the thread, small enough for the caches."""
 BUFFERS = 4
-"""How many of them: one is filled, one is counted, hashed and written, and the others level out."""
+"""Number of buffers: one is filled, one is counted, hashed and written, and the others absorb differences in speed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Extract(Stage):
-    """Decompress the files of `input`; `format` jsonl takes files under any name."""
+    """The stage that decompresses the files of `input`; `format` jsonl accepts files with any suffix."""
 
     input: Path
     output: Path
@@ -47,16 +50,15 @@ class Extract(Stage):
     concurrency: ClassVar = "processes"
     resumable: ClassVar = False
 
-    def prepare(self, run: Run, pinned: str | None = None) -> Request:
-        """Plan one unit per file of the dataset; Parquet is refused, since preprocess reads it as it is."""
-
+    def prepare(self, run: StageRun, pinned: str | None = None) -> Request:
+        """Plan one unit per file; raise RequestError for Parquet and Arrow, which preprocess reads directly."""
         endings = (*DATA_SUFFIXES, *(f".{suffix}" for suffix in COMPRESSIONS))
-        dataset = upstream_of(
+        dataset = find_upstream(
             self.input,
             EXTRACT.name,
-            before(EXTRACT),
+            earlier_kinds(EXTRACT),
             only=self.from_stage,
-            usable=usable(endings, self.format),
+            usable=make_file_filter(endings, self.format),
             selection=self.selection,
             output=self.output,
         )
@@ -66,48 +68,50 @@ class Extract(Stage):
             **({"format": self.format} if self.format else {}),
         }
 
-        def make() -> Plan:
-            units = _units(dataset)
+        def make_plan() -> Plan:
+            units = _plan_units(dataset)
             return Plan(
                 EXTRACT.name, request, units, basis={}, source=dataset.source, upstream=dataset.upstream, require="out"
             )
 
-        return Request(request, make, dataset.root, inputs=dataset.identities)
+        return Request(request, make_plan, dataset.root, inputs=dataset.identities)
 
     def do(self, unit: Unit, workspace: Workspace, shared: None) -> Counts:
-        """Decompress one file here, while a thread counts its records, hashes and writes."""
+        """Decompress one file, while a thread counts its records, hashes and writes the text."""
         import xxhash
 
         (file,) = unit.spec(Files).inputs
         counter = RecordCounter()
-        digest = xxhash.xxh3_128()  # of the input: zstd frames may come without a checksum
+        digest = xxhash.xxh3_128()  # of the input, because zstd frames may have no checksum
         output = workspace.open(unit.outputs[0])
 
-        def take(buffer: bytearray, size: int) -> None:
+        def process(buffer: bytearray, size: int) -> None:
             if not output.bytes:
-                head = bytes(buffer[: min(size, unexpected_content.HEAD)])
-                unexpected_content.refuse(head, file.path)
-                unexpected_content.refuse_spread(head, file.path)
+                head = bytes(buffer[: min(size, unexpected_content.HEAD_BYTES)])
+                unexpected_content.reject_unexpected(head, file.path)
+                unexpected_content.reject_multiline_json(head, file.path)
             counter.update(buffer, size)
             output.write(memoryview(buffer)[:size])
 
-        ring = [bytearray(BUFFER)]
-        read = turn = 0
+        buffers = [bytearray(BUFFER_BYTES)]
+        compressed_bytes = index = 0
         with (
             workspace.reading(file, unit.weight) as path,
-            open_decompressed(path, display=str(path), digest=digest, window=self.zstd_window or ZSTD_WINDOW) as reader,
-            BackgroundWriter(BUFFERS - 1) as follower,
+            open_decompressed(
+                path, display=str(path), digest=digest, max_window=self.zstd_window or DEFAULT_ZSTD_WINDOW
+            ) as reader,
+            BackgroundWriter(BUFFERS - 1) as background,
         ):
-            while (got := reader.readinto(memoryview(ring[turn]))) == BUFFER:
-                follower.do(take, ring[turn], got)
-                turn = (turn + 1) % BUFFERS
-                if turn == len(ring):
-                    ring.append(bytearray(BUFFER))
-                workspace.checkpoint(reader.compressed_read - read)
-                read = reader.compressed_read
-            follower.wait()
-            take(ring[turn], got)
-            workspace.checkpoint(reader.compressed_read - read)
+            while (size := reader.readinto(memoryview(buffers[index]))) == BUFFER_BYTES:
+                background.submit(process, buffers[index], size)
+                index = (index + 1) % BUFFERS
+                if index == len(buffers):
+                    buffers.append(bytearray(BUFFER_BYTES))
+                workspace.report_progress(reader.compressed_read - compressed_bytes)
+                compressed_bytes = reader.compressed_read
+            background.wait()
+            process(buffers[index], size)
+            workspace.report_progress(reader.compressed_read - compressed_bytes)
         workspace.check_hash(file, digest.hexdigest())
         records = counter.finish()
         output.describe(records=records, blank=counter.blank, parts=narrow(file.parts or [], records))
@@ -115,15 +119,14 @@ class Extract(Stage):
         return {"in": records, "out": records, "rejected": 0, "blank": counter.blank}
 
 
-def _units(dataset: StageInput) -> list[Unit]:
-
+def _plan_units(dataset: StageInput) -> list[Unit]:
     sources, names = [], []
     for file in dataset.files:
         if file.path.lower().endswith((".parquet", ".arrow")):
             kind = "Parquet" if file.path.lower().endswith(".parquet") else "Arrow"
             raise RequestError(
-                f"{file.path} is {kind}, which extract does not turn into JSONL; tokenmill preprocess reads it "
-                "directly, without extract and concatenate"
+                f"{file.path} is {kind}, and extract cannot convert this format to JSONL; run tokenmill preprocess "
+                "without extract and concatenate: it reads the file directly"
             )
         stem = strip_compression(file.path)[0]
         sources.append(file.path)
@@ -135,5 +138,5 @@ def _units(dataset: StageInput) -> list[Unit]:
             spec=Files([file.input]),
             outputs=[name],
         )
-        for file, name in zip(dataset.files, distinct(sources, names), strict=True)
+        for file, name in zip(dataset.files, make_distinct(sources, names), strict=True)
     ]

@@ -1,24 +1,32 @@
-"""The stages there are, in the order data flows through them. A new stage is registered here."""
+"""The registry of stages, in the order in which data flows through them; a new stage is added here.
+
+The command line, the charts and the reports read the stages from `STAGES`. `adopt` has no entry of its own, because it
+writes the records of preprocess.
+"""
 
 from pathlib import Path
 from typing import NamedTuple
 
-from tokenmill.flow.contract import Files, Kind, RemoteFile
-from tokenmill.tokens.contract import PREPROCESS as PREPROCESS  # noqa: PLC0414 - one of them
+from tokenmill.flow.contract import Files, RemoteFile, StageKind
+from tokenmill.tokens.contract import PREPROCESS as PREPROCESS  # noqa: PLC0414 - re-exported as one of the stages
 
-DOWNLOAD = Kind("download", RemoteFile)
-EXTRACT = Kind("extract", Files)
-CONCATENATE = Kind("concatenate", Files)
+DOWNLOAD = StageKind("download", RemoteFile)
+EXTRACT = StageKind("extract", Files)
+CONCATENATE = StageKind("concatenate", Files)
 
 
-class Entry(NamedTuple):
-    """A stage: `folder` is where its output goes below what it reads, `next` the usual next command.
+class StageEntry(NamedTuple):
+    """A stage and its place in the pipeline.
 
-    `optional`: a pipeline leaves it out unless asked for it. `by_line`: it takes each line for a record, so that what
-    it made is never read as another format.
+    Attributes:
+        kind: the name of the stage and the type of its units.
+        folder: the directory of its output, relative to its input.
+        next: the usual next command, a template with `tokenmill` and `path`.
+        optional: whether a pipeline skips the stage unless the user requests it.
+        by_line: whether the stage treats each line as a record, so that preprocess must read its output as JSONL.
     """
 
-    kind: Kind
+    kind: StageKind
     folder: str
     next: str
     optional: bool = False
@@ -28,26 +36,26 @@ class Entry(NamedTuple):
 _PREPROCESS_NEXT = "{tokenmill} preprocess {path} --tokenizer NAME_OR_DIRECTORY"
 
 STAGES = (
-    Entry(DOWNLOAD, "", _PREPROCESS_NEXT),
-    Entry(EXTRACT, "extracted", _PREPROCESS_NEXT, optional=True, by_line=True),
-    Entry(CONCATENATE, "concatenated", _PREPROCESS_NEXT, optional=True, by_line=True),
-    Entry(PREPROCESS, "preprocessed", "{tokenmill} verify {path}"),
+    StageEntry(DOWNLOAD, "", _PREPROCESS_NEXT),
+    StageEntry(EXTRACT, "extracted", _PREPROCESS_NEXT, optional=True, by_line=True),
+    StageEntry(CONCATENATE, "concatenated", _PREPROCESS_NEXT, optional=True, by_line=True),
+    StageEntry(PREPROCESS, "preprocessed", "{tokenmill} verify {path}"),
 )
 
 KINDS = tuple(entry.kind for entry in STAGES)
-BY_LINE = frozenset(entry.kind.name for entry in STAGES if entry.by_line)
+LINE_STAGES = frozenset(entry.kind.name for entry in STAGES if entry.by_line)
 
 
-def entry_of(name: str) -> Entry:
-    """Return the entry of a stage by its name."""
+def get_stage(name: str) -> StageEntry:
+    """Return the entry of the stage with this name."""
     return next(entry for entry in STAGES if entry.kind.name == name)
 
 
-def before(kind: Kind) -> tuple[Kind, ...]:
-    """Return the kinds of outputs that a stage can read."""
+def earlier_kinds(kind: StageKind) -> tuple[StageKind, ...]:
+    """Return the kinds of the stages before a stage: the stage can read their outputs."""
     return KINDS[: KINDS.index(kind)]
 
 
-def default_output(source: Path, kind: Kind) -> Path:
-    """Return where a stage's output goes when no directory is named: below what it reads."""
-    return (source if source.is_dir() else source.parent) / entry_of(kind.name).folder
+def default_output(source: Path, kind: StageKind) -> Path:
+    """Return the default output directory of a stage, which is below its input."""
+    return (source if source.is_dir() else source.parent) / get_stage(kind.name).folder

@@ -1,15 +1,15 @@
-"""What was settled of tokenizers on this machine, so that a second output with the same tokenizer starts at once.
+"""The cache of resolved tokenizers on this machine: the second output with a tokenizer skips the parity gate.
 
     $TOKENMILL_CACHE_DIR, or $XDG_CACHE_HOME/tokenmill, or ~/.cache/tokenmill
         tokenizers/<key>/index.json     name -> SHA-256 of the entry's other files
-        tokenizers/<key>/...            what `tokens.tokenizer` settled and judged
+        tokenizers/<key>/...            the TokenizerResolution of `tokens.tokenizer`
 
-The key hashes the tokenizer's files, the options, and the versions of all libraries that take part. What is not in
-the key is the corpus: its first documents are among the texts that encoders are judged on, but the verdict for the
-thousands of other texts holds for any corpus, and `--verify-encoder` compares the corpus itself as it is encoded.
+The key hashes the tokenizer's files, the options, and the versions of all libraries involved. The key does not contain
+the corpus, although the gate also checks the corpus's first documents. The verdict on the thousands of other texts
+holds for any corpus, and `--verify-encoder` compares the corpus itself during encoding.
 
-A directory that others may write to, an entry that is incomplete, and a file with another hash count as nothing
-cached; a directory that cannot be written to is no error. An empty TOKENMILL_CACHE_DIR turns the cache off.
+`load` ignores a directory that other users may write to, an incomplete entry, and a file with another hash. `store`
+ignores a directory without write permission. An empty TOKENMILL_CACHE_DIR disables the cache.
 """
 
 import contextlib
@@ -22,14 +22,15 @@ from tokenmill.errors import RequestError
 from tokenmill.files.codec import read_json, readable_json
 from tokenmill.files.tree import Tree
 
-DIRECTORY = "TOKENMILL_CACHE_DIR"
+DIRECTORY_VARIABLE = "TOKENMILL_CACHE_DIR"
+"""Environment variable with the directory of the cache."""
 
-ENTRIES = 32
-"""Tokenizers that are kept; those used longest ago go. One takes up to 60 MB."""
+MAX_ENTRIES = 32
+"""Number of tokenizers in the cache; `store` removes the least recently used ones. An entry has up to 60 MB."""
 
 
 def load(key: str) -> dict[str, bytes] | None:
-    """Return the files of an entry by name; None where it is not there whole."""
+    """Return the files of an entry by name; None if the entry is missing or incomplete."""
     tree = _tree()
     if tree is None:
         return None
@@ -48,7 +49,7 @@ def load(key: str) -> dict[str, bytes] | None:
 
 
 def store(key: str, files: dict[str, bytes]) -> None:
-    """Keep an entry; the names hold no slash."""
+    """Store an entry; the names must not contain a slash."""
     tree = _tree(create=True)
     if tree is None:
         return
@@ -63,26 +64,26 @@ def store(key: str, files: dict[str, bytes]) -> None:
 
 
 def _prune(tree: Tree) -> None:
-    used = {}
+    last_used = {}
     for name in tree.names("tokenizers"):
         status = tree.stat(f"tokenizers/{name}/index.json")
-        used[name] = status.st_mtime if status else 0.0
-    for name in sorted(used, key=lambda name: used[name])[:-ENTRIES]:
+        last_used[name] = status.st_mtime if status else 0.0
+    for name in sorted(last_used, key=lambda name: last_used[name])[:-MAX_ENTRIES]:
         tree.remove_tree(f"tokenizers/{name}")
 
 
 def _tree(*, create: bool = False) -> Tree | None:
-    """Return the cache's files; None where there is no directory of this user's alone."""
-    chosen = os.environ.get(DIRECTORY)
-    if chosen == "":
+    """Return the cache's directory; None if no directory exists that only this user may write to."""
+    configured = os.environ.get(DIRECTORY_VARIABLE)
+    if configured == "":
         return None
     try:
         base = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
-        root = Path(chosen) if chosen else Path(base) / "tokenmill"
+        root = Path(configured) if configured else Path(base) / "tokenmill"
         if create:
             root.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = root.stat()
     except (OSError, RuntimeError):
         return None
-    own = status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    return Tree(root) if own else None
+    is_private = status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return Tree(root) if is_private else None

@@ -1,4 +1,4 @@
-"""What plans and journals of preprocess hold: from what a pair is made, and how far an attempt at it is."""
+"""The records of preprocess in plans and journals: the inputs of a pair, its parameters, and an attempt's progress."""
 
 from typing import Annotated, Literal
 
@@ -9,36 +9,39 @@ from tokenmill.flow.contract import (
     Hash,
     InputFile,
     InputRange,
-    Kind,
     Name,
     Part,
     Record,
+    StageKind,
     check_path,
 )
 from tokenmill.flow.record import Plan
 
 
 class PairSpec(Record, frozen=True):
-    """From what pairs of .bin and .idx are made: `name` begins their names; `adopted` is how another tool's were."""
+    """The inputs of the pairs of one unit, whose names start with `name`.
+
+    `adopted` is the way in which a pair of another tool was adopted.
+    """
 
     name: Name
     inputs: Annotated[list[InputFile], Meta(min_length=1)]
     adopted: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a name that leads elsewhere."""
+        """Raise ValueError if the name leads out of the output."""
         check_path(self.name)
 
 
 class ResolvedTokenizer(Record, frozen=True):
-    """What a plan records of a tokenizer.
+    """A plan's description of a tokenizer.
 
-    `reference` is a Hub name or a directory's base name, `revision` a commit; `files` maps names to SHA-256,
-    `fingerprint` is the SHA-256 of the backend's JSON as the AutoTokenizer gives it. `vocab_size` is
-    len(AutoTokenizer), from which Megatron-LM takes the dtype; ids may still lie above it, so `max_token_id`
-    is kept. The EOD is None where none was needed and the tokenizer names no eos. `added` holds the tokens
-    put into every text by default (BOS), `eod_candidates` the vocabulary's usual end-of-text tokens, for
-    messages. `adds_eod`: the tokenizer itself ends each text with the EOD. `notes` are warnings about how it was read.
+    `reference` is a Hub name or the base name of a directory, `revision` a commit. `files` maps names to SHA-256;
+    `fingerprint` is the SHA-256 of the backend's JSON that the AutoTokenizer returns. `vocab_size` is
+    len(AutoTokenizer), from which Megatron-LM derives the dtype; ids may be larger, so `max_token_id` is recorded too.
+    The EOD is None if none was needed and the tokenizer defines no eos. `added` holds the tokens that the tokenizer
+    adds to every text by default (BOS), `eod_candidates` the usual end-of-text tokens in the vocabulary, for messages.
+    `adds_eod`: the tokenizer itself ends each text with the EOD. `notes` are warnings from loading the tokenizer.
     """
 
     reference: str
@@ -59,16 +62,16 @@ class ResolvedTokenizer(Record, frozen=True):
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse files that lie elsewhere than beside each other."""
+        """Raise ValueError if a file is outside the tokenizer's directory."""
         for path in self.files:
             check_path(path)
 
 
 class PairBasis(Record, frozen=True):
-    """What decides the bytes of all pairs of an output: the tokenizer's fingerprint, and how texts are encoded.
+    """The parameters that determine the bytes of all pairs of an output: the tokenizer, and how texts are encoded.
 
-    `eod` is the id that ends each document, None where none does; the later fields are None where the plan was made
-    without a choice.
+    `tokenizer` is the tokenizer's fingerprint. `eod` is the id that ends each document, or None. The fields after
+    `dtype` are None if the request did not set them.
     """
 
     tokenizer: Hash
@@ -84,27 +87,27 @@ class PairBasis(Record, frozen=True):
 
 
 class PairDetails(Record, frozen=True):
-    """What planning pairs resolved."""
+    """The tokenizer that planning resolved."""
 
     tokenizer: ResolvedTokenizer
 
 
-PREPROCESS = Kind("preprocess", PairSpec, PairBasis, PairDetails)
-"""The records of the stage whose outputs are pairs."""
+PREPROCESS = StageKind("preprocess", PairSpec, PairBasis, PairDetails)
+"""The record types of the stage whose outputs are pairs."""
 
 
-def basis_of(plan: Plan) -> PairBasis:
-    """Return what decides the bytes of a plan's pairs."""
-    return PairBasis.of_json(plan.basis)
+def parse_basis(plan: Plan) -> PairBasis:
+    """Return the parameters that determine the bytes of a plan's pairs."""
+    return PairBasis.from_json(plan.basis)
 
 
-def tokenizer_of(plan: Plan) -> ResolvedTokenizer:
-    """Return the tokenizer of a plan's pairs."""
-    return PairDetails.of_json(plan.details).tokenizer
+def parse_tokenizer(plan: Plan) -> ResolvedTokenizer:
+    """Return the description of the tokenizer of a plan's pairs."""
+    return PairDetails.from_json(plan.details).tokenizer
 
 
 class Journal(Record, frozen=True):
-    """How far an attempt at a unit of preprocess is (`tokens.unit_tokenizer`); a format's mark for each key."""
+    """The progress of an attempt at a unit (`tokens.unit_tokenizer`); `columns` has the format's state for each key."""
 
     done: Count
     columns: list[dict[str, int | str]]

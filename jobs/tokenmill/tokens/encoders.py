@@ -1,8 +1,8 @@
-"""Load an encoder: an engine's (`tokens.engines`), with a guard where the engine differs from the reference.
+"""Load an encoder of an engine (`tokens.engines`), with a guard for the characters on which it differs.
 
-`tokens.gate` decides at plan time which engine agrees with Hugging Face; preprocess workers then load that
-one alone, from the backend JSON that `tokens.resolve` wrote (without idle merges: `tokens.merges`), never from the
-tokenizer's own file: the two differ on some models.
+At plan time, `tokens.gate` selects the engine that agrees with Hugging Face. Preprocess workers then load only this
+engine. They load the backend JSON that `tokens.resolve` wrote (without unreachable merges: `tokens.merges`). The
+tokenizer's own file gives other ids for some models.
 """
 
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenmill.errors import TokenmillError
 from tokenmill.tokens import engines
-from tokenmill.tokens.engines.base import Arrays, Encoder, EncoderUnavailable
+from tokenmill.tokens.engines.base import ArrayEncoder, Encoder, EncoderUnavailable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,30 +21,35 @@ if TYPE_CHECKING:
 def load_encoder(
     name: str, backend: "Path", add_special_tokens: bool, guard: str = "", *, end: int | None = None
 ) -> Encoder:
-    """Load an encoder from an AutoTokenizer's backend JSON; the name is that of an engine.
+    """Load the encoder of an engine from an AutoTokenizer's backend JSON.
 
-    `add_special_tokens` adds what the tokenizer's post-processor adds (BOS for Llama 3). `guard` is what
-    the gate's verdict says: a text holding one of these characters goes to Hugging Face instead, since the
-    encoder is known to differ there. `end` is an id that follows those of every text: an encoder that puts it there
-    itself spares a pass over all ids. Raises EncoderUnavailable.
+    `add_special_tokens` adds the tokens of the tokenizer's post-processor (BOS for Llama 3). `guard` comes from the
+    gate's verdict: the encoder differs on these characters, so Hugging Face encodes each text with one of them.
+    `end` is an id to append to the ids of every text. An encoder that appends `end` itself saves a pass over all ids.
+
+    Raises:
+        EncoderUnavailable: the library is not installed, or refuses the tokenizer.
     """
     engine = engines.get(name)
     try:
         encoder = engine.load(backend, add_special_tokens, end)
     except (TokenmillError, KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # a Rust panic is no Exception
-        raise EncoderUnavailable(f"the encoder {name} is not available: {_said(error)}") from error
-    return _Guarded(encoder, guard, backend, add_special_tokens, end) if guard else encoder
+    except BaseException as error:  # a Rust panic does not derive from Exception
+        raise EncoderUnavailable(
+            f"the encoder {name} is not available: {_format_error(error)} (install a version that "
+            "loads this tokenizer, or use another encoder)"
+        ) from error
+    return _GuardedEncoder(encoder, guard, backend, add_special_tokens, end) if guard else encoder
 
 
-def quick_to_load(backend: dict[str, Any]) -> dict[str, Any]:
-    """Return an AutoTokenizer's backend JSON in the form that encoders load fastest, of the same meaning.
+def optimize_backend(backend: dict[str, Any]) -> dict[str, Any]:
+    """Return an AutoTokenizer's backend JSON in the equivalent form that encoders load fastest.
 
-    Merges are written `"a b"` rather than `["a", "b"]`, as Hugging Face wrote them before version 0.20: fastokens
-    loads that in 0.75 to 0.85 of the time and up to 160 MB less of peak memory. Not where a part holds a space
-    or would begin a comment line (models/bpe/mod.rs of Hugging Face tokenizers). A vocabulary in alphabetical order
-    goes quicker into the tree that it is read into.
+    The function writes merges as `"a b"` instead of `["a", "b"]`, the form of Hugging Face before version 0.20.
+    fastokens loads this form in 0.75 to 0.85 of the time and with up to 160 MB less peak memory. Merges remain pairs if
+    a part contains a space or starts a comment line (models/bpe/mod.rs of Hugging Face tokenizers). The vocabulary is
+    sorted, because libraries insert it faster into a tree in this order.
     """
     merges = backend["model"].get("merges") or []
     if not merges or not all(type(merge) is list and len(merge) == 2 for merge in merges):
@@ -57,47 +62,47 @@ def quick_to_load(backend: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-class _Guarded(Arrays):
-    """Leaves texts with a guarded character to the reference, which is loaded when the first one comes."""
+class _GuardedEncoder(ArrayEncoder):
+    """An encoder that leaves texts with a guarded character to the reference, loaded at the first such text."""
 
-    def __init__(self, encoder: Encoder, guard: str, *load: Any) -> None:
+    def __init__(self, encoder: Encoder, guard: str, *load_arguments: Any) -> None:
         import numpy as np
 
         self.name = encoder.name
         self._encoder = encoder
-        self._guarded = np.zeros(0x110000, bool)
+        self._is_guarded = np.zeros(0x110000, bool)
         for span in guard.split(","):
             first, _, last = span.partition("-")
-            self._guarded[int(first, 16) : int(last or first, 16) + 1] = True
-        self._load = load
+            self._is_guarded[int(first, 16) : int(last or first, 16) + 1] = True
+        self._load_arguments = load_arguments
         self._exact: Encoder | None = None
 
     def encode(self, texts: list[str]) -> "tuple[Ids, Offsets]":
         import numpy as np
 
-        guarded = [i for i, text in enumerate(texts) if not text.isascii() and self._holds_guarded(text)]
+        guarded = [i for i, text in enumerate(texts) if not text.isascii() and self._contains_guarded(text)]
         if not guarded:
             return self._encoder.encode(texts)
-        self._exact = self._exact or engines.get(engines.REFERENCE).load(*self._load)
-        rest = list(texts)
+        self._exact = self._exact or engines.get(engines.REFERENCE).load(*self._load_arguments)
+        unguarded = list(texts)
         for i in guarded:
-            rest[i] = ""
-        ids, offsets = self._encoder.encode(rest)
-        exact, exact_offsets = self._exact.encode([texts[i] for i in guarded])
-        pieces = np.split(ids, offsets[1:-1])
-        for i, piece in zip(guarded, np.split(exact, exact_offsets[1:-1]), strict=True):
-            pieces[i] = piece
-        return np.concatenate(pieces), np.cumsum([0, *map(len, pieces)], dtype=np.int64)
+            unguarded[i] = ""
+        ids, offsets = self._encoder.encode(unguarded)
+        exact_ids, exact_offsets = self._exact.encode([texts[i] for i in guarded])
+        ids_by_text = np.split(ids, offsets[1:-1])
+        for i, text_ids in zip(guarded, np.split(exact_ids, exact_offsets[1:-1]), strict=True):
+            ids_by_text[i] = text_ids
+        return np.concatenate(ids_by_text), np.cumsum([0, *map(len, ids_by_text)], dtype=np.int64)
 
-    def _holds_guarded(self, text: str) -> bool:
+    def _contains_guarded(self, text: str) -> bool:
         import numpy as np
 
         points = np.frombuffer(text.encode("utf-32-le"), "<u4")
-        return bool(self._guarded[points].any())
+        return bool(self._is_guarded[points].any())
 
 
-def spell_guard(characters: Iterable[str]) -> str:
-    """Write a set of characters as load_encoder takes it: hexadecimal code points and ranges, by commas."""
+def format_guard(characters: Iterable[str]) -> str:
+    """Return the guard of these characters for load_encoder: comma-separated hexadecimal code points and ranges."""
     spans: list[list[int]] = []
     for point in sorted(map(ord, characters)):
         if spans and spans[-1][1] == point - 1:
@@ -107,5 +112,5 @@ def spell_guard(characters: Iterable[str]) -> str:
     return ",".join(f"{first:x}" if first == last else f"{first:x}-{last:x}" for first, last in spans)
 
 
-def _said(error: BaseException) -> str:
+def _format_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"

@@ -1,13 +1,14 @@
-"""A tokenizer without the merges that never happen: what fast encoders load instead of backend.json.
+"""A tokenizer without unreachable merges: the file that fast encoders load instead of backend.json.
 
-Tokenizers that came from tiktoken's or SentencePiece's form list every way to put a token together. Of Llama 3's
-280,147 merges 127,615 ever happen; without the others fastokens loads in two thirds of the time, and encodes some
-percent faster, since what it looks up for each pair is smaller (docs/encoders.md).
+Tokenizers that were converted from the format of tiktoken or SentencePiece list every pair that forms a token. Only
+127,615 of the 280,147 merges of Llama 3 are reachable. Without the other merges, fastokens loads in two thirds of the
+time, and encodes some percent faster, because its lookup table of pairs is smaller (docs/encoders.md). `tokens.gate`
+writes the file, `tokens.engines` load it.
 
-Why the ids are the same: BPE merges the pair of lowest rank, of equal ones the leftmost, until there is none. Where a
-token comes into being, no merge crossed the ends of its stretch of text before, so that all that happened between them
-is what happens to that stretch alone. Its last merge is therefore always the same, and merging the token's own
-characters finds it; the other merges that would make the token cannot happen in any text.
+The ids do not change. BPE merges the pair with the lowest rank, and the leftmost pair of equal rank, until no pair has
+a rank. When a token forms, no earlier merge crossed the ends of the token's text. All merges inside these ends
+therefore depend on this text alone, and the last merge of a token is always the same. A merge of the token's own
+characters finds this last merge; no text reaches the other merges that form the token.
 """
 
 from collections import Counter
@@ -18,90 +19,97 @@ from typing import Any
 from tokenmill.files.publish import write_atomic
 from tokenmill.tokens import sentencepiece_model
 
-NAME = "encoder.json"
-"""The file's name, beside backend.json. It is not there where every merge happens."""
+FILE_NAME = "encoder.json"
+"""Name of the file, in the directory of backend.json. The file does not exist if every merge is reachable."""
 
-NAMES = (NAME, sentencepiece_model.NAME, "backend.json")
-"""What encoders load: the last is always there."""
+LOADED_FILE_NAMES = (FILE_NAME, sentencepiece_model.FILE_NAME, "backend.json")
+"""Files that encoders load; the last file always exists."""
 
-LONGEST = 256
-"""Characters of a token that is looked into: the work grows with their square. Longer ones keep all their merges."""
+MAX_TOKEN_CHARACTERS = 256
+"""Length of the longest token that is analysed: the work grows with the square of the length.
 
-
-def for_encoders(backend: Path) -> Path:
-    """Return what encoders other than Hugging Face load in place of a backend JSON: the file beside it, or itself."""
-    fewer = backend.with_name(NAME)
-    return fewer if fewer.exists() else backend
+Longer tokens keep all their merges.
+"""
 
 
-def files(directory: Path) -> list[Path]:
-    """Return what encoders load of a directory, backend.json last: the others go with it, or are not there."""
-    return [path for name in NAMES if (path := directory / name).exists()]
+def encoder_file(backend: Path) -> Path:
+    """Return the file that encoders other than Hugging Face load: FILE_NAME if it exists, else the backend JSON."""
+    path = backend.with_name(FILE_NAME)
+    return path if path.exists() else backend
 
 
-def write_fewer(backend: Path) -> None:
-    """Write the file beside a backend JSON, which `encoders.quick_to_load` made, unless it is there or not needed."""
+def encoder_files(directory: Path) -> list[Path]:
+    """Return the files of a directory that encoders load; backend.json is the last of them."""
+    return [path for name in LOADED_FILE_NAMES if (path := directory / name).exists()]
+
+
+def write_encoder_file(backend: Path) -> None:
+    """Write FILE_NAME next to a backend JSON of `encoders.optimize_backend`, unless it exists or is not needed."""
     import orjson
 
-    path = backend.with_name(NAME)
+    path = backend.with_name(FILE_NAME)
     if path.exists():
         return
-    known = orjson.loads(backend.read_bytes())
-    model = known["model"]
+    value = orjson.loads(backend.read_bytes())
+    model = value["model"]
     merges = model.get("merges") or []
-    happen = those_that_happen(model)
-    if len(happen) < len(merges):
-        fewer = known | {"model": model | {"merges": [merges[rank] for rank in happen]}}
-        write_atomic(path, orjson.dumps(fewer))
+    reachable = reachable_merges(model)
+    if len(reachable) < len(merges):
+        reduced = value | {"model": model | {"merges": [merges[rank] for rank in reachable]}}
+        write_atomic(path, orjson.dumps(reduced))
 
 
-def those_that_happen(model: dict[str, Any]) -> list[int]:
-    """Return the ranks of a model's merges without those that no text can ever bring about.
+def reachable_merges(model: dict[str, Any]) -> list[int]:
+    """Return the ranks of the merges that at least one text reaches.
 
-    `model` is the part of that name in a tokenizer.json (models/bpe of Hugging Face tokenizers). All ranks are returned
-    where BPE does not begin with characters alone, or merges otherwise than by rank.
+    `model` is the object of this name in a tokenizer.json (models/bpe of Hugging Face tokenizers). The function returns
+    all ranks if BPE does not start with single characters, or if ranks do not decide the order of merges.
     """
     merges = model.get("merges") or []
-    everything = list(range(len(merges)))
+    all_ranks = list(range(len(merges)))
     if model.get("type") != "BPE" or any(map(model.get, ("dropout", *_AFFIXES))):
-        return everything
+        return all_ranks
     pairs = [tuple(merge.split(" ") if isinstance(merge, str) else merge) for merge in merges]
     vocabulary = model["vocab"]
-    # What stands for an unknown character begins as a token of several characters, and two names of one id are merged
-    # as if they were one.
-    if len(set(vocabulary.values())) < len(vocabulary) or not _fallbacks(model).isdisjoint(chain(*pairs)):
-        return everything
-    ranks = dict(zip(pairs, everything, strict=True))
+    # A substitute for an unknown character starts as a token of several characters. Two tokens with the same id are
+    # merged as if they were the same token.
+    if len(set(vocabulary.values())) < len(vocabulary) or not _substitutes(model).isdisjoint(chain(*pairs)):
+        return all_ranks
+    ranks = dict(zip(pairs, all_ranks, strict=True))
     tokens = list(map("".join, pairs))
-    last = {token: _last(token, ranks) for token, ways in Counter(tokens).items() if ways > 1 and len(token) <= LONGEST}
-    return [rank for rank, token in zip(everything, tokens, strict=True) if last.get(token, rank) == rank]
+    last_ranks = {
+        token: _last_rank(token, ranks)
+        for token, merge_count in Counter(tokens).items()
+        if merge_count > 1 and len(token) <= MAX_TOKEN_CHARACTERS
+    }
+    return [rank for rank, token in zip(all_ranks, tokens, strict=True) if last_ranks.get(token, rank) == rank]
 
 
 _AFFIXES = ("continuing_subword_prefix", "end_of_word_suffix")
-_NONE = 1 << 62
-"""No rank at all: later than every one."""
+_NO_RANK = 1 << 62
+"""Rank of a pair without a merge: higher than the rank of every merge."""
 
 
-def _fallbacks(model: dict[str, Any]) -> set[str]:
-    """Name what a character that the vocabulary lacks may begin as."""
+def _substitutes(model: dict[str, Any]) -> set[str]:
+    """Return the tokens that can stand for a character that is not in the vocabulary."""
     unknown = model.get("unk_token")
     return {f"<0x{byte:02X}>" for byte in range(256)} | ({unknown} if unknown else set())
 
 
-def _last(token: str, ranks: dict[tuple[str, ...], int]) -> int:
-    """Merge a token's characters; return the rank of the merge that completes it, or -1 where none does."""
+def _last_rank(token: str, ranks: dict[tuple[str, ...], int]) -> int:
+    """Merge the characters of a token; return the rank of the merge that completes it, or -1 if no merge does."""
     get = ranks.get
     parts = list(token)
-    found = list(map(get, pairwise(parts), repeat(_NONE)))
-    while len(found) > 1:
-        best = min(found)
-        if best == _NONE:
+    pair_ranks = list(map(get, pairwise(parts), repeat(_NO_RANK)))
+    while len(pair_ranks) > 1:
+        lowest = min(pair_ranks)
+        if lowest == _NO_RANK:
             return -1
-        at = found.index(best)
-        parts[at] += parts.pop(at + 1)
-        del found[at]
-        if at:
-            found[at - 1] = get((parts[at - 1], parts[at]), _NONE)
-        if at < len(found):
-            found[at] = get((parts[at], parts[at + 1]), _NONE)
-    return found[0] if found[0] != _NONE else -1
+        index = pair_ranks.index(lowest)
+        parts[index] += parts.pop(index + 1)
+        del pair_ranks[index]
+        if index:
+            pair_ranks[index - 1] = get((parts[index - 1], parts[index]), _NO_RANK)
+        if index < len(pair_ranks):
+            pair_ranks[index] = get((parts[index], parts[index + 1]), _NO_RANK)
+    return pair_ranks[0] if pair_ranks[0] != _NO_RANK else -1

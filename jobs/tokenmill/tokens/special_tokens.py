@@ -1,4 +1,4 @@
-"""Special tokens that a text spells: what an encoder process counts in texts before it encodes them."""
+"""Special tokens in texts: an encoder process counts them before it encodes the texts."""
 
 import re
 from collections import defaultdict
@@ -6,33 +6,33 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 
-class SpelledTokens(NamedTuple):
-    """How often texts spell special tokens; `document` is the first such document, and `token` what it spells."""
+class SpecialTokenCount(NamedTuple):
+    """The number of special tokens in texts, the index of the first document with one, and its first token."""
 
-    times: int
+    total: int
     document: int
     token: str
 
 
-NOTHING = SpelledTokens(0, -1, "")
+NO_SPECIAL_TOKENS = SpecialTokenCount(0, -1, "")
 
 
 class SpecialTokenFinder:
-    """Looks for special tokens; a text without the first character of any costs a search for one character."""
+    """A counter of special tokens; it searches most texts only for the first characters of the tokens."""
 
     def __init__(self, tokens: Sequence[str]) -> None:
-        """Group them by the first character, the longest first: it is what an encoder takes."""
+        """Group the tokens by their first character; the longest token comes first, as encoders prefer it."""
         groups: dict[str, list[str]] = defaultdict(list)
         for token in sorted(tokens, key=len, reverse=True):
             if token:
                 groups[token[0]].append(token)
         self._groups = [(first, re.compile("|".join(map(re.escape, group)))) for first, group in groups.items()]
 
-    def look(self, texts: Iterable[str | list[str]]) -> SpelledTokens:
-        """Count in documents, each a text or a list of texts."""
+    def count(self, texts: Iterable[str | list[str]]) -> SpecialTokenCount:
+        """Count the special tokens in documents; each document is a text or a list of texts."""
         if not self._groups:
-            return NOTHING
-        total, first, token = NOTHING
+            return NO_SPECIAL_TOKENS
+        total, first, token = NO_SPECIAL_TOKENS
         for first_character, pattern in self._groups:
             for number, text in enumerate(texts):
                 if first_character not in text and type(text) is str:
@@ -42,4 +42,4 @@ class SpecialTokenFinder:
                         total += len(matches)
                         if first < 0 or number < first:
                             first, token = number, matches[0]
-        return SpelledTokens(total, first, token)
+        return SpecialTokenCount(total, first, token)

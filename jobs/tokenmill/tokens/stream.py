@@ -1,7 +1,8 @@
-"""preprocess straight from a source: each shard comes to local scratch, becomes tokens there, and is deleted.
+"""Preprocess a remote source directly: fetch each shard to local scratch, tokenize it there, and delete it.
 
-So a corpus of 627 billion tokens costs shared storage what its pairs hold, not several times that. Plan, receipts and
-bytes are those of download and preprocess one after the other; a shard whose unit is killed is fetched again.
+So a corpus of 627 billion tokens needs shared storage only for its pairs, not several times as much. The plan, the
+receipts and the bytes are the same as with download followed by preprocess. After a unit is killed, its shard is
+fetched again.
 """
 
 import shutil
@@ -16,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 from tokenmill.corpus.blocks import is_columnar
 from tokenmill.corpus.factory import open_source
 from tokenmill.corpus.fetch import ConnectionPool, fetch_head, fetch_to
-from tokenmill.corpus.listing import names, select
+from tokenmill.corpus.listing import output_names, select
 from tokenmill.corpus.options import SourceOptions
 from tokenmill.corpus.retry import RetryPolicy
 from tokenmill.corpus.source import Listing, Source
-from tokenmill.corpus.uri import without_secrets
+from tokenmill.corpus.uri import redact_secrets
 from tokenmill.errors import RequestError
-from tokenmill.files.explain import TMPDIR, explained
-from tokenmill.files.lease import Liveness, maker_liveness
+from tokenmill.files.explain import TMPDIR, explain_os_errors
+from tokenmill.files.lease import Liveness, get_creator_liveness
 from tokenmill.flow.contract import InputFile, Origin, RemoteFile
 from tokenmill.flow.lineage import DataFile
 from tokenmill.flow.signals import stop_requested
@@ -34,47 +35,49 @@ if TYPE_CHECKING:
     from tokenmill.corpus.fetch import ConnectionPool
 
 HEADS, HEAD_BYTES = 2, 4 << 20
-"""Of how many shards planning looks at the beginning, and how much of each."""
+"""How many shards planning reads the beginning of, and the bytes that it reads of each."""
 
 AHEAD = 2
-"""Units beside those that the processes keep busy, whose shards come meanwhile."""
+"""Units that fetch their shards while other units keep the processes busy."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stream:
-    """A source, what of it is wanted, and how to get it."""
+    """A remote source, the selection of its shards, and the options to fetch them."""
 
     uri: str
     selection: Selection = Selection()
     source: SourceOptions = SourceOptions()
     scratch: Path | None = None
-    begun: float = field(default_factory=time.monotonic, repr=False)
+    started: float = field(default_factory=time.monotonic, repr=False)
 
     @property
-    def give_up_at(self) -> float:
-        """When what still fails is given up, on the monotonic clock."""
-        return self.begun + self.source.deadline
+    def deadline(self) -> float:
+        """The monotonic time at which failing requests are no longer retried."""
+        return self.started + self.source.deadline
 
     def request(self) -> dict[str, Any]:
-        """Return what is asked for, for the plan."""
+        """Return the parameters that the plan records."""
         return {
-            "source": without_secrets(self.uri),
+            "source": redact_secrets(self.uri),
             "revision": self.source.revision,
             **self.selection.request(),
         }
 
-    def find(self, wanted: str | None, say: Callable[[str], None], pinned: str | None) -> tuple[list[DataFile], Origin]:
-        """List the shards, named as a download would name them, and say at which revision of the source they are.
+    def find_shards(
+        self, file_format: str | None, log: Callable[[str], None], pinned: str | None
+    ) -> tuple[list[DataFile], Origin]:
+        """Return the shards, with the names that a download gives them, and the source's revision.
 
-        `wanted` is their format; `pinned` the commit at which they are listed, whatever the revision stands for now.
+        `pinned` is the commit to list, whatever the revision refers to now.
         """
-        listing = self._list(say, pinned)
-        files, notes = select(listing, self.selection, wanted)
+        listing = self._list(log, pinned)
+        files, notes = select(listing, self.selection, file_format)
         for note in notes:
-            say(note)
+            log(note)
         if unknown := next((file.path for file in files if file.size is None), None):
             raise RequestError(
-                f"the source does not say how large {unknown} is; use tokenmill download, then preprocess"
+                f"the source does not report the size of {unknown}; use tokenmill download, then tokenmill preprocess"
             )
         shards = [
             DataFile(
@@ -84,75 +87,77 @@ class Stream:
                 file.path,
                 remote=file,
             )
-            for file, name in zip(files, names(files, "flat"), strict=True)
+            for file, name in zip(files, output_names(files, "flat"), strict=True)
         ]
         return shards, Origin(listing.uri, listing.revision)
 
-    def listed(self, wanted: str | None, say: Callable[[str], None], pinned: str | None) -> list[RemoteFile]:
-        """List the shards as they are now, at a commit where there is one."""
-        return select(self._list(say, pinned), self.selection, wanted)[0]
+    def list_files(self, file_format: str | None, log: Callable[[str], None], pinned: str | None) -> list[RemoteFile]:
+        """Return the shards that the source lists now, at a pinned commit if there is one."""
+        return select(self._list(log, pinned), self.selection, file_format)[0]
 
-    def _list(self, say: Callable[[str], None], pinned: str | None) -> Listing:
-        policy = RetryPolicy(self.give_up_at, stop_requested, say)
-        return self._open(say, pinned).list(self.source.revision, policy)
+    def _list(self, log: Callable[[str], None], pinned: str | None) -> Listing:
+        policy = RetryPolicy(self.deadline, stop_requested, log)
+        return self._open(log, pinned).list(self.source.revision, policy)
 
     @contextmanager
-    def heads(
+    def fetch_heads(
         self,
         shards: list[DataFile],
-        wanted: str | None,
+        file_format: str | None,
         revision: str | None,
-        say: Callable[[str], None],
+        log: Callable[[str], None],
     ) -> Iterator[list[Path]]:
-        """Have the beginnings of some shards here for a while: what planning looks at.
+        """Fetch the beginnings of some shards for planning, and delete them at the end of the context.
 
-        Parquet has its schema at the end, so that nothing of it is looked at before its unit reads it.
+        A Parquet file has its schema at the end, so planning reads no part of it.
         """
 
-        source, policy = self._open(say), RetryPolicy(self.give_up_at, stop_requested, say)
+        source, policy = self._open(log), RetryPolicy(self.deadline, stop_requested, log)
         with self._scratch() as scratch:
             paths = []
-            for shard in [shard for shard in shards if not is_columnar(shard.path, wanted)][:HEADS]:
+            for shard in [shard for shard in shards if not is_columnar(shard.path, file_format)][:HEADS]:
                 paths.append(scratch / shard.path)
                 file = shard.remote
-                assert file is not None  # noqa: S101 - `find` gave each shard one
-                with explained(scratch, self._place()[1]):
+                assert file is not None  # noqa: S101 - find_shards sets it
+                with explain_os_errors(scratch, self._scratch_parent()[1]):
                     fetch_head(source, file, revision, paths[-1], HEAD_BYTES, policy)
             yield paths
 
     @contextmanager
     def shards(self, revision: str | None, warn: Callable[[str], None]) -> Iterator["Shards"]:
-        """Open what the units of this process fetch their shards with."""
+        """Open the source and a scratch directory for the units of this process."""
 
         with self._scratch() as scratch:
-            called = self._place()[1]
+            description = self._scratch_parent()[1]
             yield Shards(
-                self._open(warn), revision, scratch, called, self.give_up_at, ConnectionPool(self.source.connections)
+                self._open(warn), revision, scratch, description, self.deadline, ConnectionPool(self.source.connections)
             )
 
     def _open(self, warn: Callable[[str], None], pinned: str | None = None) -> Source:
-        how = self.source
-        return open_source(self.uri, stall_seconds=how.stall_seconds, endpoint=how.endpoint, warn=warn, pinned=pinned)
+        options = self.source
+        return open_source(
+            self.uri, stall_seconds=options.stall_seconds, endpoint=options.endpoint, warn=warn, pinned=pinned
+        )
 
-    def _place(self) -> tuple[Path, str]:
-        """Return where shards are kept meanwhile, and how that directory is chosen."""
+    def _scratch_parent(self) -> tuple[Path, str]:
+        """Return the directory for scratch directories, and a description of how the user chooses it."""
         if self.scratch:
             return self.scratch, "which --scratch names"
         try:
-            return Path(tempfile.gettempdir()), f"{TMPDIR}, or give --scratch another"
+            return Path(tempfile.gettempdir()), f"{TMPDIR}, or set --scratch to another one"
         except FileNotFoundError as error:
-            raise RequestError(f"{error.strerror}; give --scratch a directory that this user may write") from error
+            raise RequestError(f"{error.strerror}; set --scratch to a directory that this user may write") from error
 
     @contextmanager
     def _scratch(self) -> Iterator[Path]:
-        """Give a directory of this process's own; those that killed ones left are removed."""
-        place, called = self._place()
-        with explained(place, called):
-            place.mkdir(parents=True, exist_ok=True)
-            for left in place.glob("tokenmill-scratch-*"):
-                if maker_liveness(left.name) is Liveness.DEAD:
-                    shutil.rmtree(left, ignore_errors=True)
-            directory = place / f"tokenmill-scratch-{process_name()}"
+        """Create a directory for this process; remove the directories that killed processes left."""
+        parent, description = self._scratch_parent()
+        with explain_os_errors(parent, description):
+            parent.mkdir(parents=True, exist_ok=True)
+            for leftover in parent.glob("tokenmill-scratch-*"):
+                if get_creator_liveness(leftover.name) is Liveness.DEAD:
+                    shutil.rmtree(leftover, ignore_errors=True)
+            directory = parent / f"tokenmill-scratch-{process_name()}"
             directory.mkdir(mode=0o700)
         try:
             yield directory
@@ -162,31 +167,31 @@ class Stream:
 
 @dataclass(frozen=True)
 class Shards:
-    """The way from the source to scratch, for all units of this process."""
+    """The open source and the scratch directory, shared by all units of this process."""
 
     source: Source
     revision: str | None
     scratch: Path
-    called: str
-    give_up_at: float
-    lines: "ConnectionPool"
+    scratch_description: str
+    deadline: float
+    connections: "ConnectionPool"
 
     @contextmanager
-    def fetched(self, item: InputFile, checkpoint: Callable[[], None]) -> Iterator[Path]:
-        """Have one shard here, its hash checked, until it is read."""
+    def fetch(self, item: InputFile, checkpoint: Callable[[], None]) -> Iterator[Path]:
+        """Fetch one shard and check its hash; delete it at the end of the context."""
 
         path, file = self.scratch / item.path, item.remote
-        assert file is not None  # noqa: S101 - `find` gave each shard one
+        assert file is not None  # noqa: S101 - Stream.find_shards sets it
         try:
-            with explained(self.scratch, self.called):
+            with explain_os_errors(self.scratch, self.scratch_description):
                 fetch_to(
                     self.source,
                     file,
                     self.revision,
                     path,
-                    give_up_at=self.give_up_at,
-                    checkpoint=lambda _: checkpoint(),
-                    lines=self.lines,
+                    deadline=self.deadline,
+                    on_progress=lambda _: checkpoint(),
+                    pool=self.connections,
                 )
             yield path
         finally:

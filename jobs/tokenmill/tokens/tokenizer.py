@@ -1,17 +1,17 @@
-"""A tokenizer as a plan records it: its files copied, its ids' meaning settled, its encoder chosen.
+"""Resolve a tokenizer for a plan: copy its files, determine its EOD and dtype, and choose its encoder.
 
-`tokenmill preprocess` resolves once, at plan time, and leaves beside the data
+`tokenmill preprocess` resolves the tokenizer once, at plan time (`tokens.encoder_store`). The resolution writes
 
-    tokenizer/      the tokenizer's files as they came; training loads these, offline
-    backend.json    the backend of the AutoTokenizer made from them, as encoders load it fastest
-    encoder.json    the same without the merges that never happen, where there are such (`tokens.merges`)
-    special.json    the special tokens that text can spell
-    full.json       with `special_in_text` split, the backend with its special tokens: backend.json lacks them then
+    tokenizer/      the tokenizer's files; training loads them, offline
+    backend.json    the backend of their AutoTokenizer, in the form that encoders load fastest
+    encoder.json    the same without unreachable merges, if the tokenizer has such merges (`tokens.merges`)
+    special.json    the special tokens that a text can contain
+    full.json       with `special_in_text` split: the backend with its special tokens, which backend.json then lacks
     resolved.json   ResolvedTokenizer
-    verdict.json    tokens.gate.Verdict: the encoder, and why not another
+    verdict.json    tokens.gate.Verdict: the encoder, and the reasons against the others
 
-Nothing here imports transformers: that, and whatever a tokenizer from outside may do to it, stays in a
-child process (`tokens.resolve`).
+This module does not import transformers. Only a subprocess imports it (`tokens.resolve`), because the files of a
+tokenizer are untrusted.
 """
 
 import hashlib
@@ -26,30 +26,36 @@ from typing import Any, NamedTuple
 
 from tokenmill.errors import MachineError, RequestError, TokenmillError, TransientError
 from tokenmill.files.codec import content_id, readable_json
-from tokenmill.files.explain import TMPDIR, explained
+from tokenmill.files.explain import TMPDIR, explain_os_errors
 from tokenmill.files.publish import write_atomic
 from tokenmill.tokens import cache, engines, merges
 from tokenmill.tokens.contract import ResolvedTokenizer as ResolvedTokenizer  # noqa: PLC0414 - part of this module's interface
 from tokenmill.tokens.gate import (
     Verdict,
-    environment,
-    how_it_ended,
+    child_environment,
+    describe_exit,
     is_installed,
-    judge,
-    killed_words,
-    wait_for,
+    killed_message,
+    run_parity_gate,
+    wait_for_child,
     was_killed,
 )
-from tokenmill.tokens.tokenizer_files import fetch, hash_directory, local_directory, or_a_directory, read_directory
+from tokenmill.tokens.tokenizer_files import (
+    fetch,
+    hash_directory,
+    hint_missing_directory,
+    local_directory,
+    read_directory,
+)
 
 TIMEOUT_SECONDS = 600.0
-"""How long loading a tokenizer may take; the largest in use take seconds."""
+"""Time that a subprocess has to load a tokenizer. The largest known tokenizers need seconds."""
 
-LEAST_ROOM = 1 << 20
-"""Bytes that a disk has left which did not fail for being full."""
+MIN_FREE_BYTES = 1 << 20
+"""Free space below which a failure means that the disk is full."""
 
-TEXT_CHARACTERS = 1_000_000
-"""Characters of the corpus's first documents that the gate compares, at 3 MB/s of the reference."""
+MAX_CORPUS_CHARACTERS = 1_000_000
+"""Number of characters of the corpus's first documents in the gate; the reference encodes 3 MB/s."""
 
 CHAT_TOKENS = frozenset(
     (
@@ -70,14 +76,16 @@ CHAT_TOKENS = frozenset(
         "<|role_end|>",
     )
 )
-"""Tokens that end a turn of a conversation; instruction-tuned tokenizers name one of them as eos."""
+"""Tokens that end a turn of a conversation; one of them is the eos token of instruction-tuned tokenizers."""
 
 
 def tokenizer_request(reference: str, revision: str | None) -> dict[str, Any]:
-    """Identify what is asked for, without network or transformers: files by hash, or a Hub name.
+    """Return the identity of the requested tokenizer, without network or transformers: file hashes, or a Hub name.
 
-    A directory is the same request wherever it lies. Raises RequestError for a directory that does not
-    exist or holds no tokenizer.
+    The path of a directory is not part of its identity.
+
+    Raises:
+        RequestError: the directory does not exist, or does not contain a tokenizer.
     """
     directory = local_directory(reference, revision)
     if directory is None:
@@ -99,25 +107,27 @@ def resolve_tokenizer(
     endpoint: str | None = None,
     source: str | None = None,
     special_in_text: str = "keep",
-    say: Callable[[str], None] = lambda text: None,
-    cached: bool = False,
+    log: Callable[[str], None] = lambda text: None,
+    use_cache: bool = False,
 ) -> tuple[ResolvedTokenizer, Verdict]:
-    """Fetch a tokenizer, settle its EOD and dtype, choose an encoder; write all of it to `destination`.
+    """Fetch a tokenizer, determine its EOD and dtype, and choose an encoder; write the result to `destination`.
 
-    `reference` is a directory or a Hub name (`revision`: branch, tag or commit; `endpoint` goes before
-    HF_ENDPOINT), `texts` the corpus's first documents for the gate, `scratch` a directory for what passes
-    between processes. Without `need_eod` a tokenizer may lack an eos token. `source` says which ids are right where
-    transformers' class and the tokenizer's own file differ: class, file, or None, for which they may not differ.
-    `special_in_text` split has special tokens that text spells encoded as text. `say` takes what a person reads
-    who waits. `cached`: what was settled on this machine is taken from `tokens.cache`, and kept there.
-    Raises RequestError where the tokenizer cannot be used, TransientError where the Hub cannot be reached, or a process
-    was killed.
+    `reference` is a directory or a Hub name, and `revision` a branch, tag or commit. `endpoint` replaces HF_ENDPOINT.
+    `texts` are the corpus's first documents for the gate, and `scratch` is a directory for files between processes.
+    Without `need_eod`, a tokenizer need not have an eos token. `source` selects the ids if transformers' class and the
+    tokenizer's file differ: class, file, or None, which raises RequestError for a difference. With `special_in_text`
+    split, encoders treat special tokens in texts as ordinary text. `log` prints the progress. `use_cache` reads and
+    writes the results in `tokens.cache`.
+
+    Raises:
+        RequestError: the tokenizer cannot be used.
+        TransientError: the Hub cannot be reached, or another process killed a subprocess.
     """
     if encoder != engines.AUTO:
         engines.get(encoder)
     directory = local_directory(reference, revision)
     if directory is None:
-        with or_a_directory(reference):
+        with hint_missing_directory(reference):
             commit, files = fetch(reference, revision, endpoint)
     else:
         reference = directory.resolve().name
@@ -132,47 +142,47 @@ def resolve_tokenizer(
         "source": source,
         "special_in_text": special_in_text,
     }
-    judged = {"engines": list(engines.ENGINES), "versions": versions()}
-    key = content_id({**request, **judged, "files": _hashes(files)})
-    settled = _from_cache(key) if cached else None
-    if settled is None:
-        say(f"loading the tokenizer {reference}, and judging encoders against it")
-        settled = _settled_anew(files, request | {"texts": _first(texts)}, scratch, say)
-        if cached and settled.verdict.lasts:
-            cache.store(key, settled.to_files())
+    libraries = {"engines": list(engines.ENGINES), "versions": versions()}
+    key = content_id({**request, **libraries, "files": _hash_files(files)})
+    resolution = _load_from_cache(key) if use_cache else None
+    if resolution is None:
+        log(f"loading the tokenizer {reference} and running the parity gate")
+        resolution = _resolve_in_scratch(files, request | {"texts": _select_texts(texts)}, scratch, log)
+        if use_cache and resolution.verdict.is_repeatable:
+            cache.store(key, resolution.to_files())
     else:
-        say(f"the tokenizer {reference} was judged on this machine before, with the same versions")
-    resolved = ResolvedTokenizer.of_json(
+        log(f"using the cached resolution of the tokenizer {reference}: the library versions are the same")
+    resolved = ResolvedTokenizer.from_json(
         {
             "reference": reference,
             "revision": commit,
-            "files": _hashes(settled.files),
+            "files": _hash_files(resolution.files),
             "add_special_tokens": add_special_tokens,
-            **settled.fields,
+            **resolution.fields,
         }
     )
-    for name, data in settled.files.items():
+    for name, data in resolution.files.items():
         write_atomic(destination / "tokenizer" / name, data)
-    for name, data in settled.backends.items():
+    for name, data in resolution.backends.items():
         write_atomic(destination / name, data)
-    write_atomic(destination / "special.json", readable_json(settled.special))
+    write_atomic(destination / "special.json", readable_json(resolution.special_tokens))
     write_atomic(destination / "resolved.json", readable_json(resolved.to_json()))
-    write_atomic(destination / "verdict.json", readable_json(settled.verdict.to_json()))
-    return resolved, settled.verdict
+    write_atomic(destination / "verdict.json", readable_json(resolution.verdict.to_json()))
+    return resolved, resolution.verdict
 
 
-class SettledTokenizer(NamedTuple):
-    """What the child processes make of a tokenizer: the files to keep, and fields of ResolvedTokenizer."""
+class TokenizerResolution(NamedTuple):
+    """The result of the subprocesses: the tokenizer's files, the backend files, and fields of ResolvedTokenizer."""
 
     files: dict[str, bytes]
     backends: dict[str, bytes]
     fields: dict[str, Any]
-    special: list[str]
+    special_tokens: list[str]
     verdict: Verdict
 
     def to_files(self) -> dict[str, bytes]:
-        """Return it as the files of a cache's entry."""
-        about = {"fields": self.fields, "special": self.special, "verdict": self.verdict.to_json()}
+        """Return the resolution as the files of a cache entry."""
+        about = {"fields": self.fields, "special": self.special_tokens, "verdict": self.verdict.to_json()}
         return {
             "about.json": readable_json(about),
             **{f"tokenizer-{name}": data for name, data in self.files.items()},
@@ -180,19 +190,23 @@ class SettledTokenizer(NamedTuple):
         }
 
     @classmethod
-    def of_files(cls, files: dict[str, bytes]) -> "SettledTokenizer":
-        """Take it from the files of a cache's entry (ValueError, KeyError, TypeError)."""
+    def from_files(cls, files: dict[str, bytes]) -> "TokenizerResolution":
+        """Return the resolution in the files of a cache entry.
+
+        Raises:
+            ValueError, KeyError, TypeError: the entry is invalid.
+        """
         about = json.loads(files["about.json"])
 
-        def of(kind: str) -> dict[str, bytes]:
-            return {name.removeprefix(kind): data for name, data in files.items() if name.startswith(kind)}
+        def select(prefix: str) -> dict[str, bytes]:
+            return {name.removeprefix(prefix): data for name, data in files.items() if name.startswith(prefix)}
 
         verdict = Verdict.from_json(about["verdict"])
-        return cls(of("tokenizer-"), of("backend-"), about["fields"], about["special"], verdict)
+        return cls(select("tokenizer-"), select("backend-"), about["fields"], about["special"], verdict)
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that a resolution depends on."""
+    """Return the versions of the packages that a resolution depends on."""
     packages = {engine.package for engine in engines.ENGINES.values()}
     return {
         name: engines.package_version(name)
@@ -200,142 +214,151 @@ def versions() -> dict[str, str]:
     }
 
 
-def _hashes(files: dict[str, bytes]) -> dict[str, str]:
+def _hash_files(files: dict[str, bytes]) -> dict[str, str]:
     return {name: hashlib.sha256(data).hexdigest() for name, data in sorted(files.items())}
 
 
-def _from_cache(key: str) -> SettledTokenizer | None:
-    """Return what was settled before, None where it is not there or cannot be used any more."""
+def _load_from_cache(key: str) -> TokenizerResolution | None:
+    """Return a resolution from the cache; None if it is missing, invalid, or of an encoder that is not installed."""
     files = cache.load(key)
     if files is None:
         return None
     try:
-        settled = SettledTokenizer.of_files(files)
+        resolution = TokenizerResolution.from_files(files)
     except (ValueError, KeyError, TypeError):
         return None
-    return settled if is_installed(settled.verdict.encoder, settled.verdict.version) else None
+    return resolution if is_installed(resolution.verdict.encoder, resolution.verdict.version) else None
 
 
-def _settled_anew(
-    files: dict[str, bytes], request: dict[str, Any], scratch: Path, say: Callable[[str], None]
-) -> SettledTokenizer:
+def _resolve_in_scratch(
+    files: dict[str, bytes], request: dict[str, Any], scratch: Path, log: Callable[[str], None]
+) -> TokenizerResolution:
     scratch.mkdir(parents=True, exist_ok=True)
-    with explained(scratch, TMPDIR), tempfile.TemporaryDirectory(dir=scratch, prefix="tokenizer-") as temporary:
+    with explain_os_errors(scratch, TMPDIR), tempfile.TemporaryDirectory(dir=scratch, prefix="tokenizer-") as temporary:
         work = Path(temporary)
         (work / "tokenizer").mkdir()
         for name, data in files.items():
             (work / "tokenizer" / name).write_bytes(data)
-        fields, verdict = _with_room(work, lambda: _settle(work, request, say))
-        special = fields.pop("special", [])
-        backends = {path.name: path.read_bytes() for path in merges.files(work)}
+        fields, verdict = _check_free_space(work, lambda: _run_subprocesses(work, request, log))
+        special_tokens = fields.pop("special", [])
+        backends = {path.name: path.read_bytes() for path in merges.encoder_files(work)}
         if (work / "full.json").exists():
             backends["full.json"] = (work / "full.json").read_bytes()
         if (work / "written").is_dir():
             files = {path.name: path.read_bytes() for path in sorted((work / "written").iterdir())}
-        return SettledTokenizer(files, backends, fields, special, verdict)
+        return TokenizerResolution(files, backends, fields, special_tokens, verdict)
 
 
 def eod_warning(tokenizer: ResolvedTokenizer) -> str | None:
-    """Word the warning that the EOD ends a chat turn rather than a document, None where it does not."""
+    """Return the warning that the EOD ends a chat turn and not a document; None if it does not end a chat turn."""
     if tokenizer.eod_token not in CHAT_TOKENS:
         return None
-    better = [token for token in tokenizer.eod_candidates if token != tokenizer.eod_token]
-    remedy = f"--eod-token '{better[0]}'" if better else "--eod-token and a token that ends documents"
+    candidates = [token for token in tokenizer.eod_candidates if token != tokenizer.eod_token]
+    remedy = f"--eod-token '{candidates[0]}'" if candidates else "--eod-token to a token that ends documents"
     return (
         f"documents end with {tokenizer.eod_token} ({tokenizer.eod_id}), the eos token of {tokenizer.reference}, which "
-        f"ends a turn of a conversation; for base training give {remedy}"
+        f"ends a turn of a conversation; for base training, set {remedy}"
     )
 
 
 def added_eod_warning(tokenizer: ResolvedTokenizer) -> str | None:
-    """Word the warning that documents end with two EOD, None where they end with one."""
+    """Return the warning that documents end with two EOD tokens; None if they end with one."""
     if not tokenizer.adds_eod:
         return None
     return (
-        f"the tokenizer {tokenizer.reference} itself ends each text with {tokenizer.eod_token} ({tokenizer.eod_id}), "
-        "and the EOD follows it: documents end with two, as with Megatron-LM. For one, give --no-append-eod (in a "
-        "chart: --set tokenizer.appendEod=false)"
+        f"the tokenizer {tokenizer.reference} already appends {tokenizer.eod_token} ({tokenizer.eod_id}) to each text, "
+        "and tokenmill appends the EOD again: documents end with two EOD tokens, as with Megatron-LM. For one EOD "
+        "token, use --no-append-eod (in a chart: --set tokenizer.appendEod=false)"
     )
 
 
 def decode(backend: Path, ids: Iterable[int]) -> str:
-    """Return the text of token ids, special tokens spelled out."""
+    """Return the text of token ids, including special tokens."""
     from tokenizers import Tokenizer
 
     try:
         tokenizer = Tokenizer.from_file(str(backend))
-    except Exception as error:  # the library raises no other kind
+    except Exception as error:  # the library raises only this type
         raise RequestError(f"{backend} is damaged ({error}); run the same tokenmill preprocess again") from error
     return str(tokenizer.decode([int(i) for i in ids], skip_special_tokens=False))
 
 
-def _first(texts: Sequence[str]) -> list[str]:
-    """Take texts from the front up to TEXT_CHARACTERS; those that have no UTF-8 are no tokenizer's matter."""
-    taken, left = [], TEXT_CHARACTERS
+def _select_texts(texts: Sequence[str]) -> list[str]:
+    """Return the first texts, up to MAX_CORPUS_CHARACTERS, without the texts that have no UTF-8 form."""
+    selected, remaining = [], MAX_CORPUS_CHARACTERS
     for text in texts:
-        if left <= 0:
+        if remaining <= 0:
             break
-        part = text[:left]
+        part = text[:remaining]
         try:
             part.encode()
         except UnicodeEncodeError:
             continue
-        taken.append(part)
-        left -= len(part) + 100  # so that empty texts come to an end, too
-    return taken
+        selected.append(part)
+        remaining -= len(part) + 100  # the constant limits the number of empty texts
+    return selected
 
 
-def _settle(work: Path, request: dict[str, Any], say: Callable[[str], None]) -> tuple[dict[str, Any], Verdict]:
-    """Have a child load the tokenizer in `work`, then another judge encoders on it.
+def _run_subprocesses(
+    work: Path, request: dict[str, Any], log: Callable[[str], None]
+) -> tuple[dict[str, Any], Verdict]:
+    """Load the tokenizer of `work` in a subprocess, then run the parity gate in another one.
 
-    Returns the fields of ResolvedTokenizer that the first finds, and the verdict.
+    Returns the fields of ResolvedTokenizer from the first subprocess, and the verdict.
     """
     (work / "request.json").write_text(json.dumps(request))
-    environ = environment() | {"HF_HOME": str(work / "home")}
+    environ = child_environment() | {"HF_HOME": str(work / "home")}
     command = [sys.executable, "-P", "-m", "tokenmill.tokens.resolve", str(work)]
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environ
     ) as child:
         try:
-            settled = _settled(child, work, request["reference"], say)
+            fields = _wait_for_outcome(child, work, request["reference"], log)
         finally:
             child.kill()
-    return settled, judge(work, request["encoder"], say=say)
+    return fields, run_parity_gate(work, request["encoder"], log=log)
 
 
-def _with_room(work: Path, settle: Callable[[], tuple[dict[str, Any], Verdict]]) -> tuple[dict[str, Any], Verdict]:
-    """Settle; where that fails or an encoder is rejected on a full disk, the disk is to blame."""
-    problem: TokenmillError | None = None
+def _check_free_space(
+    work: Path, run_subprocesses: Callable[[], tuple[dict[str, Any], Verdict]]
+) -> tuple[dict[str, Any], Verdict]:
+    """Call a function; if it fails or rejects an encoder while the disk is full, raise MachineError for the disk."""
+    failure: TokenmillError | None = None
     try:
-        settled, verdict = settle()
+        fields, verdict = run_subprocesses()
         if not verdict.rejected:
-            return settled, verdict
+            return fields, verdict
     except TokenmillError as error:
-        problem = error
-    if shutil.disk_usage(work).free < LEAST_ROOM:
+        failure = error
+    if shutil.disk_usage(work).free < MIN_FREE_BYTES:
         raise MachineError(
             f"no space left in {work.parent}, {TMPDIR}; free space there and run the same command again"
-        ) from problem
-    if problem:
-        raise problem
-    return settled, verdict
+        ) from failure
+    if failure:
+        raise failure
+    return fields, verdict
 
 
-def _settled(child: "subprocess.Popen[bytes]", work: Path, name: str, say: Callable[[str], None]) -> dict[str, Any]:
-    output = wait_for(
-        child, TIMEOUT_SECONDS, lambda seconds: say(f"still loading the tokenizer {name} after {seconds:.0f} s")
+def _wait_for_outcome(
+    child: "subprocess.Popen[bytes]", work: Path, name: str, log: Callable[[str], None]
+) -> dict[str, Any]:
+    output = wait_for_child(
+        child, TIMEOUT_SECONDS, lambda seconds: log(f"still loading the tokenizer {name} after {seconds:.0f} s")
     )
     if output is None:
         raise RequestError(
-            f"the tokenizer {name} did not load within {TIMEOUT_SECONDS:g} s; check that its files are a tokenizer's"
+            f"the tokenizer {name} did not load within {TIMEOUT_SECONDS:g} s; check that its files belong to "
+            "a tokenizer"
         )
-    ended = how_it_ended(child.returncode, output)
+    exit_description = describe_exit(child.returncode, output)
     if was_killed(child.returncode, output):
-        raise TransientError(killed_words(f"loading the tokenizer {name}", ended))
+        raise TransientError(killed_message(f"that loads the tokenizer {name}", exit_description))
     if child.returncode:
-        raise RequestError(f"the process loading the tokenizer {name} {ended}; check the tokenizer's files")
+        raise RequestError(
+            f"the process that loads the tokenizer {name} {exit_description}; check the tokenizer's files"
+        )
     outcome: dict[str, Any] = json.loads((work / "outcome.json").read_bytes())
     if "error" in outcome:
         raise RequestError(outcome["error"])
-    settled: dict[str, Any] = outcome["settled"]
-    return settled
+    fields: dict[str, Any] = outcome["settled"]
+    return fields

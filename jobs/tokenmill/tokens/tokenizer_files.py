@@ -1,7 +1,7 @@
-"""Where a tokenizer's files come from: a directory, or a repository on the Hub pinned to a commit.
+"""The source of a tokenizer's files: a directory, or a repository on the Hub at one commit.
 
-First step of a resolution: only files with known names are read, none of them code or a pickle, and what
-they hold is hostile until `tokens.resolve` has loaded it in a process of its own.
+This is the first step of a resolution. It reads only files with known names, and none of them is code or a pickle. The
+content is untrusted until `tokens.resolve` has loaded it in a subprocess.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from tokenmill.files.hashing import sha256_of
 from tokenmill.flow.contract import RemoteFile
 
 VOCABULARY_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "tokenizer.model", "spiece.model")
-FILES = frozenset(
+KNOWN_FILES = frozenset(
     (
         *VOCABULARY_FILES,
         "merges.txt",
@@ -32,11 +32,11 @@ FILES = frozenset(
         "generation_config.json",
     )
 )
-MAX_BYTES = 128 << 20
-"""Largest tokenizer file taken; the largest in use (Gemma, 262,144 entries) has 33 MB."""
+MAX_FILE_BYTES = 128 << 20
+"""Maximum size of a tokenizer file; the largest known file (Gemma, 262,144 entries) has 33 MB."""
 
-PATIENCE_SECONDS = 300.0
-"""How long a Hub that is down or limits us is asked again."""
+HUB_TIMEOUT_SECONDS = 300.0
+"""Time during which tokenmill retries requests to a Hub that is down or limits the rate."""
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 
@@ -44,52 +44,55 @@ T = TypeVar("T")
 
 
 def local_directory(reference: str, revision: str | None) -> Path | None:
-    """Return the directory that a reference names, None for a Hub name; an existing directory wins."""
+    """Return the directory of a reference, or None for a Hub name; an existing directory has priority."""
     path = Path(reference)
     if reference and path.is_dir():
         if revision:
             raise RequestError(
-                f"the tokenizer {reference} is a directory, which has no revision {revision}; leave the revision "
-                "out, or name a repository on the Hub"
+                f"the tokenizer {reference} is a directory, which has no revision {revision}; remove the revision, or "
+                "use a repository on the Hub"
             )
         return path
     if path.is_file():
-        raise RequestError(f"the tokenizer {reference} is a file; give the directory it lies in")
+        raise RequestError(f"the tokenizer {reference} is a file; use the directory that contains it")
     if not _HUB_NAME.fullmatch(reference) or ".." in reference:
         raise RequestError(
-            f"no tokenizer directory {reference!r}; give an existing directory with a tokenizer.json, or a name on "
-            "the Hub (org/name)"
+            f"no tokenizer directory {reference!r}; use an existing directory with a tokenizer.json, or a name on the "
+            "Hub (org/name)"
         )
     return None
 
 
 def read_directory(directory: Path) -> dict[str, bytes]:
-    """Read the known files of a directory, by name."""
-    return _known_files(directory, Path.read_bytes)
+    """Return the content of the known files of a directory, by name."""
+    return _map_known_files(directory, Path.read_bytes)
 
 
 def hash_directory(directory: Path) -> dict[str, str]:
-    """Hash the known files of a directory, by name, to the hexadecimal digits of SHA-256."""
-    return _known_files(directory, sha256_of)
+    """Return the hexadecimal SHA-256 of the known files of a directory, by name."""
+    return _map_known_files(directory, sha256_of)
 
 
-def _known_files(directory: Path, take: Callable[[Path], T]) -> dict[str, T]:
-    found = {}
+def _map_known_files(directory: Path, function: Callable[[Path], T]) -> dict[str, T]:
+    results = {}
     try:
-        for name in sorted(FILES):
+        for name in sorted(KNOWN_FILES):
             path = directory / name
             if path.is_file():
                 _check_size(name, path.stat().st_size, str(directory))
-                found[name] = take(path)
+                results[name] = function(path)
     except OSError as error:
-        raise RequestError(f"cannot read the tokenizer file {error.filename}: {error.strerror}") from error
-    _check_complete(found, str(directory))
-    return found
+        raise RequestError(
+            f"cannot read the tokenizer file {error.filename}: {error.strerror}; grant this user read access, or copy "
+            "the file again"
+        ) from error
+    _check_complete(results, str(directory))
+    return results
 
 
 @contextmanager
-def or_a_directory(name: str) -> Iterator[None]:
-    """Say first of a name that may have been meant for a directory that there is none."""
+def hint_missing_directory(name: str) -> Iterator[None]:
+    """Start the error about a Hub name with the missing directory, if the name can also be a directory's name."""
     try:
         yield
     except (RequestError, TransientError) as error:
@@ -99,27 +102,29 @@ def or_a_directory(name: str) -> Iterator[None]:
 
 
 def fetch(name: str, revision: str | None, endpoint: str | None) -> tuple[str, dict[str, bytes]]:
-    """Fetch the known files of a Hub repository; return the commit and the files, by name.
+    """Download the known files of a Hub repository; return the commit and the files by name.
 
-    Sizes and hashes come with the listing, and every file is checked against them: huggingface_hub's own
-    download does not. The access token, if any, is huggingface_hub's (HF_TOKEN).
+    The function checks every file against the size and the hash of the listing; the download function of
+    huggingface_hub does not. The access token is the token of huggingface_hub (HF_TOKEN).
     """
-    from tokenmill.corpus.hub_api import HubApi, ask, authorization, hub_endpoint
+    from tokenmill.corpus.hub_api import HubApi, authorization_headers, call_hub, hub_endpoint
     from tokenmill.corpus.transfer import Transfer
 
-    policy = RetryPolicy(time.monotonic() + PATIENCE_SECONDS)
-    what, otherwise = (
+    policy = RetryPolicy(time.monotonic() + HUB_TIMEOUT_SECONDS)
+    subject, fallback_hint = (
         f"the tokenizer {name}",
-        "; or, without a network, give a directory that holds the tokenizer's files",
+        "; or, without a network, use a directory with the tokenizer's files",
     )
-    base, headers = hub_endpoint(endpoint), authorization()
+    base, headers = hub_endpoint(endpoint), authorization_headers()
     transfer = Transfer(60.0)
     hub = HubApi(transfer, base, "models", name)
-    wanted = revision or "main"
-    commit = ask(lambda: hub.commit(wanted), what, policy, revision=wanted, otherwise=otherwise)
-    tree = ask(lambda: hub.files(commit, recursive=False), what, policy, revision=wanted, otherwise=otherwise)
-    entries = [entry for entry in tree if entry.path in FILES]
-    _check_complete({entry.path for entry in entries}, f"{name} at {wanted}")
+    branch = revision or "main"
+    commit = call_hub(lambda: hub.resolve_commit(branch), subject, policy, revision=branch, fallback_hint=fallback_hint)
+    tree = call_hub(
+        lambda: hub.list_files(commit, recursive=False), subject, policy, revision=branch, fallback_hint=fallback_hint
+    )
+    entries = [entry for entry in tree if entry.path in KNOWN_FILES]
+    _check_complete({entry.path for entry in entries}, f"{name} at {branch}")
 
     def download(entry: RemoteFile) -> bytes:
         url = f"{base}/{name}/resolve/{commit}/{quote(entry.path)}"
@@ -129,34 +134,34 @@ def fetch(name: str, revision: str | None, endpoint: str | None) -> tuple[str, d
             if len(data) > (entry.size or 0):
                 break
         if entry.sha256:
-            whole = hashlib.sha256(data).hexdigest() == entry.sha256
+            matches = hashlib.sha256(data).hexdigest() == entry.sha256
         else:  # git's blob id: https://git-scm.com/book/en/v2/Git-Internals-Git-Objects
             blob = hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False)
-            whole = blob.hexdigest() == entry.git_sha1
-        if not whole:
-            raise RetryableError(f"{entry.path} arrived with other content than the listing promises")
+            matches = blob.hexdigest() == entry.git_sha1
+        if not matches:
+            raise RetryableError(f"the content of {entry.path} has another hash than the listing")
         return bytes(data)
 
     files = {}
     for entry in sorted(entries, key=lambda entry: entry.path):
         _check_size(entry.path, entry.size or 0, name)
-        files[entry.path] = ask(
-            partial(download, entry), what, policy, revision=wanted, otherwise=otherwise, links=True
+        files[entry.path] = call_hub(
+            partial(download, entry), subject, policy, revision=branch, fallback_hint=fallback_hint, links=True
         )
     return commit, files
 
 
-def _check_size(name: str, size: int, where: str) -> None:
-    if size > MAX_BYTES:
+def _check_size(name: str, size: int, source: str) -> None:
+    if size > MAX_FILE_BYTES:
         raise RequestError(
-            f"{name} of the tokenizer {where} has {size:,} bytes, more than the {MAX_BYTES:,} a tokenizer file may "
-            "have; check that it is a tokenizer"
+            f"{name} of the tokenizer {source} has {size:,} bytes, more than the maximum of {MAX_FILE_BYTES:,} for a "
+            "tokenizer file; check that the file belongs to a tokenizer"
         )
 
 
-def _check_complete(files: Collection[str], where: str) -> None:
+def _check_complete(files: Collection[str], source: str) -> None:
     if not any(name in files for name in VOCABULARY_FILES):
         raise RequestError(
-            f"{where} holds no tokenizer: none of {', '.join(VOCABULARY_FILES)}; give what a tokenizer's "
-            "save_pretrained() wrote"
+            f"{source} does not contain a tokenizer: none of the files {', '.join(VOCABULARY_FILES)} exists; use files "
+            "that the save_pretrained() of a tokenizer wrote"
         )

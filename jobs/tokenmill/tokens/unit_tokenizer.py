@@ -1,8 +1,8 @@
-"""One unit of preprocess: its files in blocks through the encoder processes, and into its pairs.
+"""Tokenize one unit of preprocess: send its files in blocks to the encoder processes, and write the ids to its pairs.
 
-Blocks are filled ahead of those whose ids come back, as far as the unit's share of the processes goes; small files
-share a block. The order is that of the records throughout. A journal at the end of a file says how far all is on
-disk: a later attempt goes on there.
+The unit fills new blocks while earlier ones are encoded, as long as it gets slots from the pool. Small files share a
+block. Blocks are written in the order of the records. A journal, written at the end of a file, records how much is on
+disk; a later attempt resumes there.
 """
 
 import time
@@ -14,75 +14,77 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tokenmill.corpus.block_kinds import ROWS
 from tokenmill.corpus.blocks import open_blocks
-from tokenmill.corpus.readers import bad_record, refuse_misread, unit_of
-from tokenmill.errors import WITH_REPLACE, InputError, RequestError, TransientError
+from tokenmill.corpus.parse import RejectedRecord
+from tokenmill.corpus.readers import get_record_unit, make_bad_record_error, reject_mismatch
+from tokenmill.errors import REPLACE_OPTION, InputError, RequestError, TransientError
 from tokenmill.files.codec import read_json, readable_json
 from tokenmill.flow.contract import InputFile, InputRange, Part
 from tokenmill.flow.provenance import locate, narrow
 from tokenmill.flow.record import REJECTED, Counts, Unit
 from tokenmill.flow.workspace import OutputFile, Workspace
 from tokenmill.tokens import formats
-from tokenmill.tokens.contract import Journal, PairSpec, basis_of
+from tokenmill.tokens.contract import Journal, PairSpec, parse_basis
 from tokenmill.tokens.formats.base import Destination, Format
 from tokenmill.tokens.workers.encoder_process import Segment
 from tokenmill.tokens.workers.pool import BLOCK
 
 if TYPE_CHECKING:
     from tokenmill.corpus.block_kinds import ReadSettings
-    from tokenmill.corpus.parse import RejectedRecord
     from tokenmill.tokens.formats.base import Writer
     from tokenmill.tokens.options import PreprocessOptions
     from tokenmill.tokens.stream import Shards
-    from tokenmill.tokens.workers.encoder_process import Column, Found, Segment
+    from tokenmill.tokens.workers.encoder_process import Column, EncodedSegment
     from tokenmill.tokens.workers.pool import EncoderProcesses, Slot
 
 SPECIAL = "special_in_text"
-"""The count of special tokens that texts spell, in receipts and manifests that have any."""
+"""Key of the count of special tokens in texts, in receipts and manifests whose texts contain any."""
 
 JOURNAL_SECONDS = 1.0
-"""The journal is written at the first file boundary after this time: syncing costs milliseconds."""
+"""Minimum seconds between two writes of the journal, because each one syncs the files, which takes milliseconds."""
 
 
-class Spelling(NamedTuple):
-    """Where a text spells a special token."""
+class SpecialTokenLocation(NamedTuple):
+    """The place of a special token in a text; `unit` is line, row or record, and `number` counts it."""
 
     path: str
-    word: str
+    unit: str
     number: int
     token: str
 
 
-def spelled_warning(spelled: list[tuple[int, Spelling | None]]) -> str | None:
-    """Word the warning that texts spell special tokens, None where none does."""
-    count = sum(number for number, _ in spelled)
-    places = sorted(place for _, place in spelled if place)
+def special_token_warning(occurrences: list[tuple[int, SpecialTokenLocation | None]]) -> str | None:
+    """Return the warning that texts contain special tokens, or None if there are none."""
+    count = sum(number for number, _ in occurrences)
+    locations = sorted(location for _, location in occurrences if location)
     if not count:
         return None
     first = (
-        f", first in {places[0].path}, {places[0].word} {places[0].number:,} ({places[0].token!a})" if places else ""
+        f", first in {locations[0].path}, {locations[0].unit} {locations[0].number:,} ({locations[0].token!a})"
+        if locations
+        else ""
     )
     return (
-        f"the text spells special tokens of the tokenizer {count:,} times{first}; they are encoded as these tokens, as "
-        "Megatron-LM does. To encode them as ordinary text, give --special-in-text split; to refuse them, fail (in a "
-        "chart: --set tokenizer.specialInText=split)"
+        f"the text contains special tokens of the tokenizer {count:,} times{first}; they are encoded as these tokens, "
+        "as Megatron-LM does. To encode them as ordinary text, use --special-in-text split; to refuse them, use "
+        "--special-in-text fail (in a chart: --set tokenizer.specialInText=split)"
     )
 
 
 @dataclass
 class TokenizationContext:
-    """What the units of this process share: how they tokenise, with which processes, and the way to distant shards."""
+    """State that the units of this process share: options, encoder processes, and access to remote shards."""
 
     options: "PreprocessOptions"
     reading: "ReadSettings"
     processes: "EncoderProcesses"
     shards: "Shards | None"
-    spelled: list[tuple[int, Spelling | None]] = field(default_factory=list)
-    """How often units met special tokens that a text spells, and where first."""
+    special_tokens: list[tuple[int, SpecialTokenLocation | None]] = field(default_factory=list)
+    """For each block with special tokens in its texts, their number and the first location."""
 
 
 @dataclass
 class _File:
-    """An input file on its way: what came back of it so far."""
+    """The progress of an input file: what has been encoded and counted."""
 
     input: InputFile
     path: Path
@@ -93,16 +95,16 @@ class _File:
 
 
 class _Piece(NamedTuple):
-    """A file's part of a block; `compressed` bytes of the file are behind it, `last` says that it ends the file."""
+    """The part of a file in a block; `compressed` bytes of the file were read for it, `last` marks the file's end."""
 
     file: _File
-    segment: "Segment"
+    segment: Segment
     compressed: int
     last: bool
 
 
 class UnitTokenizer:
-    """One unit's state between input files: what the journal holds."""
+    """The state of one unit; between two input files, the journal holds this state."""
 
     def __init__(self, unit: Unit, workspace: Workspace, shared: TokenizationContext) -> None:
         """See run."""
@@ -110,47 +112,47 @@ class UnitTokenizer:
         self.spec = unit.spec(PairSpec)
         self.workspace = workspace
         self.shared = shared
-        self.basis = basis_of(workspace.plan)
+        self.basis = parse_basis(workspace.plan)
         self.counts: Counts = {"in": 0, "out": 0, "rejected": 0, "blank": 0}
         self.done = 0
         self.parts: list[Part] = []
         self.rejects: OutputFile | None = None
         self.writers: list[Writer] = []
-        self.marked = time.monotonic()
+        self.journal_time = time.monotonic()
         self._pending: deque[tuple[Slot, list[_Piece]]] = deque()
         self._slot: Slot | None = None
         self._pieces: list[_Piece] = []
 
     def run(self) -> Counts:
-        """Do the unit, or what the journal left of it."""
+        """Tokenize the unit, or the part of it that the journal does not cover."""
         self._open()
         with self.shared.processes.share() as self._share:
             for file in self.spec.inputs[self.done :]:
                 self._read(file)
             self._submit()
             while self._pending:
-                self._take()
+                self._write_oldest()
         return self._finish()
 
     def _read(self, input: InputFile) -> None:
         """Cut one file into blocks and submit them."""
         import xxhash
 
-        # zstd frames may come without a checksum; what nobody made before has no hash to compare with
+        # A zstd frame may lack a checksum. A file that no stage made has no recorded hash to compare with.
         digest = xxhash.xxh3_128() if self.workspace.plan.upstream.maker else None
         with (
-            self._here(input) as path,
+            self._open_input(input) as path,
             closing(
-                open_blocks(path, self.basis.keys, display=str(path), digest=digest, reading=self.shared.reading)
+                open_blocks(path, self.basis.keys, display=str(path), digest=digest, settings=self.shared.reading)
             ) as blocks,
         ):
             file, begins, compressed = _File(input, path), True, 0
             while True:
-                slot = self._current()
+                slot = self._current_slot()
                 begin = self._pieces[-1].segment.end if self._pieces else 0
                 end = blocks.fill(slot.text, begin, BLOCK)
                 if begin and not blocks.finished:
-                    self._submit()  # it does not fit in beside the files before it
+                    self._submit()  # the file does not fit into the block after the earlier files
                     continue
                 segment = Segment(begin, end, blocks.kind, begins)
                 self._pieces.append(_Piece(file, segment, blocks.compressed - compressed, blocks.finished))
@@ -162,20 +164,20 @@ class UnitTokenizer:
             if digest is not None and blocks.digested:
                 self.workspace.check_hash(input, digest.hexdigest())
 
-    def _here(self, input: InputFile) -> AbstractContextManager[Path]:
-        """Give where an input lies, fetched where it is a shard of a source."""
+    def _open_input(self, input: InputFile) -> AbstractContextManager[Path]:
+        """Return a context with the local path of an input; a shard of a source is fetched first."""
         if self.shared.shards is not None:
-            return self.shared.shards.fetched(input, self.workspace.checkpoint)
+            return self.shared.shards.fetch(input, self.workspace.report_progress)
         return self.workspace.reading(input, input.bytes or 0)
 
-    def _current(self) -> "Slot":
-        """Return the slot that is being filled, or a free one; for that, blocks that are ready are taken."""
+    def _current_slot(self) -> "Slot":
+        """Return the slot that is being filled, or acquire one; write encoded blocks to make slots free."""
         while self._slot is None:
-            while self._pending and self._pending[0][0].ready():
-                self._take()
+            while self._pending and self._pending[0][0].is_ready():
+                self._write_oldest()
             self._slot = self._share.acquire()
             if self._slot is None:
-                self._take()
+                self._write_oldest()
         return self._slot
 
     def _submit(self) -> None:
@@ -184,159 +186,165 @@ class UnitTokenizer:
             self._pending.append((self._slot, self._pieces))
             self._slot, self._pieces = None, []
 
-    def _take(self) -> None:
+    def _write_oldest(self) -> None:
         """Wait for the oldest block and write its ids."""
         slot, pieces = self._pending.popleft()
-        where = ", ".join(str(piece.file.path) for piece in pieces[:3])
+        paths = ", ".join(str(piece.file.path) for piece in pieces[:3])
         try:
-            columns, found, refused = slot.result()
+            columns, segments, message = slot.result()
         except TransientError as error:
-            raise TransientError(f"{where}: {error}") from error
-        if refused:
-            raise RequestError(f"{where}: {refused}")
-        for piece, what in zip(pieces, found, strict=True):
-            self._account(piece, what)
-        for writer, answer in zip(self.writers, columns, strict=True):
+            raise TransientError(f"{paths}: {error}") from error
+        if message:
+            raise RequestError(f"{paths}: {message}")
+        for piece, encoded in zip(pieces, segments, strict=True):
+            self._count(piece, encoded)
+        for writer, column in zip(self.writers, columns, strict=True):
             try:
-                self._add(writer, answer, slot)
+                self._write(writer, column, slot)
             except RequestError as error:
-                raise RequestError(f"{where}: {error}") from error
+                raise RequestError(f"{paths}: {error}") from error
         self._share.release(slot)
-        self.workspace.checkpoint(sum(piece.compressed for piece in pieces))
+        self.workspace.report_progress(sum(piece.compressed for piece in pieces))
         more = self.done < len(self.spec.inputs)
-        if pieces[-1].last and more and time.monotonic() - self.marked > JOURNAL_SECONDS:
-            self._mark()
+        if pieces[-1].last and more and time.monotonic() - self.journal_time > JOURNAL_SECONDS:
+            self._write_journal()
 
-    def _add(self, writer: "Writer", answer: "Column", slot: "Slot") -> None:
-        """Write a block's ids."""
+    def _write(self, writer: "Writer", column: "Column", slot: "Slot") -> None:
+        """Write the ids of one key."""
         import numpy as np
 
         from tokenmill.tokens.assemble import assemble
 
-        ids = np.frombuffer(slot.ids.data, np.uint32, answer.size // 4, answer.start)
-        texts = np.frombuffer(answer.texts, np.int64) if answer.texts else None
-        offsets = np.frombuffer(answer.offsets, np.int64)
+        ids = np.frombuffer(slot.ids.data, np.uint32, column.size // 4, column.start)
+        texts = np.frombuffer(column.texts, np.int64) if column.texts else None
+        offsets = np.frombuffer(column.offsets, np.int64)
         eod = self.basis.eod
         writer.add(*assemble(ids, offsets, texts, eod, self.basis.dtype, ended=eod is not None))
 
-    def _account(self, piece: _Piece, found: "Found") -> None:
-        """Count a piece's records; at the end of its file, say where they stand in the output."""
+    def _count(self, piece: _Piece, encoded: "EncodedSegment") -> None:
+        """Count a piece's records; at the end of its file, record their place in the output."""
 
         file, reading, kind = piece.file, self.shared.reading, piece.segment.kind
-        refused = [RejectedRecord(*values) for values in found.rejected]
+        rejected = [RejectedRecord(*values) for values in encoded.rejected]
         if file.records == 0:
-            refuse_misread(file.path, reading, str(file.path), kind, found.documents, refused)
+            reject_mismatch(file.path, reading, str(file.path), kind, encoded.documents, rejected)
         if piece.segment.begins_file:
             file.first = self.counts["out"]
-        for inside in refused:
-            bad = inside._replace(record=file.records + inside.record, line=file.lines + inside.line)
+        for in_segment in rejected:
+            bad = in_segment._replace(record=file.records + in_segment.record, line=file.lines + in_segment.line)
             if self.shared.options.on_bad_record == "fail":
-                raise bad_record(
-                    str(file.path), unit_of(file.path, reading, kind), bad, self._how_to_correct(file, bad.record)
+                raise make_bad_record_error(
+                    str(file.path),
+                    get_record_unit(file.path, reading, kind),
+                    bad,
+                    self._how_to_correct(file, bad.record),
                 )
             file.refused.append(bad.record)
-            self._reject(file.input.path, bad)
-        if found.spelled:
-            self._spelled(file, piece.segment, found)
-        file.records += found.records
-        file.lines += found.records + found.blank
-        self.counts["in"] += found.records
-        self.counts["out"] += found.documents
-        self.counts["blank"] += found.blank
+            self._quarantine(file.input.path, bad)
+        if encoded.special_count:
+            self._count_special(file, piece.segment, encoded)
+        file.records += encoded.records
+        file.lines += encoded.records + encoded.blank
+        self.counts["in"] += encoded.records
+        self.counts["out"] += encoded.documents
+        self.counts["blank"] += encoded.blank
         if piece.last:
             self.parts.extend(narrow(file.input.parts or [], file.records, file.refused))
             self.workspace.inputs.append(InputRange(file.input.path, file.first, self.counts["out"] - file.first))
             self.done += 1
 
-    def _spelled(self, file: _File, segment: "Segment", found: "Found") -> None:
-        """Count special tokens that the text spells, or refuse them."""
+    def _count_special(self, file: _File, segment: Segment, encoded: "EncodedSegment") -> None:
+        """Count the special tokens in the text; raise InputError if --special-in-text is fail."""
 
-        place = None
-        if found.line:
-            word = unit_of(file.path, self.shared.reading, segment.kind)
-            place = Spelling(str(file.path), word, file.lines + found.line, found.token)
+        location = None
+        if encoded.special_line:
+            unit = get_record_unit(file.path, self.shared.reading, segment.kind)
+            location = SpecialTokenLocation(
+                str(file.path), unit, file.lines + encoded.special_line, encoded.special_token
+            )
         if self.shared.options.special_in_text == "fail":
-            where = f"{place.path}, {place.word} {place.number:,}" if place else str(file.path)
+            place = f"{location.path}, {location.unit} {location.number:,}" if location else str(file.path)
             raise InputError(
-                f"{where}: the text spells {f'the special token {place.token!a}' if place else 'special tokens'} of "
-                "the tokenizer, and --special-in-text is fail; correct the text, or give split (encode it as ordinary "
+                f"{place}: the text contains "
+                f"{f'the special token {location.token!a}' if location else 'special tokens'} of the tokenizer, and "
+                "--special-in-text is fail; correct the text, or set --special-in-text to split (encode it as ordinary "
                 "text) or keep (encode it as the token, as Megatron-LM does)"
             )
-        self.counts[SPECIAL] = self.counts.get(SPECIAL, 0) + found.spelled
-        self.shared.spelled.append((found.spelled, place))
+        self.counts[SPECIAL] = self.counts.get(SPECIAL, 0) + encoded.special_count
+        self.shared.special_tokens.append((encoded.special_count, location))
 
     def _how_to_correct(self, file: _File, record: int) -> str:
-        """Say where to correct a record of a file that came from elsewhere; editing it here would only damage it."""
+        """Return where to correct a record that came from another place; an edit of the copy would only damage it."""
         plan = self.workspace.plan
         maker, uri, revision = plan.upstream.maker, plan.source.uri or "", plan.source.commit
         if not maker and file.input.remote is None:
             return ""
         name, place = locate(file.input.parts or [], record) or (file.input.path, record)
-        where = f"correct it in {name} of {uri}, record {place:,} counted from 0 without blank lines"
+        step = f"correct it in {name} of {uri}, record {place:,} counted from 0 without blank lines"
         if not revision and (not maker or not uri.startswith("file:")):
-            return f"{where}, and begin again in another output directory"
+            return f"{step}, and start again with another output directory"
         stages = "this command"
         if maker:
             stages = f"{'' if maker == 'download' else 'the stages from there up to '}tokenmill {maker}"
         new = " and the new commit as --revision" if revision else ""
-        return f"{where}; run {stages} again with {WITH_REPLACE}{new}{', and then this command' if maker else ''}"
+        return f"{step}; run {stages} again with {REPLACE_OPTION}{new}{', and then this command' if maker else ''}"
 
     def _open(self) -> None:
-        """Begin each key's files, or go on where the journal says that an earlier attempt was."""
-        form = formats.get(self.basis.output_format)
+        """Create the files of each key, or resume from the journal of an earlier attempt."""
+        output_format = formats.get(self.basis.output_format)
         destinations = [
             Destination(self.workspace, number, key, f"{self.spec.name}_{key}_document", self.basis.dtype)
             for number, key in enumerate(self.basis.keys)
         ]
-        journal = self._journal(form, destinations)
+        journal = self._read_journal(output_format, destinations)
         if journal is None:
-            self.writers = [form.begin(destination) for destination in destinations]
+            self.writers = [output_format.start(destination) for destination in destinations]
             return
-        self.writers = [form.resume(*column) for column in zip(destinations, journal.columns, strict=True)]
+        self.writers = [output_format.resume(*column) for column in zip(destinations, journal.columns, strict=True)]
         self.counts, self.done, self.parts = journal.counts, journal.done, journal.parts
         self.workspace.inputs = journal.inputs
         if journal.rejected_bytes:
             self.rejects = self._open_rejects(journal.rejected_bytes)
-        self.workspace.checkpoint(sum(file.bytes or 0 for file in self.spec.inputs[: self.done]))
+        self.workspace.report_progress(sum(file.bytes or 0 for file in self.spec.inputs[: self.done]))
 
-    def _journal(self, form: Format, destinations: list[Destination]) -> Journal | None:
-        """Return a taken-over journal whose files are all there, else None and begin anew."""
+    def _read_journal(self, output_format: Format, destinations: list[Destination]) -> Journal | None:
+        """Return an earlier attempt's journal, or None if the files do not match and the unit must start again."""
         tree = self.workspace.tree
         try:
-            journal = Journal.of_json(read_json(self.workspace.path("journal.json"), tree=tree))
+            journal = Journal.from_json(read_json(self.workspace.path("journal.json"), tree=tree))
             if len(journal.columns) != len(destinations) or journal.done > len(self.spec.inputs):
                 return None
-            if not all(form.holds(*column) for column in zip(destinations, journal.columns, strict=True)):
+            if not all(output_format.can_resume(*column) for column in zip(destinations, journal.columns, strict=True)):
                 return None
-        except ValueError:  # none, of an earlier version, or damaged: what it says of the files cannot be relied on
+        except ValueError:  # missing, written by an earlier version, or damaged: it may not match the files
             return None
         if (tree.size(self.workspace.path("rejected")) or 0) < journal.rejected_bytes:
             return None
         return journal
 
-    def _mark(self) -> None:
-        """Make what is written durable, then say in the journal that it is there."""
+    def _write_journal(self) -> None:
+        """Make the written data durable, then record its size in the journal."""
         if self.rejects:
             self.rejects.sync()
         journal = Journal(
             self.done,
-            [writer.mark() for writer in self.writers],
+            [writer.save_state() for writer in self.writers],
             self.rejects.bytes if self.rejects else 0,
             self.counts,
             self.parts,
             self.workspace.inputs,
         )
         self.workspace.tree.write_atomic(self.workspace.path("journal.json"), readable_json(journal.to_json()))
-        self.marked = time.monotonic()
+        self.journal_time = time.monotonic()
 
-    def _reject(self, name: str, rejected: "RejectedRecord") -> None:
-        """Keep a bad record beside the output, as it was, with where it stood and why."""
+    def _quarantine(self, name: str, rejected: RejectedRecord) -> None:
+        """Write an unchanged copy of a bad record to the quarantine, with its place and the reason."""
         limit = self.shared.options.max_bad_records
         self.counts["rejected"] += 1
         if self.counts["rejected"] > limit:
             raise InputError(
                 f"more than {limit} bad records for {self.spec.name}, the latest in "
-                f"{self.workspace.input_root / name}, line {rejected.line}: {rejected.reason}; mend the input, or "
+                f"{self.workspace.input_root / name}, line {rejected.line}: {rejected.reason}; correct the input, or "
                 "raise --max-bad-records"
             )
         if self.rejects is None:
@@ -357,7 +365,7 @@ class UnitTokenizer:
         return output
 
     def _finish(self) -> Counts:
-        """Complete each key's files."""
+        """Complete the files of each key."""
         for writer in self.writers:
             writer.finish(self.parts)
         return {

@@ -1,24 +1,24 @@
-"""From a finished dataset to a Megatron-LM run that starts right, survives and says when it has not finished.
+"""Training with Megatron-LM: plan a run, check its data, write its command line, supervise it and keep its checkpoints.
 
-Rooms:
+Packages:
 
-    planner      what fits on how many GPUs (`tokenmill fit`)
-    data         what a run reads (`tokenmill blend`, `tokenmill train --build-index`)
-    checkpoints  what a run writes (`tokenmill checkpoint`)
+    planner      the layouts that fit a number of GPUs (`tokenmill fit`)
+    data         the datasets that a run reads (`tokenmill blend`, `tokenmill train --build-index`)
+    checkpoints  the checkpoints that a run writes (`tokenmill checkpoint`)
     runtime      one start of a run (`tokenmill train`)
 
-Modules that several rooms read:
+Modules that several packages use:
 
-    model      a model's architecture, and the presets of models/
+    model      a model's architecture, and the presets in models/
     settings   the settings file of a run
-    arguments  Megatron-LM's command line, made of settings
-    preflight  what is checked before a start: the layout, the data, the machine, the room for checkpoints
+    arguments  Megatron-LM's command line, built from the settings
+    preflight  the checks before a start: layout, data, machine, and disk space for checkpoints
 """
 
-MOST = 1 << 40
-"""No count is greater: what is, is a slip, and might not fit a float."""
+MAX_COUNT = 1 << 40
+"""Upper limit of every count: a greater number is a typing error, and a float might not hold it."""
 
-ITERATIONS = 1000
-"""Iterations of a run whose settings name none."""
-SEQUENCES_A_GPU = 16
-"""Sequences of a global batch for each GPU, where neither the settings nor the model's recipe give the batch."""
+DEFAULT_ITERATIONS = 1000
+"""Iterations of a run whose settings do not specify the number."""
+SEQUENCES_PER_GPU = 16
+"""Sequences per GPU in a global batch, when neither the settings nor the model's recipe specifies the batch."""

@@ -1,7 +1,8 @@
-"""Megatron-LM's command line for a run: a pure function from settings and data to a list of words.
+"""Megatron-LM's command line for a run: a pure function from settings and data to a list of arguments.
 
-Every flag is one of `megatron/training/arguments.py`; a number is written so that argparse's int and float take
-it. `extraArgs` come last, where argparse lets them win.
+`runtime.prepare` calls it with the settings of `training.settings` and the data of `training.data.flags`. Every flag
+is defined in `megatron/training/arguments.py`. Numbers have a form that argparse's int and float parse. `extraArgs` are
+the last arguments, because the last value of a flag overrides earlier ones in argparse.
 """
 
 from collections.abc import Sequence
@@ -12,19 +13,21 @@ from tokenmill.training.settings import Settings
 
 
 @dataclass(frozen=True)
-class Data:
-    """What a run reads, as words of the command line."""
+class DataArguments:
+    """The command-line arguments and paths that name a run's data."""
 
     flags: Sequence[str]
     """--data-path, --data-args-path or --per-split-data-args-path with its value, and --split."""
     tokenizer: Path
+    """Directory of the tokenizer."""
     cache: Path
+    """Directory of the sample index."""
 
 
-def megatron_arguments(settings: Settings, data: Data) -> list[str]:
-    """Compose the arguments of the training script; `settings` are derived ones.
+def megatron_arguments(settings: Settings, data: DataArguments) -> list[str]:
+    """Return the arguments of the training script for derived `settings`.
 
-    They are the same on every node and at every start, whatever a node sees of the checkpoints just then.
+    The arguments are the same on every node and at every start. They do not depend on the existing checkpoints.
     """
     return [
         *_model(settings),
@@ -39,7 +42,7 @@ def megatron_arguments(settings: Settings, data: Data) -> list[str]:
 
 def _model(settings: Settings) -> list[str]:
     model = settings.model
-    words = _options(
+    arguments = _options(
         num_layers=model.num_layers,
         hidden_size=model.hidden_size,
         num_attention_heads=model.num_attention_heads,
@@ -63,13 +66,13 @@ def _model(settings: Settings) -> list[str]:
         attention_backend="auto",
     )
     if model.num_query_groups and model.num_query_groups != model.num_attention_heads:
-        words += ["--group-query-attention", "--num-query-groups", str(model.num_query_groups)]
+        arguments += ["--group-query-attention", "--num-query-groups", str(model.num_query_groups)]
     if model.position_embedding == "rope":
-        words += ["--rotary-base", str(model.rotary_base)]
+        arguments += ["--rotary-base", str(model.rotary_base)]
         if model.rope_scaling_factor:
-            words += ["--use-rope-scaling", "--rope-scaling-factor", _number(model.rope_scaling_factor)]
+            arguments += ["--use-rope-scaling", "--rope-scaling-factor", _format_number(model.rope_scaling_factor)]
     if model.num_experts:
-        words += _options(
+        arguments += _options(
             num_experts=model.num_experts,
             moe_router_topk=model.experts_per_token,
             moe_ffn_hidden_size=model.expert_ffn_hidden_size,
@@ -78,13 +81,13 @@ def _model(settings: Settings) -> list[str]:
             moe_token_dispatcher_type="alltoall",  # noqa: S106
             moe_grouped_gemm=True,
         )
-    return words
+    return arguments
 
 
 def _parallelism(settings: Settings) -> list[str]:
     parallel = settings.parallelism
     distributed = parallel.use_distributed_optimizer
-    words = _options(
+    arguments = _options(
         tensor_model_parallel_size=parallel.tensor_model_parallel_size,
         pipeline_model_parallel_size=parallel.pipeline_model_parallel_size,
         context_parallel_size=parallel.context_parallel_size,
@@ -98,15 +101,15 @@ def _parallelism(settings: Settings) -> list[str]:
         use_sharp=settings.training.use_sharp,
     )
     if settings.model.num_experts:
-        words += _options(
+        arguments += _options(
             expert_model_parallel_size=parallel.expert_model_parallel_size,
             expert_tensor_parallel_size=parallel.expert_tensor_parallel_size,
         )
     if parallel.recompute_granularity != "none":
-        words += ["--recompute-granularity", parallel.recompute_granularity]
+        arguments += ["--recompute-granularity", parallel.recompute_granularity]
     if parallel.recompute_granularity == "full":
-        words += ["--recompute-method", "uniform", "--recompute-num-layers", "1"]
-    return words
+        arguments += ["--recompute-method", "uniform", "--recompute-num-layers", "1"]
+    return arguments
 
 
 def _training(settings: Settings) -> list[str]:
@@ -138,7 +141,7 @@ def _training(settings: Settings) -> list[str]:
     )
 
 
-def _data(settings: Settings, data: Data) -> list[str]:
+def _data(settings: Settings, data: DataArguments) -> list[str]:
     training = settings.training
     return [
         *data.flags,
@@ -160,36 +163,40 @@ def _checkpoint(settings: Settings) -> list[str]:
     return _options(
         save=checkpoint.path,
         load=checkpoint.path,
-        pretrained_checkpoint=checkpoint.load_path,  # taken while `load` holds none, without optimizer and iteration
+        # Used while `load` has no checkpoint: loads the weights, but neither optimizer state nor iteration.
+        pretrained_checkpoint=checkpoint.load_path,
         save_interval=checkpoint.save_interval,
-        # Else Megatron-LM refuses to go on with other iterations, batch or learning rate than the checkpoint's.
+        # Without this flag Megatron-LM refuses to resume with an iteration count, batch or learning rate that
+        # differs from the checkpoint's.
         override_opt_param_scheduler=True,
         ckpt_format="torch_dist",
         dist_ckpt_optim_fully_reshardable=checkpoint.fully_reshardable,
-        # Megatron-LM turns --async-save off, with a warning, without the worker.
+        # Without the persistent worker Megatron-LM logs a warning and disables --async-save.
         async_save=checkpoint.asynchronous,
         use_persistent_ckpt_worker=checkpoint.asynchronous,
     )
 
 
 def _logging(settings: Settings) -> list[str]:
-    words = _options(log_interval=settings.training.log_interval, log_throughput=True, log_progress=True)
+    arguments = _options(log_interval=settings.training.log_interval, log_throughput=True, log_progress=True)
     if settings.logs.path:
-        words += _options(tensorboard_dir=settings.logs.path, log_validation_ppl_to_tensorboard=True)
-    return words
+        arguments += _options(tensorboard_dir=settings.logs.path, log_validation_ppl_to_tensorboard=True)
+    return arguments
 
 
 def _options(**options: object) -> list[str]:
-    """Turn names into flags: None and False are left out, True is the flag alone, a list follows its flag."""
-    words: list[str] = []
+    """Return the options as flags: omit None and False, and write True as a bare flag."""
+    arguments: list[str] = []
     for name, value in options.items():
         if value is None or value is False:
             continue
-        words.append("--" + name.replace("_", "-"))
+        arguments.append("--" + name.replace("_", "-"))
         if value is not True:
-            words += [_number(each) for each in value] if isinstance(value, list) else [_number(value)]
-    return words
+            arguments += (
+                [_format_number(item) for item in value] if isinstance(value, list) else [_format_number(value)]
+            )
+    return arguments
 
 
-def _number(value: object) -> str:
+def _format_number(value: object) -> str:
     return repr(value) if isinstance(value, float) else str(value)

@@ -1,4 +1,7 @@
-"""What is checked before a GPU waits: the layout, the data, the machine, the room for checkpoints."""
+"""Checks before a start of a run: the layout, the intervals, the machine, and the disk space for checkpoints.
+
+`training.runtime.prepare` calls `check_run` on every node, after `training.data.resolve` and before any GPU is used.
+"""
 
 import errno
 import os
@@ -11,91 +14,99 @@ from socket import gethostname
 
 from tokenmill.errors import RequestError
 from tokenmill.training.data.datasets import TrainingData
-from tokenmill.training.planner.layout import Layout, late_refusals, refusals
+from tokenmill.training.planner.layout import Layout, find_argument_errors, find_runtime_errors
 from tokenmill.training.planner.memory import (
     GIB,
-    RESERVE,
+    RESERVED_SHARE,
     activation_bytes,
     checkpoint_bytes,
-    parameters,
+    count_parameters,
     weight_optimizer_bytes,
 )
 from tokenmill.training.settings import Settings
 
-ASYNCHRONOUS = "nvidia_resiliency_ext"
-"""What Megatron-LM's default asynchronous strategy imports."""
+ASYNC_SAVE_PACKAGE = "nvidia_resiliency_ext"
+"""Package that Megatron-LM's default strategy for asynchronous saves imports."""
 
-PATIENCE = 60.0
-"""Seconds for nvidia-smi, which takes some where the driver is not kept loaded."""
+NVIDIA_SMI_TIMEOUT_SECONDS = 60.0
+"""Timeout for nvidia-smi, and for a start of Python; nvidia-smi is slow where no process keeps the driver loaded."""
 
 
 @dataclass(frozen=True)
 class PreflightResult:
-    """What was found that does not forbid every start."""
+    """Log lines about a run, and problems that do not prevent a start on every node."""
 
-    said: list[str]
-    sick: list[str]
-    """What is wrong with this machine, and perhaps not with the next one."""
+    messages: list[str]
+    node_problems: list[str]
+    """Problems of this machine; another machine may not have them."""
 
 
-def check(settings: Settings, corpus: TrainingData, *, machine: bool) -> PreflightResult:
-    """Check a run; `machine` looks at this node's image, GPUs and disk, too.
+def check_run(settings: Settings, data: TrainingData, *, machine: bool) -> PreflightResult:
+    """Check a run; with `machine` also check this node's image, GPUs and disk.
 
     Raises:
-        RequestError: something is wrong that a retry cannot help; all of it, not only the first.
+        RequestError: there are problems that a retry cannot solve; the message lists all of them.
     """
-    layout = settings.layout(corpus.vocab_size)
-    wrong = [*refusals(layout), *late_refusals(layout), *_intervals(settings), *_memory(settings, layout)]
-    said, sick = _describe(settings, layout), []
+    layout = settings.layout(data.vocab_size)
+    problems = [
+        *find_argument_errors(layout),
+        *find_runtime_errors(layout),
+        *_check_intervals(settings),
+        *_check_memory(settings, layout),
+    ]
+    messages, node_problems = _describe_run(settings, layout), []
     if machine:
-        sick = _gpus(settings, layout)
-        wrong += _program(settings)
-        found, warnings = _room(settings, layout)
-        wrong += found
-        said += warnings
-    if wrong:
-        raise RequestError(cannot_start([*wrong, *sick]))
-    return PreflightResult(said, sick)
+        node_problems = _check_gpus(settings, layout)
+        problems += _check_programs(settings)
+        disk_problems, warnings = _check_disk(settings, layout)
+        problems += disk_problems
+        messages += warnings
+    if problems:
+        raise RequestError(describe_problems([*problems, *node_problems]))
+    return PreflightResult(messages, node_problems)
 
 
-def cannot_start(wrong: list[str]) -> str:
-    """Word a refusal."""
-    return "this run cannot start:\n" + "\n".join(f"  - {each}" for each in wrong)
+def describe_problems(problems: list[str]) -> str:
+    """Return the error message of a run that cannot start."""
+    return "this run cannot start; correct the following:\n" + "\n".join(f"  - {problem}" for problem in problems)
 
 
-def _program(settings: Settings) -> list[str]:
-    wrong, pods = [], "a pod must have it in its image"
+def _check_programs(settings: Settings) -> list[str]:
+    problems, remedy = [], "install it in the image of the pods"
     launcher, script = settings.trainer.launcher, settings.trainer.script
     if not shutil.which(launcher[0] if launcher else ""):
-        wrong.append(f"there is no program {' '.join(launcher)} here (trainer.launcher); {pods}")
+        problems.append(f"there is no program {' '.join(launcher)} on this machine (trainer.launcher); {remedy}")
     if not Path(script).is_file():
-        wrong.append(f"there is no file {script} here (trainer.script); {pods}")
-    elif settings.checkpoint.asynchronous and not _saves_asynchronously(settings):
-        wrong.append(
-            f"checkpoint.asynchronous needs the package nvidia-resiliency-ext, and {' '.join(settings.trainer.python)} "
-            f"finds none for {script}: take an image that has it, as images/training does; or set "
-            "checkpoint.asynchronous to false"
+        problems.append(f"there is no file {script} on this machine (trainer.script); {remedy}")
+    elif settings.checkpoint.asynchronous and not _can_save_asynchronously(settings):
+        problems.append(
+            f"checkpoint.asynchronous needs the package nvidia-resiliency-ext, which "
+            f"{' '.join(settings.trainer.python)} cannot import for {script}: "
+            "use an image that contains it, such as images/training; or set checkpoint.asynchronous to false"
         )
-    return wrong
+    return problems
 
 
-def _saves_asynchronously(settings: Settings) -> bool:
-    """Tell whether the trainer's interpreter finds what Megatron-LM saves with asynchronously."""
-    words = " ".join(settings.extra_args).replace("=", " ")
-    if "--async-strategy mcore" in words:
+def _can_save_asynchronously(settings: Settings) -> bool:
+    """Return whether the trainer's interpreter can import the package for Megatron-LM's asynchronous saves."""
+    arguments = " ".join(settings.extra_args).replace("=", " ")
+    if "--async-strategy mcore" in arguments:
         return True
     program = "import sys, importlib.util as u; sys.path.insert(0, sys.argv[1]); sys.exit(not u.find_spec(sys.argv[2]))"
-    command = [*settings.trainer.python, "-c", program, str(Path(settings.trainer.script).parent), ASYNCHRONOUS]
+    command = [*settings.trainer.python, "-c", program, str(Path(settings.trainer.script).parent), ASYNC_SAVE_PACKAGE]
     try:
-        return subprocess.run(command, capture_output=True, timeout=PATIENCE, check=False).returncode == 0
+        return (
+            subprocess.run(command, capture_output=True, timeout=NVIDIA_SMI_TIMEOUT_SECONDS, check=False).returncode
+            == 0
+        )
     except (OSError, subprocess.TimeoutExpired):
         return False
 
 
-def _describe(settings: Settings, layout: Layout) -> list[str]:
-    count = parameters(layout)
+def _describe_run(settings: Settings, layout: Layout) -> list[str]:
+    count = count_parameters(layout)
     active = f", {count.active / 1e9:.3g} B active" if layout.experts else ""
-    said = [
+    messages = [
         f"model {settings.model.name}: {count.total / 1e9:.3g} B parameters{active}; {layout.world} GPUs = "
         f"tensor {layout.tensor} x pipeline {layout.pipeline} x context {layout.context} x data {layout.data_parallel}"
         f"; batch {layout.global_batch:,} = {layout.micro_batches} micro-batches of {layout.micro_batch} on each; "
@@ -103,103 +114,116 @@ def _describe(settings: Settings, layout: Layout) -> list[str]:
         f"{activation_bytes(layout) / GIB:.1f} GiB of activations on the fullest GPU"
     ]
     if settings.model.note:
-        said.append(f"note: {settings.model.note}")
+        messages.append(f"note: {settings.model.note}")
     if layout.tensor > settings.training.gpus_per_node:
-        said.append(
+        messages.append(
             f"warning: tensor parallel {layout.tensor} is more than the {settings.training.gpus_per_node} GPUs of a "
-            "node: its traffic, the heaviest, crosses the network"
+            "node: its traffic, the largest of all, crosses the network"
         )
     if settings.parallelism.sequence_parallel and layout.tensor == 1:
-        said.append("warning: sequence parallelism does nothing without tensor parallelism")
-    return said
+        messages.append("warning: sequence parallelism has no effect without tensor parallelism")
+    return messages
 
 
-def _intervals(settings: Settings) -> list[str]:
+def _check_intervals(settings: Settings) -> list[str]:
     training, checkpoint = settings.training, settings.checkpoint
-    wrong = []
+    problems = []
     if (checkpoint.save_interval or 0) > training.iterations:
-        wrong.append(
-            f"saveInterval {checkpoint.save_interval:,} is above iterations {training.iterations:,}: nothing would be "
-            "saved before the end; leave it out, or lower it"
+        problems.append(
+            f"saveInterval {checkpoint.save_interval:,} is above iterations {training.iterations:,}: the run would not "
+            "save a checkpoint before its end; remove it, or lower it"
         )
     if checkpoint.keep < 2:
-        wrong.append(f"checkpoint.keep is {checkpoint.keep}: a save that is cut off needs a good one before it, keep 2")
+        problems.append(
+            f"checkpoint.keep is {checkpoint.keep}: an interrupted save needs an older complete checkpoint; set it to "
+            "2 or more"
+        )
     warmup, decay = training.warmup_iterations or 0, training.decay_iterations or 0
     if warmup >= decay:
-        wrong.append(f"warmupIterations {warmup:,} are not fewer than decayIterations {decay:,}")
-    return wrong
+        problems.append(f"warmupIterations {warmup:,} must be below decayIterations {decay:,}; lower warmupIterations")
+    return problems
 
 
-def _memory(settings: Settings, layout: Layout) -> list[str]:
-    stated = settings.gpu.memory_gib
-    if not stated or refusals(layout):
+def _check_memory(settings: Settings, layout: Layout) -> list[str]:
+    gpu_memory = settings.gpu.memory_gib
+    if not gpu_memory or find_argument_errors(layout):
         return []
     weights, activations = weight_optimizer_bytes(layout) / GIB, activation_bytes(layout) / GIB
-    usable = stated * (1 - RESERVE)
+    usable = gpu_memory * (1 - RESERVED_SHARE)
     if weights + activations <= usable:
         return []
     return [
         f"{weights:.1f} GiB of weights, gradients and optimizer + {activations:.1f} GiB of activations = "
-        f"{weights + activations:.1f} GiB do not fit into {usable:.1f} GiB ({stated:g} GiB less {RESERVE:.0%} for "
-        f"CUDA, NCCL and fragments); see: tokenmill fit --model {settings.model.name} --gpus {layout.world} "
-        f"--gpu-memory {stated:g}"
+        f"{weights + activations:.1f} GiB do not fit into {usable:.1f} GiB ({gpu_memory:g} GiB less "
+        f"{RESERVED_SHARE:.0%} for CUDA, NCCL and fragmentation); for a layout that fits, run tokenmill fit --model "
+        f"{settings.model.name} --gpus {layout.world} --gpu-memory {gpu_memory:g}"
     ]
 
 
-def _gpus(settings: Settings, layout: Layout) -> list[str]:
+def _check_gpus(settings: Settings, layout: Layout) -> list[str]:
     if settings.trainer.backend != "nccl":
         return []
-    shown = _shown_gpus()
-    if isinstance(shown, str):
-        return [f"{gethostname()}: {shown}"]
-    wanted = settings.training.gpus_per_node
-    if len(shown) < wanted:
-        return [f"{gethostname()} shows {len(shown)} GPUs, training.gpusPerNode is {wanted}"]
-    memory = [float(line) / 1024 for line in shown if re.fullmatch(r"[\d.]+", line)]  # some GPUs do not tell: [N/A]
-    needed = (weight_optimizer_bytes(layout) + activation_bytes(layout)) / GIB if not refusals(layout) else 0
+    gpu_memories = _query_gpu_memories()
+    if isinstance(gpu_memories, str):
+        return [f"{gethostname()}: {gpu_memories}"]
+    required = settings.training.gpus_per_node
+    if len(gpu_memories) < required:
+        return [f"{gethostname()} has {len(gpu_memories)} GPUs, but training.gpusPerNode is {required}"]
+    # Some GPUs report [N/A] instead of a number.
+    memory = [float(line) / 1024 for line in gpu_memories if re.fullmatch(r"[\d.]+", line)]
+    needed = (
+        (weight_optimizer_bytes(layout) + activation_bytes(layout)) / GIB if not find_argument_errors(layout) else 0
+    )
     if memory and needed > min(memory):
-        return [f"the run needs {needed:.1f} GiB on each GPU, and those of {gethostname()} have {min(memory):.1f} GiB"]
+        return [f"the run needs {needed:.1f} GiB on each GPU, but {gethostname()} has GPUs of {min(memory):.1f} GiB"]
     return []
 
 
-def _shown_gpus() -> list[str] | str:
-    """Return the memory of each GPU in MiB, as nvidia-smi words it, or why it does not."""
+def _query_gpu_memories() -> list[str] | str:
+    """Return the memory of each GPU in MiB, as text from nvidia-smi, or an error message."""
     query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
-        asked = subprocess.Popen(query, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        process = subprocess.Popen(query, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     except FileNotFoundError:
-        return "there is no nvidia-smi: no GPU, or the container was started without the NVIDIA runtime"
-    except OSError as problem:
-        return f"nvidia-smi fails ({problem.strerror})"
+        return "there is no nvidia-smi: the machine has no GPU, or the container runs without the NVIDIA runtime"
+    except OSError as error:
+        return f"nvidia-smi failed ({error.strerror})"
     try:
-        shown, _ = asked.communicate(timeout=PATIENCE)
+        output, _ = process.communicate(timeout=NVIDIA_SMI_TIMEOUT_SECONDS)
     except subprocess.TimeoutExpired:
-        asked.kill()  # and not waited for: a driver that hangs does not let it die
-        return f"nvidia-smi does not answer within {PATIENCE:.0f} s: look at the driver and the GPUs"
-    lines = [line.strip() for line in shown.splitlines() if line.strip()]
-    if asked.returncode:
-        return f"nvidia-smi fails ({' '.join(lines)[-200:]}): look at the driver and the GPUs"
+        process.kill()  # without a wait: a process that hangs in the driver does not end
+        return f"nvidia-smi did not finish within {NVIDIA_SMI_TIMEOUT_SECONDS:.0f} s: check the driver and the GPUs"
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    if process.returncode:
+        return f"nvidia-smi failed ({' '.join(lines)[-200:]}): check the driver and the GPUs"
     return lines
 
 
-def _room(settings: Settings, layout: Layout) -> tuple[list[str], list[str]]:
+def _check_disk(settings: Settings, layout: Layout) -> tuple[list[str], list[str]]:
+    """Return problems and warnings about the directory of the checkpoints."""
     path = Path(settings.checkpoint.path)
     try:
         path.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(path).free
-    except OSError as problem:
-        if problem.errno not in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST):
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST):
             raise
-        return [f"checkpoints cannot be written to {path}: {problem.strerror}"], []
+        return [f"cannot write checkpoints to {path}: {error.strerror}; check the mount and its permissions"], []
     if not os.access(path, os.W_OK):
-        return [f"checkpoints cannot be written to {path}: read-only, or not for uid {os.getuid()}"], []
+        return [
+            f"cannot write checkpoints to {path}: it is read-only or belongs to another user; grant write access to "
+            f"uid {os.getuid()}"
+        ], []
     size = checkpoint_bytes(layout)
     if free < size and not any(path.glob("iter_*")):
-        return [f"a checkpoint takes {size / 1e9:.1f} GB, and {path} has {free / 1e9:.1f} GB free"], []
-    wanted = (settings.checkpoint.keep + 1) * size
-    if free < wanted:
+        return [
+            f"a checkpoint has {size / 1e9:.1f} GB, but {path} has only {free / 1e9:.1f} GB of free space; free space "
+            "there, or use a larger volume"
+        ], []
+    required = (settings.checkpoint.keep + 1) * size
+    if free < required:
         return [], [
-            f"warning: {settings.checkpoint.keep} checkpoints and one being written take {wanted / 1e9:.1f} GB; "
-            f"{path} has {free / 1e9:.1f} GB free"
+            f"warning: {settings.checkpoint.keep} checkpoints and the next save need {required / 1e9:.1f} GB; {path} "
+            f"has {free / 1e9:.1f} GB of free space"
         ]
     return [], []

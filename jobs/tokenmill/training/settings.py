@@ -1,7 +1,8 @@
-"""The one file that a training pod mounts: what to train, where, on what; the chart's values under their own names.
+"""The settings file that a training pod mounts, with the names of the chart's values.
 
-`read` takes the file apart strictly: an unknown key, a wrong type or a missing one is refused with its place.
-`derived` then fills what was left open from what was given, so that everything after it sees numbers alone.
+`read_settings` parses the file strictly: an unknown key, a missing key or a wrong type is an error with its location.
+`derive_settings` then computes every optional value that is missing, so that later modules only see numbers.
+`training.runtime.prepare` reads the file at each start of a run.
 """
 
 import math
@@ -13,57 +14,58 @@ from typing import Any, Literal
 import msgspec
 
 from tokenmill.errors import RequestError
-from tokenmill.files.tree import kind_of
-from tokenmill.training import ITERATIONS, SEQUENCES_A_GPU
-from tokenmill.training.model import Model, worded
+from tokenmill.files.tree import describe_file_type
+from tokenmill.training import DEFAULT_ITERATIONS, SEQUENCES_PER_GPU
+from tokenmill.training.model import Model, describe_validation_error
 from tokenmill.training.planner.layout import Layout
 
 MAY_BE_ZERO = {"seed", "weight_decay", "warmup_iterations", "eval_iterations", "data_workers", "min_learning_rate"}
 MAY_BE_ZERO |= {"hidden_dropout", "attention_dropout", "clip_grad"}
-"""Numbers of which 0 means something; of all others it is a slip."""
+"""Numbers that may be 0; for all other numbers 0 is an error."""
 
-OURS = {
-    "--save": "storage.checkpointPath",
-    "--load": "storage.checkpointPath, or checkpoint.loadPath for another run's weights",
-    "--pretrained-checkpoint": "checkpoint.loadPath",
-    "--finetune": "checkpoint.loadPath: every start would begin anew with it",
-    "--ckpt-step": "nothing: every start would go back to it; set the tracker with tokenmill checkpoint",
-    "--override-ckpt-iteration": "nothing: every start would count from it",
-    "--ckpt-format": "nothing: what is whole is known of torch_dist alone",
-    "--ckpt-convert-format": "nothing: what is whole is known of torch_dist alone",
-    "--non-persistent-save-interval": "training.saveInterval: a start resumes from what the tracker names alone",
-    "--save-interval": "training.saveInterval",
-    "--persistent-save-interval": "training.saveInterval",
-    "--save-retain-interval": "checkpoint.keep",
-    "--train-iters": "training.iterations",
-    "--train-samples": "training.iterations",
-    "--skip-train": "nothing: the run would never be done",
-    "--exit-interval": "supervision.exitDurationMinutes",
-    "--exit-duration-in-mins": "supervision.exitDurationMinutes",
-    "--exit-signal": "nothing: SIGTERM is what Kubernetes sends",
-    "--log-interval": "training.logInterval",
-    "--eval-iters": "training.evalIterations",
-    "--distributed-timeout-minutes": "supervision.distributedTimeoutMinutes",
-    "--global-batch-size": "training.globalBatchSize",
-    "--micro-batch-size": "training.microBatchSize",
-    "--rampup-batch-size": "nothing: Megatron-LM ignores it",
-    "--step-batch-size-schedule": "training.globalBatchSize, beside which Megatron-LM refuses it",
-    "--tensor-model-parallel-size": "parallelism.tensorModelParallelSize",
-    "--pipeline-model-parallel-size": "parallelism.pipelineModelParallelSize",
-    "--context-parallel-size": "parallelism.contextParallelSize",
-    "--expert-model-parallel-size": "parallelism.expertModelParallelSize",
-    "--expert-tensor-parallel-size": "parallelism.expertTensorParallelSize",
-    "--yaml-cfg": "the values: it would replace all of them",
+RESERVED_FLAGS = {
+    "--save": "set storage.checkpointPath instead",
+    "--load": "set storage.checkpointPath instead, or checkpoint.loadPath for the weights of another run",
+    "--pretrained-checkpoint": "set checkpoint.loadPath instead",
+    "--finetune": "set checkpoint.loadPath instead; with this flag every start would begin at iteration 0",
+    "--ckpt-step": "remove it: every start would load the same iteration; set the tracker with tokenmill checkpoint",
+    "--override-ckpt-iteration": "remove it: every start would count from the same iteration",
+    "--ckpt-format": "remove it: tokenmill can only verify checkpoints of the format torch_dist",
+    "--ckpt-convert-format": "remove it: tokenmill can only verify checkpoints of the format torch_dist",
+    "--non-persistent-save-interval": "set training.saveInterval instead: a start resumes only from the "
+    "checkpoint that the tracker names",
+    "--save-interval": "set training.saveInterval instead",
+    "--persistent-save-interval": "set training.saveInterval instead",
+    "--save-retain-interval": "set checkpoint.keep instead",
+    "--train-iters": "set training.iterations instead",
+    "--train-samples": "set training.iterations instead",
+    "--skip-train": "remove it: the run would never finish",
+    "--exit-interval": "set supervision.exitDurationMinutes instead",
+    "--exit-duration-in-mins": "set supervision.exitDurationMinutes instead",
+    "--exit-signal": "remove it: Kubernetes sends SIGTERM",
+    "--log-interval": "set training.logInterval instead",
+    "--eval-iters": "set training.evalIterations instead",
+    "--distributed-timeout-minutes": "set supervision.distributedTimeoutMinutes instead",
+    "--global-batch-size": "set training.globalBatchSize instead",
+    "--micro-batch-size": "set training.microBatchSize instead",
+    "--rampup-batch-size": "remove it: Megatron-LM ignores it",
+    "--step-batch-size-schedule": "set training.globalBatchSize instead: Megatron-LM refuses the two together",
+    "--tensor-model-parallel-size": "set parallelism.tensorModelParallelSize instead",
+    "--pipeline-model-parallel-size": "set parallelism.pipelineModelParallelSize instead",
+    "--context-parallel-size": "set parallelism.contextParallelSize instead",
+    "--expert-model-parallel-size": "set parallelism.expertModelParallelSize instead",
+    "--expert-tensor-parallel-size": "set parallelism.expertTensorParallelSize instead",
+    "--yaml-cfg": "set the chart's values instead: the flag would replace all of them",
 }
-"""Flags that a run is prepared, supervised and judged by, and the value of the chart to set in their place."""
+"""Flags that tokenmill needs to control in order to supervise a run, each with the remedy of the error message."""
 
 
 class Section(msgspec.Struct, rename="camel", forbid_unknown_fields=True, frozen=True, kw_only=True):
-    """A part of the file; keys are in camelCase there."""
+    """A section of the settings file, whose keys are in camelCase."""
 
 
 class Parallelism(Section, frozen=True):
-    """How the model is cut over GPUs; what is null comes from the model's preset, or is 1."""
+    """How the GPUs share the model; a size that is null comes from the model's preset, or is 1."""
 
     tensor_model_parallel_size: int | None = None
     pipeline_model_parallel_size: int | None = None
@@ -77,11 +79,11 @@ class Parallelism(Section, frozen=True):
 
 
 class Training(Section, frozen=True):
-    """How long, on how many GPUs, with which batch and optimizer. Intervals are iterations, batches sequences."""
+    """Length, GPUs, batch and optimizer of a run; intervals are in iterations and batches in sequences."""
 
     nodes: int = 1
     gpus_per_node: int = 8
-    iterations: int = ITERATIONS
+    iterations: int = DEFAULT_ITERATIONS
     global_batch_size: int | None = None
     micro_batch_size: int | None = None
     learning_rate: float | None = None
@@ -107,48 +109,48 @@ class Training(Section, frozen=True):
     check_for_nan: bool = True
     data_workers: int = 2
     max_epochs: float = 1000.0
-    """A dataset that would be read more often is refused; repeated text stops helping long before."""
+    """Maximum number of times that a run may read a dataset; repeated text stops helping at a much lower number."""
 
 
 class CheckpointSettings(Section, frozen=True):
-    """Where checkpoints are, how often they are written, how many are kept."""
+    """Directory of the checkpoints, save interval, and number of checkpoints to keep."""
 
     path: str
     save_interval: int | None = None
     keep: int = 2
     asynchronous: bool = False
     fully_reshardable: bool = False
-    """Let tensor, pipeline and expert parallelism change on resume; data parallelism always can."""
+    """Allow other tensor, pipeline and expert parallelism on resume; data parallelism may always change."""
     load_path: str | None = None
-    """Start from this run's weights when `path` holds no checkpoint yet."""
+    """Directory of another run's checkpoints, whose weights a run loads while `path` contains no checkpoint."""
 
 
 class BlendPart(Section, frozen=True):
-    """One dataset of a blend: an output of preprocess, and its weight beside the others'."""
+    """One dataset of a blend: an output of preprocess, and its weight relative to the other datasets."""
 
     path: str
     """Directory of an output of preprocess on the volume."""
     weight: float | None = None
-    """Weight of this dataset in the blend; as `by` says when null."""
+    """Weight of this dataset in the blend; when null, `by` determines the weight."""
 
 
 class Blend(Section, frozen=True):
-    """Datasets to mix: one list cut by `split`, or a list for each split."""
+    """Datasets to blend: one list that `split` divides, or one list per split."""
 
     all: list[BlendPart] = []
-    """Datasets of which each is cut by `split`."""
+    """Datasets, each of which `split` divides into train, validation and test."""
     train: list[BlendPart] = []
     """Datasets to train on."""
     validation: list[BlendPart] = []
-    """Datasets to evaluate on while training."""
+    """Datasets for the evaluations during the training."""
     test: list[BlendPart] = []
-    """Datasets to evaluate on at the end."""
+    """Datasets for the evaluation at the end."""
     by: Literal["tokens", "documents", "bytes", "given"] = "tokens"
-    """What weighs a dataset: its tokens, documents or bytes, or the `weight` that is given."""
+    """Measure that weights a dataset: its tokens, documents or bytes, or `given` for its `weight`."""
 
 
 class DatasetSettings(Section, frozen=True):
-    """What to train on: one output of preprocess, or a blend of several."""
+    """Data of a run: one output of preprocess, or a blend of several."""
 
     path: str | None = None
     blend: Blend | None = None
@@ -156,47 +158,47 @@ class DatasetSettings(Section, frozen=True):
     split: str = "990,9,1"
     cache_path: str | None = None
     allow_change: bool = False
-    """Let a run go on with other data than its checkpoints were trained on."""
+    """Allow a run to resume with other data than the data of its checkpoints."""
 
 
 class Logs(Section, frozen=True):
-    """Where TensorBoard's events go."""
+    """Directory for TensorBoard's event files."""
 
     path: str | None = None
 
 
 class Gpu(Section, frozen=True):
-    """The GPU that pods get: memory in GiB, peak bf16 throughput in TFLOP/s; unknown when null."""
+    """GPU of the pods: memory in GiB and peak bf16 throughput in TFLOP/s; unknown when null."""
 
     memory_gib: float | None = None
     peak_tflops: float | None = None
 
 
 class Supervision(Section, frozen=True):
-    """When a run that does not end by itself is ended, and when it is not tried again."""
+    """Timeouts of a run, and the number of attempts before it fails."""
 
     hang_minutes: float = 20.0
-    """Without an iteration for so long, it ends with a dump of all stacks."""
+    """Minutes without a new iteration after which the launcher writes all stacks to the log and ends the attempt."""
     start_minutes: float = 60.0
-    """The first iteration of a start may take so long."""
+    """Timeout in minutes for the first iteration after a start."""
     distributed_timeout_minutes: int = 10
     attempts_without_progress: int = 5
-    """Starts that save no later iteration than the one before, after which the run has failed."""
+    """Consecutive starts without a new checkpoint after which the run fails."""
     exit_duration_minutes: int | None = None
 
 
 class Trainer(Section, frozen=True):
-    """The program that trains, and the interpreter and launcher that start it."""
+    """The training program, and the interpreter and launcher that start it."""
 
     script: str = "/opt/megatron-lm/pretrain_gpt.py"
     launcher: list[str] = msgspec.field(default_factory=lambda: ["torchrun"])
     python: list[str] = msgspec.field(default_factory=lambda: ["python3"])
-    """Has torch, and builds the sample index."""
+    """Command of the Python interpreter that has torch; it builds the sample index."""
     backend: Literal["nccl", "gloo"] = "nccl"
 
 
 class Settings(Section, frozen=True):
-    """All of the file."""
+    """The complete settings file."""
 
     release: str
     model: Model
@@ -210,19 +212,19 @@ class Settings(Section, frozen=True):
     trainer: Trainer = Trainer()
     extra_args: list[str] = []
     run_again: str = ""
-    """Any other value lets a run that was given up begin to count its attempts anew."""
+    """Change this value to reset the count of attempts of a run that failed."""
 
     @property
-    def world(self) -> int:
-        """GPUs of the run."""
+    def world_size(self) -> int:
+        """Number of GPUs of the run."""
         return self.training.nodes * self.training.gpus_per_node
 
     def layout(self, vocab_size: int | None = None) -> Layout:
-        """Return the layout that these (derived) settings describe, with the data's vocabulary when it is known."""
+        """Return the layout of these (derived) settings, with the size of the data's vocabulary if it is known."""
         model, parallel, training = self.model, self.parallelism, self.training
         return Layout(
             **model.architecture(),
-            world=self.world,
+            world=self.world_size,
             global_batch=training.global_batch_size or 0,
             micro_batch=training.micro_batch_size or 1,
             tensor=parallel.tensor_model_parallel_size or 1,
@@ -238,49 +240,61 @@ class Settings(Section, frozen=True):
         )
 
 
-def read(path: Path) -> Settings:
-    """Read the file.
+def read_settings(path: Path) -> Settings:
+    """Read the settings file and derive the missing values.
 
     Raises:
-        RequestError: it is missing, no JSON, or holds what the settings do not.
+        RequestError: the file does not exist, is not JSON, or has an unknown, missing or invalid key.
     """
     try:
-        data = _bytes_of(path)
-    except OSError as problem:
-        raise RequestError(f"the settings {path} cannot be read: {problem.strerror}") from None
+        data = _read_regular_file(path)
+    except OSError as error:
+        raise RequestError(
+            f"cannot read the settings {path}: {error.strerror}; check the path and its permissions"
+        ) from None
     try:
-        return derived(msgspec.json.decode(data, type=Settings))
-    except msgspec.ValidationError as problem:
-        raise RequestError(f"the settings {path}: {worded(problem, Settings)}") from None
-    except msgspec.DecodeError as problem:
-        raise RequestError(f"the settings {path} are no JSON: {problem}") from None
+        return derive_settings(msgspec.json.decode(data, type=Settings))
+    except msgspec.ValidationError as error:
+        raise RequestError(
+            f"invalid settings {path}: {describe_validation_error(error, Settings)} (correct the file)"
+        ) from None
+    except msgspec.DecodeError as error:
+        raise RequestError(f"invalid settings {path}: the file is not valid JSON: {error}; correct the file") from None
 
 
-def _bytes_of(path: Path) -> bytes:
-    """Read a regular file, which may be reached through links, as a mounted ConfigMap's is; a pipe would never end."""
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+def _read_regular_file(path: Path) -> bytes:
+    """Return the content of a regular file.
+
+    Symbolic links are followed, because a mounted ConfigMap consists of links. Pipes are refused, because reading one
+    could block forever.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        mode = os.fstat(handle).st_mode
+        mode = os.fstat(descriptor).st_mode
         if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-            raise RequestError(f"the settings {path} are {kind_of(mode)}: give a regular file")
-        with os.fdopen(os.dup(handle), "rb") as file:
+            raise RequestError(f"the settings {path} are {describe_file_type(mode)}: pass the path of a regular file")
+        with os.fdopen(os.dup(descriptor), "rb") as file:
             return file.read()
     finally:
-        os.close(handle)
+        os.close(descriptor)
 
 
-def derived(given: Settings) -> Settings:
-    """Return the settings with everything filled that follows from the rest.
+def derive_settings(settings: Settings) -> Settings:
+    """Return the settings with every missing value computed from the others.
 
-    Parallelism: the preset's. Global batch: 16 sequences a GPU, rounded to what the layout can divide.
-    Micro-batch: the preset's, halved until it divides. Warm-up 1 % of the iterations, decay all of them, saves ten
-    times in a run but at least every 1,000 iterations, learning rate from the preset and a tenth of it at the end.
+    Parallelism: the preset's. Global batch: 16 sequences per GPU, rounded down to a multiple of the model's copies.
+    Micro-batch: the preset's, halved until it divides the batch of one copy. Warm-up: 1 % of the iterations. Decay:
+    all iterations. Save interval: a tenth of the iterations, at most 1,000. Learning rate: the preset's, with a tenth
+    of it as the minimum.
+
+    Raises:
+        RequestError: a number is out of range, or extraArgs contains a reserved flag.
     """
-    model, parallel, training = given.model, given.parallelism, given.training
-    _positive(given)
-    for flag in (word.partition("=")[0] for word in given.extra_args):
-        if flag in OURS:
-            raise RequestError(f"extraArgs must not hold {flag}, by which the run is judged; set {OURS[flag]}")
+    model, parallel, training = settings.model, settings.parallelism, settings.training
+    _check_ranges(settings)
+    for flag in (argument.partition("=")[0] for argument in settings.extra_args):
+        if flag in RESERVED_FLAGS:
+            raise RequestError(f"extraArgs contains {flag}, which tokenmill controls: {RESERVED_FLAGS[flag]}")
     parallel = msgspec.structs.replace(
         parallel,
         tensor_model_parallel_size=parallel.tensor_model_parallel_size or model.tensor_model_parallel_size,
@@ -290,49 +304,54 @@ def derived(given: Settings) -> Settings:
     tensor, pipeline = parallel.tensor_model_parallel_size or 1, parallel.pipeline_model_parallel_size or 1
     if parallel.sequence_parallel is None:
         parallel = msgspec.structs.replace(parallel, sequence_parallel=tensor > 1)
-    copies = max(1, given.world // (tensor * pipeline * parallel.context_parallel_size))
-    batch = training.global_batch_size or max(copies, SEQUENCES_A_GPU * given.world // copies * copies)
-    micro = training.micro_batch_size or _dividing(model.micro_batch_size, max(1, batch // copies))
+    copies = max(1, settings.world_size // (tensor * pipeline * parallel.context_parallel_size))
+    batch = training.global_batch_size or max(copies, SEQUENCES_PER_GPU * settings.world_size // copies * copies)
+    micro_batch = training.micro_batch_size or _largest_divisor(model.micro_batch_size, max(1, batch // copies))
     iterations = training.iterations
-    rate = training.learning_rate or model.learning_rate
+    learning_rate = training.learning_rate or model.learning_rate
     training = msgspec.structs.replace(
         training,
         global_batch_size=batch,
-        micro_batch_size=micro,
-        learning_rate=rate,
-        min_learning_rate=rate / 10 if training.min_learning_rate is None else training.min_learning_rate,
+        micro_batch_size=micro_batch,
+        learning_rate=learning_rate,
+        min_learning_rate=learning_rate / 10 if training.min_learning_rate is None else training.min_learning_rate,
         warmup_iterations=iterations // 100 if training.warmup_iterations is None else training.warmup_iterations,
         decay_iterations=training.decay_iterations or iterations,
         eval_interval=training.eval_interval or max(1, min(1000, iterations)),
         log_interval=training.log_interval or max(1, min(10, iterations // 10)),
     )
-    interval = given.checkpoint.save_interval or max(1, min(1000, math.ceil(iterations / 10)))
+    save_interval = settings.checkpoint.save_interval or max(1, min(1000, math.ceil(iterations / 10)))
     return msgspec.structs.replace(
-        given,
+        settings,
         parallelism=parallel,
         training=training,
-        checkpoint=msgspec.structs.replace(given.checkpoint, save_interval=interval),
+        checkpoint=msgspec.structs.replace(settings.checkpoint, save_interval=save_interval),
     )
 
 
-def _dividing(wanted: int, share: int) -> int:
-    """Return the greatest of wanted, wanted / 2, ... 1 that divides a data-parallel rank's share of the batch."""
-    while wanted > 1 and share % wanted:
-        wanted //= 2
-    return wanted
+def _largest_divisor(micro_batch: int, batch_per_copy: int) -> int:
+    """Return the largest of micro_batch, micro_batch / 2, ... 1 that divides the batch of one data-parallel rank."""
+    while micro_batch > 1 and batch_per_copy % micro_batch:
+        micro_batch //= 2
+    return micro_batch
 
 
-def _positive(given: Settings) -> None:
-    """Refuse counts that cannot be: what is null is derived, what is 0 or less is a slip."""
-    sections: dict[str, Any] = {"training": given.training, "parallelism": given.parallelism, "model": given.model}
-    sections |= {"checkpoint": given.checkpoint, "gpu": given.gpu, "supervision": given.supervision}
+def _check_ranges(settings: Settings) -> None:
+    """Raise RequestError for a number that is negative, not finite, or 0 where 0 is not allowed."""
+    sections: dict[str, Any] = {
+        "training": settings.training,
+        "parallelism": settings.parallelism,
+        "model": settings.model,
+    }
+    sections |= {"checkpoint": settings.checkpoint, "gpu": settings.gpu, "supervision": settings.supervision}
     for name, section in sections.items():
         for field, value in msgspec.structs.asdict(section).items():
             if isinstance(value, bool) or not isinstance(value, int | float):
                 continue
             if value < 0 or (value == 0 and field not in MAY_BE_ZERO) or not math.isfinite(value):
-                key = msgspec.structs.fields(type(section))
-                label = next(each.encode_name for each in key if each.name == field)
+                definitions = msgspec.structs.fields(type(section))
+                key = next(definition.encode_name for definition in definitions if definition.name == field)
                 raise RequestError(
-                    f"{name}.{label} is {value}: it must be {'at least 0' if field in MAY_BE_ZERO else 'above 0'}"
+                    f"{name}.{key} is {value}: it must be {'at least 0' if field in MAY_BE_ZERO else 'above 0'}; "
+                    "correct it"
                 )

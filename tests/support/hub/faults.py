@@ -1,7 +1,7 @@
-"""What goes wrong on request: a plan of faults that the test Hub consults for every request.
+"""Plans of faults, which the test Hub checks for every request.
 
-A plan is deterministic whatever the order and number of connections, since every fault counts each
-file's requests on their own.
+A plan is deterministic for any order and number of connections, because a fault counts the requests of each
+file separately.
 """
 
 import json
@@ -14,18 +14,18 @@ from typing import Any, Literal
 
 from tokenmill.errors import RequestError
 
-# Instead of an answer: "drop" (connection reset before the status line), or a status code.
-# In the bytes of the answer:
+# Instead of a response: "drop" (connection reset before the status line), or a status code.
+# In the body of the response:
 #   cut         the connection is closed after `at` bytes of the promised Content-Length
 #   reset       the same, by a TCP reset
-#   short       a well-formed answer of only `at` bytes; with declared="none" it has no Content-Length
+#   short       a well-formed response of only `at` bytes; with declared="none" it has no Content-Length
 #   flip        the byte at `at` is wrong, the length is right
-#   stall       nothing comes for `seconds` after `at` bytes, then the rest, or then="close"
+#   stall       the Hub sends nothing for `seconds` after `at` bytes, then the rest, or then="close"
 #   slow        `rate` bytes per second
-#   ignore_range  200 and the whole file for a request with Range
-#   gzip        Content-Encoding: gzip without a Content-Length, Range ignored, if the client takes gzip
-# On the answer of a request for repository information:
-#   move_branch  the answer names the old commit; from then on every file of the branch has other bytes
+#   ignore_range  200 and the complete file for a request with Range
+#   gzip        Content-Encoding: gzip without a Content-Length, Range ignored, if the client accepts gzip
+# In the response to a request for repository information:
+#   move_branch  the response names the old commit; afterwards every file of the branch has other bytes
 BODY_KINDS = frozenset({"cut", "reset", "short", "flip", "stall", "slow", "ignore_range", "gzip"})
 WHERE = {
     "file": ("resolve", "cdn"),
@@ -40,13 +40,13 @@ WHERE = {
 
 @dataclass(frozen=True)
 class Fault:
-    """Describe one fault, which requests it strikes and how often.
+    """A fault, the requests that get the fault, and how often.
 
-    `path` is a pattern (fnmatch) over a file's path in its repository, "" for listings and information;
-    `where` is the kind of request, "file" being resolve and cdn. Of the requests that match, each path's
-    first `after` are spared and the next `times` (None: all) are struck. `at` counts bytes of the body,
-    by default half of it, and is moved inside a body that is shorter. A status code names its delay by
-    `retry`: a RateLimit header, or Retry-After in seconds or as a date, `seconds` from now.
+    `path` is a pattern (fnmatch) over a file's path in its repository, and "" for listings and information.
+    `where` is the kind of request; "file" means resolve and cdn. Of the requests for one path, the first `after`
+    succeed and the next `times` (None: all) get the fault. `at` is an offset in the body: by default the middle, and
+    at most the last byte. A status code sends its delay in the form `retry`: a RateLimit header, or Retry-After
+    in seconds or as a date, `seconds` from now.
     """
 
     kind: str
@@ -75,7 +75,7 @@ class Fault:
                 raise ValueError(f"{name}={getattr(self, name)!r}: one of {', '.join(map(str, known))}")
 
     def offset(self, length: int) -> int:
-        """Return where in a body of this length, at least 1, the fault strikes."""
+        """Return the offset of the fault in a body of this length, which is at least 1."""
         return min(length // 2 if self.at is None else self.at, length - 1)
 
 
@@ -84,7 +84,7 @@ STATUS_KINDS = frozenset(map(str, range(400, 600))) | {"drop"}
 
 
 class FaultPlan:
-    """Hand out faults to requests; of several that match, the first added that is not used up."""
+    """The faults of a Hub; a request gets the first added fault that matches and is not used up."""
 
     def __init__(self, *faults: Fault) -> None:
         self._lock = Lock()
@@ -93,7 +93,7 @@ class FaultPlan:
 
     @classmethod
     def from_json(cls, file: Path) -> "FaultPlan":
-        """Read a list of objects with the fields of Fault; raise RequestError for anything else."""
+        """Read a list of objects with the fields of Fault; raise RequestError for any other content."""
         try:
             rows = json.loads(file.read_bytes())
         except (OSError, ValueError) as error:
@@ -115,13 +115,13 @@ class FaultPlan:
             self._faults.extend(faults)
 
     def clear(self) -> None:
-        """Forget every fault and what was counted."""
+        """Remove all faults and their counts."""
         with self._lock:
             self._faults.clear()
             self._seen.clear()
 
     def take(self, request_kind: str, path: str, kinds: Container[Any]) -> Fault | None:
-        """Return the fault of one of `kinds` that strikes this request, and count the request."""
+        """Return the fault of one of these `kinds` for this request, and count the request."""
         with self._lock:
             for number, fault in enumerate(self._faults):
                 where = "info" if fault.kind == "move_branch" else fault.where

@@ -1,14 +1,13 @@
-"""The Hub's HTTP protocol, as much as huggingface_hub needs to list and download.
+"""The Hub's HTTP protocol, as far as huggingface_hub needs it to list and download.
 
-    GET       /api/datasets/ID[/revision/REV]      the repository and the commit REV stands for
+    GET       /api/datasets/ID[/revision/REV]      the repository and the commit of REV
     GET       /api/datasets/ID/tree/REV[/FOLDER]   entries, in pages linked by Link: rel="next"
     POST      /api/datasets/ID/paths-info/REV      the entries of the named paths
-    HEAD GET  /datasets/ID/resolve/REV/PATH        a file, or 302 to the CDN for one in LFS
+    HEAD GET  /datasets/ID/resolve/REV/PATH        a file, or 302 to the CDN for a file in LFS
     HEAD GET  (CDN) /lfs/KEY?Expires&Signature     an LFS file, without authorization
 
-and the same for models, with `models` under /api and nothing before ID in resolve. Errors are told by
-X-Error-Code. Source: huggingface_hub 2.4 (hf_api.py, file_download.py, utils/_http.py), and answers of
-huggingface.co.
+Requests for models have `models` under /api and nothing before ID in resolve. The header X-Error-Code names an
+error. Source: huggingface_hub 2.4 (hf_api.py, file_download.py, utils/_http.py), and responses of huggingface.co.
 """
 
 import contextlib
@@ -32,25 +31,25 @@ from .repository import DATE, Commit, Content, File, Repository, RepoType
 from .xet import TOKEN, reconstruction, xorb, xorb_id
 
 if TYPE_CHECKING:
-    from .server import Door
+    from .server import Listener
 
 CHUNK = 1 << 20
 API = re.compile(
     r"/api/(?P<type>dataset|model)s/(?P<id>[^/]+(?:/[^/]+)??)"
     r"(?:/(?P<verb>revision|tree|paths-info|xet-read-token)/(?P<rest>.+))?"
 )
-XET = re.compile(r"/(?P<what>v2/reconstructions|xorb)/(?P<file>[0-9a-f]{64})(?:/(?P<number>\d+))?")
+XET = re.compile(r"/(?P<kind>v2/reconstructions|xorb)/(?P<file>[0-9a-f]{64})(?:/(?P<number>\d+))?")
 RESOLVE = re.compile(r"/(?:(?P<type>dataset)s/)?(?P<id>[^/]+(?:/[^/]+)?)/resolve/(?P<rest>.+)")
 
 
 @dataclass
 class Request:
-    """Record one request and what it was answered.
+    """A request and its response.
 
-    `kind` is api, tree, resolve, cdn or xet, `file` a path in a repository ("" for api and tree), `time`
-    the monotonic clock at arrival, `answered` the same when the answer's headers were handed to the
-    network, `bytes_sent` the body handed to it, `retry_after` the seconds the client was told to wait,
-    `client` the client's end of the connection.
+    `kind` is api, tree, resolve, cdn or xet. `file` is a path in a repository ("" for api and tree). `time` and
+    `responded` are times of the monotonic clock: the arrival, and the moment when the response's headers are
+    passed to the network. `bytes_sent` counts the bytes of the body that are passed to the network. `retry_after`
+    is the wait in seconds that the response requests. `client` is the client's end of the connection.
     """
 
     method: str
@@ -59,7 +58,7 @@ class Request:
     kind: str = "api"
     file: str = ""
     time: float = field(default_factory=time.monotonic)
-    answered: float = math.inf
+    responded: float = math.inf
     status: int = 0
     bytes_sent: int = 0
     fault: str | None = None
@@ -69,7 +68,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Body:
-    """Hold what is sent: content[start:start + length]."""
+    """The bytes of a response: content[start:start + length]."""
 
     content: Content
     start: int
@@ -81,8 +80,8 @@ class Body:
         return cls(content, 0, len(content))
 
 
-class Refusal(Exception):
-    """An answer that is an error, as the Hub words it."""
+class ErrorResponse(Exception):
+    """An error response, with the headers of the Hub."""
 
     def __init__(self, status: int, message: str = "", code: str = "", headers: dict[str, str] | None = None) -> None:
         super().__init__(message or HTTPStatus(status).phrase)
@@ -93,151 +92,153 @@ class Refusal(Exception):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answer the requests of one connection."""
+    """Handle the requests of one connection."""
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
-    server: "Door"
-    seen: Request
+    server: "Listener"
+    recorded: Request
 
     def handle(self) -> None:
-        """Serve until either side closes; a client that goes away is no error."""
+        """Serve until either side closes; a client that disconnects is not an error."""
         with contextlib.suppress(ConnectionError):
             super().handle()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing: requests are recorded."""
+        """Print nothing, because the Hub records the requests."""
 
     def do_GET(self) -> None:
-        """Answer any request: fault, authorization, rate limit, then what was asked for."""
-        self.seen = Request(self.command, self.path, self.headers, client=self.client_address)
+        """Handle any request: fault, authorization, rate limit, then the requested response."""
+        self.recorded = Request(self.command, self.path, self.headers, client=self.client_address)
         self.posted = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         try:
             try:
                 self.respond()
-            except Refusal as refusal:
-                self.send_json({"error": str(refusal)}, refusal.status, refusal.headers)
+            except ErrorResponse as error:
+                self.send_json({"error": str(error)}, error.status, error.headers)
         except ConnectionError:
             self.close_connection = True
 
     do_HEAD = do_POST = do_GET
 
     def respond(self) -> None:
-        """Find out what is asked, record it, and answer; raise Refusal for an error."""
+        """Parse the request, record it and send the response; raise ErrorResponse for an error."""
         hub = self.server.hub
         path, _, query = self.path.partition("?")
         arguments = {name: values[-1] for name, values in parse_qs(query).items()}
-        if self.server.cdn and (found := XET.fullmatch(path)):
-            self.xet(hub.xet_files.get(found["file"]), found["what"], int(found["number"] or 0))
+        if self.server.cdn and (xet_path := XET.fullmatch(path)):
+            self.xet(hub.xet_files.get(xet_path["file"]), xet_path["kind"], int(xet_path["number"] or 0))
             return
         if self.server.cdn:
             file = hub.links.get(path.rpartition("/")[2])
             self.arrive("cdn", file.path if file else "")
-            if not file or not hub.signed(file, self.path):
-                raise Refusal(403, "Request has expired")
+            if not file or not hub.is_signed(file, self.path):
+                raise ErrorResponse(403, "Request has expired")
             self.send_file(file, {"ETag": f'"{file.sha256}"'})
             return
         match = API.fullmatch(path) or RESOLVE.fullmatch(path)
         if not match:
             self.arrive("api")
-            raise Refusal(404, "Not found")
+            raise ErrorResponse(404, "Not found")
         verb = "resolve" if match.re is RESOLVE else match["verb"] or "revision"
         repo_type: RepoType = "model" if (match["type"] or "model") == "model" else "dataset"
         repo_id, rest = decode(match["id"]), match["rest"] or "main"
         _, name, _ = split_revision(hub.find(repo_type, repo_id), rest)
         kind = {"resolve": "resolve", "tree": "tree", "xet-read-token": "xet"}.get(verb, "api")
         self.arrive(kind, name if kind == "resolve" else "")
-        # Looked up again: the hook may have moved the branch.
+        # The hook may have moved the branch since the first lookup.
         repo = hub.find(repo_type, repo_id)
         revision, name, commit = split_revision(repo, rest)
         remaining = hub.admit() if kind == "resolve" else None
         if remaining and not remaining[0]:
-            raise Refusal(429, "You have reached your rate limit", headers=self.wait_headers("ratelimit", remaining[1]))
+            raise ErrorResponse(
+                429, "You have reached your rate limit", headers=self.wait_headers("ratelimit", remaining[1])
+            )
         self.authorize(repo, files=verb == "resolve")
         if repo is None:
-            raise Refusal(404, "Repository not found", "RepoNotFound")
+            raise ErrorResponse(404, "Repository not found", "RepoNotFound")
         if commit is None:
-            raise Refusal(404, "Invalid rev id", "RevisionNotFound")
+            raise ErrorResponse(404, "Invalid rev id", "RevisionNotFound")
         if verb == "resolve":
             self.resolve(commit, name)
         elif verb == "tree":
             self.tree(commit, name, path, arguments)
         elif verb == "xet-read-token":
             until = str(int(time.time() + hub.link_seconds))
-            told = {"X-Xet-Cas-Url": hub.cdn_endpoint, "X-Xet-Access-Token": TOKEN, "X-Xet-Token-Expiration": until}
-            answer = {"casUrl": hub.cdn_endpoint, "accessToken": TOKEN, "exp": int(until)}
-            self.send_json(answer, headers=told)
+            headers = {"X-Xet-Cas-Url": hub.cdn_endpoint, "X-Xet-Access-Token": TOKEN, "X-Xet-Token-Expiration": until}
+            content = {"casUrl": hub.cdn_endpoint, "accessToken": TOKEN, "exp": int(until)}
+            self.send_json(content, headers=headers)
         elif verb == "paths-info":
             self.paths_info(commit)
         else:
             self.info(repo, revision, commit, arguments)
 
-    def xet(self, file: File | None, what: str, number: int) -> None:
-        """Answer for Xet storage."""
+    def xet(self, file: File | None, kind: str, number: int) -> None:
+        """Send a reconstruction or a xorb of Xet storage."""
         self.arrive("xet", file.path if file else "")
         if not file:
-            raise Refusal(404, "File not found")
-        if what == "xorb":
+            raise ErrorResponse(404, "File not found")
+        if kind == "xorb":
             self.send_file(xorb(file, number), {"ETag": f'"{xorb_id(file, number)}"'})
             return
         if self.headers.get("Authorization") != f"Bearer {TOKEN}":
-            raise Refusal(401, "Unauthorized")
+            raise ErrorResponse(401, "Unauthorized")
         start, stop = parse_range(self.headers.get("Range", "bytes=0-"), file.size) or (0, file.size)
         self.send_json(reconstruction(file, start, stop, f"{self.server.hub.cdn_endpoint}/xorb"))
 
     def arrive(self, kind: str, file: str = "") -> None:
-        """Record the request, call the hook, and let a fault that replaces the answer strike."""
+        """Record the request and call the hook; raise the fault that replaces the response, if there is one."""
         hub = self.server.hub
-        self.seen.kind, self.seen.file = kind, file
-        hub.record(self.seen)
+        self.recorded.kind, self.recorded.file = kind, file
+        hub.record(self.recorded)
         fault = hub.faults.take(kind, file, STATUS_KINDS)
         if not fault:
             return
-        self.seen.fault = fault.kind
+        self.recorded.fault = fault.kind
         if fault.kind == "drop":
             self.reset()
         code = {"api": "RepoNotFound", "tree": "RevisionNotFound", "resolve": "EntryNotFound"}.get(kind, "")
-        raise Refusal(
+        raise ErrorResponse(
             int(fault.kind),
             code=code if fault.kind == "404" else "",
             headers=self.wait_headers(fault.retry, fault.seconds),
         )
 
     def wait_headers(self, form: str | None, seconds: float) -> dict[str, str]:
-        """Return the headers that tell a client to wait, whole seconds upwards, and record it."""
-        whole = math.ceil(seconds)
+        """Return the headers that request a wait, rounded up to a second, and record the wait."""
+        rounded = math.ceil(seconds)
         if form == "ratelimit":
-            self.seen.retry_after = whole
+            self.recorded.retry_after = rounded
             limit, window = self.server.hub.rate_limit or (5000, 300)
             return {
-                "RateLimit": f'"resolvers";r=0;t={whole}',
+                "RateLimit": f'"resolvers";r=0;t={rounded}',
                 "RateLimit-Policy": f'"fixed window";"resolvers";q={limit};w={math.ceil(window)}',
             }
         if form == "seconds":
-            self.seen.retry_after = whole
-            return {"Retry-After": str(whole)}
+            self.recorded.retry_after = rounded
+            return {"Retry-After": str(rounded)}
         if form == "date":
             until = math.ceil(time.time() + seconds)
-            self.seen.retry_after = until - time.time()
+            self.recorded.retry_after = until - time.time()
             return {"Retry-After": formatdate(until, usegmt=True)}
         return {}
 
     def authorize(self, repo: Repository | None, *, files: bool) -> None:
-        """Refuse who may not see the repository; a missing one looks like a private one to a stranger."""
+        """Refuse a client without access; without a token, a missing repository looks like a private one."""
         token = self.server.hub.token
-        given = self.headers.get("Authorization", "")
-        if given and token and given != f"Bearer {token}":
-            raise Refusal(401, "Invalid credentials in Authorization header")
-        if not given and (token or repo is None):
-            raise Refusal(401, "Invalid username or password.", "RepoNotFound")
+        authorization = self.headers.get("Authorization", "")
+        if authorization and token and authorization != f"Bearer {token}":
+            raise ErrorResponse(401, "Invalid credentials in Authorization header")
+        if not authorization and (token or repo is None):
+            raise ErrorResponse(401, "Invalid username or password.", "RepoNotFound")
         if repo and repo.gated and files:
-            raise Refusal(403 if given else 401, "Access to this repository is restricted.", "GatedRepo")
+            raise ErrorResponse(403 if authorization else 401, "Access to this repository is restricted.", "GatedRepo")
 
     def info(self, repo: Repository, revision: str, commit: Commit, arguments: dict[str, str]) -> None:
-        """Answer with the repository and its commit."""
+        """Send the repository and its commit."""
         hub = self.server.hub
         blobs = arguments.get("blobs", "").lower() in ("1", "true")
-        answer = {
+        content = {
             "_id": commit.sha[:24],
             "id": repo.id,
             "author": repo.id.rpartition("/")[0],
@@ -253,16 +254,16 @@ class Handler(BaseHTTPRequestHandler):
             "siblings": [sibling(file, blobs=blobs) for file in commit.files.values()],
         }
         if revision in repo.branches and hub.faults.take("api", "", ("move_branch",)):
-            self.seen.fault = "move_branch"
+            self.recorded.fault = "move_branch"
             hub.move(repo, revision)
-        self.send_json(answer)
+        self.send_json(content)
 
     def tree(self, commit: Commit, folder: str, path: str, arguments: dict[str, str]) -> None:
-        """Answer with one page of a listing and the link to the next, whose cursor is an index."""
+        """Send one page of a listing and the link to the next page, whose cursor is an index."""
         hub = self.server.hub
         entries = commit.listing(folder, arguments.get("recursive", "").lower() in ("1", "true"))
         if folder and not entries:
-            raise Refusal(404, "The folder does not exist", "EntryNotFound")
+            raise ErrorResponse(404, "The folder does not exist", "EntryNotFound")
         start = int(arguments.get("cursor", 0))
         stop = start + min(hub.page_size, int(arguments.get("limit", hub.page_size)))
         headers = {}
@@ -278,19 +279,19 @@ class Handler(BaseHTTPRequestHandler):
         self.send_json(page, headers=headers)
 
     def paths_info(self, commit: Commit) -> None:
-        """Answer with the entries of the paths in the posted form or JSON; unknown ones are left out."""
+        """Send the entries of the paths in the posted form or JSON; skip unknown paths."""
         if self.headers.get_content_type() == "application/json":
-            wanted = json.loads(self.posted)["paths"]
+            paths = json.loads(self.posted)["paths"]
         else:
-            wanted = parse_qs(self.posted.decode()).get("paths", [])
-        self.send_json([entry for entry in commit.entries if entry["path"] in set(wanted)])
+            paths = parse_qs(self.posted.decode()).get("paths", [])
+        self.send_json([entry for entry in commit.entries if entry["path"] in set(paths)])
 
     def resolve(self, commit: Commit, name: str) -> None:
-        """Answer with a file, or with its signed link where it is stored in LFS."""
+        """Send a file, or a redirect to its signed link if LFS stores the file."""
         file = commit.files.get(name)
         headers = {"X-Repo-Commit": commit.sha}
         if file is None:
-            raise Refusal(404, "Entry not found", "EntryNotFound", headers)
+            raise ErrorResponse(404, "Entry not found", "EntryNotFound", headers)
         if file.sha256 is None:
             self.send_file(file, headers | {"ETag": f'"{file.oid}"'})
             return
@@ -300,15 +301,15 @@ class Handler(BaseHTTPRequestHandler):
         self.send(302, headers | {"Content-Type": "text/plain; charset=utf-8"}, Body.of(text))
 
     def send_file(self, file: File, headers: dict[str, str]) -> None:
-        """Send a file or the range of it that is asked for."""
+        """Send a file, or the requested range of the file."""
         start, stop, status = 0, file.size, 200
         span = self.headers.get("Range")
         if span and self.headers.get("If-Range", headers["ETag"]) == headers["ETag"]:
-            asked = parse_range(span, file.size)
-            if asked:
-                (start, stop), status = asked, 206
-        takes_gzip = "gzip" in self.headers.get("Accept-Encoding", "")
-        kinds = BODY_KINDS - ({"gzip"} if not takes_gzip else set()) - ({"ignore_range"} if not span else set())
+            requested = parse_range(span, file.size)
+            if requested:
+                (start, stop), status = requested, 206
+        accepts_gzip = "gzip" in self.headers.get("Accept-Encoding", "")
+        kinds = BODY_KINDS - ({"gzip"} if not accepts_gzip else set()) - ({"ignore_range"} if not span else set())
         fault = self.body_fault(stop - start, kinds)
         headers = headers | {"Accept-Ranges": "bytes", "Content-Type": "application/octet-stream"}
         body = Body(file.content, start, stop - start)
@@ -317,29 +318,29 @@ class Handler(BaseHTTPRequestHandler):
         if status == 206:
             headers["Content-Range"] = f"bytes {start}-{stop - 1}/{file.size}"
         if fault and fault.kind == "gzip":
-            whole = file.content if isinstance(file.content, bytes) else file.content.read_bytes()
+            content = file.content if isinstance(file.content, bytes) else file.content.read_bytes()
             headers["Content-Encoding"] = "gzip"
-            body = Body.of(gzip.compress(whole, 1))
+            body = Body.of(gzip.compress(content, 1))
         self.send(status, headers, body, fault)
 
-    def send_json(self, answer: Any, status: int = 200, headers: dict[str, str] | None = None) -> None:
+    def send_json(self, content: Any, status: int = 200, headers: dict[str, str] | None = None) -> None:
         """Send a JSON document."""
-        body = json.dumps(answer).encode()
+        body = json.dumps(content).encode()
         fault = self.body_fault(len(body), BODY_KINDS - {"gzip", "ignore_range"}) if status == 200 else None
         self.send(status, {"Content-Type": "application/json"} | (headers or {}), Body.of(body), fault)
 
     def body_fault(self, length: int, kinds: frozenset[str]) -> Fault | None:
-        """Return the fault that strikes a body of this length, if it is one that is sent."""
+        """Return the fault for a body of this length; an empty body and a response to HEAD have no fault."""
         if not length or self.command == "HEAD":
             return None
-        fault = self.server.hub.faults.take(self.seen.kind, self.seen.file, kinds)
+        fault = self.server.hub.faults.take(self.recorded.kind, self.recorded.file, kinds)
         if fault:
-            self.seen.fault = fault.kind
+            self.recorded.fault = fault.kind
         return fault
 
     def send(self, status: int, headers: dict[str, str], body: Body, fault: Fault | None = None) -> None:
-        """Send headers and body, damaged as the fault says."""
-        self.seen.status = status
+        """Send headers and body, with the damage of the fault."""
+        self.recorded.status = status
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
@@ -349,7 +350,7 @@ class Handler(BaseHTTPRequestHandler):
             short = fault and fault.kind == "short"
             self.send_header("Content-Length", str(fault.offset(body.length) if fault and short else body.length))
         self.end_headers()
-        self.seen.answered = time.monotonic()
+        self.recorded.responded = time.monotonic()
         if self.command == "HEAD":
             return
         if fault and fault.kind == "slow":
@@ -358,45 +359,45 @@ class Handler(BaseHTTPRequestHandler):
                 self.copy(body, done, min(done + step, body.length))
                 self.server.hub.sleep(step / fault.rate)
         elif fault and fault.kind not in ("gzip", "ignore_range"):
-            at = fault.offset(body.length)
-            self.copy(body, 0, at)
-            self.strike(body, at, fault)
+            offset = fault.offset(body.length)
+            self.copy(body, 0, offset)
+            self.apply_fault(body, offset, fault)
         else:
             self.copy(body, 0, body.length)
 
-    def strike(self, body: Body, at: int, fault: Fault) -> None:
-        """Let the fault happen at its place, and send what is to follow."""
+    def apply_fault(self, body: Body, offset: int, fault: Fault) -> None:
+        """Apply the fault at its offset, and send the rest of the body."""
         if fault.kind == "reset":
             self.reset()
         elif fault.kind == "flip":
-            self.copy(Body.of(bytes([byte_at(body.content, body.start + at) ^ 1])), 0, 1)
-            self.copy(body, at + 1, body.length)
+            self.copy(Body.of(bytes([byte_at(body.content, body.start + offset) ^ 1])), 0, 1)
+            self.copy(body, offset + 1, body.length)
         elif fault.kind == "stall":
             self.server.hub.sleep(fault.seconds)
             if fault.then == "continue":
-                self.copy(body, at, body.length)
+                self.copy(body, offset, body.length)
         if fault.kind == "cut" or fault.then == "close":
             self.close_connection = True
 
     def copy(self, body: Body, begin: int, end: int) -> None:
-        """Hand body[begin:end] to the network, by sendfile where it is a file."""
+        """Pass body[begin:end] to the network, with sendfile for a file."""
         begin, end = body.start + begin, body.start + end
         if isinstance(body.content, bytes):
             for offset in range(begin, end, CHUNK):
                 part = memoryview(body.content)[offset : min(offset + CHUNK, end)]
-                self.seen.bytes_sent += len(part)
+                self.recorded.bytes_sent += len(part)
                 self.connection.sendall(part)
             return
         with body.content.open("rb") as file:
             for offset in range(begin, end, CHUNK):
                 count = min(CHUNK, end - offset)
-                self.seen.bytes_sent += count
+                self.recorded.bytes_sent += count
                 if self.connection.sendfile(file, offset, count) != count:
                     raise ConnectionAbortedError(f"{body.content} has become shorter")
 
     def reset(self) -> None:
         """Close the connection by a TCP reset; raise ConnectionAbortedError to leave the handler."""
-        # Lingering for 0 s discards what is unsent and resets; rfile holds the socket open until closed.
+        # SO_LINGER with 0 s discards unsent data and resets; an open rfile would keep the socket open.
         self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.rfile.close()
         self.connection.close()
@@ -404,13 +405,13 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def sibling(file: File, *, blobs: bool) -> dict[str, Any]:
-    """Describe a file as repository information does."""
-    told: dict[str, Any] = {"rfilename": file.path}
+    """Describe a file in the form of repository information."""
+    entry: dict[str, Any] = {"rfilename": file.path}
     if blobs:
-        told |= {"size": file.size, "blobId": file.oid}
+        entry |= {"size": file.size, "blobId": file.oid}
         if file.sha256:
-            told["lfs"] = {"sha256": file.sha256, "size": file.size, "pointerSize": file.pointer_size}
-    return told
+            entry["lfs"] = {"sha256": file.sha256, "size": file.size, "pointerSize": file.pointer_size}
+    return entry
 
 
 def byte_at(content: Content, offset: int) -> int:
@@ -423,18 +424,18 @@ def byte_at(content: Content, offset: int) -> int:
 
 
 def decode(quoted: str) -> str:
-    """Return the name a percent-encoded string stands for; raise Refusal where it is not UTF-8."""
+    """Return the name in a percent-encoded string; raise ErrorResponse if the name is not UTF-8."""
     try:
         return unquote_to_bytes(quoted).decode("utf-8", "surrogatepass")
     except UnicodeDecodeError as error:
-        raise Refusal(400, "The path is not UTF-8") from error
+        raise ErrorResponse(400, "The path is not UTF-8") from error
 
 
 def split_revision(repo: Repository | None, rest: str) -> tuple[str, str, Commit | None]:
     """Split REV/PATH into revision, path and commit.
 
-    A revision's slashes are percent-encoded by huggingface_hub but may also stand plain, as in
-    refs/convert/parquet; the shortest revision that exists is taken.
+    huggingface_hub percent-encodes the slashes of a revision, but other clients may send plain slashes, as in
+    refs/convert/parquet. The result is the shortest revision that exists.
     """
     parts = rest.split("/")
     for count in range(1, len(parts) + 1):
@@ -448,7 +449,7 @@ def split_revision(repo: Repository | None, rest: str) -> tuple[str, str, Commit
 def parse_range(header: str, size: int) -> tuple[int, int] | None:
     """Return the (start, stop) of a single byte range, None for a header to ignore (RFC 9110, 14.2).
 
-    Raise Refusal (416) where no byte of the file is in it.
+    Raise ErrorResponse (416) if the file has no byte in the range.
     """
     match = re.fullmatch(r"bytes=(\d*)-(\d*)", header.replace(" ", ""))
     if not match or match[0] == "bytes=-":
@@ -459,5 +460,5 @@ def parse_range(header: str, size: int) -> tuple[int, int] | None:
     if first and last and int(last) < int(first):
         return None
     if start >= stop:
-        raise Refusal(416, "Range not satisfiable", headers={"Content-Range": f"bytes */{size}"})
+        raise ErrorResponse(416, "Range not satisfiable", headers={"Content-Range": f"bytes */{size}"})
     return start, stop

@@ -1,6 +1,6 @@
-"""What the test Hub serves: repositories, their commits and files, all in memory.
+"""The data of the test Hub: repositories, their commits and files, all in memory.
 
-A requested path is only ever looked up here, never in the file system, so that any string can be a
+The Hub looks up a requested path in these objects, never in the file system. Any string can therefore be a
 name: `../../x`, `/etc/passwd`, control characters, names that differ only in case.
 """
 
@@ -20,16 +20,16 @@ DATE = "2024-01-01T00:00:00.000Z"
 
 
 def encode(name: str) -> bytes:
-    """Return a name's bytes; lone surrogates pass, since a hostile listing may hold them."""
+    """Return a name's bytes; lone surrogates pass, because a hostile listing may contain them."""
     return name.encode("utf-8", "surrogatepass")
 
 
 @dataclass(frozen=True)
 class File:
-    """Hold one version of one file and the hashes the Hub tells of it.
+    """A version of a file, and the hashes that the Hub reports for this version.
 
     `oid` is git's blob id: sha1 over "blob SIZE NUL CONTENT", where the content of an LFS file is its
-    pointer. `sha256` is set for LFS files only.
+    pointer. Only LFS files have a `sha256`.
     """
 
     path: str
@@ -66,7 +66,7 @@ class File:
 
     @property
     def xet(self) -> str:
-        """Its name in Xet storage; any 64 digits will do, since a download does not compute it."""
+        """Return the file's name in Xet storage: any 64 digits, because a download does not compute the name."""
         return digest("sha256", b"xet " + encode(f"{self.path} {self.sha256}"))
 
 
@@ -82,7 +82,7 @@ def digest(algorithm: str, content: Content, prefix: bytes = b"") -> str:
 
 @dataclass
 class Commit:
-    """Hold an immutable set of files under a name that is a hash of them."""
+    """An immutable set of files; its name is a hash of the files."""
 
     sha: str
     files: dict[str, File]
@@ -97,11 +97,11 @@ class Commit:
                 oid = digest("sha1", encode(parent))
                 directories[parent] = {"type": "directory", "oid": oid, "size": 0, "path": parent}
                 parent = parent.rpartition("/")[0]
-        found = [*directories.values(), *(file.entry for file in self.files.values())]
-        return sorted(found, key=lambda entry: str(entry["path"]))
+        listed = [*directories.values(), *(file.entry for file in self.files.values())]
+        return sorted(listed, key=lambda entry: str(entry["path"]))
 
     def listing(self, folder: str, recursive: bool) -> list[dict[str, Any]]:
-        """List what is in a folder, or in it and below; "" is the root."""
+        """List the entries in a folder, and with `recursive` all entries below; "" is the root."""
         if recursive and not folder:
             return self.entries
         prefix = f"{folder}/" if folder else ""
@@ -111,7 +111,7 @@ class Commit:
 
 @dataclass
 class Repository:
-    """Hold a dataset's or model's branches and every commit they ever pointed to."""
+    """The branches of a dataset or model, and every commit of their history."""
 
     type: RepoType
     id: str
@@ -121,17 +121,17 @@ class Repository:
 
     def commit(self, files: Mapping[str, Content], branch: str, lfs: bool | Collection[str] | None = None) -> Commit:
         """Store the files as a commit and move the branch to it; the same files give the same commit."""
-        made = {}
+        versions = {}
         for path, content in files.items():
             stored = lfs if lfs is None or isinstance(lfs, bool) else path in lfs
-            made[path] = File.of(path, content, lfs=stored)
+            versions[path] = File.of(path, content, lfs=stored)
         hashed = hashlib.sha1(f"{self.type} {self.id}\0".encode(), usedforsecurity=False)
-        for path in sorted(made):
-            hashed.update(encode(path) + b"\0" + made[path].oid.encode())
-        commit = self.commits.setdefault(hashed.hexdigest(), Commit(hashed.hexdigest(), made))
+        for path in sorted(versions):
+            hashed.update(encode(path) + b"\0" + versions[path].oid.encode())
+        commit = self.commits.setdefault(hashed.hexdigest(), Commit(hashed.hexdigest(), versions))
         self.branches[branch] = commit.sha
         return commit
 
     def find(self, revision: str) -> Commit | None:
-        """Return what a branch or a commit's name stands for."""
+        """Return the commit of a branch or of a commit's name."""
         return self.commits.get(self.branches.get(revision, revision))

@@ -17,11 +17,11 @@ from .faults import FaultPlan
 from .protocol import Handler, Request
 from .repository import Commit, Content, File, Repository, RepoType
 
-SECRET = b"tokenmill test hub"  # links survive a restart; nothing here is worth guarding
+SECRET = b"tokenmill test hub"  # constant, so that links survive a restart; it protects nothing
 
 
-class Door(ThreadingHTTPServer):
-    """Listen on one port, and know its connections so that all of them can be ended."""
+class Listener(ThreadingHTTPServer):
+    """A listening port and its connections, which stop() closes."""
 
     request_queue_size = 128
 
@@ -36,11 +36,11 @@ class Door(ThreadingHTTPServer):
         self._accepting.start()
 
     def server_bind(self) -> None:
-        """Bind without looking up the host's name, which can take seconds."""
+        """Bind without a lookup of the host's name, which can take seconds."""
         socketserver.TCPServer.server_bind(self)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Serve a connection in a thread of its own."""
+        """Serve a connection in a separate thread."""
         name = f"testhub-{self.port}-connection"
         thread = Thread(target=self._serve, args=(request, client_address), daemon=True, name=name)
         with self._lock:
@@ -53,7 +53,7 @@ class Door(ThreadingHTTPServer):
             self._connections = {t: c for t, c in self._connections.items() if c is not request}
 
     def stop(self) -> None:
-        """Stop listening, break every connection and wait for its thread."""
+        """Stop listening, close every connection and wait for its thread."""
         self.shutdown()
         self.server_close()
         self._accepting.join()
@@ -66,13 +66,13 @@ class Door(ThreadingHTTPServer):
 
 
 class Hub:
-    """Serve repositories as the Hugging Face Hub does, between start() and stop() or as a context.
+    """A server of repositories that behaves like the Hugging Face Hub, from start() to stop() or as a context manager.
 
-    `port` and `cdn_port` 0 take free ports, which are kept over stop() and start(). `public_host` is
-    the name clients use where it is not `host`. With `token`, everything but the CDN wants it.
-    `rate_limit` (requests, seconds) answers 429 to further resolve requests in a fixed window. Signed
-    links hold for `link_seconds`. With `xet`, LFS files are in Xet storage too. `on_request` is called
-    with every request before it is answered.
+    `port` and `cdn_port` 0 select free ports, which stop() and start() keep. `public_host` is the name that
+    clients use if it is not `host`. All requests but those to the CDN require the `token`, if there is one.
+    `rate_limit` (requests, seconds) causes 429 for further resolve requests in a fixed window. Signed
+    links are valid for `link_seconds`. With `xet`, LFS files are also in Xet storage. The Hub calls `on_request`
+    with every request before the response.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Hub:
         self.links: dict[str, File] = {}
         self.xet_files: dict[str, File] = {}
         self._repositories: dict[tuple[str, str], Repository] = {}
-        self._doors: list[Door] = []
+        self._listeners: list[Listener] = []
         self._lock = Lock()
         self._stopping = Event()
         self._window_end = 0.0
@@ -120,30 +120,30 @@ class Hub:
         self.stop()
 
     def start(self) -> None:
-        """Listen on both ports; raise OSError where one is taken."""
+        """Listen on both ports; raise OSError if a port is in use."""
         self._stopping.clear()
-        self._doors.append(Door(self, self.port, cdn=False))
+        self._listeners.append(Listener(self, self.port, cdn=False))
         try:
-            self._doors.append(Door(self, self.cdn_port, cdn=True))
+            self._listeners.append(Listener(self, self.cdn_port, cdn=True))
         except OSError:
             self.stop()
             raise
-        self.port, self.cdn_port = (door.port for door in self._doors)
+        self.port, self.cdn_port = (listener.port for listener in self._listeners)
 
     def stop(self) -> None:
-        """Stop listening and end every connection; when it returns no thread is left."""
+        """Stop listening, close every connection and wait for all threads."""
         self._stopping.set()
-        while self._doors:
-            self._doors.pop().stop()
+        while self._listeners:
+            self._listeners.pop().stop()
 
     @property
     def endpoint(self) -> str:
-        """What HF_ENDPOINT is to be."""
+        """Return the value for HF_ENDPOINT."""
         return f"http://{self.public_host}:{self.port}"
 
     @property
     def cdn_endpoint(self) -> str:
-        """Where LFS files are; a port of its own, so another origin."""
+        """Return the address of LFS files: another port, and therefore another origin."""
         return f"http://{self.public_host}:{self.cdn_port}"
 
     def add_dataset(
@@ -155,10 +155,10 @@ class Hub:
         lfs: bool | Collection[str] | None = None,
         gated: bool = False,
     ) -> str:
-        """Commit the files to a branch, which they replace, and return the commit's name.
+        """Replace the files of a branch by a commit, and return the commit's name.
 
-        `lfs` is every file (True), none (False), the named ones, or by default those of 1 MiB or more
-        and those with a suffix of compressed or binary data. Older commits stay.
+        `lfs` selects the files in LFS: all files (True), no files (False), the named files, or by default files of
+        1 MiB or more and files with a suffix of compressed or binary data. Older commits stay.
         """
         return self._add("dataset", repo_id, files, branch=branch, lfs=lfs, gated=gated).sha
 
@@ -171,7 +171,7 @@ class Hub:
         lfs: bool | Collection[str] | None = None,
         gated: bool = False,
     ) -> str:
-        """Do the same as add_dataset for a model, which is where tokenizers are."""
+        """Add a model, as add_dataset adds a dataset; a tokenizer is part of a model."""
         return self._add("model", repo_id, files, branch=branch, lfs=lfs, gated=gated).sha
 
     def _add(
@@ -193,7 +193,7 @@ class Hub:
         return commit
 
     def move(self, repo: Repository, branch: str) -> None:
-        """Move a branch to a commit of the same names with other contents."""
+        """Move a branch to a commit with the same names and other contents."""
         names = repo.commits[repo.branches[branch]].files
         self._add(repo.type, repo.id, dict.fromkeys(names, b"moved\n"), branch=branch, lfs=None, gated=repo.gated)
 
@@ -202,13 +202,13 @@ class Hub:
         return self._repositories.get((repo_type, repo_id))
 
     def record(self, request: Request) -> None:
-        """Note a request that has arrived."""
+        """Store a request, and call the hook."""
         self.requests.append(request)
         if self.on_request:
             self.on_request(request)
 
     def admit(self) -> tuple[int, float] | None:
-        """Count a resolve request: how many were left in this window, and the seconds to its end."""
+        """Count a resolve request; return how many were left in this window, and the seconds to its end."""
         if self.rate_limit is None:
             return None
         limit, seconds = self.rate_limit
@@ -225,27 +225,27 @@ class Hub:
         key, expires = link_key(file), f"{time.time() + self.link_seconds:.3f}"
         return f"{self.cdn_endpoint}/lfs/{key}?Expires={expires}&Signature={signature(key, expires)}"
 
-    def signed(self, file: File, link: str) -> bool:
-        """Say whether a link to the file is signed and has not expired."""
+    def is_signed(self, file: File, link: str) -> bool:
+        """Return whether a link to the file has a valid signature and has not expired."""
         arguments = parse_qs(link.partition("?")[2])
         expires = arguments.get("Expires", [""])[0]
-        given = arguments.get("Signature", [""])[0]
+        received = arguments.get("Signature", [""])[0]
         return (
-            hmac.compare_digest(given.encode(), signature(link_key(file), expires).encode())
+            hmac.compare_digest(received.encode(), signature(link_key(file), expires).encode())
             and float(expires) > time.time()
         )
 
     def sleep(self, seconds: float) -> None:
-        """Wait; raise ConnectionAbortedError where the Hub is stopped meanwhile."""
+        """Wait; raise ConnectionAbortedError if the Hub stops during the wait."""
         if self._stopping.wait(seconds):
             raise ConnectionAbortedError
 
 
 def link_key(file: File) -> str:
-    """Return the name an LFS file has on the CDN: of its path too, so that faults find it by path."""
+    """Return the name of an LFS file on the CDN; it includes the path, because faults match the path."""
     return hashlib.sha256(f"{file.sha256} {file.path}".encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def signature(key: str, expires: str) -> str:
-    """Return what proves that a link was made here."""
+    """Return the signature of a link."""
     return hmac.new(SECRET, f"{key} {expires}".encode(), "sha256").hexdigest()

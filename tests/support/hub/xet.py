@@ -1,12 +1,13 @@
-"""Xet storage, as much as hf_xet needs to download: what a file is made of, and where its parts are.
+"""Xet storage, as far as hf_xet needs it to download: the parts of a file and their addresses.
 
-    GET  /api/datasets/ID/xet-read-token/REV   (Hub) headers name the storage and a token for it
+    GET  /api/datasets/ID/xet-read-token/REV   (Hub) headers with the address of the storage and a token
     GET  (CDN) /v2/reconstructions/FILE        the terms of a file or of a range of it, and the addresses of xorbs
     GET  (CDN) /xorb/FILE/N                    a xorb, or a range of it
 
-A xorb is a row of chunks, each a header (version 0, u24 stored length, u8 compression 0, u24 length) and its bytes;
-a term is a run of chunks. Source: openapi/cas.openapi.yaml and xorb_chunk_format.rs of github.com/huggingface/xet-core.
-A real server cuts where the content says and shares chunks between files; a download sees no difference.
+A xorb is a sequence of chunks. A chunk is a header (version 0, u24 stored length, u8 compression 0, u24 length) and
+its bytes. A term is a range of chunks. Source: openapi/cas.openapi.yaml and xorb_chunk_format.rs of
+github.com/huggingface/xet-core.
+A real server splits files by their content and shares chunks between files; that makes no difference to a download.
 """
 
 from typing import Any
@@ -16,7 +17,7 @@ from .repository import Content, File, digest
 CHUNK = 1 << 16
 HEADER = 8
 XORB = 16
-"""Chunks in a xorb; real ones hold up to 64 MiB."""
+"""Chunks in a xorb; a real xorb contains up to 64 MiB."""
 TOKEN = "xet-read-token"
 
 
@@ -26,7 +27,7 @@ def xorb_id(file: File, number: int) -> str:
 
 
 def xorb(file: File, number: int) -> File:
-    """Return a xorb, to be sent as any file."""
+    """Return a xorb in the form of a file."""
     begin = number * XORB * CHUNK
     data = bytearray()
     for start in range(begin, min(begin + XORB * CHUNK, file.size), CHUNK):
@@ -37,17 +38,17 @@ def xorb(file: File, number: int) -> File:
 
 
 def reconstruction(file: File, start: int, stop: int, address: str) -> dict[str, Any]:
-    """Tell what bytes start to stop of a file are made of, with the xorbs under `address`."""
+    """Describe the parts of bytes `start` to `stop` of a file, with the xorbs under `address`."""
     first, last = start // CHUNK, (stop - 1) // CHUNK
     terms, xorbs = [], {}
     for number in range(first // XORB, last // XORB + 1):
         begin = max(first - number * XORB, 0)
         end = min(last - number * XORB, XORB - 1) + 1
-        at = (number * XORB + begin) * CHUNK
-        length = min((number * XORB + end) * CHUNK, file.size) - at
+        offset = (number * XORB + begin) * CHUNK
+        length = min((number * XORB + end) * CHUNK, file.size) - offset
         chunks = {"start": begin, "end": end}
-        where = begin * (CHUNK + HEADER)
-        span = {"start": where, "end": where + length + (end - begin) * HEADER - 1}
+        position = begin * (CHUNK + HEADER)
+        span = {"start": position, "end": position + length + (end - begin) * HEADER - 1}
         terms.append({"hash": xorb_id(file, number), "unpacked_length": length, "range": chunks})
         url = f"{address}/{file.xet}/{number}"
         xorbs[xorb_id(file, number)] = [{"url": url, "ranges": [{"chunks": chunks, "bytes": span}]}]

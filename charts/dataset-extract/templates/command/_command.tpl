@@ -1,5 +1,5 @@
 {{/*
-What the command is given. Input: $. Output: JSON of flags, see tokenmill.stage.
+Return the command's arguments. Input: $. Output: JSON of flags, see tokenmill.stage.
   {{ include "dataset-extract.command" . | fromJson }}
 */}}
 {{- define "dataset-extract.command" -}}

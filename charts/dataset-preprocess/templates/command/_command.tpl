@@ -1,5 +1,5 @@
 {{/*
-What the command is given. Input: $. Output: JSON of source and flags, see tokenmill.stage.
+Return the command's arguments. Input: $. Output: JSON of source and flags, see tokenmill.stage.
   {{ include "dataset-preprocess.command" . | fromJson }}
 */}}
 {{- define "dataset-preprocess.command" -}}

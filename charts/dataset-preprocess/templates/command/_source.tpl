@@ -1,20 +1,20 @@
 {{/*
-Where the shards come from when they are streamed; empty when a directory on the volume is read. Input: $, with
-"section" where these values are a section of a chart's.
+Return the source of streamed shards; empty when the stage reads a directory on the volume. Input: $, with "section" if
+these values are a section of another chart.
   {{ include "dataset-preprocess.source" . }}
 */}}
 {{- define "dataset-preprocess.source" -}}
-{{- $in := .section | default "" -}}
+{{- $section := .section | default "" -}}
 {{- with .Values.dataset }}
 {{- if .stream -}}
 {{- if .source }}{{ .source }}{{ else if .repo }}hf://datasets/{{ .repo }}{{ else -}}
-{{- fail (printf "\n%sdataset.stream is true and nothing says where the shards come from.\nAdd --set dataset.repo=ORG/NAME, or a file of values/datasets." $in) }}
+{{- fail (printf "\n%sdataset.stream=true needs a source of shards.\nAdd --set dataset.repo=ORG/NAME, or -f with a file of values/datasets." $section) }}
 {{- end -}}
 {{- if .inputPath }}
-{{- fail (printf "\n%sdataset.stream is true and %sdataset.inputPath=%s names a directory to read.\nLeave one of them out." $in $in .inputPath) }}
+{{- fail (printf "\n%sdataset.stream=true reads a source, but %sdataset.inputPath=%s names a directory to read.\nRemove one of them." $section $section .inputPath) }}
 {{- end -}}
 {{- else if .sampleFiles -}}
-{{- fail (printf "\n%sdataset.sampleFiles=%v chooses from a source that is streamed; %sdataset.stream is false.\nLeave it out, or add --set %sdataset.stream=true." $in .sampleFiles $in $in) }}
+{{- fail (printf "\n%sdataset.sampleFiles=%v selects shards of a streamed source, but %sdataset.stream is false.\nRemove it, or add --set %sdataset.stream=true." $section .sampleFiles $section $section) }}
 {{- end -}}
 {{- end }}
 {{- end }}

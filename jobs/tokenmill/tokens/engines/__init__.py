@@ -1,42 +1,42 @@
-"""The registry of tokenizer engines: libraries that turn texts into token ids, of equal ids and unequal speed.
+"""The registry of tokenizer engines: libraries that give the same token ids at different speeds.
 
-Each module of this package but `base` is an engine, which it describes in ENGINE. What lists engines reads this
-registry: the option --encoder, the chart's schema, the parity gate. Importing it loads none of the libraries.
+Each module of this package except `base` describes one engine in its constant ENGINE. The option --encoder, the chart's
+schema and the parity gate read this registry. The import of the registry does not load the libraries.
 """
 
 import importlib
 from pathlib import Path
 from typing import Any
 
-from tokenmill.corpus.block_kinds import MEMORY, MOST
+from tokenmill.corpus.block_kinds import MAX_RECORD_BYTES, MEMORY_PER_RECORD_BYTE
 from tokenmill.errors import RequestError
-from tokenmill.machine import memory
+from tokenmill.machine import available_memory
 from tokenmill.tokens.engines.base import Engine, style_of
 
 AUTO = "auto"
-"""What --encoder takes beside the engines' names: the fastest engine that the parity gate accepts."""
+"""Value of --encoder for the fastest engine that the parity gate accepts."""
 
 REFERENCE = "hf"
-"""The engine that the parity gate compares the others with, and that encodes where another one fails."""
+"""Name of the engine whose ids the other engines must give, and which is the fallback for them."""
 
 ENGINES: dict[str, Engine] = {}
-"""Every engine by its name."""
+"""All engines by name."""
 
 
 def register(engine: Engine) -> None:
-    """Add an engine to the registry, or replace the one of its name."""
+    """Add an engine to the registry; it replaces an engine with the same name."""
     ENGINES[engine.name] = engine
 
 
 def choices() -> tuple[str, ...]:
-    """Return what --encoder takes."""
+    """Return the values of --encoder."""
     return (AUTO, *ENGINES)
 
 
 def get(name: str) -> Engine:
-    """Return the engine of a name; an unknown name is a RequestError."""
+    """Return the engine with this name; raise RequestError for an unknown name."""
     if name not in ENGINES:
-        raise RequestError(f"no encoder {name!r}; give one of {', '.join(choices())}")
+        raise RequestError(f"unknown encoder {name!r}; use one of {', '.join(choices())}")
     return ENGINES[name]
 
 
@@ -47,14 +47,17 @@ def by_speed(pre_tokenizer: Any) -> tuple[str, ...]:
     return tuple(engine.name for engine in sorted(engines, key=lambda engine: -engine.speed[style]))
 
 
-def longest_record(name: str) -> int:
-    """Return how many bytes a record may have, so that an engine, or the one that auto takes, has memory for it."""
-    needed = ENGINES[name].memory if name in ENGINES else MEMORY
-    return min(MOST, memory() // needed)
+def max_record_bytes(name: str) -> int:
+    """Return the maximum size of a record in bytes that fits into the memory of this machine.
+
+    AUTO has the memory of a fast engine.
+    """
+    needed = ENGINES[name].memory_per_byte if name in ENGINES else MEMORY_PER_RECORD_BYTE
+    return min(MAX_RECORD_BYTES, available_memory() // needed)
 
 
 def package_version(package: str) -> str:
-    """Return the installed version of a distribution, "none" without it."""
+    """Return the installed version of a distribution, or "none" if it is not installed."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

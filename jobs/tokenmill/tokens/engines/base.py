@@ -1,4 +1,7 @@
-"""What every tokenizer engine is, and what engines share."""
+"""The interface of tokenizer engines, and the functions that engines share.
+
+`tokens.encoders` loads an encoder of an engine; encoder processes turn the texts of documents into ids with it.
+"""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -7,7 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tokenmill.corpus.block_kinds import MEMORY
+from tokenmill.corpus.block_kinds import MEMORY_PER_RECORD_BYTE
 from tokenmill.errors import RequestError
 
 if TYPE_CHECKING:
@@ -19,28 +22,28 @@ if TYPE_CHECKING:
 
 
 class EncoderUnavailable(RequestError):
-    """An encoder is not installed, or refuses the tokenizer."""
+    """The library of an encoder is not installed, or refuses the tokenizer."""
 
 
 class Encoder(Protocol):
-    """A loaded tokenizer that turns texts into token ids; one process uses it, in one thread."""
+    """An engine that has loaded a tokenizer; one process uses it, in one thread."""
 
     name: str
 
     def encode(self, texts: list[str]) -> "tuple[Ids, Offsets]":
-        """Encode texts: all ids in a row, and len(texts)+1 offsets; text i has ids[offsets[i]:offsets[i+1]].
+        """Return the ids of all texts in one array, and len(texts)+1 offsets: text i has ids[offsets[i]:offsets[i+1]].
 
-        A text with a lone surrogate raises, whatever the library (it has no UTF-8).
+        Every library raises an exception for a text with a lone surrogate, which has no UTF-8 form.
         """
 
     def encode_to_bytes(self, texts: list[str]) -> tuple[Any, Any]:
-        """Do the same into flat buffers of bytes, without numpy (0.1 s to import) where the library can."""
+        """Return the same arrays as byte buffers, if possible without numpy, whose import needs 0.1 s."""
 
 
 class Style(StrEnum):
-    """A family of tokenizers, by the pre-tokenizer of the backend JSON: engines differ in speed from one to the other.
+    """A family of tokenizers with the same kind of pre-tokenizer; the speed of an engine depends on the style.
 
-    Byte level maps bytes to letters, as GPT-2 does; every other tokenizer counts as SentencePiece's style.
+    A byte-level pre-tokenizer maps bytes to letters, as in GPT-2. All other tokenizers have the style SENTENCEPIECE.
     """
 
     BYTE_LEVEL = "byte level"
@@ -49,68 +52,74 @@ class Style(StrEnum):
 
 @dataclass(frozen=True)
 class Engine:
-    """A library that encodes: `package` is its distribution and its module, whose version a verdict holds for.
+    """A library that encodes text; `package` is the name of its distribution and of its module.
 
-    `speed` has the styles of tokenizers that the engine supports, with the measured MB/s of each (docs/encoders.md):
-    the parity gate tries the fastest engine first. `load` takes the backend JSON, whether to add special tokens, and
-    an id to put behind each text. `memory` is the bytes that it needs for each byte of a record.
+    A verdict is valid for one version of the package. `speed` maps each supported style of tokenizers to the measured
+    MB/s (docs/encoders.md); the parity gate tries the fastest engine first. The arguments of `load` are the path of the
+    backend JSON, a flag to add special tokens, and an id to append to each text. `memory_per_byte` is the memory in
+    bytes for each byte of a record.
     """
 
     name: str
     package: str
     speed: Mapping[Style, float]
     load: Callable[[Path, bool, int | None], Encoder]
-    memory: int = MEMORY
+    memory_per_byte: int = MEMORY_PER_RECORD_BYTE
 
 
 def style_of(pre_tokenizer: Any) -> Style:
-    """Return the style of the tokenizer that has this pre-tokenizer in its backend JSON."""
+    """Return the style of a tokenizer with this pre-tokenizer in its backend JSON."""
     return Style.BYTE_LEVEL if is_byte_level(pre_tokenizer) else Style.SENTENCEPIECE
 
 
 def is_byte_level(pre_tokenizer: Any) -> bool:
-    """Tell whether a pre-tokenizer maps bytes to letters, as GPT-2's does and SentencePiece's does not."""
-    kind = (pre_tokenizer or {}).get("type")
-    return kind == "ByteLevel" or (kind == "Sequence" and any(map(is_byte_level, pre_tokenizer["pretokenizers"])))
+    """Return whether a pre-tokenizer maps bytes to letters, as in GPT-2; SentencePiece has no such pre-tokenizer."""
+    type_name = (pre_tokenizer or {}).get("type")
+    return type_name == "ByteLevel" or (
+        type_name == "Sequence" and any(map(is_byte_level, pre_tokenizer["pretokenizers"]))
+    )
 
 
-def as_bytes(arrays: "tuple[Ids, Offsets]") -> tuple[Any, Any]:
+def view_as_bytes(arrays: "tuple[Ids, Offsets]") -> tuple[Any, Any]:
+    """Return the ids and the offsets as byte buffers, without a copy."""
     return arrays[0].view("u1").data, arrays[1].view("u1").data
 
 
-class Arrays:
-    """An encoder that gives numpy arrays."""
+class ArrayEncoder:
+    """The base class of encoders that return numpy arrays."""
 
     def encode(self, texts: list[str]) -> "tuple[Ids, Offsets]":
-        """See Encoder."""
+        """Encode texts as `Encoder.encode` specifies."""
         raise NotImplementedError
 
     def encode_to_bytes(self, texts: list[str]) -> tuple[Any, Any]:
-        """See Encoder."""
-        return as_bytes(self.encode(texts))
+        """Encode texts as `Encoder.encode_to_bytes` specifies."""
+        return view_as_bytes(self.encode(texts))
 
 
-def wrap(ids: "Ids", offsets: "Offsets", before: Sequence[int], after: Sequence[int]) -> "tuple[Ids, Offsets]":
-    """Put ids before and after those of each text."""
+def add_surrounding_ids(
+    ids: "Ids", offsets: "Offsets", before: Sequence[int], after: Sequence[int]
+) -> "tuple[Ids, Offsets]":
+    """Insert ids before and after the ids of each text."""
     import numpy as np
 
     extra = len(before) + len(after)
     if not extra:
         return ids, offsets
-    wrapped = offsets + extra * np.arange(len(offsets))
-    out = np.empty(wrapped[-1], np.uint32)
-    text = np.ones(len(out), bool)
-    places = [(wrapped[:-1] + i, token) for i, token in enumerate(before)]
-    places += [(wrapped[1:] - i, token) for i, token in enumerate(reversed(after), 1)]
-    for where, token in places:
-        out[where] = token
-        text[where] = False
-    out[text] = ids
-    return out, wrapped
+    new_offsets = offsets + extra * np.arange(len(offsets))
+    new_ids = np.empty(new_offsets[-1], np.uint32)
+    is_text = np.ones(len(new_ids), bool)
+    insertions = [(new_offsets[:-1] + i, token) for i, token in enumerate(before)]
+    insertions += [(new_offsets[1:] - i, token) for i, token in enumerate(reversed(after), 1)]
+    for positions, token in insertions:
+        new_ids[positions] = token
+        is_text[positions] = False
+    new_ids[is_text] = ids
+    return new_ids, new_offsets
 
 
-def flatten(encodings: list[Any]) -> "tuple[Ids, Offsets]":
-    """Lay the ids of Hugging Face encodings on end."""
+def concatenate_encodings(encodings: list[Any]) -> "tuple[Ids, Offsets]":
+    """Return the ids of Hugging Face encodings in one array, and their offsets."""
     import numpy as np
 
     offsets = np.cumsum([0, *map(len, encodings)], dtype=np.int64)
@@ -118,21 +127,23 @@ def flatten(encodings: list[Any]) -> "tuple[Ids, Offsets]":
     return ids, offsets
 
 
-def template(post_processor: Any) -> tuple[list[int], list[int]]:
-    """Return the ids that a post-processor puts before and after a single text.
+def template_ids(post_processor: Any) -> tuple[list[int], list[int]]:
+    """Return the ids that a post-processor adds before and after a single text.
 
-    Taken: none, ByteLevel (moves offsets only), a template of special tokens round one `$A`, and sequences
-    of these. Others, such as Bert's, raise EncoderUnavailable. The format is that of Hugging Face
-    tokenizers (processors/template.rs).
+    The function supports a missing post-processor, ByteLevel (which changes only offsets), a template of special tokens
+    around one `$A`, and sequences of these. The format is that of Hugging Face tokenizers (processors/template.rs).
+
+    Raises:
+        EncoderUnavailable: the post-processor has another type, such as BertProcessing.
     """
     before: list[int] = []
     after: list[int] = []
-    kind = (post_processor or {}).get("type", "ByteLevel")
-    if kind == "Sequence":
+    type_name = (post_processor or {}).get("type", "ByteLevel")
+    if type_name == "Sequence":
         for part in post_processor["processors"]:
-            inner = template(part)
+            inner = template_ids(part)
             before, after = inner[0] + before, after + inner[1]
-    elif kind == "TemplateProcessing":
+    elif type_name == "TemplateProcessing":
         target, sequences = before, 0
         for piece in post_processor["single"]:
             if "Sequence" in piece:
@@ -140,7 +151,9 @@ def template(post_processor: Any) -> tuple[list[int], list[int]]:
             else:
                 target += post_processor["special_tokens"][piece["SpecialToken"]["id"]]["ids"]
         if sequences != 1:
-            raise EncoderUnavailable(f"its template for a single text holds {sequences} texts")
-    elif kind != "ByteLevel":
-        raise EncoderUnavailable(f"it cannot add special tokens as the post-processor {kind} does")
+            raise EncoderUnavailable(
+                f"its template for a single text contains {sequences} texts instead of 1 (use another encoder)"
+            )
+    elif type_name != "ByteLevel":
+        raise EncoderUnavailable(f"it does not support the post-processor {type_name} (use another encoder)")
     return before, after

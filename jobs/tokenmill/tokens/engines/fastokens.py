@@ -1,33 +1,40 @@
-"""The engine fastokens, https://github.com/crusoecloud/fastokens, made for building corpora."""
+"""The engine fastokens, a library for building corpora: https://github.com/crusoecloud/fastokens."""
 
 import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tokenmill.tokens.engines.base import EncoderUnavailable, Engine, Style, as_bytes, template, wrap
-from tokenmill.tokens.merges import for_encoders
+from tokenmill.tokens.engines.base import (
+    EncoderUnavailable,
+    Engine,
+    Style,
+    add_surrounding_ids,
+    template_ids,
+    view_as_bytes,
+)
+from tokenmill.tokens.merges import encoder_file
 
 if TYPE_CHECKING:
     from tokenmill.tokens.engines.base import Ids, Offsets
 
 
 class _Fastokens:
-    """https://github.com/crusoecloud/fastokens, made for building corpora."""
+    """An encoder of fastokens; the tokenizer's template appends the EOD, if it has the form of a template."""
 
     name = "fastokens"
 
     def __init__(self, backend: "Path", add_special_tokens: bool, end: int | None) -> None:
-        # Undocumented: without it, a thread spins on every other CPU. Read at import.
+        # Undocumented: without this variable, a thread spins on every other CPU. The library reads it at import.
         os.environ["FASTOKENS_BPE_THREADS"] = "1"
         import fastokens
 
-        self._tokenizer = fastokens.Tokenizer.from_file(str(for_encoders(backend)))
-        ended = None if end is None else _ended(self._tokenizer.post_processor, add_special_tokens, end)
-        if ended is not None:
-            self._tokenizer.post_processor = ended
-        self._add = add_special_tokens or ended is not None
-        self._after = [] if end is None or ended is not None else [end]
+        self._tokenizer = fastokens.Tokenizer.from_file(str(encoder_file(backend)))
+        template = None if end is None else _append_to_template(self._tokenizer.post_processor, add_special_tokens, end)
+        if template is not None:
+            self._tokenizer.post_processor = template
+        self._add = add_special_tokens or template is not None
+        self._after = [] if end is None or template is not None else [end]
 
     def encode(self, texts: list[str]) -> "tuple[Ids, Offsets]":
         import numpy as np
@@ -41,21 +48,23 @@ class _Fastokens:
             return ids, offsets
         import numpy as np
 
-        return as_bytes(wrap(np.frombuffer(ids, "<u4"), np.frombuffer(offsets, "<i8"), [], self._after))
+        return view_as_bytes(
+            add_surrounding_ids(np.frombuffer(ids, "<u4"), np.frombuffer(offsets, "<i8"), [], self._after)
+        )
 
 
-def _ended(post_processor: Any, add_special_tokens: bool, end: int) -> str | None:
-    """Return a post-processor that puts an id behind each text, too; None where the one there is is no template."""
+def _append_to_template(post_processor: Any, add_special_tokens: bool, end: int) -> str | None:
+    """Return a post-processor that also appends an id to each text; None if the present one is not a template."""
     try:
         old = json.loads(str(post_processor)) if post_processor is not None else None
-        before, after = template(old) if add_special_tokens else ([], [])
+        before, after = template_ids(old) if add_special_tokens else ([], [])
     except EncoderUnavailable:
         return None
     sides = {"before": before, "after": [*after, end]}
-    named = {side: {"id": side, "ids": ids, "tokens": [side] * len(ids)} for side, ids in sides.items() if ids}
-    single: list[Any] = [{"SpecialToken": {"id": side, "type_id": 0}} for side in named]
+    special_tokens = {side: {"id": side, "ids": ids, "tokens": [side] * len(ids)} for side, ids in sides.items() if ids}
+    single: list[Any] = [{"SpecialToken": {"id": side, "type_id": 0}} for side in special_tokens]
     single.insert(len(single) - 1, {"Sequence": {"id": "A", "type_id": 0}})
-    return json.dumps({"type": "TemplateProcessing", "single": single, "pair": [], "special_tokens": named})
+    return json.dumps({"type": "TemplateProcessing", "single": single, "pair": [], "special_tokens": special_tokens})
 
 
 ENGINE = Engine("fastokens", "fastokens", {Style.BYTE_LEVEL: 60, Style.SENTENCEPIECE: 7.4}, _Fastokens)

@@ -1,19 +1,27 @@
-"""The engine hf, Hugging Face tokenizers: the reference, whose ids are right by definition."""
+"""The engine hf, Hugging Face tokenizers: the reference, whose ids are correct by definition."""
 
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tokenmill.corpus.block_kinds import EXACT_MEMORY
+from tokenmill.corpus.block_kinds import MEMORY_PER_RECORD_BYTE_HF
 from tokenmill.tokens import sentencepiece_model
-from tokenmill.tokens.engines.base import Arrays, Encoder, Engine, Style, flatten, template, wrap
+from tokenmill.tokens.engines.base import (
+    ArrayEncoder,
+    Encoder,
+    Engine,
+    Style,
+    add_surrounding_ids,
+    concatenate_encodings,
+    template_ids,
+)
 
 if TYPE_CHECKING:
     from tokenmill.tokens.engines.base import Ids, Offsets
 
 
-class _HuggingFace(Arrays):
-    """Hugging Face tokenizers: the reference, and what is left when no faster encoder agrees with it."""
+class _HuggingFace(ArrayEncoder):
+    """An encoder of Hugging Face tokenizers: the reference, and the fallback if no faster encoder agrees with it."""
 
     name = "hf"
 
@@ -26,12 +34,12 @@ class _HuggingFace(Arrays):
         self._tokenizer = Tokenizer.from_file(str(backend))
 
     def encode(self, texts: list[str]) -> "tuple[Ids, Offsets]":
-        ids, offsets = flatten(self._tokenizer.encode_batch_fast(texts, add_special_tokens=self._add))
-        return wrap(ids, offsets, [], self._after)
+        ids, offsets = concatenate_encodings(self._tokenizer.encode_batch_fast(texts, add_special_tokens=self._add))
+        return add_surrounding_ids(ids, offsets, [], self._after)
 
 
-class _SentencePiece(Arrays):
-    """SentencePiece's own processor, the reference for a tokenizer that is its model alone."""
+class _SentencePiece(ArrayEncoder):
+    """An encoder of SentencePiece: the reference for a tokenizer whose only vocabulary is a SentencePiece model."""
 
     name = "hf"
 
@@ -39,19 +47,23 @@ class _SentencePiece(Arrays):
         import orjson
 
         processor = orjson.loads(backend.read_bytes())["post_processor"]
-        self._before, self._after = template(processor) if add_special_tokens else ([], [])
+        self._before, self._after = template_ids(processor) if add_special_tokens else ([], [])
         self._after = self._after if end is None else [*self._after, end]
-        self._processor = sentencepiece_model.load(backend.with_name(sentencepiece_model.NAME))
+        self._processor = sentencepiece_model.load_processor(backend.with_name(sentencepiece_model.FILE_NAME))
 
     def encode(self, texts: list[str]) -> "tuple[Ids, Offsets]":
-        ids, offsets = flatten([sentencepiece_model.Ids(ids) for ids in self._processor.encode(texts, num_threads=1)])
-        return wrap(ids, offsets, self._before, self._after)
+        ids, offsets = concatenate_encodings(
+            [sentencepiece_model.SentencePieceEncoding(ids) for ids in self._processor.encode(texts, num_threads=1)]
+        )
+        return add_surrounding_ids(ids, offsets, self._before, self._after)
 
 
-def _exact(backend: "Path", add_special_tokens: bool, end: int | None) -> Encoder:
-    """Load the reference: Hugging Face, or SentencePiece where the tokenizer is its model alone."""
-    kind = _SentencePiece if backend.with_name(sentencepiece_model.NAME).exists() else _HuggingFace
-    return kind(backend, add_special_tokens, end)
+def _load_reference(backend: "Path", add_special_tokens: bool, end: int | None) -> Encoder:
+    """Load the reference: SentencePiece if its model is next to the backend JSON, else Hugging Face."""
+    encoder_class = _SentencePiece if backend.with_name(sentencepiece_model.FILE_NAME).exists() else _HuggingFace
+    return encoder_class(backend, add_special_tokens, end)
 
 
-ENGINE = Engine("hf", "tokenizers", {Style.BYTE_LEVEL: 1.3, Style.SENTENCEPIECE: 2.2}, _exact, EXACT_MEMORY)
+ENGINE = Engine(
+    "hf", "tokenizers", {Style.BYTE_LEVEL: 1.3, Style.SENTENCEPIECE: 2.2}, _load_reference, MEMORY_PER_RECORD_BYTE_HF
+)

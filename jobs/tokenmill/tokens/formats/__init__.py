@@ -1,4 +1,4 @@
-"""The registry of output formats: what `tokenmill preprocess` can write, and `tokenmill verify` can check."""
+"""The registry of output formats, which `tokenmill preprocess` writes and `tokenmill verify` checks."""
 
 from tokenmill.errors import RequestError
 from tokenmill.tokens.formats import indexed
@@ -8,20 +8,20 @@ DEFAULT = indexed.FORMAT.name
 """The format of a new output."""
 
 FORMATS: dict[str, Format] = {}
-"""Every output format by its name."""
+"""All output formats by name."""
 
 
-def register(form: Format) -> None:
-    """Add an output format to the registry, or replace the one of its name."""
-    FORMATS[form.name] = form
+def register(output_format: Format) -> None:
+    """Add an output format to the registry, or replace the format with the same name."""
+    FORMATS[output_format.name] = output_format
 
 
 def get(name: str) -> Format:
-    """Return the format of a name; an unknown one, of another version's output, is a RequestError."""
+    """Return the format with this name; raise RequestError if it is unknown, as in another version's output."""
     if name not in FORMATS:
         raise RequestError(
-            f"this version of tokenmill knows no output format {name!r}, only {', '.join(FORMATS)}; use the version "
-            "that the output was begun with, or choose another output directory"
+            f"unknown output format {name!r}: this version of tokenmill supports {', '.join(FORMATS)}; use the version "
+            "that started the output, or choose another output directory"
         )
     return FORMATS[name]
 

@@ -1,6 +1,7 @@
-"""What an output format is: how the token ids of documents are laid out in files.
+"""The interface of an output format: the layout of the documents' token ids in files.
 
-`tokens.unit_tokenizer` gives each key of a unit a Writer of the output's Format, and knows no more of the files.
+`tokens.unit_tokenizer` passes the ids of each key of a unit to a Writer of the output's Format. Only the format
+depends on the layout of the files.
 """
 
 from collections.abc import Mapping
@@ -17,26 +18,27 @@ if TYPE_CHECKING:
     Array = npt.NDArray[Any]
 
 State = dict[str, int | str]
-"""What a Writer's mark leaves in the journal, as JSON: how far its files are."""
+"""The state of a Writer in the journal, as JSON: how much of its files is durable."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong with a file, and what to do about it."""
+    """A defect of a file, and its remedy."""
 
     path: Path
-    what: str
+    description: str
     remedy: str
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.what}; {self.remedy}"
+        return f"{self.path}: {self.description}; {self.remedy}"
 
 
 @dataclass(frozen=True)
 class Destination:
-    """Where a Writer writes the documents of one key of a unit: `prefix` begins the names of all its files.
+    """The files to which a Writer writes the documents of one key; the names of all of them start with `prefix`.
 
-    `number` tells the keys of a unit apart; `dtype` is numpy's name of the type that the vocabulary's ids need.
+    `number` is the number of the key in its unit. `dtype` is numpy's name of the type that can hold the vocabulary's
+    ids.
     """
 
     workspace: "Workspace"
@@ -46,21 +48,21 @@ class Destination:
     dtype: str
 
     def path(self, suffix: str) -> Path:
-        """Return where the file with a suffix lies while the unit is not finished."""
+        """Return the temporary path of the file with this suffix, which it has until the unit is finished."""
         return self.workspace.path(f"{suffix}-{self.number}")
 
     def open(self, suffix: str, *, keep: int = 0, read_soon: bool = True) -> "OutputFile":
-        """Open the file `<prefix>.<suffix>` of the output, of which the first `keep` bytes are there already."""
+        """Open the output file `<prefix>.<suffix>` and keep its first `keep` bytes."""
         name = self.path(suffix).name
         return self.workspace.open(f"{self.prefix}.{suffix}", temporary=name, keep=keep, read_soon=read_soon)
 
     def has(self, name: str, size: int) -> bool:
-        """Tell whether a file of the attempt has at least so many bytes."""
+        """Return whether a file of the attempt has at least `size` bytes."""
         return (self.workspace.tree.size(self.workspace.path(name)) or 0) >= size
 
 
 class Writer(Protocol):
-    """Writes the documents of one key of a unit, a batch at a time, and counts them."""
+    """Writes the documents of one key of a unit in batches, and counts them."""
 
     @property
     def documents(self) -> int: ...
@@ -72,19 +74,19 @@ class Writer(Protocol):
     def tokens(self) -> int: ...
 
     def add(self, ids: "Array", lengths: "Array", sequences_per_document: "Array | None") -> None:
-        """Append a batch, as `tokens.assemble` returns it; None stands for one sequence a document."""
+        """Append a batch from `tokens.assemble`; None means one sequence in each document."""
 
-    def mark(self) -> State:
-        """Make what was added durable; return the state from which `Format.resume` goes on."""
+    def save_state(self) -> State:
+        """Make the added documents durable; return the state from which `Format.resume` continues."""
 
     def finish(self, parts: "list[Part]") -> None:
-        """Complete the files and describe them for the receipt; `parts` says which source records they hold."""
+        """Complete the files and describe them for the receipt; `parts` are the source records in them."""
 
 
 class Format(Protocol):
-    """An output format. `suffixes` are the suffixes of its files and their roles in a receipt.
+    """An output format; `suffixes` are the suffixes of its files, and their roles in a receipt.
 
-    The file with the first suffix is described with its documents, sequences and tokens: it stands for all.
+    The receipt records the documents, sequences and tokens with the file of the first suffix.
     """
 
     @property
@@ -93,14 +95,14 @@ class Format(Protocol):
     @property
     def suffixes(self) -> tuple[str, ...]: ...
 
-    def begin(self, destination: Destination) -> Writer:
-        """Return a Writer for a unit that has nothing yet."""
+    def start(self, destination: Destination) -> Writer:
+        """Return a Writer for a unit without data."""
 
-    def holds(self, destination: Destination, state: State) -> bool:
-        """Tell whether the attempt has what a mark counts on; where it has not, the unit begins anew."""
+    def can_resume(self, destination: Destination, state: State) -> bool:
+        """Return whether the attempt has the files that a state requires; if not, the unit starts again."""
 
     def resume(self, destination: Destination, state: State) -> Writer:
-        """Return a Writer that goes on from a mark; what was written after the mark is cut off."""
+        """Return a Writer that continues from a state; data written after the state was saved is cut off."""
 
     def check(
         self,
@@ -110,9 +112,10 @@ class Format(Protocol):
         vocab_size: int | None,
         eod: int | None,
         full: bool,
-        foreign: str | None,
+        foreign_remedy: str | None,
     ) -> list[Problem]:
-        """Find what is wrong with the files of a prefix; `files` has what the receipt says of each, by suffix.
+        """Return the problems of the files of a prefix; `files` maps each suffix to its entry in the receipt.
 
-        `full` false leaves out what needs the whole content. `foreign` is the remedy for what another tool made.
+        If `full` is false, skip the checks that need the complete content. `foreign_remedy` is the remedy for files
+        that another tool made.
         """

@@ -1,27 +1,28 @@
-"""Encoder processes: started, fed with text through shared memory, replaced when they crash or hang.
+"""Encoder processes: `pool` starts them, sends them text in shared memory, and replaces them when they crash or hang.
 
     planning process                                   encoder processes
     ----------------                                   -----------------
-    EncoderProcesses(n)      -- start, fds of ends -->  first process: imports, waits for a task
-      (the plan is made meanwhile)
-    begin(task, wanted)      -- Task, wanted -------->  first: loads the encoder, forks the others, who share its tables
-                             <-- pid ----------------   each other one
+    EncoderProcesses(n)      -- start, endpoints ---->  first process: imports its modules, waits for a Task
+      (makes the plan meanwhile)
+    load_encoder(task, n)    -- Task, count --------->  first process: loads the encoder, then forks the other
+                             <-- pid ----------------   processes, which share its tables; each sends its pid
 
-    unit thread              slot: TEXT slab, IDS slab (shared memory without a name; either side may grow them)
+    unit thread              slot: TEXT slab, IDS slab (anonymous shared memory; either side may grow a slab)
     -----------
     share().acquire()        a free slot of the least busy process
-    blocks.fill(slot.text)   whole records, up to BLOCK bytes
-    slot.submit(segments)    -- slab number, sizes, segments -->  parse, encode, ids into IDS
-    slot.result()            <-- Answer: columns, counts, bad records, memory held
+    blocks.fill(slot.text)   complete records, up to BLOCK bytes
+    slot.submit(segments)    -- slab number, sizes, segments -->  parse, encode, write the ids into IDS
+    slot.result()            <-- EncodedBlock: columns, counts, bad records, memory in use
     share().release(slot)
 
-What may go wrong, and what `pool` does about it:
+Failures, and how `pool` handles them:
 
-    the process dies, or is silent for longer than --encoder-patience     another starts; Hugging Face encodes the block
-    the process grew by MAX_GROWTH                                        it is ended between two blocks, another starts
-    more than MAX_FAILURES of these                                       Hugging Face encodes everything from there on
-    the planning process dies                                             the sockets close, and the processes end
+    the process dies, or exceeds --encoder-patience    start another one; Hugging Face encodes the block
+    the process grew by MAX_GROWTH                     end it between two blocks, and start another one
+    MAX_FAILURES processes died or hung                Hugging Face encodes all remaining blocks
+    the planning process dies                          the sockets close, and the encoder processes exit
 
-`pool` is the planning process's side, `serve` that of the encoder processes, `slab` the shared memory. The messages are
-values of `serve` (Task, Segment, Column, Found, Answer) on a socket pair, by `multiprocessing.connection`.
+`pool` runs in the planning process, `encoder_process` in the encoder processes; `slab` is the shared memory. The
+messages are values of `encoder_process` (Task, Segment, Column, EncodedSegment, EncodedBlock). They travel over a
+socket pair, with `multiprocessing.connection`.
 """

@@ -1,15 +1,16 @@
-"""Encoder processes, started by `tokens.workers.pool` and by nobody else.
+"""The program of an encoder process, which `tokens.workers.pool` starts.
 
-Each takes the texts out of blocks of records in shared memory, encodes them, and puts the ids into shared memory as the
-encoder gave them. It loads an encoder and what reads JSON, and nothing else; what a third-party encoder does ends with
-it.
+An encoder process reads the texts from blocks of records in shared memory and encodes them. It writes the ids into
+shared memory in the form that the encoder returns. It loads only an encoder and the modules that read JSON, so that a
+crash of a third-party encoder ends this process alone.
 
-Their arguments are ends. An end is one process's `CONTROL,TEXT:IDS,...`: file descriptors of its socket and of its
-slabs. The process that was started has the first. It loads the encoder, which takes as long as 100 MB of text, and
-forks one for each other end: they share its tables.
+The arguments are endpoints, one for each process: `CONTROL,TEXT:IDS,...`, the file descriptors of its socket and of
+its slabs. The started process uses the first endpoint. It loads the encoder, which takes as long as encoding 100 MB
+of text, and forks one process for each other endpoint. The forked processes share its tables.
 
-Messages on the control socket, by `multiprocessing.connection`: to the first a Task and how many processes are wanted,
-from the others their process id; then for each block (slab, its sizes, segments), answered by an Answer.
+The messages on the control socket use `multiprocessing.connection`. The first process receives a Task and the number
+of processes; each forked process sends its process id. For each block, a process receives (slab number, slab sizes,
+segments) and sends an EncodedBlock.
 """
 
 import contextlib
@@ -29,17 +30,17 @@ if TYPE_CHECKING:
     from tokenmill.tokens.engines.base import Encoder
 
 NICENESS = 5
-"""Of an encoder process: where it shares a CPU with who feeds it, which takes little, it does not interrupt that."""
+"""Niceness of an encoder process, so that it does not preempt the process that feeds it, which needs little CPU."""
 
-SAMPLE = 1000
-"""One text in so many is verified with --verify-encoder=sample."""
+SAMPLE_STEP = 1000
+"""With --verify-encoder=sample, Hugging Face verifies one text in this many."""
 
 
 class Task(NamedTuple):
     """What the encoder processes of a stage do with every block.
 
-    `verify`: which texts are encoded by Hugging Face too: all, sample, or none beyond the gate's (start). `special` are
-    tokens to be counted where a text spells them.
+    `verify`: the texts that Hugging Face encodes as well: all, sample, or only those of the parity gate (start).
+    `special`: the tokens to count in the texts.
     """
 
     encoder: str
@@ -53,7 +54,7 @@ class Task(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """Whole records of one file in a block: from byte `start` to `end`, of a kind that `corpus.block_kinds` names."""
+    """Complete records of one file in a block: bytes `start` to `end`, of a kind from `corpus.block_kinds`."""
 
     start: int
     end: int
@@ -62,10 +63,10 @@ class Segment(NamedTuple):
 
 
 class Column(NamedTuple):
-    """One key's part of an answer, as `tokens.assemble` takes it.
+    """The encoded texts of one key, as `tokens.assemble` reads them.
 
-    `size` bytes of uint32 ids from `start` in the slab, with EOD behind each text where one is wanted; int64 offsets of
-    the texts; int64 texts of each document (empty: one each).
+    `size` bytes of uint32 ids from byte `start` of the slab, with EOD after each text if the task has one; the int64
+    offsets of the texts; the int64 number of texts in each document (empty: one text in each).
     """
 
     start: int
@@ -74,32 +75,35 @@ class Column(NamedTuple):
     texts: bytes
 
 
-class Found(NamedTuple):
-    """What a segment held; `rejected` are the fields of corpus.parse.Rejected, counted from the segment's start.
+class EncodedSegment(NamedTuple):
+    """The counts of a segment; `rejected` has the fields of corpus.parse.RejectedRecord, counted from its start.
 
-    `spelled` counts special tokens in its texts; the first is on `line`, or 0 where that was not looked for, `token`.
+    `special_count` counts the special tokens in the texts; the first one is `special_token` on line `special_line`.
+    The line is 0 if the process did not search for it.
     """
 
     documents: int
     records: int
     blank: int
     rejected: Sequence[tuple[int, int, str, bytes]]
-    spelled: int = 0
-    line: int = 0
-    token: str = ""
+    special_count: int = 0
+    special_line: int = 0
+    special_token: str = ""
 
 
-class Answer(NamedTuple):
-    """What became of a block; `refused` says why nothing did, `memory` is what the process holds, in bytes."""
+class EncodedBlock(NamedTuple):
+    """The result for a block; `error` is the reason if nothing was encoded, `memory` the process's memory in bytes."""
 
     ids_bytes: int
     columns: list[Column]
-    segments: list[Found]
+    segments: list[EncodedSegment]
     memory: int
-    refused: str
+    error: str
 
 
-class _Server:
+class _EncoderServer:
+    """The loaded encoder and the slabs of this process."""
+
     def __init__(self, task: Task) -> None:
         from tokenmill.tokens.encoders import load_encoder
         from tokenmill.tokens.engines import REFERENCE
@@ -110,34 +114,33 @@ class _Server:
         self._located = False
         backend = Path(task.backend)
         self._encoder = load_encoder(task.encoder, backend, task.special_tokens, task.guard, end=task.eod)
-        self._exact: Encoder | None = None
+        self._reference: Encoder | None = None
         if task.verify != "start" and task.encoder != REFERENCE:
-            self._exact = load_encoder(REFERENCE, backend, task.special_tokens, end=task.eod)
+            self._reference = load_encoder(REFERENCE, backend, task.special_tokens, end=task.eod)
         self._slabs: list[tuple[Slab, Slab]] = []
         self._blocks = 0
-        self._end = 0  # of the last column's ids
+        self._ids_end = 0  # of the last column
 
     def serve(self, control: Connection, slabs: list[tuple[Slab, Slab]]) -> NoReturn:
-        """Answer until nobody asks any more, which is an EOFError or OSError."""
+        """Encode blocks until the parent closes the socket, which raises EOFError or OSError."""
         self._slabs = slabs
-        self._memory = _Memory()
+        self._memory = _MemoryUsage()
         while True:
-            control.send(self._answer(*control.recv()))
+            control.send(self._encode_block(*control.recv()))
 
-    def _answer(self, number: int, text_bytes: int, ids_bytes: int, segments: list[Segment]) -> Answer:
-        """Encode one block."""
+    def _encode_block(self, number: int, text_bytes: int, ids_bytes: int, segments: list[Segment]) -> EncodedBlock:
         text, ids = self._slabs[number]
-        text.follow(text_bytes)
-        ids.follow(ids_bytes)
+        text.remap(text_bytes)
+        ids.remap(ids_bytes)
         self._blocks += 1
-        parsed = [self._parse(text, segment) for segment in segments]
+        parsed_blocks = [self._parse(text, segment) for segment in segments]
         try:
-            columns = [self._column(index, parsed, ids) for index in range(len(self._task.keys))]
-            refused = ""
+            columns = [self._encode_column(index, parsed_blocks, ids) for index in range(len(self._task.keys))]
+            message = ""
         except RequestError as error:
-            columns, refused = [], str(error)
-        found = [self._found(text, s, p) for s, p in zip(segments, parsed, strict=True)]
-        return Answer(len(ids.data), columns, found, self._memory.held(), refused)
+            columns, message = [], str(error)
+        encoded = [self._count(text, segment, parsed) for segment, parsed in zip(segments, parsed_blocks, strict=True)]
+        return EncodedBlock(len(ids.data), columns, encoded, self._memory.read(), message)
 
     def _parse(self, text: Slab, segment: Segment) -> "ParsedBlock":
         from tokenmill.corpus.parse import parse_block
@@ -146,66 +149,76 @@ class _Server:
             segment.kind, text.data, segment.start, segment.end, self._task.keys, begins_file=segment.begins_file
         )
 
-    def _found(self, text: Slab, segment: Segment, parsed: "ParsedBlock") -> Found:
-        """Count what a segment held; the line of the first special token is looked for once in this process."""
-        looks = [self._finder.look(texts) for texts in parsed.texts]
-        count, line, token = sum(look.times for look in looks), 0, ""
+    def _count(self, text: Slab, segment: Segment, parsed: "ParsedBlock") -> EncodedSegment:
+        """Count the content of a segment; search for the line of a special token only once in this process."""
+        matches = [self._finder.count(texts) for texts in parsed.texts]
+        count, line, token = sum(match.total for match in matches), 0, ""
         if count and not self._located:
             self._located = True
-            _, document, token = min((look for look in looks if look.times), key=lambda look: look.document)
-            line = _line(text, segment, parsed, document)
-        return Found(parsed.documents, parsed.records, parsed.blank, parsed.rejected, count, line, token)
+            _, document, token = min((match for match in matches if match.total), key=lambda match: match.document)
+            line = _find_line(text, segment, parsed, document)
+        return EncodedSegment(parsed.documents, parsed.records, parsed.blank, parsed.rejected, count, line, token)
 
-    def _column(self, index: int, parsed: "list[ParsedBlock]", slab: Slab) -> Column:
-        texts = parsed[0].texts[index] if len(parsed) == 1 else [t for p in parsed for t in p.texts[index]]
+    def _encode_column(self, index: int, parsed_blocks: "list[ParsedBlock]", slab: Slab) -> Column:
+        texts = (
+            parsed_blocks[0].texts[index]
+            if len(parsed_blocks) == 1
+            else [text for parsed in parsed_blocks for text in parsed.texts[index]]
+        )
         flat, counts = _flatten(texts)
         ids, offsets = self._encoder.encode_to_bytes(flat)
-        if self._exact is not None:
-            self._verify(self._exact, flat, ids, offsets)
-        # Columns lie one after the other; the first begins at 0.
-        start = self._end if index else 0
-        self._end = start + len(ids)
-        slab.grow(self._end)
-        slab.data[start : self._end] = ids
+        if self._reference is not None:
+            self._verify(self._reference, flat, ids, offsets)
+        # The columns follow each other in the slab; the first one starts at 0.
+        start = self._ids_end if index else 0
+        self._ids_end = start + len(ids)
+        slab.grow(self._ids_end)
+        slab.data[start : self._ids_end] = ids
         return Column(start, len(ids), bytes(offsets), counts)
 
     def _verify(self, encoder: "Encoder", texts: list[str], id_bytes: Any, offset_bytes: Any) -> None:
+        """Raise RequestError if Hugging Face's ids differ for one of the texts to verify."""
         import numpy as np
 
-        from tokenmill.tokens.gate import difference
+        from tokenmill.tokens.gate import describe_difference
 
         ids, offsets = np.frombuffer(id_bytes, "<u4"), np.frombuffer(offset_bytes, "<i8")
-        step = SAMPLE if self._task.verify == "sample" else 1
+        step = SAMPLE_STEP if self._task.verify == "sample" else 1
         chosen = range(self._blocks * 7919 % step % max(len(texts), 1), len(texts), step)
-        exact, exact_offsets = encoder.encode([texts[i] for i in chosen])
+        reference_ids, reference_offsets = encoder.encode([texts[i] for i in chosen])
         for k, i in enumerate(chosen):
-            expected, got = exact[exact_offsets[k] : exact_offsets[k + 1]], ids[offsets[i] : offsets[i + 1]]
-            if not np.array_equal(expected, got):
-                found = difference(texts[i], expected, got, Path(self._task.backend), self._task.special_tokens)
+            expected, actual = (
+                reference_ids[reference_offsets[k] : reference_offsets[k + 1]],
+                ids[offsets[i] : offsets[i + 1]],
+            )
+            if not np.array_equal(expected, actual):
+                details = describe_difference(
+                    texts[i], expected, actual, Path(self._task.backend), self._task.special_tokens
+                )
                 raise RequestError(
-                    f"the encoder {self._task.encoder} differs from Hugging Face on {found['text']} (expected "
-                    f"{found['expected']}, got {found['got']}); nothing of this file is kept: run the same command "
-                    "with --encoder hf, and report the text"
+                    f"the encoder {self._task.encoder} differs from Hugging Face on {details['text']} (expected "
+                    f"{details['expected']}, got {details['got']}); the ids of this file are discarded: run the same "
+                    "command again with --encoder hf, and report the text"
                 )
 
 
-def _line(text: Slab, segment: Segment, parsed: "ParsedBlock", document: int) -> int:
+def _find_line(text: Slab, segment: Segment, parsed: "ParsedBlock", document: int) -> int:
     """Return the line, row or record of a document, counted from 1 at the segment's start."""
     from tokenmill.corpus.block_kinds import LINES, TEXT_LINES
 
-    refused = {bad.line for bad in parsed.rejected}
+    rejected = {record.line for record in parsed.rejected}
     by_line = segment.kind in (LINES, TEXT_LINES)
     lines = bytes(text.data[segment.start : segment.end]).split(b"\n") if by_line else []
-    number = left = 0
-    while left <= document:
+    number = documents = 0
+    while documents <= document:
         number += 1
         blank = number <= len(lines) and not lines[number - 1].strip(b" \t\r")
-        left += number not in refused and not blank
+        documents += number not in rejected and not blank
     return number
 
 
 def _flatten(texts: list[Any]) -> tuple[list[str], bytes]:
-    """Return the texts as one list, and how many belong to each document, int64 (empty: one each)."""
+    """Return the texts as one list, and the int64 number of texts in each document (empty: one text in each)."""
     if list not in set(map(type, texts)):
         return texts, b""
     from array import array
@@ -214,46 +227,49 @@ def _flatten(texts: list[Any]) -> tuple[list[str], bytes]:
     return [text for item in lists for text in item], array("q", map(len, lists)).tobytes()
 
 
-class _Memory:
-    """What this process alone holds; /proc says so."""
+class _MemoryUsage:
+    """The memory that only this process uses, from /proc."""
 
     def __init__(self) -> None:
-        self._unit = os.sysconf("SC_PAGE_SIZE")
+        self._page_bytes = os.sysconf("SC_PAGE_SIZE")
         try:
             self._statm = os.open("/proc/self/statm", os.O_RDONLY)
         except OSError:
             self._statm = -1
 
-    def held(self) -> int:
-        """Return it in bytes; 0 where the system does not say."""
+    def read(self) -> int:
+        """Return the memory in bytes; 0 if the system does not report it."""
         if self._statm < 0:
             return 0
         _, resident, shared, *_ = os.pread(self._statm, 200, 0).split()
-        return (int(resident) - int(shared)) * self._unit
+        return (int(resident) - int(shared)) * self._page_bytes
 
 
-def _branch(controls: list[Connection]) -> int:
-    """Fork a process for each control socket but the first; return which this is, with the others' sockets closed."""
-    for mine in range(1, len(controls)):
+def _fork_processes(controls: list[Connection]) -> int:
+    """Fork a process for each control socket except the first; return the index of this process's socket.
+
+    A process closes the sockets of the other processes.
+    """
+    for index in range(1, len(controls)):
         try:
-            forked = os.fork()
-        except OSError:  # it ends before it began, which the parent sees, and has one made on its own
-            forked = -1
-        if forked == 0:
-            for control in (controls[0], *controls[mine + 1 :]):
+            pid = os.fork()
+        except OSError:  # the pool sees the closed socket, and starts a separate process
+            pid = -1
+        if pid == 0:
+            for control in (controls[0], *controls[index + 1 :]):
                 control.close()
-            return mine
-        controls[mine].close()
+            return index
+        controls[index].close()
     return 0
 
 
-def _slab(fd: str) -> Slab:
+def _open_slab(fd: str) -> Slab:
     return Slab(os.fstat(int(fd)).st_size, int(fd))
 
 
-def _end() -> NoReturn:
-    """End after the processes that this one forked: what waits for it then knows the CPU time of all."""
-    signal.alarm(1)  # the end, if one of them hangs
+def _exit_after_children() -> NoReturn:
+    """Exit after the forked processes have ended, so that the CPU time of all of them is counted."""
+    signal.alarm(1)  # ends this process if a forked one hangs
     with contextlib.suppress(ChildProcessError):
         while True:
             os.wait()
@@ -261,30 +277,30 @@ def _end() -> NoReturn:
 
 
 def main() -> None:
-    """Serve until the parent closes its end or dies."""
+    """Encode blocks until the parent process closes its sockets or dies."""
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # the parent gets them too, and says when it is over
-    with contextlib.suppress(OSError):  # rather this process than the parent, which has another made
+        signal.signal(number, signal.SIG_IGN)  # the parent receives the signal too, and closes the sockets
+    with contextlib.suppress(OSError):  # the kernel should kill this process before its parent, which can replace it
         Path("/proc/self/oom_score_adj").write_text("500")
-    with contextlib.suppress(OSError):  # a sandbox that forbids it
+    with contextlib.suppress(OSError):  # a sandbox may forbid it
         os.nice(NICENESS)
-    ends = [end.split(",") for end in sys.argv[1:]]
+    endpoints = [argument.split(",") for argument in sys.argv[1:]]
     import tokenmill.corpus.parse
-    import tokenmill.tokens.encoders  # noqa: F401 - both while nobody knows yet what is to be done
+    import tokenmill.tokens.encoders  # noqa: F401 - import both while the parent makes the plan
 
     try:
-        controls = [Connection(int(end[0])) for end in ends]
-        task, wanted = controls[0].recv()
-        for control in controls[wanted:]:
+        controls = [Connection(int(endpoint[0])) for endpoint in endpoints]
+        task, count = controls[0].recv()
+        for control in controls[count:]:
             control.close()
-        server = _Server(task)
-        mine = _branch(controls[:wanted])
-        if mine:
-            controls[mine].send(os.getpid())
-        pairs = (pair.split(":") for pair in ends[mine][1:])
-        server.serve(controls[mine], [(_slab(text), _slab(ids)) for text, ids in pairs])
+        server = _EncoderServer(task)
+        index = _fork_processes(controls[:count])
+        if index:
+            controls[index].send(os.getpid())
+        pairs = (pair.split(":") for pair in endpoints[index][1:])
+        server.serve(controls[index], [(_open_slab(text), _open_slab(ids)) for text, ids in pairs])
     except (EOFError, ConnectionError):
-        _end()
+        _exit_after_children()
     except TokenmillError as error:
         sys.stderr.write(f"{error}\n")
         sys.exit(1)

@@ -1,8 +1,9 @@
-"""Encoder processes, as the stage that feeds them sees them: blocks of text in, token ids out, whatever happens inside.
+"""The encoder processes, as the planning process uses them: blocks of text go in, token ids come back.
 
-A third-party encoder may crash, hang or grow. Each is in a process of its own (`tokens.workers.encoder_process`), with
-slots of shared memory: one is encoded while others are filled and written. A process that dies or is silent for too
-long is replaced, and the block it had goes to Hugging Face; one that grew is replaced between two blocks.
+A third-party encoder may crash, hang or leak memory, so each one runs in a process of its own
+(`tokens.workers.encoder_process`). Each process has slots of shared memory: it encodes one slot while other slots are
+filled or written. The pool replaces a process that dies or exceeds its timeout, and gives its block to Hugging Face's
+encoder. The pool replaces a process that has grown too large between two blocks.
 """
 
 import os
@@ -21,85 +22,87 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from tokenmill.corpus.block_kinds import MEMORY
+from tokenmill.corpus.block_kinds import MEMORY_PER_RECORD_BYTE
 from tokenmill.errors import TransientError
-from tokenmill.machine import memory_words
+from tokenmill.machine import describe_memory
 from tokenmill.tokens.engines import REFERENCE
-from tokenmill.tokens.gate import environment
-from tokenmill.tokens.workers.encoder_process import Answer, Column, Found, Segment, Task
+from tokenmill.tokens.gate import child_environment
+from tokenmill.tokens.workers.encoder_process import Column, EncodedBlock, EncodedSegment, Segment, Task
 from tokenmill.tokens.workers.slab import Slab
 
 BLOCK = 3 << 19
-"""Bytes of text in a block: 15 ms of an encoder's work; with 1 MB all takes 2 to 3 % longer, with half of that 8 %."""
+"""Bytes of text in a block: 15 ms of work for an encoder. 1 MB blocks take 2 to 3 % longer in all, half of that 8 %."""
 
 SLOTS = 6
-"""Blocks that each process has: one in work, one on its way there and one back would do if all took equally long.
+"""Blocks of each process. Three would do if all blocks took equally long: one in work, one queued, one returned.
 
-They do not where processes share CPUs, and ids are written in order: with three, two CPUs idle for 6 % of the time.
+Blocks take different times where processes share CPUs, and ids are written in order. With three slots, two CPUs are
+idle for 6 % of the time.
 """
 
-FILES = 4 * SLOTS + 3
-"""Open files for each process: a slab is open twice (mmap has one of its own), both ends of a socket, a pidfd."""
+FILES_PER_PROCESS = 4 * SLOTS + 3
+"""Open files for each process: two for each slab (mmap duplicates the descriptor), both socket ends, a pidfd."""
 
 OTHER_FILES = 128
-"""Open files left to everything that the stage opens from now on."""
+"""Open files reserved for the rest of the stage."""
 
 MAX_GROWTH = 512 << 20
-"""Bytes that a process may hold more than after its first block; caches of words take some 100 MB."""
+"""Bytes that a process may use in addition to its memory after the first block; caches of words take some 100 MB."""
 
 MAX_FAILURES = 8
-"""Crashes and hangs after which everything goes to Hugging Face."""
+"""Crashes and timeouts after which Hugging Face's encoder encodes all blocks."""
 
-EXACT_PATIENCE = 30
-"""How many times slower than the fast encoders Hugging Face may be."""
+HF_TIMEOUT_FACTOR = 30
+"""Hugging Face's timeout as a multiple of the fast encoders' timeout, because it may be that much slower."""
 
 
-SERVE = "from tokenmill.tokens.workers.encoder_process import main; main()"
-"""Not `-m`: run as `__main__`, its classes would not be those that this process knows the messages by."""
+SERVER_CODE = "from tokenmill.tokens.workers.encoder_process import main; main()"
+"""Not `-m`: in a module that runs as `__main__`, the message classes would differ from those of this process."""
 
 
 class Slot:
-    """One block on its way through an encoder process."""
+    """The shared memory of one block, and the state of the block in its encoder process."""
 
-    def __init__(self, process: "_Process", number: int) -> None:
-        """Make its memory, which is touched only as far as it is used."""
+    def __init__(self, process: "_SupervisedProcess", number: int) -> None:
+        """Create the slabs; pages that are never written take no memory."""
         self.text = Slab(BLOCK + (BLOCK >> 1))
         self.ids = Slab(4 * BLOCK)  # a token for each byte
         self.segments: list[Segment] = []
-        self.answer: Answer | None = None
+        self.encoded: EncodedBlock | None = None
         self.failure: TransientError | None = None
         self.number = number
         self._process = process
 
     def submit(self, segments: list[Segment]) -> None:
-        """Have what `text` holds encoded."""
-        self.segments, self.answer, self.failure = segments, None, None
+        """Send the segments of `text` to the encoder process."""
+        self.segments, self.encoded, self.failure = segments, None, None
         self._process.submit(self)
 
-    def ready(self) -> bool:
-        """Tell whether the answer is there."""
-        return self.answer is not None or self._process.poll(self)
+    def is_ready(self) -> bool:
+        """Return whether the block is encoded, without waiting."""
+        return self.encoded is not None or self._process.poll(self)
 
-    def result(self) -> tuple[list[Column], list[Found], str]:
-        """Wait for the ids, which then lie in `ids`; the last says why there are none, and is empty otherwise."""
-        answer = self._process.wait_for(self)
-        return answer.columns, answer.segments, answer.refused
+    def result(self) -> tuple[list[Column], list[EncodedSegment], str]:
+        """Wait until the ids are in `ids`; the third value is the error message, or empty."""
+        encoded = self._process.wait_for(self)
+        return encoded.columns, encoded.segments, encoded.error
 
     def shrink(self) -> None:
-        """Give back the memory that one long record took."""
+        """Free the additional memory that a long record needed."""
         self.text.shrink(BLOCK + (BLOCK >> 1))
         self.ids.shrink(4 * BLOCK)
 
     def close(self) -> None:
-        """Give back its memory."""
+        """Close the slabs."""
         self.text.close()
         self.ids.close()
 
 
-class _Forked:
-    """A process that another encoder process forked: as much of subprocess.Popen as is needed here.
+class _ForkedProcess:
+    """A process that another encoder process forked, with the part of subprocess.Popen's interface that is needed.
 
-    Its parent leaves it a zombie: until then its process id is nobody else's, and /proc says how it ended.
+    The parent does not reap it before it ends itself. Until then the process id is not reused, and /proc shows the
+    exit status.
     """
 
     def __init__(self, pid: int) -> None:
@@ -120,57 +123,57 @@ class _Forked:
                 raise subprocess.TimeoutExpired("an encoder process", timeout or 0)
             try:  # the last field, exit_code of proc(5)
                 status = int(Path(f"/proc/{self._pid}/stat").read_text().split()[-1])
-            except OSError:  # its parent ended before
+            except OSError:  # the parent ended first
                 status = 0
             os.close(self._fd)
             self._code = os.waitstatus_to_exitcode(status)
         return self._code
 
 
-class _Child:
-    """A process of `tokens.workers.encoder_process`, and the way to it."""
+class _EncoderChild:
+    """One process of `tokens.workers.encoder_process`, and the socket to it."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", control: socket.socket, *, forked: bool) -> None:
-        # One that is to be forked is the process that forks it until it is there.
-        self._process: subprocess.Popen[bytes] | _Forked = process
-        self.unborn = forked
+        # Until a forked process has sent its pid, this is the process that will fork it.
+        self._process: subprocess.Popen[bytes] | _ForkedProcess = process
+        self.awaits_fork = forked
         self._control = Connection(control.detach())
-        # Connection.close() releases the file's number before it forgets it: a message of another thread would go into
-        # the file that has the number by then.
-        self._writing = threading.Lock()
+        # Connection.close() closes the file descriptor before it clears it. Without the lock, another thread could
+        # write a message into a file that has got the same descriptor in between.
+        self._send_lock = threading.Lock()
 
-    def begin(self, task: Task, wanted: int = 1) -> None:
-        """Have it load the encoder, and fork as many as are wanted without it."""
-        self._send((task, wanted))
+    def load_encoder(self, task: Task, count: int = 1) -> None:
+        """Request that the process loads the encoder, and forks the other processes of `count`."""
+        self._send((task, count))
 
     def _send(self, message: Any) -> None:
-        with suppress(OSError), self._writing:  # it is dead: whoever waits for its answer will find that
+        with suppress(OSError), self._send_lock:  # the process is dead: the thread that waits for the block detects it
             self._control.send(message)
 
     def _close(self) -> None:
-        with self._writing:
+        with self._send_lock:
             self._control.close()
 
     def submit(self, slot: Slot) -> None:
         self._send((slot.number, len(slot.text.data), len(slot.ids.data), slot.segments))
 
-    def receive(self, seconds: float) -> Answer | None:
-        """Return its next answer, None when there is none for so long; raises EOFError when it died."""
+    def receive(self, seconds: float) -> EncodedBlock | None:
+        """Return the next block, or None after `seconds` without one; raise EOFError if the process died."""
         try:
             while self._control.poll(seconds):
                 message = self._control.recv()
-                if isinstance(message, Answer):
+                if isinstance(message, EncodedBlock):
                     return message
-                self._process, self.unborn = _Forked(message), False
+                self._process, self.awaits_fork = _ForkedProcess(message), False
         except OSError as error:
             raise EOFError from error
         return None
 
     def end(self) -> int:
-        """Kill it, whatever it does; return how it had ended before, negative for a signal."""
-        self._born()
+        """End the process; return the exit code if it had already ended (negative for a signal), otherwise 0."""
+        self._receive_pid()
         self._close()
-        if self.unborn:  # it will never be, or will find nobody there
+        if self.awaits_fork:  # no process will be forked, or it will exit because the socket is closed
             return 0
         with suppress(subprocess.TimeoutExpired):
             return self._process.wait(0.2)
@@ -179,62 +182,65 @@ class _Child:
         return 0
 
     def kill(self) -> None:
-        """Kill it at once."""
-        self._born()
+        """Kill the process at once."""
+        self._receive_pid()
         self._process.kill()
         self._process.wait()
         self._close()
 
-    def _born(self) -> None:
-        """See whether it is there by now."""
-        if self.unborn:
+    def _receive_pid(self) -> None:
+        """Receive the pid of a forked process, if it has been sent."""
+        if self.awaits_fork:
             with suppress(EOFError):
                 self.receive(0.0)
 
 
-def _start(groups: list[list[Slot]]) -> list[_Child]:
-    """Start an encoder process for each group of slots: the first is there, and forks the others when it has begun."""
+def _start_children(groups: list[list[Slot]]) -> list[_EncoderChild]:
+    """Start one process for the first group of slots; it will fork a process for each other group."""
     pairs = [socket.socketpair() for _ in groups]
-    ends, fds = [], []
-    for slots, (_, theirs) in zip(groups, pairs, strict=True):
-        ends.append(",".join([str(theirs.fileno()), *(f"{slot.text.fd}:{slot.ids.fd}" for slot in slots)]))
-        fds += [theirs.fileno(), *(fd for slot in slots for fd in (slot.text.fd, slot.ids.fd))]
+    endpoints, fds = [], []
+    for slots, (_, child_end) in zip(groups, pairs, strict=True):
+        endpoints.append(",".join([str(child_end.fileno()), *(f"{slot.text.fd}:{slot.ids.fd}" for slot in slots)]))
+        fds += [child_end.fileno(), *(fd for slot in slots for fd in (slot.text.fd, slot.ids.fd))]
     process = subprocess.Popen(
-        [sys.executable, "-P", "-c", SERVE, *ends],
+        [sys.executable, "-P", "-c", SERVER_CODE, *endpoints],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         pass_fds=fds,
-        # numpy, which some encoders load, would have a thread for each CPU, and what has threads cannot fork.
-        env=environment() | {"OPENBLAS_NUM_THREADS": "1"},
+        # numpy, which some encoders load, would start a thread for each CPU. A process with threads cannot fork.
+        env=child_environment() | {"OPENBLAS_NUM_THREADS": "1"},
     )
-    for _, theirs in pairs:
-        theirs.close()
-    return [_Child(process, ours, forked=number > 0) for number, (ours, _) in enumerate(pairs)]
+    for _, child_end in pairs:
+        child_end.close()
+    return [_EncoderChild(process, own_end, forked=number > 0) for number, (own_end, _) in enumerate(pairs)]
 
 
-def _alone(task: Task, slots: list[Slot]) -> _Child:
-    """Start a process that loads the encoder for itself."""
-    (child,) = _start([slots])
-    child.begin(task)
+def _start_separate_child(task: Task, slots: list[Slot]) -> _EncoderChild:
+    """Start a process that loads the encoder itself."""
+    (child,) = _start_children([slots])
+    child.load_encoder(task)
     return child
 
 
-def _allow_files(count: int) -> int:
-    """Have room for the files of so many processes: 1,024, a usual limit, are too few for 40. Return for how many."""
+def _raise_file_limit(count: int) -> int:
+    """Raise the limit of open files for `count` processes; return the number of processes that it allows.
+
+    1,024 files, a usual limit, are too few for 40 processes.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     other = sum(1 for _ in Path("/dev/fd").iterdir()) + OTHER_FILES
-    wanted = other + count * FILES
-    if soft == resource.RLIM_INFINITY or wanted <= soft:
+    required = other + count * FILES_PER_PROCESS
+    if soft == resource.RLIM_INFINITY or required <= soft:
         return count
-    if hard == resource.RLIM_INFINITY or wanted <= hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    if hard == resource.RLIM_INFINITY or required <= hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (required, hard))
         return count
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return max(1, (hard - other) // FILES)
+    return max(1, (hard - other) // FILES_PER_PROCESS)
 
 
-def _can_fork() -> bool:
-    """Tell whether a process that somebody else forked can be waited for: from Linux 5.3 on."""
+def _can_wait_for_forks() -> bool:
+    """Return whether this process can wait for a process that another process forked: from Linux 5.3 on."""
     try:
         os.close(os.pidfd_open(os.getpid()))
     except (AttributeError, OSError):
@@ -242,135 +248,136 @@ def _can_fork() -> bool:
     return True
 
 
-class _Process:
-    """One of the encoder processes, and whatever takes its place."""
+class _SupervisedProcess:
+    """One encoder process with its slots; a replacement process takes over the slots."""
 
     def __init__(self, pool: "EncoderProcesses") -> None:
         self._pool = pool
-        self._receiving = threading.Lock()
-        self._sending = threading.Lock()
+        self._receive_lock = threading.Lock()
+        self._submit_lock = threading.Lock()
         self.slots = [Slot(self, number) for number in range(SLOTS)]
         self.free = list(self.slots)
         self._queue: deque[Slot] = deque()
-        self._exact: _Child | None = None
+        self._reference: _EncoderChild | None = None
 
-    def begin(self, child: _Child | None = None) -> None:
-        """Go on with this process, or with one of its own, which gets what is queued."""
-        with self._sending:
-            self._child = child or _alone(self._pool.task, self.slots)
-            self._first: int | None = None  # what it held after its first block
-            self._since = time.monotonic()
+    def start(self, child: _EncoderChild | None = None) -> None:
+        """Use `child`, or start a new process, and submit the queued slots to it."""
+        with self._submit_lock:
+            self._child = child or _start_separate_child(self._pool.task, self.slots)
+            self._first_memory: int | None = None  # after the first block
+            self._waiting_since = time.monotonic()
             for slot in self._queue:
                 self._child.submit(slot)
 
-    def load(self, task: Task, wanted: int) -> None:
-        """Load the encoder, unless another does and then forks this one."""
-        if not self._child.unborn:
-            self._child.begin(task, wanted)
+    def load_encoder(self, task: Task, count: int) -> None:
+        """Load the encoder, unless another process loads it and then forks this process."""
+        if not self._child.awaits_fork:
+            self._child.load_encoder(task, count)
 
     def submit(self, slot: Slot) -> None:
-        with self._sending:
+        with self._submit_lock:
             if not self._queue:
-                self._since = time.monotonic()
+                self._waiting_since = time.monotonic()
             self._queue.append(slot)
             self._child.submit(slot)
 
     def poll(self, slot: Slot) -> bool:
-        """Take what answers are there; tell whether the slot's is among them. Another thread may be at it."""
-        if not self._receiving.acquire(blocking=False):
+        """Receive the available blocks; return whether the slot is encoded. Return False if another thread receives."""
+        if not self._receive_lock.acquire(blocking=False):
             return False
         try:
-            while slot.answer is None and self._take(0.0):
+            while slot.encoded is None and self._receive(0.0):
                 pass
         finally:
-            self._receiving.release()
-        return slot.answer is not None
+            self._receive_lock.release()
+        return slot.encoded is not None
 
-    def wait_for(self, slot: Slot) -> Answer:
-        with self._receiving:
-            while slot.answer is None and slot.failure is None:
-                patience = self._pool.patience_for(self._queue[0])
-                if not self._take(max(0.0, self._since + patience - time.monotonic())):
-                    self._fail(f"gave no answer for {patience:.0f} s")
-        if slot.answer is None:
-            raise slot.failure or TransientError("no answer")
-        return slot.answer
+    def wait_for(self, slot: Slot) -> EncodedBlock:
+        with self._receive_lock:
+            while slot.encoded is None and slot.failure is None:
+                timeout = self._pool.timeout_for(self._queue[0])
+                if not self._receive(max(0.0, self._waiting_since + timeout - time.monotonic())):
+                    self._replace(f"did not respond for {timeout:.0f} s")
+        if slot.encoded is None:
+            raise slot.failure or TransientError("an encoder process returned no ids; run the same command again")
+        return slot.encoded
 
-    def _take(self, seconds: float) -> bool:
-        """Receive the next answer; False when there is none in this time."""
+    def _receive(self, seconds: float) -> bool:
+        """Receive the next block; return False after `seconds` without one."""
         try:
-            answer = self._child.receive(seconds)
+            encoded = self._child.receive(seconds)
         except EOFError:
-            if self._child.unborn:  # the process that was to fork it failed, which is told there
+            if self._child.awaits_fork:  # the process that was to fork this one failed, and is reported there
                 self._child.end()
-                self.begin()
+                self.start()
             else:
-                self._fail(None)
+                self._replace(None)
             return True
-        if answer is None:
+        if encoded is None:
             return False
         slot = self._queue.popleft()
-        slot.ids.follow(answer.ids_bytes)
-        slot.answer = answer
-        self._since = time.monotonic()
-        if self._first is None:
-            self._first = answer.memory
-        elif answer.memory > self._first + MAX_GROWTH and len(slot.text.data) < 4 * BLOCK:
+        slot.ids.remap(encoded.ids_bytes)
+        slot.encoded = encoded
+        self._waiting_since = time.monotonic()
+        if self._first_memory is None:
+            self._first_memory = encoded.memory
+        elif encoded.memory > self._first_memory + MAX_GROWTH and len(slot.text.data) < 4 * BLOCK:
             self._child.kill()
-            self.begin()
+            self.start()
         return True
 
-    def _fail(self, why: str | None) -> None:
-        """Replace the process; the block it had at hand goes to Hugging Face, the one behind it to the new one."""
-        if why is None:
-            why = _ended(self._child.end())
+    def _replace(self, reason: str | None) -> None:
+        """Replace the failed process: Hugging Face encodes its current block, the new process the following ones."""
+        if reason is None:
+            reason = _describe_exit(self._child.end())
         else:
             self._child.kill()
         slot = self._queue.popleft()
-        self._pool.failed(why)
+        self._pool.record_failure(reason)
         try:
-            slot.answer = self._encode_exactly(slot, why)
+            slot.encoded = self._encode_with_reference(slot, reason)
         except TransientError as error:
             slot.failure = error
-        self.begin()
+        self.start()
 
-    def _encode_exactly(self, slot: Slot, why: str) -> Answer:
+    def _encode_with_reference(self, slot: Slot, reason: str) -> EncodedBlock:
+        """Encode a block with Hugging Face; raise TransientError if that process fails too."""
         task = self._pool.task._replace(encoder=REFERENCE, guard="", verify="start")
-        child, self._exact = self._exact or _alone(task, self.slots), None
+        child, self._reference = self._reference or _start_separate_child(task, self.slots), None
         child.submit(slot)
         try:
-            answer = child.receive(EXACT_PATIENCE * self._pool.patience_for(slot))
+            encoded = child.receive(HF_TIMEOUT_FACTOR * self._pool.timeout_for(slot))
         except EOFError:
-            answer = None
-        if answer is None:
+            encoded = None
+        if encoded is None:
             child.kill()
-            text = sum(segment.end - segment.start for segment in slot.segments)
-            if text > 4 * BLOCK:  # one record: blocks hold more only where a single one is longer
+            size = sum(segment.end - segment.start for segment in slot.segments)
+            if size > 4 * BLOCK:  # a single record: no other block is larger than BLOCK
+                memory_gib = -(-size * MEMORY_PER_RECORD_BYTE // 10**9) + 1
                 raise TransientError(
-                    f"the encoder {self._pool.task.encoder} {why} on a record of {text / 1e6:,.0f} MB, and Hugging "
-                    "Face did no better: most likely the memory is too little, of which an encoder takes about "
-                    f"{MEMORY} times a record's size ({memory_words()}); raise the limit (in a chart: --set "
-                    f"resources.limits.memory={-(-text * MEMORY // 10**9) + 1}Gi), give fewer --processes, or "
-                    "cut the record"
+                    f"the encoder {self._pool.task.encoder} {reason} on a record of {size / 1e6:,.0f} MB, and Hugging "
+                    "Face failed on it too: most likely there is too little memory, because an encoder needs about "
+                    f"{MEMORY_PER_RECORD_BYTE} times the size of a record ({describe_memory()}); raise the limit (in a "
+                    f"chart: --set resources.limits.memory={memory_gib}Gi), reduce --processes, or split the record"
                 )
             raise TransientError(
-                f"the encoder {self._pool.task.encoder} {why}, and Hugging Face did no better on the same records "
-                f"({memory_words()}: if they were killed for memory, give more, or fewer --processes); run the same "
-                "command again"
+                f"the encoder {self._pool.task.encoder} {reason}, and Hugging Face failed on the same records "
+                f"({describe_memory()}); run the same command again; if the kernel killed the processes for memory, "
+                "first raise the memory limit or reduce --processes"
             )
-        self._exact = child
-        slot.ids.follow(answer.ids_bytes)
-        return answer
+        self._reference = child
+        slot.ids.remap(encoded.ids_bytes)
+        return encoded
 
     def close(self) -> None:
         self._child.end()
-        if self._exact is not None:
-            self._exact.kill()
+        if self._reference is not None:
+            self._reference.kill()
         for slot in self.slots:
             slot.close()
 
 
-def _ended(code: int) -> str:
+def _describe_exit(code: int) -> str:
     if code < 0:
         name = signal.Signals(-code).name if -code in signal.valid_signals() else f"signal {-code}"
         return f"was killed ({name})" if -code == signal.SIGKILL else f"crashed ({name})"
@@ -378,96 +385,101 @@ def _ended(code: int) -> str:
 
 
 class EncoderProcesses:
-    """The encoder processes of one stage; any number of units share them, each in its own thread."""
+    """The encoder processes of one stage; any number of units share them, each unit in its own thread."""
 
-    def __init__(self, count: int, *, patience: float, warn: Callable[[str], None]) -> None:
-        """Start what `begin` tells what to do; one that is silent for `patience` seconds over a block is replaced.
+    def __init__(self, count: int, *, timeout_seconds: float, warn: Callable[[str], None]) -> None:
+        """Start `count` processes, which import their modules while the caller makes the plan.
 
-        Python and its modules take as long as it takes to find out what that is.
+        The pool replaces a process that needs more than `timeout_seconds` (and a second for each MB) for a block.
         """
-        self._patience = patience
+        self._timeout_seconds = timeout_seconds
         self._warn = warn
         self._failures = 0
         self._units = 0
-        self._freed = threading.Condition()
-        self._asked = count
-        self._processes = [_Process(self) for _ in range(_allow_files(count))]
+        self._slot_freed = threading.Condition()
+        self._requested = count
+        self._processes = [_SupervisedProcess(self) for _ in range(_raise_file_limit(count))]
         groups = [process.slots for process in self._processes]
-        together = [groups] if _can_fork() else [[slots] for slots in groups]
-        children = [child for group in together for child in _start(group)]
+        batches = [groups] if _can_wait_for_forks() else [[slots] for slots in groups]
+        children = [child for batch in batches for child in _start_children(batch)]
         for process, child in zip(self._processes, children, strict=True):
-            process.begin(child)
+            process.start(child)
 
-    def begin(self, task: Task, wanted: int) -> None:
-        """Have an encoder loaded in as many processes as are wanted, of those that there are."""
+    def load_encoder(self, task: Task, count: int) -> None:
+        """Load the encoder in at most `count` of the processes, and end the other processes."""
         self.task = task
-        if min(wanted, self._asked) > len(self._processes):
+        if min(count, self._requested) > len(self._processes):
             self._warn(
-                f"the limit of open files is enough for {len(self._processes)} encoder processes, not "
-                f"{min(wanted, self._asked)}; raise it (ulimit -Hn), or go on more slowly"
+                f"the limit of open files allows {len(self._processes)} encoder processes instead of "
+                f"{min(count, self._requested)}, so the stage runs more slowly; raise the limit (ulimit -Hn)"
             )
-        while len(self._processes) > wanted:
+        while len(self._processes) > count:
             self._processes.pop().close()
         for process in self._processes:
-            process.load(task, wanted)
+            process.load_encoder(task, count)
 
-    def patience_for(self, slot: Slot) -> float:
-        """Return how many seconds a block may take: a second for each MB beside the patience asked for."""
-        return self._patience + sum(s.end - s.start for s in slot.segments) / 1_000_000
+    def timeout_for(self, slot: Slot) -> float:
+        """Return the timeout of a block in seconds: the configured timeout, and a second for each MB."""
+        return self._timeout_seconds + sum(segment.end - segment.start for segment in slot.segments) / 1_000_000
 
-    def failed(self, why: str) -> None:
-        """Say that a process failed; when that goes on, let Hugging Face do all."""
+    def record_failure(self, reason: str) -> None:
+        """Warn that a process failed; after MAX_FAILURES, encode all remaining blocks with Hugging Face."""
         self._failures += 1
-        said = f"the encoder {self.task.encoder} {why}; its records went to Hugging Face, and another took its place"
+        message = (
+            f"the encoder {self.task.encoder} {reason}; Hugging Face encodes its records, and a new process replaces it"
+        )
         if self._failures == MAX_FAILURES and self.task.encoder != REFERENCE:
-            said += f". That was the {MAX_FAILURES}th time: Hugging Face does all that is left, exact and slower"
+            message += (
+                f". This was failure {MAX_FAILURES}: Hugging Face encodes all remaining records, with the same result "
+                "but more slowly"
+            )
             self.task = self.task._replace(encoder=REFERENCE, guard="", verify="start")
-        self._warn(said)
+        self._warn(message)
 
     @contextmanager
-    def share(self) -> "Iterator[Share]":
-        """Take part: a unit's way to slots, which it gives back at the end."""
-        with self._freed:
+    def share(self) -> "Iterator[SlotShare]":
+        """Give a unit its share of the slots; release all its slots at the end of the context."""
+        with self._slot_freed:
             self._units += 1
-        share = Share(self)
+        share = SlotShare(self)
         try:
             yield share
         finally:
-            share.give_back()
-            with self._freed:
+            share.release_all()
+            with self._slot_freed:
                 self._units -= 1
-                self._freed.notify_all()
+                self._slot_freed.notify_all()
 
     def acquire(self, held: int) -> Slot | None:
-        """Return a free slot for a unit that holds so many; None when it has its part, and is to wait for its own.
+        """Return a free slot for a unit that holds `held` slots; None if the unit must wait for one of its own blocks.
 
-        A unit that holds none waits here: others will give theirs back.
+        A unit without slots waits here until another unit releases a slot.
         """
-        with self._freed:
+        with self._slot_freed:
             while True:
-                part = max(SLOTS, SLOTS * len(self._processes) // max(1, self._units))
+                limit = max(SLOTS, SLOTS * len(self._processes) // max(1, self._units))
                 free = max(self._processes, key=lambda process: len(process.free)).free
-                if free and held < part:
+                if free and held < limit:
                     return free.pop()
                 if held:
                     return None
-                self._freed.wait()
+                self._slot_freed.wait()
 
     def release(self, slot: Slot) -> None:
-        """Give a slot back."""
+        """Release a slot for other blocks."""
         slot.shrink()
-        with self._freed:
+        with self._slot_freed:
             slot._process.free.append(slot)
-            self._freed.notify_all()
+            self._slot_freed.notify_all()
 
     def close(self) -> None:
-        """End the processes: what they still had is of no use to anybody."""
-        while self._processes:  # the first one at the end: it forked the others, and waits for them
+        """End the processes; blocks in work are discarded."""
+        while self._processes:  # the first process last: it forked the other processes, and waits for them
             self._processes.pop().close()
 
 
-class Share:
-    """A unit's blocks in the encoder processes, in the order of its records."""
+class SlotShare:
+    """The slots that one unit holds, in the order of its records."""
 
     def __init__(self, pool: EncoderProcesses) -> None:
         """See EncoderProcesses.share."""
@@ -475,31 +487,32 @@ class Share:
         self._held: list[Slot] = []
 
     def acquire(self) -> Slot | None:
-        """Return a slot to fill; None when the oldest block is to be taken back first.
+        """Return a slot to fill, or None when the caller must first take back the oldest block.
 
-        By then half of what the share holds is ready, and the other half keeps the processes busy: where they and who
-        feeds them share a CPU, each fills its cache with what is its own, so that they are to change seldom.
+        Before None is returned, half of the unit's blocks are ready; the other half keeps the processes busy. Where
+        this process and the encoder processes share a CPU, each fills the CPU's cache with its own data, so they
+        should alternate rarely.
         """
         slot = self._pool.acquire(len(self._held))
         if slot is None:
             half = self._held[(len(self._held) - 1) // 2]
             if half.segments:  # it was submitted
-                with suppress(TransientError):  # the failure is said when its turn comes
+                with suppress(TransientError):  # raised again when the unit takes this block
                     half.result()
             return None
-        slot.segments, slot.answer, slot.failure = [], None, None
+        slot.segments, slot.encoded, slot.failure = [], None, None
         self._held.append(slot)
         return slot
 
     def release(self, slot: Slot) -> None:
-        """Give a slot back whose ids were used."""
+        """Release a slot whose ids have been written."""
         self._held.remove(slot)
         self._pool.release(slot)
 
-    def give_back(self) -> None:
-        """Give back what a unit that failed still holds, once nobody works in it."""
+    def release_all(self) -> None:
+        """Release the slots that a failed unit still holds, after their blocks are encoded."""
         for slot in list(self._held):
-            if slot.segments and slot.answer is None:
+            if slot.segments and slot.encoded is None:
                 with suppress(TransientError):
                     slot.result()
             self.release(slot)

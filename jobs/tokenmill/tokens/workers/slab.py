@@ -5,39 +5,39 @@ import os
 
 
 class Slab:
-    """Shared memory that grows, without a name, so that it ends with the last process that has it.
+    """Anonymous shared memory that can grow; the kernel frees it after the last process has closed it.
 
-    Not /dev/shm: containers have 64 MB of that. Whoever grows it tells the other side the size, which then
-    `follow`s.
+    It is not in /dev/shm, which has only 64 MB in a container. The process that grows a slab sends the new size to
+    the other process, which then calls `remap`.
     """
 
     def __init__(self, size: int, fd: int | None = None) -> None:
-        """Make one, or open the one that a parent passed as `fd`."""
+        """Create a slab, or open the one whose file descriptor a parent process passed as `fd`."""
         self.fd = _anonymous_file() if fd is None else fd
         if fd is None:
             os.ftruncate(self.fd, size)
         self.data = mmap.mmap(self.fd, size)
 
     def grow(self, size: int) -> None:
-        """Have at least so many bytes; what is there stays. Views of `data` are of no use any more."""
+        """Make the slab at least `size` bytes long and keep its content; views of `data` become invalid."""
         if size > len(self.data):
             os.ftruncate(self.fd, size)
-            self.follow(size)
+            self.remap(size)
 
     def shrink(self, size: int) -> None:
-        """Give back what one long record needed."""
+        """Free the memory above `size` bytes, which a long record needed."""
         if size < len(self.data):
-            self.follow(size)
+            self.remap(size)
             os.ftruncate(self.fd, size)
 
-    def follow(self, size: int) -> None:
-        """Map as much as the other side says there is."""
+    def remap(self, size: int) -> None:
+        """Map `size` bytes, after the other process changed the size."""
         if size != len(self.data):
-            # The old mapping is not closed but let go of: the traceback of a unit that failed may have views of it.
+            # Drop the old mapping without closing it: the traceback of a failed unit may have views of it.
             self.data = mmap.mmap(self.fd, size)
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the file descriptor."""
         os.close(self.fd)
 
 

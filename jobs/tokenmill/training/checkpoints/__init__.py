@@ -1,10 +1,10 @@
-"""Megatron-LM's checkpoints, read without torch: whole or torn, what they were trained on, and their repair.
+"""Megatron-LM's checkpoints, read without torch: are they complete, which data they were trained on, their repair.
 
-Modules, those that read others below them:
+Modules, in the order of their imports:
 
     metadata    which bytes of which file a torch_dist checkpoint needs: its .metadata, read without unpickling
-    torch_file  whether a file that torch.save wrote is whole
-    torch_dist  one checkpoint: is it whole, how large is it, how old
-    identity    what a run's checkpoints were trained on, kept beside them
-    repair      which checkpoint a start resumes from, which are set aside, which deleted
+    torch_file  whether a file that torch.save wrote is complete
+    torch_dist  one checkpoint: is it complete, its size, its age
+    identity    the data that a run's checkpoints were trained on, recorded next to them
+    repair      which checkpoint an attempt resumes from, which are moved aside, which are deleted
 """

@@ -1,91 +1,91 @@
 """Which bytes of which file a torch_dist checkpoint needs: its .metadata, read without torch and without trusting it.
 
-.metadata is a pickle of torch.distributed.checkpoint's Metadata. Megatron-LM runs whatever it names; here nothing is
-run, so that refusing it also protects the run. `torch_dist` compares the answer with what lies there.
+.metadata is a pickle of torch.distributed.checkpoint's Metadata. Megatron-LM runs every function that the pickle names.
+This module runs none of them, so a refusal here also protects the run. `torch_dist` compares the result with the files.
 
-Python's own unpickler is not used: it hashes and compares whatever a pickle makes a key, and tuples within tuples of
-80 bytes keep it busy for years. The machine below knows the opcodes that Python's picklers write in protocols 2 to 5
-(pickletools has them all), does little for each of them, hashes no key but a text, compares no values, and keeps
-only what the answer needs.
+Python's own unpickler is not safe: it hashes and compares every key of a pickle, and 80 bytes of tuples within tuples
+keep it busy for years. The machine below supports the opcodes that Python's picklers write in protocols 2 to 5
+(pickletools documents all of them). It does little for each opcode, hashes only text keys, compares no values, and
+keeps only the values that the result needs.
 """
 
 import re
 from collections.abc import Callable
 from typing import Any
 
-OPERATIONS = 100_000_000
-"""Opcodes at most. A shard of a tensor takes 60 of them, and a run of 400 billion parameters has 80,000 shards."""
+MAX_OPCODES = 100_000_000
+"""Maximum opcodes of a pickle. A tensor's shard takes 60, and a run of 400 billion parameters has 80,000 shards."""
 
-OBJECTS = 10_000_000
-"""Dictionaries and objects at most, which are kept until the end: a shard takes 6 of some 200 bytes each."""
+MAX_OBJECTS = 10_000_000
+"""Maximum dictionaries and objects, which stay in memory to the end: a shard takes 6 of about 200 bytes each."""
 
-DEPTH = 1000
-"""Collections within each other at most, while they are being filled: Metadata needs 10."""
+MAX_DEPTH = 1000
+"""Maximum depth of nested collections that are being filled: Metadata needs 10."""
 
-NUMBER_BYTES = 16
-"""Bytes of an integer beyond which it is no offset, and is not made."""
+MAX_INTEGER_BYTES = 16
+"""Maximum bytes of an integer; a larger one cannot be an offset, and is not built."""
 
 
 class Damage(Exception):
-    """Why a checkpoint is not whole, in words."""
+    """A checkpoint is incomplete or damaged; the message is the reason."""
 
 
-def shown(name: str) -> str:
-    """Return a name that came from a file as it may be printed."""
+def printable_name(name: str) -> str:
+    """Return a name that was read from a file, escaped and shortened for a message."""
     return name if name.isprintable() and len(name) <= 100 else ascii(name[:100])
 
 
-def extents(data: bytes) -> dict[str, int]:
-    """Return the bytes that every data file must have at least, by its path in the checkpoint.
+def read_extents(data: bytes) -> dict[str, int]:
+    """Return the minimum size in bytes of every data file, by its path in the checkpoint.
 
     Raises:
-        Damage: it is cut off or damaged, or asks for what no checkpoint needs.
+        Damage: the pickle is truncated or damaged, or contains something that no checkpoint needs.
     """
     try:
         metadata = _Machine(data).run()
     except Damage:
         raise
-    except (IndexError, ValueError):  # an empty stack, a memo that is not there, no end, no UTF-8
-        raise Damage(".metadata is damaged: it is cut off, or no pickle") from None
+    except (IndexError, ValueError):  # an empty stack, a missing memo entry, a missing end, invalid UTF-8
+        raise Damage(".metadata is damaged: it is truncated, or not a pickle") from None
     storage = metadata.state.get("storage_data") if isinstance(metadata, _Object) else None
     if not isinstance(storage, _Dict) or not storage.size:
-        raise Damage(".metadata names no data")
-    needed: dict[str, int] = {}
-    for stretch in storage.objects:
-        path, offset, length = (stretch.state.get(name) for name in ("relative_path", "offset", "length"))
+        raise Damage(".metadata lists no data files")
+    needed_bytes: dict[str, int] = {}
+    for extent in storage.objects:
+        path, offset, length = (extent.state.get(name) for name in ("relative_path", "offset", "length"))
         if not (isinstance(path, str) and type(offset) is int and type(length) is int and min(offset, length) >= 0):
-            raise Damage(".metadata is damaged: an entry names no stretch of a file")
-        needed[path] = max(needed.get(path, 0), offset + length)
+            raise Damage(".metadata is damaged: an entry does not name an extent of a file")
+        needed_bytes[path] = max(needed_bytes.get(path, 0), offset + length)
     if len(storage.objects) < storage.size:
-        raise Damage(".metadata is damaged: an entry names no stretch of a file")
-    return needed
+        raise Damage(".metadata is damaged: an entry does not name an extent of a file")
+    return needed_bytes
 
 
-# -- what a pickle makes
+# -- values on the stack
 
 
 class _Dict:
-    """Stands for a dictionary: how many items it has, those under names that matter, and objects among its values."""
+    """Stands for a dictionary: its number of items, the items with a key in _FIELD_NAMES, the objects in its values."""
 
-    __slots__ = ("named", "objects", "size")
+    __slots__ = ("named_items", "objects", "size")
 
     def __init__(self) -> None:
         self.size = 0
-        self.named: dict[str, Any] = {}
+        self.named_items: dict[str, Any] = {}
         self.objects: list[_Object] = []
 
     def put(self, key: Any, value: Any) -> None:
-        if key is _COLLECTION or key is _ENUM_ARGUMENTS:  # torch would hash whatever is in it
-            raise Damage(".metadata has a collection for a key, which no checkpoint needs: do not load it")
+        if key is _COLLECTION or key is _ENUM_ARGUMENTS:  # torch would hash all of its content
+            raise Damage(".metadata has a collection as a key, which no checkpoint needs: do not load it")
         self.size += 1
-        if type(key) is str and key in _NAMES:
-            self.named[key] = value
+        if type(key) is str and key in _FIELD_NAMES:
+            self.named_items[key] = value
         if type(value) is _Object:
             self.objects.append(value)
 
 
 class _Object:
-    """Stands for Metadata and for _StorageInfo, a stretch of a data file."""
+    """Stands for Metadata, and for _StorageInfo, an extent of a data file."""
 
     __slots__ = ("state",)
 
@@ -94,7 +94,7 @@ class _Object:
 
 
 class _Class:
-    """Stands for a class or a function that .metadata may name, and makes what stands for its instances."""
+    """Stands for a class or a function that .metadata may name; `make` creates the stand-in of an instance."""
 
     __slots__ = ("make",)
 
@@ -102,56 +102,57 @@ class _Class:
         self.make = make
 
 
-_NAMES = {"storage_data", "relative_path", "offset", "length"}
+_FIELD_NAMES = {"storage_data", "relative_path", "offset", "length"}
 _OPAQUE = object()
-"""Stands for every value that the answer does not need."""
+"""Stands for every value that the result does not need."""
 _COLLECTION = object()
-"""Stands for a tuple, a list or a set, whatever is in it."""
+"""Stands for a tuple, a list or a set, with any content."""
 _ENUM_ARGUMENTS = object()
-"""Stands for a tuple of two whose first is an enum."""
-_INERT = _Class(lambda: _OPAQUE)
-_DICT = _Class(_Dict)
-_KEPT = _Class(_Object)
-_ENUM = _Class(lambda: _OPAQUE)
-_MEMBER = _Class(lambda: _OPAQUE)
-"""getattr, with which early Python 3.11 pickles an enum's members; of anything else it is refused."""
+"""Stands for a tuple of two items, of which the first is an enum."""
+_OPAQUE_CLASS = _Class(lambda: _OPAQUE)
+_DICT_CLASS = _Class(_Dict)
+_OBJECT_CLASS = _Class(_Object)
+_ENUM_CLASS = _Class(lambda: _OPAQUE)
+_GETATTR = _Class(lambda: _OPAQUE)
+"""getattr: early Python 3.11 pickles the members of an enum with it. For other arguments it is refused."""
 
 _METADATA = "torch.distributed.checkpoint.metadata"
 _PLANNER = "torch.distributed.checkpoint.planner"
 _MEGATRON = "megatron.core.dist_checkpointing.strategies.torch"
-_STANDS_FOR = {
-    (_METADATA, "Metadata"): _KEPT,
-    (_MEGATRON, "MCoreMetadata"): _KEPT,  # its subclass, in checkpoints of Megatron Core 0.14 and 0.15
-    (_MEGATRON, "MCoreSavePlan"): _INERT,
-    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): _KEPT,
-    ("torch.distributed.checkpoint.filesystem", "_StoragePrefix"): _INERT,
-    (_METADATA, "_MEM_FORMAT_ENCODING"): _ENUM,
-    **{(_METADATA, f"{name}StorageMetadata"): _INERT for name in ("Bytes", "Chunk", "Tensor")},
-    **{(_METADATA, name): _INERT for name in ("MetadataIndex", "StorageMeta", "TensorProperties")},
-    # Megatron-LM adds every rank's plan.
-    (_PLANNER, "WriteItemType"): _ENUM,
-    **{(_PLANNER, name): _INERT for name in ("BytesIOWriteData", "SavePlan", "TensorWriteData", "WriteItem")},
-    ("torch", "Size"): _INERT,
-    ("torch.serialization", "_get_layout"): _INERT,
-    ("collections", "OrderedDict"): _DICT,
-    ("builtins", "getattr"): _MEMBER,
-    **{(module, "PosixPath"): _INERT for module in ("pathlib", "pathlib._local")},
+_STAND_INS = {
+    (_METADATA, "Metadata"): _OBJECT_CLASS,
+    (_MEGATRON, "MCoreMetadata"): _OBJECT_CLASS,  # subclass of Metadata in checkpoints of Megatron Core 0.14 and 0.15
+    (_MEGATRON, "MCoreSavePlan"): _OPAQUE_CLASS,
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): _OBJECT_CLASS,
+    ("torch.distributed.checkpoint.filesystem", "_StoragePrefix"): _OPAQUE_CLASS,
+    (_METADATA, "_MEM_FORMAT_ENCODING"): _ENUM_CLASS,
+    **{(_METADATA, f"{name}StorageMetadata"): _OPAQUE_CLASS for name in ("Bytes", "Chunk", "Tensor")},
+    **{(_METADATA, name): _OPAQUE_CLASS for name in ("MetadataIndex", "StorageMeta", "TensorProperties")},
+    # Megatron-LM adds the save plan of every rank.
+    (_PLANNER, "WriteItemType"): _ENUM_CLASS,
+    **{(_PLANNER, name): _OPAQUE_CLASS for name in ("BytesIOWriteData", "SavePlan", "TensorWriteData", "WriteItem")},
+    ("torch", "Size"): _OPAQUE_CLASS,
+    ("torch.serialization", "_get_layout"): _OPAQUE_CLASS,
+    ("collections", "OrderedDict"): _DICT_CLASS,
+    ("builtins", "getattr"): _GETATTR,
+    **{(module, "PosixPath"): _OPAQUE_CLASS for module in ("pathlib", "pathlib._local")},
 }
-_DTYPE = re.compile(r"bool|(b?float|complex|q?u?int|bits)\d[0-9a-z_]*")
+_DTYPE_NAME = re.compile(r"bool|(b?float|complex|q?u?int|bits)\d[0-9a-z_]*")
 
 
-def _class_of(module: Any, name: Any) -> _Class:
-    """Return what stands for a name; one that no checkpoint needs is refused.
+def _find_class(module: Any, name: Any) -> _Class:
+    """Return the stand-in of a class or function.
 
-    What Megatron-LM itself would do with it later is to run it.
+    Raises:
+        Damage: no checkpoint needs this name. Megatron-LM itself would run the function later.
     """
     if type(module) is not str or type(name) is not str:
-        raise Damage(".metadata is damaged: it names what is no name")
-    stand_in = _STANDS_FOR.get((module, name))
-    if stand_in is None and module == "torch" and len(name) < 100 and _DTYPE.fullmatch(name):
-        stand_in = _INERT
+        raise Damage(".metadata is damaged: the name of a class is not text")
+    stand_in = _STAND_INS.get((module, name))
+    if stand_in is None and module == "torch" and len(name) < 100 and _DTYPE_NAME.fullmatch(name):
+        stand_in = _OPAQUE_CLASS
     if stand_in is None:
-        raise Damage(f".metadata names {shown(f'{module}.{name}')}, which no checkpoint needs: do not load it")
+        raise Damage(f".metadata names {printable_name(f'{module}.{name}')}, which no checkpoint needs: do not load it")
     return stand_in
 
 
@@ -159,158 +160,158 @@ def _class_of(module: Any, name: Any) -> _Class:
 
 
 class _Machine:
-    """Carries out a pickle's opcodes on stand-ins; no opcode takes longer than what it takes from the stack."""
+    """Executes a pickle's opcodes on stand-ins; the time of an opcode is bounded by its items on the stack."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
-        self.at = 0
+        self.position = 0
         self.stack: list[Any] = []
-        self.below: list[list[Any]] = []
-        """The stacks of the collections around the one that is being filled."""
+        self.outer_stacks: list[list[Any]] = []
+        """The stacks of the collections that enclose the current one."""
         self.memo: list[Any] = []
         self.objects = 0
 
     def run(self) -> Any:
-        """Return what the pickle makes."""
+        """Return the stand-in of the pickle's value."""
         data = self.data
-        for _ in range(OPERATIONS):
-            code = data[self.at]
-            self.at += 1
+        for _ in range(MAX_OPCODES):
+            code = data[self.position]
+            self.position += 1
             if code == STOP:
                 return self.stack.pop()
-            operation = _OPERATIONS.get(code)
-            if operation is None:
-                raise Damage(f".metadata is damaged: no checkpoint needs the opcode {bytes([code])!r}")
-            operation(self)
-        raise Damage(f".metadata has more than {OPERATIONS:,} opcodes, which no checkpoint needs")
+            handler = _OPCODE_HANDLERS.get(code)
+            if handler is None:
+                raise Damage(f".metadata is damaged: it has the opcode {bytes([code])!r}, which no checkpoint needs")
+            handler(self)
+        raise Damage(f".metadata has more than {MAX_OPCODES:,} opcodes, which no checkpoint needs")
 
-    # -- reading
+    # -- arguments of opcodes
 
-    def take(self, count: int) -> bytes:
-        """Read so many bytes of an argument."""
-        taken = self.data[self.at : self.at + count]
-        if len(taken) < count:
-            raise Damage(".metadata is damaged: it is cut off")
-        self.at += count
-        return taken
+    def read_bytes(self, count: int) -> bytes:
+        """Read `count` bytes of an argument."""
+        data = self.data[self.position : self.position + count]
+        if len(data) < count:
+            raise Damage(".metadata is damaged: it is truncated")
+        self.position += count
+        return data
 
-    def count(self, size: int) -> int:
-        """Read a number of so many bytes."""
-        return int.from_bytes(self.take(size), "little")
+    def read_integer(self, size: int) -> int:
+        """Read an unsigned integer of `size` bytes."""
+        return int.from_bytes(self.read_bytes(size), "little")
 
-    def line(self) -> str:
-        """Read a line."""
-        end = self.data.index(b"\n", self.at)
-        return self.take(end + 1 - self.at)[:-1].decode()
+    def read_line(self) -> str:
+        """Read a line without its newline."""
+        end = self.data.index(b"\n", self.position)
+        return self.read_bytes(end + 1 - self.position)[:-1].decode()
 
     # -- values
 
     def push_number(self, size: int, *, signed: bool) -> None:
-        self.stack.append(int.from_bytes(self.take(size), "little", signed=signed))
+        self.stack.append(int.from_bytes(self.read_bytes(size), "little", signed=signed))
 
     def push_long(self, size: int) -> None:
-        data = self.take(self.count(size))
-        self.stack.append(int.from_bytes(data, "little", signed=True) if len(data) <= NUMBER_BYTES else _OPAQUE)
+        data = self.read_bytes(self.read_integer(size))
+        self.stack.append(int.from_bytes(data, "little", signed=True) if len(data) <= MAX_INTEGER_BYTES else _OPAQUE)
 
     def push_text(self, size: int) -> None:
-        self.stack.append(self.take(self.count(size)).decode(errors="surrogatepass"))
+        self.stack.append(self.read_bytes(self.read_integer(size)).decode(errors="surrogatepass"))
 
-    def skip(self, size: int) -> None:
-        """Read bytes, which say nothing."""
-        self.take(self.count(size))
+    def push_opaque(self, size: int) -> None:
+        """Skip bytes that the result does not need."""
+        self.read_bytes(self.read_integer(size))
         self.stack.append(_OPAQUE)
 
-    def make(self, kind: _Class) -> None:
-        made = kind.make()
-        if made is not _OPAQUE:
+    def push_new(self, kind: _Class) -> None:
+        instance = kind.make()
+        if instance is not _OPAQUE:
             self.objects += 1
-            if self.objects > OBJECTS:
-                raise Damage(f".metadata has more than {OBJECTS:,} objects, which no checkpoint needs")
-        self.stack.append(made)
+            if self.objects > MAX_OBJECTS:
+                raise Damage(f".metadata has more than {MAX_OBJECTS:,} objects, which no checkpoint needs")
+        self.stack.append(instance)
 
     # -- collections
 
-    def mark(self) -> None:
-        if len(self.below) >= DEPTH:
-            raise Damage(f".metadata has more than {DEPTH:,} collections within each other, which no checkpoint needs")
-        self.below.append(self.stack)
+    def push_mark(self) -> None:
+        if len(self.outer_stacks) >= MAX_DEPTH:
+            raise Damage(f".metadata has more than {MAX_DEPTH:,} nested collections, which no checkpoint needs")
+        self.outer_stacks.append(self.stack)
         self.stack = []
 
-    def to_mark(self) -> list[Any]:
-        items, self.stack = self.stack, self.below.pop()
+    def pop_mark(self) -> list[Any]:
+        items, self.stack = self.stack, self.outer_stacks.pop()
         return items
 
     def push_tuple(self, items: list[Any]) -> None:
-        self.stack.append(_ENUM_ARGUMENTS if len(items) == 2 and items[0] is _ENUM else _COLLECTION)
+        self.stack.append(_ENUM_ARGUMENTS if len(items) == 2 and items[0] is _ENUM_CLASS else _COLLECTION)
 
-    def tuple_of(self, count: int) -> None:
+    def push_tuple_of(self, count: int) -> None:
         items = [self.stack.pop() for _ in range(count)]
         self.push_tuple(items[::-1])
 
-    def put(self, items: list[Any]) -> None:
+    def put_items(self, items: list[Any]) -> None:
         target = self.stack[-1]
         if type(target) is not _Dict or len(items) % 2:
-            raise Damage(".metadata is damaged: it sets items of what has none")
+            raise Damage(".metadata is damaged: it sets items of a value that is not a dictionary")
         for key, value in zip(items[::2], items[1::2], strict=True):
             target.put(key, value)
 
-    def put_one(self) -> None:
+    def put_item(self) -> None:
         value, key = self.stack.pop(), self.stack.pop()
-        self.put([key, value])
+        self.put_items([key, value])
 
-    def drop(self, items: object) -> None:
-        """Leave out what a list or a set gets; there must be one."""
+    def append_items(self, items: object) -> None:
+        """Drop the new items of a list or a set, after a check that the value is one."""
         if self.stack[-1] is not _COLLECTION:
-            raise Damage(".metadata is damaged: it adds to what is no list")
+            raise Damage(".metadata is damaged: it appends to a value that is not a list")
 
     # -- memo
 
     def memoize(self, index: int | None = None) -> None:
         if index is None or index == len(self.memo):
             self.memo.append(self.stack[-1])
-        else:  # picklers number without gaps, so that nothing beyond is ever made room for
+        else:  # picklers number without gaps, so the memo never grows by more than one
             self.memo[index] = self.stack[-1]
 
-    def get(self, size: int) -> None:
-        self.stack.append(self.memo[self.count(size)])
+    def push_memo(self, size: int) -> None:
+        self.stack.append(self.memo[self.read_integer(size)])
 
     # -- classes
 
-    def name(self) -> None:
+    def push_class(self) -> None:
         name, module = self.stack.pop(), self.stack.pop()
-        self.stack.append(_class_of(module, name))
+        self.stack.append(_find_class(module, name))
 
-    def call(self, *, keywords: bool = False) -> None:
-        """Stand for an instance: of a class, or of what a function returns."""
+    def push_instance(self, *, keywords: bool = False) -> None:
+        """Push the stand-in of an instance of a class, or of the result of a function."""
         if keywords:
             self.stack.pop()
         arguments, kind = self.stack.pop(), self.stack.pop()
         if type(kind) is not _Class:
-            raise Damage(".metadata is damaged: it calls what is no class")
-        if kind is _MEMBER and arguments is not _ENUM_ARGUMENTS:
-            raise Damage(".metadata takes attributes of what is no enum: do not load it")
-        self.make(kind)
+            raise Damage(".metadata is damaged: it calls a value that is not a class")
+        if kind is _GETATTR and arguments is not _ENUM_ARGUMENTS:
+            raise Damage(".metadata reads an attribute of a value that is not an enum: do not load it")
+        self.push_new(kind)
 
-    def build(self) -> None:
+    def set_state(self) -> None:
         state, target = self.stack.pop(), self.stack[-1]
         if type(target) is _Object and type(state) is _Dict:
-            target.state = state.named
+            target.state = state.named_items
         elif type(target) is not _Object and target is not _OPAQUE:
-            raise Damage(".metadata is damaged: it gives a state to what has none")
+            raise Damage(".metadata is damaged: it sets the state of a value that has no state")
 
 
 def _protocol(machine: _Machine) -> None:
-    if (version := machine.count(1)) > 5:
-        raise Damage(f".metadata is damaged: there is no pickle protocol {version}")
+    if (version := machine.read_integer(1)) > 5:
+        raise Damage(f".metadata is damaged: it has the unsupported pickle protocol {version}")
 
 
 STOP = ord(".")
-_OPERATIONS: dict[int, Callable[[_Machine], Any]] = {
-    code[0]: operation
-    for code, operation in {
+_OPCODE_HANDLERS: dict[int, Callable[[_Machine], Any]] = {
+    code[0]: handler
+    for code, handler in {
         b"\x80": _protocol,
-        b"\x95": lambda m: m.take(8),  # FRAME: where the next read of the file would begin
-        # None, True, False, numbers, texts, bytes
+        b"\x95": lambda m: m.read_bytes(8),  # FRAME: the length of the following frame
+        # None, True, False, numbers, text, bytes
         b"N": lambda m: m.stack.append(None),
         b"\x88": lambda m: m.stack.append(True),
         b"\x89": lambda m: m.stack.append(False),
@@ -319,46 +320,46 @@ _OPERATIONS: dict[int, Callable[[_Machine], Any]] = {
         b"M": lambda m: m.push_number(2, signed=False),
         b"\x8a": lambda m: m.push_long(1),
         b"\x8b": lambda m: m.push_long(4),
-        b"G": lambda m: m.stack.append(m.take(8) and _OPAQUE),
+        b"G": lambda m: m.stack.append(m.read_bytes(8) and _OPAQUE),
         b"\x8c": lambda m: m.push_text(1),
         b"X": lambda m: m.push_text(4),
         b"\x8d": lambda m: m.push_text(8),
-        b"C": lambda m: m.skip(1),
-        b"B": lambda m: m.skip(4),
-        b"\x8e": lambda m: m.skip(8),
-        b"\x96": lambda m: m.skip(8),
+        b"C": lambda m: m.push_opaque(1),
+        b"B": lambda m: m.push_opaque(4),
+        b"\x8e": lambda m: m.push_opaque(8),
+        b"\x96": lambda m: m.push_opaque(8),
         # the stack
-        b"(": _Machine.mark,
+        b"(": _Machine.push_mark,
         b"0": lambda m: m.stack.pop(),
-        b"1": _Machine.to_mark,
+        b"1": _Machine.pop_mark,
         b"2": lambda m: m.stack.append(m.stack[-1]),
         # collections
         b")": lambda m: m.push_tuple([]),
-        b"\x85": lambda m: m.tuple_of(1),
-        b"\x86": lambda m: m.tuple_of(2),
-        b"\x87": lambda m: m.tuple_of(3),
-        b"t": lambda m: m.push_tuple(m.to_mark()),
+        b"\x85": lambda m: m.push_tuple_of(1),
+        b"\x86": lambda m: m.push_tuple_of(2),
+        b"\x87": lambda m: m.push_tuple_of(3),
+        b"t": lambda m: m.push_tuple(m.pop_mark()),
         b"]": lambda m: m.stack.append(_COLLECTION),
-        b"a": lambda m: m.drop(m.stack.pop()),
-        b"e": lambda m: m.drop(m.to_mark()),
-        b"}": lambda m: m.make(_DICT),
-        b"s": _Machine.put_one,
-        b"u": lambda m: m.put(m.to_mark()),
+        b"a": lambda m: m.append_items(m.stack.pop()),
+        b"e": lambda m: m.append_items(m.pop_mark()),
+        b"}": lambda m: m.push_new(_DICT_CLASS),
+        b"s": _Machine.put_item,
+        b"u": lambda m: m.put_items(m.pop_mark()),
         b"\x8f": lambda m: m.stack.append(_COLLECTION),
-        b"\x90": lambda m: m.drop(m.to_mark()),
-        b"\x91": lambda m: m.push_tuple(m.to_mark()),
+        b"\x90": lambda m: m.append_items(m.pop_mark()),
+        b"\x91": lambda m: m.push_tuple(m.pop_mark()),
         # the memo
         b"\x94": _Machine.memoize,
-        b"q": lambda m: m.memoize(m.count(1)),
-        b"r": lambda m: m.memoize(m.count(4)),
-        b"h": lambda m: m.get(1),
-        b"j": lambda m: m.get(4),
+        b"q": lambda m: m.memoize(m.read_integer(1)),
+        b"r": lambda m: m.memoize(m.read_integer(4)),
+        b"h": lambda m: m.push_memo(1),
+        b"j": lambda m: m.push_memo(4),
         # classes and their instances
-        b"c": lambda m: m.stack.append(_class_of(m.line(), m.line())),
-        b"\x93": _Machine.name,
-        b"R": _Machine.call,
-        b"\x81": _Machine.call,
-        b"\x92": lambda m: m.call(keywords=True),
-        b"b": _Machine.build,
+        b"c": lambda m: m.stack.append(_find_class(m.read_line(), m.read_line())),
+        b"\x93": _Machine.push_class,
+        b"R": _Machine.push_instance,
+        b"\x81": _Machine.push_instance,
+        b"\x92": lambda m: m.push_instance(keywords=True),
+        b"b": _Machine.set_state,
     }.items()
 }

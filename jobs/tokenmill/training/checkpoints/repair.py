@@ -1,16 +1,16 @@
-"""Megatron-LM's checkpoints of a run: which one a start resumes from, which may go.
+"""Repair of a run's checkpoints: which one an attempt resumes from, and which may be deleted.
 
-A run's directory, as Megatron-LM (megatron/training/checkpointing.py) and we write to it:
+A run's directory, as Megatron-LM (megatron/training/checkpointing.py) and tokenmill write to it:
 
     iter_0000100/                           a checkpoint (`torch_dist`)
     latest_checkpointed_iteration.txt       the tracker: an iteration, or `release` for a converted model in release/
-    .tokenmill/aside/NAME-N                 ours: what a start moved out of the way, N counts up
-    .tokenmill/trash/NAME-N                 ours: what is being deleted
+    .tokenmill/aside/NAME-N                 tokenmill's: a directory that an attempt moved out of the way; N counts up
+    .tokenmill/trash/NAME-N                 tokenmill's: a directory that is being deleted
 
-The tracker is written last, and not atomically.
+Megatron-LM writes the tracker last, and not atomically.
 
-Node 0 calls `prepare` before a start and `prune` while the run goes on. Both decide first and then act in steps of
-one rename each, so that after a kill between any two the same call comes to the same end.
+Node 0 calls `repair_checkpoints` before an attempt, and `prune` during the attempt. Both decide first and then act in
+steps of one rename each. If either is killed between two steps, the same call completes the work.
 """
 
 import os
@@ -22,334 +22,382 @@ from functools import cache
 from pathlib import Path
 
 from tokenmill.errors import InputError, RequestError
-from tokenmill.files.explain import explained
-from tokenmill.files.lease import abandoned
-from tokenmill.files.mounts import patiently, settle_seconds
-from tokenmill.files.paths import RECORDS
+from tokenmill.files.explain import explain_os_errors
+from tokenmill.files.lease import is_abandoned
+from tokenmill.files.mounts import directory_cache_seconds, retry_while_stale
+from tokenmill.files.paths import RECORDS_DIRECTORY
 from tokenmill.files.publish import write_atomic
 from tokenmill.files.tree import Tree, UnexpectedEntry
-from tokenmill.training.checkpoints import torch_dist as distcp
+from tokenmill.training.checkpoints import torch_dist
 from tokenmill.training.checkpoints.metadata import Damage
 from tokenmill.training.checkpoints.torch_dist import RELEASE, Checkpoint
 
 TRACKER = "latest_checkpointed_iteration.txt"
 
-ASIDE_FINISHED = 2
-"""Checkpoints kept aside whose save was finished: a rollback moves as many as retention had kept, two at least."""
+MAX_FINISHED_ASIDE = 2
+"""Finished checkpoints that are kept aside: after a tracker is set back, the number that retention keeps at least."""
 
-ASIDE_UNFINISHED = 1
-"""Cut-off saves kept aside, for somebody who wants to know; each may be as large as a checkpoint."""
+MAX_UNFINISHED_ASIDE = 1
+"""Interrupted saves that are kept aside for an inspection; each may be as large as a checkpoint."""
 
 _ITERATION = re.compile(r"iter_\d{7,15}")
 
 
-class TornTracker(InputError):
-    """The tracker names no iteration: cut off while it was written, or damaged."""
+class InvalidTracker(InputError):
+    """The tracker does not contain an iteration: its write was interrupted, or it is damaged."""
 
 
-class ForeignTracker(TornTracker):
-    """The tracker is no file, or somebody else's: nothing that a crash leaves, and no start repairs it."""
+class ForeignTracker(InvalidTracker):
+    """The tracker is not a regular file, or has another owner.
+
+    A crash cannot cause this, so no attempt repairs it.
+    """
 
 
 @dataclass(frozen=True)
-class Start:
-    """Where a run begins, and what was done so that it can."""
+class StartPoint:
+    """The iteration at which an attempt starts, and the repairs that were necessary for it."""
 
     iteration: int
     name: str | None
-    """The checkpoint's directory; None when the run begins from nothing."""
-    done: tuple[str, ...] = ()
-    """Sentences for the log."""
+    """Directory of the checkpoint, None if the run starts without one."""
+    actions: tuple[str, ...] = ()
+    """A sentence for the log for each action."""
 
     @property
-    def resume(self) -> bool:
-        """Whether there is a checkpoint to load."""
+    def has_checkpoint(self) -> bool:
+        """Return whether there is a checkpoint to load."""
         return self.name is not None
 
 
 @dataclass(frozen=True)
-class _Plan:
-    """A start, and the steps to it."""
+class _RepairPlan:
+    """A start point, and the steps that establish it."""
 
-    start: Start
+    start: StartPoint
     tracker: str | None = None
-    """What to write into the tracker; None leaves it."""
+    """New content of the tracker, None if the tracker stays unchanged."""
     aside: tuple[str, ...] = ()
-    """What to move aside, oldest first."""
+    """Names to move aside, oldest first."""
 
 
-# -- looking
+# -- reading
 
 
-def read_tracker(path: Path) -> int | None:
-    """Read the iteration that the tracker of a checkpoint directory names: 0 for `release`, None without a tracker.
+def read_tracked_iteration(path: Path) -> int | None:
+    """Return the iteration in the tracker of a checkpoint directory: 0 for `release`, None without a tracker.
 
     Raises:
-        TornTracker: it names none; a reader in the middle of a run may also have met Megatron-LM writing it.
+        InvalidTracker: the tracker contains no iteration, perhaps because Megatron-LM is writing it at this moment.
     """
-    named = tracked(path)
-    return None if named is None else distcp.iteration(named)
+    name = read_tracked_name(path)
+    return None if name is None else torch_dist.parse_iteration(name)
 
 
-def tracked(path: Path) -> str | None:
-    """Return the name of the checkpoint that the tracker names, which need not be there; None without a tracker."""
-    with explained(path):
+def read_tracked_name(path: Path) -> str | None:
+    """Return the name of the checkpoint in the tracker, which need not exist; None without a tracker.
+
+    Raises:
+        InvalidTracker: the tracker contains no iteration.
+    """
+    with explain_os_errors(path):
         try:
             with Tree(path).open(TRACKER) as file:
-                text = distcp.read(file, TRACKER, distcp.SMALL).strip()
+                text = torch_dist.read_limited(file, TRACKER, torch_dist.MAX_SMALL_FILE_BYTES).strip()
         except (FileNotFoundError, NotADirectoryError):
             return None
         except UnexpectedEntry as problem:
-            raise ForeignTracker(f"{path / TRACKER} is no file to go by: {problem}") from None
+            raise ForeignTracker(f"cannot use the tracker {path / TRACKER} (correct or remove it): {problem}") from None
         except Damage as problem:
-            raise TornTracker(f"{path}: {problem}; {_to_repair(path)}") from None
+            raise InvalidTracker(f"{path}: {problem}; {_repair_remedy(path)}") from None
     if text == RELEASE.encode():
         return RELEASE
-    # int() in Megatron-LM takes "1_0" and "+10" too, which it never writes.
+    # int() in Megatron-LM also accepts "1_0" and "+10", which Megatron-LM never writes.
     if not re.fullmatch(rb"[0-9]{1,15}", text):
-        found = "is empty" if not text else f"holds {text[:40]!r}, which is no iteration"
-        raise TornTracker(f"{path / TRACKER} {found}; {_to_repair(path)}")
+        content = "is empty" if not text else f"contains {text[:40]!r}, which is not an iteration"
+        raise InvalidTracker(f"{path / TRACKER} {content}; {_repair_remedy(path)}")
     return f"iter_{int(text):07d}"
 
 
-def scan(path: Path, *, full: bool = False) -> list[Checkpoint]:
-    """Look at every checkpoint of a directory, oldest first; `full` also compares recorded hashes."""
-    with explained(path):
-        return [distcp.examine(path / name, full=full) for name in reversed(_names(path))]
+def list_checkpoints(path: Path, *, full: bool = False) -> list[Checkpoint]:
+    """Return the state of every checkpoint of a directory, oldest first; `full` also compares recorded hashes."""
+    with explain_os_errors(path):
+        return [torch_dist.examine(path / name, full=full) for name in reversed(_list_names(path))]
 
 
-def look(path: Path, *, full: bool = False) -> Checkpoint | None:
-    """Look at the checkpoint that the tracker names, whether it is there or not; None without a tracker."""
-    with explained(path):
-        named = tracked(path)
-        return None if named is None else distcp.examine(path / named, full=full)
+def examine_tracked(path: Path, *, full: bool = False) -> Checkpoint | None:
+    """Return the state of the checkpoint in the tracker, which need not exist; None without a tracker."""
+    with explain_os_errors(path):
+        name = read_tracked_name(path)
+        return None if name is None else torch_dist.examine(path / name, full=full)
 
 
-def _to_repair(path: Path) -> str:
-    return f"tokenmill checkpoint repair {path} sets it to the newest whole checkpoint"
+def _repair_remedy(path: Path) -> str:
+    return f"run tokenmill checkpoint repair {path} to set it to the newest complete checkpoint"
 
 
-def _names(path: Path) -> list[str]:
-    """List the names of what Megatron-LM would take for checkpoints, newest first, `release` last."""
+def _list_names(path: Path) -> list[str]:
+    """Return the names that Megatron-LM uses for checkpoints, newest first, `release` last."""
     try:
-        found = os.listdir(path)  # noqa: PTH208 - names alone
+        names = os.listdir(path)  # noqa: PTH208 - names alone
     except FileNotFoundError:
         return []
-    # iter_100 and iter_0000100.bak are somebody's own: no tracker leads there.
-    iterations = [name for name in found if _ITERATION.fullmatch(name) and f"iter_{int(name[5:]):07d}" == name]
-    return sorted(iterations, key=distcp.iteration, reverse=True) + [RELEASE] * (RELEASE in found)
+    # A user made iter_100 or iter_0000100.bak: no tracker names it.
+    iterations = [name for name in names if _ITERATION.fullmatch(name) and f"iter_{int(name[5:]):07d}" == name]
+    return sorted(iterations, key=torch_dist.parse_iteration, reverse=True) + [RELEASE] * (RELEASE in names)
 
 
-# -- before a start
+# -- before an attempt
 
 
-def prepare(
+def repair_checkpoints(
     path: Path,
     *,
     dry_run: bool = False,
     start_over: bool = False,
-    say: Callable[[str], None] = lambda _: None,
-) -> Start:
-    """Put a run's checkpoints in order and return where it begins: node 0 does so before every start.
+    log: Callable[[str], None] = lambda _: None,
+) -> StartPoint:
+    """Put a run's checkpoints in order, and return where the run resumes; node 0 calls this before every attempt.
 
-    - The tracker names a whole checkpoint: that one. Newer ones are moved aside, whole or not: a save that was cut
-      off before the tracker, which the next save to the same iteration would mix with its own files, or what
-      somebody left behind who set the tracker back (a loss spike, say). To take up a newer one in spite of the
-      tracker would overrule them; to lose one interval of work is the price, and it can be moved back.
-    - The tracker is torn, missing, or names what is not whole: the newest whole checkpoint, older or newer, since
-      nobody's word stands against it; the tracker is set to it, and newer directories are moved aside.
-    - No tracker, and no save ever came to its end: the run dies in its first save and begins again from nothing, and
-      what is there is moved aside.
-    - Nothing at all: from nothing.
-    - Anything else was once a checkpoint and is damaged: refused, never a silent start from nothing.
+    - The tracker names a complete checkpoint: the run resumes from that one. Newer checkpoints are moved aside,
+      complete or not. Either their save was interrupted before the tracker, and the next save to the same iteration
+      would mix with their files. Or a user set the tracker back, after a loss spike for example. To resume from a newer
+      one would override that user. The price is the loss of one save interval, and a checkpoint can be moved back.
+    - The tracker is invalid or missing, or names an incomplete checkpoint: the run resumes from the newest complete
+      checkpoint, older or newer, since no valid tracker contradicts it. The tracker is set to this checkpoint, and
+      newer directories are moved aside.
+    - There is no tracker, and no save ever finished: the run died in its first save. It starts again without a
+      checkpoint, and the existing directories are moved aside.
+    - There are no checkpoints: the run starts without one.
+    - In every other case there was a checkpoint, and it is damaged. The call raises, so that a run never starts
+      silently without a checkpoint.
 
-    Older directories than the one to resume from are left as they are, whole or not: nothing reads them.
-    A network file system may show an old state (`settle_seconds`), so whatever needs to be done is looked at again
-    until its caches have expired; `say` is told when that takes time.
+    Directories older than the checkpoint to resume from stay, complete or not: Megatron-LM does not read them. A
+    network file system may show an outdated state (`directory_cache_seconds`). If a repair seems necessary, the call
+    therefore checks again until the caches have expired, and logs that it waits.
 
-    `dry_run` changes nothing, and `done` says what would be done. `start_over` answers the refusal: everything is
-    moved aside, as long as none of it is whole.
+    `dry_run` changes nothing, and `actions` then contains the planned actions. `start_over` replaces the error of
+    damaged checkpoints: everything is moved aside, as long as no checkpoint is complete.
 
     Raises:
-        RequestError: no checkpoint is whole, and there was one.
+        RequestError: no checkpoint is complete, and there was one.
     """
-    with explained(path):
-        plan = _settled(path, start_over, say)
+    with explain_os_errors(path):
+        plan = _plan_after_caches(path, start_over, log)
         if dry_run:
             return plan.start
-        # The tracker first: from then on it names a whole checkpoint, and what is newer goes.
+        # The tracker first: from then on it names a complete checkpoint, and the newer ones can be moved.
         if plan.tracker is not None:
-            write_atomic(path / TRACKER, plan.tracker.encode(), directory=path / RECORDS)
+            write_atomic(path / TRACKER, plan.tracker.encode(), directory=path / RECORDS_DIRECTORY)
         for name in plan.aside:
             _move(path, name, "aside")
-        deleted = _tidy(path, {False: ASIDE_UNFINISHED})
-        return replace(plan.start, done=(*plan.start.done, *deleted))
+        deleted = _delete_surplus(path, {False: MAX_UNFINISHED_ASIDE})
+        return replace(plan.start, actions=(*plan.start.actions, *deleted))
 
 
-def _settled(path: Path, start_over: bool, say: Callable[[str], None]) -> _Plan:
-    def clear() -> bool:
-        """Tell whether there is a checkpoint to resume from and nothing to do."""
+def _plan_after_caches(path: Path, start_over: bool, log: Callable[[str], None]) -> _RepairPlan:
+    """Return the plan; if it needs a repair, only after the caches of a network file system have expired."""
+
+    def is_in_order() -> bool:
+        """Return whether there is a checkpoint to resume from, and no repair is necessary."""
         try:
-            plan = _plan(path, start_over)
+            plan = _plan_repair(path, start_over)
         except RequestError:
             return False
-        return plan.start.resume and not plan.aside and plan.tracker is None
+        return plan.start.has_checkpoint and not plan.aside and plan.tracker is None
 
-    if (seconds := settle_seconds(path)) and not clear():
-        say(f"{path} is on a network file system, which may show an old state: looking again for {seconds:.0f} s")
-        patiently(clear, path)
-    return _plan(path, start_over)
+    if (seconds := directory_cache_seconds(path)) and not is_in_order():
+        log(f"{path} is on a network file system, which may show an outdated state: checking again for {seconds:.0f} s")
+        retry_while_stale(is_in_order, path)
+    return _plan_repair(path, start_over)
 
 
-def _plan(path: Path, start_over: bool) -> _Plan:
+def _plan_repair(path: Path, start_over: bool) -> _RepairPlan:
     if path.exists() and not path.is_dir():
-        raise RequestError(f"{path} is no directory: give another one for checkpoints")
-    names = _names(path)
+        raise RequestError(f"{path} is not a directory: set another path for checkpoints")
+    names = _list_names(path)
 
     @cache
-    def at(name: str) -> Checkpoint:
-        return distcp.examine(path / name)
+    def examine(name: str) -> Checkpoint:
+        return torch_dist.examine(path / name)
 
-    named, torn = None, ""
+    tracked_name, tracker_problem = None, ""
     try:
-        named = tracked(path)
+        tracked_name = read_tracked_name(path)
     except ForeignTracker:
         raise
-    except TornTracker as problem:
-        torn = str(problem).rpartition(";")[0]
-    target = next((name for name in [named, *names] if name and at(name).complete), None)
+    except InvalidTracker as problem:
+        tracker_problem = str(problem).rpartition(";")[0]
+    target = next((name for name in [tracked_name, *names] if name and examine(name).complete), None)
     if start_over:
         if target:
             raise RequestError(
-                f"{path / target} is whole, and a run resumes from it; to begin anew give the run another directory "
-                "for checkpoints (in a chart: --set storage.checkpointPath=...)"
+                f"{path / target} is complete, and a run resumes from it; to start without a checkpoint, set another "
+                "directory for checkpoints (in a chart: --set storage.checkpointPath=...)"
             )
-        over = [TRACKER] * os.path.lexists(path / TRACKER) + names[::-1]
-        return _Plan(Start(0, None, tuple(f"{path / name} moved aside" for name in over)), aside=tuple(over))
+        aside = [TRACKER] * os.path.lexists(path / TRACKER) + names[::-1]
+        return _RepairPlan(
+            StartPoint(0, None, tuple(f"{path / name} moved aside" for name in aside)), aside=tuple(aside)
+        )
     if target:
-        newer = [at(name) for name in names[::-1] if name != RELEASE and _later(name, target)]
-        return _resume(path, target, torn or (at(named).state if named else ""), named, newer)
-    if not names and not torn and named is None:
-        return _Plan(Start(0, None))
-    begun = [at(name) for name in names[::-1]]
-    # A link, or the older format: whole, as likely as not, and none of a save of ours that was cut off.
-    foreign = [one for one in begun if one.path.is_symlink() or distcp.older_format(one.path)]
-    if not torn and named is None and not foreign and not any(one.finished for one in begun):
-        done = [f"{one.path} moved aside: the run's first save was never finished ({one.state})" for one in begun]
-        return _Plan(Start(0, None, tuple(done)), aside=tuple(names[::-1]))
-    raise _nothing_whole(path, named, torn, begun)
+        newer = [examine(name) for name in names[::-1] if name != RELEASE and _is_newer(name, target)]
+        return _plan_resume(
+            path, target, tracker_problem or (examine(tracked_name).state if tracked_name else ""), tracked_name, newer
+        )
+    if not names and not tracker_problem and tracked_name is None:
+        return _RepairPlan(StartPoint(0, None))
+    incomplete = [examine(name) for name in names[::-1]]
+    # A link, or the older format: probably complete, and never an interrupted save of this run.
+    foreign = [
+        checkpoint
+        for checkpoint in incomplete
+        if checkpoint.path.is_symlink() or torch_dist.is_older_format(checkpoint.path)
+    ]
+    if (
+        not tracker_problem
+        and tracked_name is None
+        and not foreign
+        and not any(checkpoint.finished for checkpoint in incomplete)
+    ):
+        actions = [
+            f"{checkpoint.path} moved aside: the first save of the run did not finish ({checkpoint.state})"
+            for checkpoint in incomplete
+        ]
+        return _RepairPlan(StartPoint(0, None, tuple(actions)), aside=tuple(names[::-1]))
+    raise _no_complete_checkpoint(path, tracked_name, tracker_problem, incomplete)
 
 
-def _later(name: str, target: str) -> bool:
-    return target == RELEASE or distcp.iteration(name) > distcp.iteration(target)
+def _is_newer(name: str, target: str) -> bool:
+    return target == RELEASE or torch_dist.parse_iteration(name) > torch_dist.parse_iteration(target)
 
 
-def _resume(path: Path, target: str, wrong: str, named: str | None, newer: list[Checkpoint]) -> _Plan:
-    """Plan a start from a whole checkpoint; `wrong` is what is wrong with the tracker or with what it names."""
-    done: list[str] = []
+def _plan_resume(
+    path: Path, target: str, problem: str, tracked_name: str | None, newer: list[Checkpoint]
+) -> _RepairPlan:
+    """Plan a start from a complete checkpoint; `problem` is that of the tracker or of the checkpoint in the tracker."""
+    actions: list[str] = []
     tracker = None
-    if target != named:
-        tracker = RELEASE if target == RELEASE else str(distcp.iteration(target))
-        why = wrong or "there was none"
-        if named:
-            why = f"it named {named}, which is not whole ({wrong})"
-        done.append(f"tracker set to {tracker}, the newest whole checkpoint: {why}")
-    for one in newer:
-        state = "it is whole, but the tracker was never set to it, or was set back" if one.complete else one.state
-        done.append(f"{one.path} moved aside: newer than where the run resumes ({state})")
-    return _Plan(Start(distcp.iteration(target), target, tuple(done)), tracker, tuple(one.path.name for one in newer))
-
-
-def _nothing_whole(path: Path, named: str | None, torn: str, found: list[Checkpoint]) -> RequestError:
-    tracker = torn or (f"the tracker names {named}" if named else "there is no tracker")
-    states = "; ".join(f"{one.path.name}: {one.state}" for one in found[::-1][:4]) or "there are none"
-    return RequestError(
-        f"no checkpoint in {path} is whole, and the run would begin again from nothing: {tracker}; {states}. "
-        f"Bring a whole one back, or give the run another directory (in a chart: --set storage.checkpointPath=...), or "
-        f"move what is there out of the way: tokenmill checkpoint repair {path} --start-over"
+    if target != tracked_name:
+        tracker = RELEASE if target == RELEASE else str(torch_dist.parse_iteration(target))
+        reason = problem or "there was no tracker"
+        if tracked_name:
+            reason = f"the tracker named {tracked_name}, which is not complete ({problem})"
+        actions.append(f"tracker set to {tracker}, the newest complete checkpoint: {reason}")
+    for checkpoint in newer:
+        state = (
+            "it is complete, but the tracker never named it or was set back"
+            if checkpoint.complete
+            else checkpoint.state
+        )
+        actions.append(f"{checkpoint.path} moved aside: newer than the checkpoint to resume from ({state})")
+    return _RepairPlan(
+        StartPoint(torch_dist.parse_iteration(target), target, tuple(actions)),
+        tracker,
+        tuple(checkpoint.path.name for checkpoint in newer),
     )
 
 
-# -- during a run
+def _no_complete_checkpoint(
+    path: Path, tracked_name: str | None, tracker_problem: str, checkpoints: list[Checkpoint]
+) -> RequestError:
+    tracker = tracker_problem or (f"the tracker names {tracked_name}" if tracked_name else "there is no tracker")
+    states = (
+        "; ".join(f"{checkpoint.path.name}: {checkpoint.state}" for checkpoint in checkpoints[::-1][:4])
+        or "there are no checkpoints"
+    )
+    return RequestError(
+        f"no checkpoint in {path} is complete, and the run would start again from iteration 0: {tracker}; {states}. "
+        "Restore a complete checkpoint, or set another directory for checkpoints (in a chart: --set "
+        f"storage.checkpointPath=...), or move everything aside: tokenmill checkpoint repair {path} --start-over"
+    )
+
+
+# -- during an attempt
 
 
 def prune(path: Path, keep: int) -> list[str]:
-    """Delete whole checkpoints beyond the newest `keep` of those up to the tracker; return what was done.
+    """Delete complete checkpoints beyond the newest `keep` up to the tracker; return a sentence for each action.
 
-    The tracker's own stays, whatever is newer stays, and so does what is not whole (`prepare` judges that), a link
-    (Megatron-LM's retention leaves those too) and `release`. With a torn or missing tracker, or one that names what
-    is not whole, nothing is deleted. A checkpoint leaves by one rename into .tokenmill/trash, from where nothing reads,
-    and is deleted there; what a kill leaves in there goes the next time.
+    The checkpoint in the tracker stays, and so does every newer one. Incomplete checkpoints stay too
+    (`repair_checkpoints` decides about them), and so do links, which Megatron-LM's retention also keeps, and `release`.
+    Nothing is deleted while the tracker is invalid or missing, or names an incomplete checkpoint. A deletion starts
+    with one rename into .tokenmill/trash, which Megatron-LM does not read. The next call completes an interrupted
+    deletion.
 
-    Of what starts moved aside, the newest ASIDE_FINISHED whose save was finished stay, and the newest
-    ASIDE_UNFINISHED of the others. A start itself deletes cut-off saves beyond that, lest a run that dies in every
-    save fill the disk, and nothing else: whoever set the tracker back may look at all of it until the run goes on.
+    Of the directories that were moved aside, the newest MAX_FINISHED_ASIDE finished ones stay, and the newest
+    MAX_UNFINISHED_ASIDE others. `repair_checkpoints` deletes only interrupted saves beyond that number, so that a run
+    that dies in every save does not fill the disk. It keeps all others, because a user who set the tracker back may
+    inspect them until the run continues.
     """
     if keep < 2:
-        raise RequestError(f"checkpoint.keep is {keep}: at least 2, so that one is left when the newest is damaged")
-    done: list[str] = []
-    with explained(path):
+        raise RequestError(
+            f"invalid checkpoint.keep {keep}: it must be at least 2, because one must remain when the newest is "
+            "damaged; raise it"
+        )
+    actions: list[str] = []
+    with explain_os_errors(path):
         try:
-            named = tracked(path)
-        except TornTracker:
-            named = None
-        if named and named != RELEASE and distcp.examine(path / named).complete:
-            older = [name for name in _names(path) if name != RELEASE and _later(named, name)]
-            left = keep - 1
-            for one in (distcp.examine(path / name) for name in older):
-                if not one.complete:
+            tracked_name = read_tracked_name(path)
+        except InvalidTracker:
+            tracked_name = None
+        if tracked_name and tracked_name != RELEASE and torch_dist.examine(path / tracked_name).complete:
+            older = [name for name in _list_names(path) if name != RELEASE and _is_newer(tracked_name, name)]
+            remaining = keep - 1
+            for checkpoint in (torch_dist.examine(path / name) for name in older):
+                if not checkpoint.complete:
                     continue
-                if left > 0 or one.path.is_symlink():
-                    left -= 1
+                if remaining > 0 or checkpoint.path.is_symlink():
+                    remaining -= 1
                     continue
-                _move(path, one.path.name, "trash")
-                done.append(f"{one.path} deleted: {keep} newer ones are kept")
-        done += _tidy(path, {True: ASIDE_FINISHED, False: ASIDE_UNFINISHED})
-    return done
+                _move(path, checkpoint.path.name, "trash")
+                actions.append(f"{checkpoint.path} deleted: {keep} newer checkpoints are kept")
+        actions += _delete_surplus(path, {True: MAX_FINISHED_ASIDE, False: MAX_UNFINISHED_ASIDE})
+    return actions
 
 
-def _tidy(path: Path, kept: dict[bool, int]) -> list[str]:
-    """Delete what lies aside beyond so many, by whether its save was finished, and what lies in the trash.
+def _delete_surplus(path: Path, limits: dict[bool, int]) -> list[str]:
+    """Delete directories aside beyond the limits, and everything in the trash; return a sentence for each action.
 
-    Returns what was done.
+    `limits` has the number of directories to keep by whether their save finished; others are not deleted.
     """
-    done: list[str] = []
-    tree, aside, trash = Tree(path), path / RECORDS / "aside", path / RECORDS / "trash"
-    for _, name in sorted(_numbered(path, "aside"), reverse=True):
+    actions: list[str] = []
+    tree, aside, trash = Tree(path), path / RECORDS_DIRECTORY / "aside", path / RECORDS_DIRECTORY / "trash"
+    for _, name in sorted(_list_numbered(path, "aside"), reverse=True):
         finished = (aside / name / "metadata.json").exists()
-        if (aside / name).is_symlink() or not (aside / name).is_dir() or finished not in kept:
+        if (aside / name).is_symlink() or not (aside / name).is_dir() or finished not in limits:
             continue
-        kept[finished] -= 1
-        if kept[finished] < 0:
-            _move(path, f"{RECORDS}/aside/{name}", "trash")
-            done.append(f"{aside / name} deleted: newer ones lie aside")
-    for _, name in _numbered(path, "trash"):
+        limits[finished] -= 1
+        if limits[finished] < 0:
+            _move(path, f"{RECORDS_DIRECTORY}/aside/{name}", "trash")
+            actions.append(f"{aside / name} deleted: newer ones are kept aside")
+    for _, name in _list_numbered(path, "trash"):
         try:
-            with tree.directory(trash) as place:
-                os.close(os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=place))  # no pipe, no link
-                shutil.rmtree(name, dir_fd=place)
-        except OSError as problem:  # an open file's name on NFS, say: the run goes on, and the next call tries again
-            done.append(f"{trash / name} is not deleted yet: {problem.strerror or problem}")
-    for name in tree.names(RECORDS) if path.is_dir() else ():
-        if abandoned(path / RECORDS / name):
-            tree.unlink(f"{RECORDS}/{name}")
-    return done
+            with tree.directory(trash) as handle:
+                # Fails for a pipe or a symbolic link.
+                os.close(os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=handle))
+                shutil.rmtree(name, dir_fd=handle)
+        except OSError as problem:  # for example an open file on NFS: the run continues, and the next call tries again
+            actions.append(f"{trash / name} is not deleted yet: {problem.strerror or problem}")
+    for name in tree.names(RECORDS_DIRECTORY) if path.is_dir() else ():
+        if is_abandoned(path / RECORDS_DIRECTORY / name):
+            tree.unlink(f"{RECORDS_DIRECTORY}/{name}")
+    return actions
 
 
-def _numbered(path: Path, kind: str) -> list[tuple[int, str]]:
-    """List what lies aside or in the trash, as N and NAME-N."""
-    place = path / RECORDS / kind
-    for directory in (place.parent, place):
+def _list_numbered(path: Path, kind: str) -> list[tuple[int, str]]:
+    """Return the number N and the name NAME-N of every entry of aside or trash."""
+    parent = path / RECORDS_DIRECTORY / kind
+    for directory in (parent.parent, parent):
         if directory.is_symlink():
-            raise RequestError(f"{directory} is a link, and what lies in there gets deleted: remove it")
-    return [(int(found[1]), name) for name in Tree(path).names(place) if (found := re.search(r"-(\d{1,18})$", name))]
+            raise RequestError(f"{directory} is a symbolic link, but tokenmill deletes files in it: remove the link")
+    return [(int(match[1]), name) for name in Tree(path).names(parent) if (match := re.search(r"-(\d{1,18})$", name))]
 
 
 def _move(path: Path, name: str, kind: str) -> None:
-    """Rename what lies in Megatron-LM's sight, or aside, into a place under a name that was not used there before."""
+    """Move a directory into aside or trash, under a name that was never used there."""
     tree = Tree(path)
-    number = 1 + max((number for number, _ in _numbered(path, kind)), default=0)
+    number = 1 + max((number for number, _ in _list_numbered(path, kind)), default=0)
     directory, _, last = name.rpartition("/")
-    tree.rename(name, f"{RECORDS}/{kind}/{last}-{number}", create=True)
-    tree.fsync(f"{RECORDS}/{kind}")
+    tree.rename(name, f"{RECORDS_DIRECTORY}/{kind}/{last}-{number}", create=True)
+    tree.fsync(f"{RECORDS_DIRECTORY}/{kind}")
     tree.fsync(directory)

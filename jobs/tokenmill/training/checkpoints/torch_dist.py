@@ -1,14 +1,16 @@
-"""One checkpoint of Megatron-LM in the format torch_dist: is it whole, how large is it, how old.
+"""One checkpoint of Megatron-LM in the format torch_dist: is it complete, its size, its age.
 
-A save writes it in this order (megatron/core/dist_checkpointing, torch.distributed.checkpoint):
+`repair` examines the checkpoints of a run with it. A save writes these files, in this order
+(megatron/core/dist_checkpointing, torch.distributed.checkpoint):
 
-    common.pt         what is no tensor (`torch_file`); only older Megatron-LM, whose metadata.json has a common_backend
-    __R_I.distcp      rank R's tensors, file I, synced before the next
-    .metadata         which bytes of which file hold what (`metadata`); written beside and renamed
-    metadata.json     {"sharded_backend": "torch_dist", ...}: without it no torch_dist checkpoint
+    common.pt         everything except tensors (`torch_file`); only an older Megatron-LM, whose metadata.json has a
+                      common_backend
+    __R_I.distcp      rank R's tensors, file I, synced before the next file
+    .metadata         the bytes of each file that a tensor has (`metadata`); written under another name and renamed
+    metadata.json     {"sharded_backend": "torch_dist", ...}: without it the directory is not a torch_dist checkpoint
     integrity.json    SHA-256 of every file; only with --verify-integrity
 
-None but .metadata is written atomically, and nothing stops a save into a directory that holds an older one.
+Only .metadata is written atomically, and Megatron-LM also saves into a directory that contains an older checkpoint.
 """
 
 import contextlib
@@ -24,229 +26,237 @@ from typing import IO
 
 from tokenmill.errors import RequestError
 from tokenmill.files.tree import check_inside
-from tokenmill.training.checkpoints.metadata import Damage, extents, shown
-from tokenmill.training.checkpoints.torch_file import check_whole
+from tokenmill.training.checkpoints.metadata import Damage, printable_name, read_extents
+from tokenmill.training.checkpoints.torch_file import check_torch_file
 
 COMMON = "common.pt"
 
 RELEASE = "release"
 """Directory of a converted model."""
 
-CLOCK_TOLERANCE = 10.0
-"""Seconds by which a data file may be newer than what is written after it.
+CLOCK_TOLERANCE_SECONDS = 10.0
+"""Seconds by which a data file may be newer than the files that a save writes after it.
 
-A save over an older checkpoint that was cut off has new data under an old .metadata and metadata.json, and where
-the sizes are the same nothing but times tells. Times come from the file server (NFS, blob), to a second or two at
-worst, or from each client's own clock (Lustre), which agree to well below a second where they are kept, and may be a
-few seconds off where they are not. A cut-off save, on the other hand, comes at least a restart and the iterations
-of a save interval later: tens of seconds. A checkpoint that was copied without its times may look cut off; touching
-.metadata and metadata.json says that it is not.
+A save over an older checkpoint that was interrupted leaves new data under an old .metadata and metadata.json. If the
+sizes are equal, only the times show it. Times come from the file server (NFS, blob), and are exact to a second or two
+at worst. Or they come from each client's own clock (Lustre): synchronized clocks agree to well below a second, others
+may be a few seconds off. An interrupted save, on the other hand, is later by at least a restart and the iterations of a
+save interval: tens of seconds. A checkpoint that was copied without its times may look interrupted; touching .metadata
+and metadata.json corrects that.
 """
 
-SMALL = 1 << 20
-"""Bytes beyond which a file of a few bytes is somebody else's."""
+MAX_SMALL_FILE_BYTES = 1 << 20
+"""Maximum bytes of a file that has a few bytes in a checkpoint; a larger one is not Megatron-LM's."""
 
-LARGE = 1 << 30
-"""The same of a file that grows with the run: 100 bytes or so for each shard of each tensor on each rank."""
+MAX_LARGE_FILE_BYTES = 1 << 30
+"""Maximum bytes of a file that grows with the run: about 100 bytes for each shard of each tensor on each rank."""
 
 
-class _Missing(Damage):
-    """A file is not there."""
+class _MissingFile(Damage):
+    """A file does not exist."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One directory of a run's checkpoints, as it was found."""
+    """The state of one directory of a run's checkpoints."""
 
     iteration: int
-    """0 for `release`, as Megatron-LM counts it."""
+    """Iteration of the checkpoint; 0 for `release`, as in Megatron-LM."""
     path: Path
     problems: tuple[str, ...]
-    """Why it is not whole; empty when it is."""
+    """Why the checkpoint is incomplete; empty if it is complete."""
     finished: bool
-    """Whether its save came to the end: one that did and is damaged has lost something, one that did not never was."""
+    """Whether the save finished: a finished but damaged checkpoint has lost data, an unfinished one never had it."""
     bytes: int
     mtime: float
-    """Of the newest file, in seconds since 1970."""
+    """Modification time of the newest file, in seconds since 1970."""
 
     @property
     def complete(self) -> bool:
-        """Whether a run can resume from it."""
+        """Return whether a run can resume from the checkpoint."""
         return not self.problems
 
     @property
     def state(self) -> str:
-        """`complete`, or why it is not, in a line."""
+        """Return `complete`, or a line about why it is not."""
         more = f" (and {len(self.problems) - 1} more)" if len(self.problems) > 1 else ""
         return f"{self.problems[0]}{more}" if self.problems else "complete"
 
 
-def iteration(name: str) -> int:
-    """Return the iteration of a checkpoint from its directory's name."""
+def parse_iteration(name: str) -> int:
+    """Return the iteration of a checkpoint from the name of its directory."""
     return 0 if name == RELEASE else int(name.removeprefix("iter_"))
 
 
 def examine(directory: Path, *, full: bool = False) -> Checkpoint:
-    """Look at a checkpoint, which need not be there; `full` also compares recorded hashes."""
+    """Return the state of a checkpoint, which need not exist; `full` also compares recorded hashes."""
     problems: list[str] = []
     finished = False
     try:
         if not directory.is_dir():
-            what = "is a link to nothing" if directory.is_symlink() else "is no directory"
-            raise Damage(what if os.path.lexists(directory) else "is not there")
-        about = _about(directory)
+            reason = "is a dangling symbolic link" if directory.is_symlink() else "is not a directory"
+            raise Damage(reason if os.path.lexists(directory) else "does not exist")
+        save_format = _read_format(directory)
         finished = True
-        if (backend := about.get("sharded_backend")) != "torch_dist":
+        if (backend := save_format.get("sharded_backend")) != "torch_dist":
             raise Damage(f"metadata.json names the format {repr(backend)[:100]}, not 'torch_dist'")
-        common = _common_problems(directory, needed="common_backend" in about)
-        problems = common + _data_problems(directory) or (_hash_problems(directory) if full else [])
+        common = _check_common(directory, needed="common_backend" in save_format)
+        problems = common + _check_data(directory) or (_check_hashes(directory) if full else [])
     except Damage as problem:
         problems = [str(problem)]
-    size, newest = _usage(directory)
-    return Checkpoint(iteration(directory.name), directory, tuple(problems), finished, size, newest)
+    size, newest = _measure(directory)
+    return Checkpoint(parse_iteration(directory.name), directory, tuple(problems), finished, size, newest)
 
 
-def older_format(directory: Path) -> bool:
-    """Tell whether a checkpoint is in Megatron-LM's older format, torch."""
+def is_older_format(directory: Path) -> bool:
+    """Return whether a checkpoint is in Megatron-LM's older format, torch."""
     return any(directory.glob("mp_rank_*"))
 
 
-def read(file: IO[bytes], name: str, limit: int) -> bytes:
-    """Read an open file whole; one over the limit is damage."""
+def read_limited(file: IO[bytes], name: str, limit: int) -> bytes:
+    """Read an open file completely.
+
+    Raises:
+        Damage: the file has more than `limit` bytes.
+    """
     size = os.fstat(file.fileno()).st_size
     if size > limit:
-        raise Damage(f"{name} has {size:,} bytes")
+        raise Damage(f"{name} has {size:,} bytes, which is too many")
     return file.read(limit)
 
 
-def _part(directory: Path, name: str, limit: int) -> bytes:
-    with _open(directory, name) as file:
-        return read(file, name, limit)
+def _read_file(directory: Path, name: str, limit: int) -> bytes:
+    with _open_file(directory, name) as file:
+        return read_limited(file, name, limit)
 
 
-def _open(directory: Path, name: str) -> BufferedReader:
-    """Open a regular file of a checkpoint, as `_stat` finds it; what takes its place meanwhile is damage, too."""
-    _stat(directory, name)
+def _open_file(directory: Path, name: str) -> BufferedReader:
+    """Open a regular file of a checkpoint after the checks of `_stat_file`.
+
+    Raises:
+        Damage: the path is not a regular file, or became something else between the check and the open.
+    """
+    _stat_file(directory, name)
     handle = os.open(directory / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
-        raise Damage(f"{shown(name)} is no file")
+        raise Damage(f"{printable_name(name)} is not a regular file")
     return os.fdopen(handle, "rb")
 
 
-def _about(directory: Path) -> dict[str, object]:
-    """Return what metadata.json says of the format."""
+def _read_format(directory: Path) -> dict[str, object]:
+    """Return the content of metadata.json, which names the format."""
     try:
-        value = json.loads(_part(directory, "metadata.json", SMALL))
+        value = json.loads(_read_file(directory, "metadata.json", MAX_SMALL_FILE_BYTES))
     except (ValueError, RecursionError):
-        raise Damage("metadata.json is no JSON: the save was cut off") from None
-    except _Missing:
-        if older_format(directory):
-            # Finished or not cannot be told; nothing of it is ever taken for a save of ours that was cut off.
+        raise Damage("metadata.json is not JSON: the save was interrupted") from None
+    except _MissingFile:
+        if is_older_format(directory):
+            # This format does not show whether its save finished. It never counts as an interrupted save of this run.
             raise Damage("has no metadata.json: it is in Megatron-LM's older format, torch") from None
         other = " (or it is in another format, such as torch_dcp)" if (directory / ".metadata").exists() else ""
-        raise Damage(f"has no metadata.json: the save was cut off{other}") from None
+        raise Damage(f"has no metadata.json: the save was interrupted{other}") from None
     return value if isinstance(value, dict) else {}
 
 
-def _common_problems(directory: Path, *, needed: bool) -> list[str]:
-    """Read common.pt, which Megatron-LM loads wherever there is one, and which needs to be there where it wrote one."""
+def _check_common(directory: Path, *, needed: bool) -> list[str]:
+    """Check common.pt, which Megatron-LM loads if it exists, and which must exist if Megatron-LM wrote it."""
     try:
-        with _open(directory, COMMON) as file:
-            check_whole(file, COMMON)
-    except _Missing as problem:
+        with _open_file(directory, COMMON) as file:
+            check_torch_file(file, COMMON)
+    except _MissingFile as problem:
         return [str(problem)] if needed else []
     except Damage as problem:
         return [str(problem)]
     return []
 
 
-def _data_problems(directory: Path) -> list[str]:
-    """Compare the data files with what .metadata says about them."""
+def _check_data(directory: Path) -> list[str]:
+    """Compare the sizes and times of the data files with .metadata."""
     try:
-        needed = extents(_part(directory, ".metadata", LARGE))
-    except _Missing:
-        raise Damage("has no .metadata: a save over it was cut off") from None
+        needed_bytes = read_extents(_read_file(directory, ".metadata", MAX_LARGE_FILE_BYTES))
+    except _MissingFile:
+        raise Damage("has no .metadata: a save over it was interrupted") from None
     problems: list[str] = []
     newest = (0.0, "")
-    for name, size in sorted(needed.items()):
+    for name, size in sorted(needed_bytes.items()):
         try:
-            found = _stat(directory, name)
+            status = _stat_file(directory, name)
         except Damage as problem:
             problems.append(str(problem))
             continue
-        if found.st_size < size:
-            problems.append(f"{shown(name)} has {found.st_size:,} bytes where .metadata needs {size:,}")
-        newest = max(newest, (found.st_mtime, shown(name)))
-    later = min((_stat(directory, name).st_mtime, name) for name in (".metadata", "metadata.json"))
-    if newest[0] > later[0] + CLOCK_TOLERANCE:
+        if status.st_size < size:
+            problems.append(f"{printable_name(name)} has {status.st_size:,} bytes, but .metadata requires {size:,}")
+        newest = max(newest, (status.st_mtime, printable_name(name)))
+    later = min((_stat_file(directory, name).st_mtime, name) for name in (".metadata", "metadata.json"))
+    if newest[0] > later[0] + CLOCK_TOLERANCE_SECONDS:
         problems.append(
-            f"{newest[1]} is {newest[0] - later[0]:,.0f} s newer than {later[1]}: a save over it was cut off (where it "
-            f"was only copied without its times, say so: touch {directory}/.metadata {directory}/metadata.json)"
+            f"{newest[1]} is {newest[0] - later[0]:,.0f} s newer than {later[1]}: a save over it was interrupted (if "
+            f"the checkpoint was copied without its times, run: touch {directory}/.metadata {directory}/metadata.json)"
         )
     return problems
 
 
-def _hash_problems(directory: Path) -> list[str]:
-    """Compare the files with the hashes that --verify-integrity left; nothing where it left none."""
+def _check_hashes(directory: Path) -> list[str]:
+    """Compare the files with the hashes that --verify-integrity wrote, if there are any."""
     try:
-        manifest = json.loads(_part(directory, "integrity.json", LARGE))
+        manifest = json.loads(_read_file(directory, "integrity.json", MAX_LARGE_FILE_BYTES))
         if manifest.get("algorithm", "sha256") != "sha256":
             return [f"integrity.json has hashes of {repr(manifest['algorithm'])[:100]}, not of 'sha256'"]
-        named = {str(name): str(digest) for name, digest in manifest["files"].items()}
-    except _Missing:
+        digests = {str(name): str(digest) for name, digest in manifest["files"].items()}
+    except _MissingFile:
         return []
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return ["integrity.json holds no SHA-256 hashes: it was cut off"]
+        return ["integrity.json contains no SHA-256 hashes: it is truncated"]
     problems: list[str] = []
-    for name, digest in named.items():
+    for name, digest in digests.items():
         try:
-            with _open(directory, name) as file:
+            with _open_file(directory, name) as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() != digest:
-                    problems.append(f"{shown(name)} has other bytes than integrity.json says")
-        except _Missing:
-            problems.append(f"{shown(name)}, of which integrity.json has the hash, is missing")
+                    problems.append(f"{printable_name(name)} does not match its hash in integrity.json")
+        except _MissingFile:
+            problems.append(f"{printable_name(name)} is missing, but integrity.json has its hash")
         except Damage as problem:
             problems.append(str(problem))
     return problems
 
 
-def _stat(directory: Path, relative: str) -> os.stat_result:
-    """Return the state of a regular file in a checkpoint.
+def _stat_file(directory: Path, relative: str) -> os.stat_result:
+    """Return the status of a regular file in a checkpoint.
 
     Raises:
-        Damage: it is missing, the path or a link on it leads out of the checkpoint, or it is something else.
+        Damage: the file is missing or not a regular file, or its path or a link leads out of the checkpoint.
     """
-    name = shown(relative)
+    name = printable_name(relative)
     try:
         check_inside(directory, relative)
         file = directory / relative
-        found = file.lstat()
-        if stat.S_ISLNK(found.st_mode) or "/" in relative:
+        status = file.lstat()
+        if stat.S_ISLNK(status.st_mode) or "/" in relative:
             if not file.resolve().is_relative_to(directory.resolve()):
-                raise Damage(f"{name} is a link that leads out of the checkpoint")
-            found = file.stat()
+                raise Damage(f"{name} is a symbolic link that leads out of the checkpoint")
+            status = file.stat()
     except RequestError:
-        raise Damage(f"{name}, which .metadata or integrity.json names, is outside the checkpoint") from None
+        raise Damage(f"{name} is outside the checkpoint, but .metadata or integrity.json names it") from None
     except FileNotFoundError:
-        raise _Missing(f"{name} is missing") from None
-    except (ValueError, RuntimeError):  # no name at all in UTF-8; a link to itself
-        raise Damage(f"{name} leads nowhere") from None
+        raise _MissingFile(f"{name} is missing") from None
+    except (ValueError, RuntimeError):  # a name that is not valid UTF-8; a link to itself
+        raise Damage(f"{name} is not a valid path") from None
     except OSError as problem:
         if problem.errno not in (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR):
             raise
-        raise Damage(f"{name} leads nowhere: {problem.strerror}") from None
-    if not stat.S_ISREG(found.st_mode):
-        raise Damage(f"{name} is no file")
-    return found
+        raise Damage(f"{name} is not a valid path: {problem.strerror}") from None
+    if not stat.S_ISREG(status.st_mode):
+        raise Damage(f"{name} is not a regular file")
+    return status
 
 
-def _usage(directory: Path) -> tuple[int, float]:
-    """Return the bytes of all files below a directory, and the time of the newest."""
+def _measure(directory: Path) -> tuple[int, float]:
+    """Return the bytes of all files below a directory, and the modification time of the newest."""
     total, newest = 0, 0.0
-    for place, _, names in os.walk(directory):
+    for parent, _, names in os.walk(directory):
         for name in names:
             with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
-                found = os.lstat(os.path.join(place, name))  # noqa: PTH118 - thousands of files
-                total, newest = total + found.st_size, max(newest, found.st_mtime)
+                status = os.lstat(os.path.join(parent, name))  # noqa: PTH118 - thousands of files
+                total, newest = total + status.st_size, max(newest, status.st_mtime)
     return total, newest

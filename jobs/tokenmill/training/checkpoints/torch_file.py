@@ -1,9 +1,10 @@
-"""Is a file that torch.save wrote whole? Answered without torch, and without running or building anything of it.
+"""Checks whether a file that torch.save wrote is complete, without torch, and without running or building its content.
 
-Since torch 1.6 it is a zip archive of uncompressed members (caffe2/serialize/inline_container.cc), each with its size
-and CRC-32. Before, and with `_use_new_zipfile_serialization=False`, it is five pickles one after another (a magic
-number, a version, sizes of C's types, the object, the keys of its storages), then, for each storage, the number of its
-elements as an int64 and the elements (torch/serialization.py, `_legacy_save`).
+`torch_dist` calls it for common.pt. Since torch 1.6 such a file is a zip archive of uncompressed members
+(caffe2/serialize/inline_container.cc), each with its size and CRC-32. Earlier, and with
+`_use_new_zipfile_serialization=False`, it is five consecutive pickles: a magic number, a version, the sizes of C's
+types, the object, the keys of its storages. For each storage, the number of its elements as an int64 and the elements
+follow (torch/serialization.py, `_legacy_save`).
 """
 
 import io
@@ -13,24 +14,24 @@ import zipfile
 from collections.abc import Iterator
 from typing import IO, Any
 
-from tokenmill.training.checkpoints.metadata import OPERATIONS, Damage, shown
+from tokenmill.training.checkpoints.metadata import MAX_OPCODES, Damage, printable_name
 
-DIRECTORY = 64 << 20
-"""Bytes of a zip archive's directory at most: more than half a million storages."""
+MAX_DIRECTORY_BYTES = 64 << 20
+"""Maximum bytes of a zip archive's directory: more than half a million storages."""
 
-CHUNK = 1 << 20
+CHUNK_BYTES = 1 << 20
 
 _MAGIC = b"\x80\x02\x8a\x0al\xfc\x9cF\xf9 j\xa8P\x19."
-_ELEMENTS = {"Byte": 1, "Char": 1, "Bool": 1, "Short": 2, "Half": 2, "BFloat16": 2, "Int": 4, "Float": 4}
-_ELEMENTS |= {"Long": 8, "Double": 8, "ComplexFloat": 8, "ComplexDouble": 16}
-"""Bytes of an element of a storage's class, whose name ends in Storage."""
+_ELEMENT_BYTES = {"Byte": 1, "Char": 1, "Bool": 1, "Short": 2, "Half": 2, "BFloat16": 2, "Int": 4, "Float": 4}
+_ELEMENT_BYTES |= {"Long": 8, "Double": 8, "ComplexFloat": 8, "ComplexDouble": 16}
+"""Bytes of an element, by the name of the storage's class without its suffix Storage."""
 
 
-def check_whole(file: IO[bytes], name: str) -> None:
-    """Read a file that torch.save wrote, from its first byte to its last.
+def check_torch_file(file: IO[bytes], name: str) -> None:
+    """Read a file that torch.save wrote, from its first to its last byte.
 
     Raises:
-        Damage: it is cut off, or its bytes are not those that were written.
+        Damage: the file is truncated, or its bytes are not those that were written.
     """
     try:
         if file.read(len(_MAGIC)) == _MAGIC:
@@ -38,23 +39,23 @@ def check_whole(file: IO[bytes], name: str) -> None:
         else:
             _check_archive(file)
     except Damage as problem:
-        raise Damage(f"{name} is cut off or damaged: {shown(str(problem))}") from None
+        raise Damage(f"{name} is truncated or damaged: {printable_name(str(problem))}") from None
 
 
 def _check_archive(file: IO[bytes]) -> None:
     size = os.fstat(file.fileno()).st_size
     try:
-        with zipfile.ZipFile(_Bounded(file)) as archive:
+        with zipfile.ZipFile(_BoundedFile(file)) as archive:
             members = archive.infolist()
             if not any(member.filename.endswith("/data.pkl") for member in members):
                 raise Damage("it has no data.pkl")
             if any(member.compress_type != zipfile.ZIP_STORED for member in members):
-                raise Damage("it has compressed parts, which torch does not write")
+                raise Damage("it has compressed members, which torch does not write")
             if sum(member.file_size for member in members) > size:
-                raise Damage("its parts are larger than all of it")
+                raise Damage("its members are larger than the file")
             for member in members:
                 with archive.open(member) as part:
-                    while part.read(CHUNK):
+                    while part.read(CHUNK_BYTES):
                         pass
     except Damage:
         raise
@@ -62,12 +63,12 @@ def _check_archive(file: IO[bytes]) -> None:
         if problem.errno:
             raise
         raise Damage(str(problem)) from None
-    except Exception as problem:  # zipfile raises almost anything at damaged input
-        raise Damage(str(problem) or "no archive of torch.save") from None
+    except Exception as problem:  # zipfile raises many kinds of exceptions for damaged input
+        raise Damage(str(problem) or "it is not an archive of torch.save") from None
 
 
-class _Bounded(io.RawIOBase):
-    """A file of which no read takes more than an archive's directory may have."""
+class _BoundedFile(io.RawIOBase):
+    """A file that refuses to read more than an archive's directory may have."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
@@ -77,66 +78,67 @@ class _Bounded(io.RawIOBase):
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         if whence == os.SEEK_SET and offset < 0:
-            raise Damage("its directory begins before it")
+            raise Damage("its directory starts before the file")
         return self._file.seek(offset, whence)
 
     def tell(self) -> int:
         return self._file.tell()
 
     def read(self, size: int = -1) -> bytes:
-        if size > DIRECTORY:
+        if size > MAX_DIRECTORY_BYTES:
             raise Damage("its directory is too large")
-        return self._file.read(DIRECTORY if size < 0 else size)  # all that is left where a comment would be, 64 KiB
+        # Without a size, zipfile reads from a possible comment to the end of the file: 64 KiB.
+        return self._file.read(MAX_DIRECTORY_BYTES if size < 0 else size)
 
 
 def _check_legacy(file: IO[bytes]) -> None:
     file.seek(0)
     try:
         for _ in range(3):
-            for _ in _opcodes(file):
+            for _ in _read_opcodes(file):
                 pass
-        storages = dict(_storages(file))
-        keys = [argument for name, argument in _opcodes(file) if name.endswith("UNICODE")]
+        storages = dict(_read_storages(file))
+        keys = [argument for name, argument in _read_opcodes(file) if name.endswith("UNICODE")]
     except Damage:
         raise
     except Exception:
-        raise Damage("a pickle in it has no end") from None
+        raise Damage("a pickle in it is incomplete") from None
     end = os.fstat(file.fileno()).st_size
     for key in keys:
         count = file.read(8)
-        element = storages.get(str(key))
-        if element is None:  # of a class that is not known here
+        element_bytes = storages.get(str(key))
+        if element_bytes is None:  # a class that this module does not support: the rest is not checked
             return
-        if len(count) < 8 or file.seek(int.from_bytes(count, "little") * element, os.SEEK_CUR) > end:
-            raise Damage(f"it ends in the storage {ascii(key)[:100]}")
+        if len(count) < 8 or file.seek(int.from_bytes(count, "little") * element_bytes, os.SEEK_CUR) > end:
+            raise Damage(f"it ends within the storage {ascii(key)[:100]}")
 
 
-def _opcodes(file: IO[bytes]) -> Iterator[tuple[str, Any]]:
-    """Yield the names and arguments of a pickle's opcodes; the file is behind it then."""
+def _read_opcodes(file: IO[bytes]) -> Iterator[tuple[str, Any]]:
+    """Yield the names and arguments of a pickle's opcodes; afterwards the file's position is behind the pickle."""
     for count, (opcode, argument, _) in enumerate(pickletools.genops(file)):
-        if count > OPERATIONS:
-            raise Damage(f"it has more than {OPERATIONS:,} opcodes")
+        if count > MAX_OPCODES:
+            raise Damage(f"it has more than {MAX_OPCODES:,} opcodes")
         yield opcode.name, argument
 
 
-def _storages(file: IO[bytes]) -> Iterator[tuple[str, int]]:
-    """Yield a storage's key and the bytes of its elements for each persistent id of the object.
+def _read_storages(file: IO[bytes]) -> Iterator[tuple[str, int]]:
+    """Yield the key and the element size in bytes of the storage in each persistent id of the object.
 
-    An id is a tuple: "storage", its class, its key, where it was, how many elements it has.
+    A persistent id is a tuple: "storage", its class, its key, its location, its number of elements.
     """
     memo: dict[int, Any] = {}
-    recent: list[Any] = []
-    """What was pushed since the last mark, a tuple's items."""
-    for name, argument in _opcodes(file):
+    pushed: list[Any] = []
+    """Values that were pushed since the last mark: the items of a tuple."""
+    for name, argument in _read_opcodes(file):
         if name == "MARK":
-            recent = []
+            pushed = []
         elif name in ("BINUNICODE", "GLOBAL"):
-            recent.append(argument)
+            pushed.append(argument)
         elif name in ("BINGET", "LONG_BINGET"):
-            recent.append(memo.get(argument))
-        elif name in ("BINPUT", "LONG_BINPUT") and recent:
-            memo[argument] = recent[-1]
-        elif name == "BINPERSID" and recent[:1] == ["storage"]:
-            kind = str(recent[1]).rpartition(" ")[2].removesuffix("Storage")
-            if kind in _ELEMENTS:
-                yield str(recent[2]), _ELEMENTS[kind]
+            pushed.append(memo.get(argument))
+        elif name in ("BINPUT", "LONG_BINPUT") and pushed:
+            memo[argument] = pushed[-1]
+        elif name == "BINPERSID" and pushed[:1] == ["storage"]:
+            kind = str(pushed[1]).rpartition(" ")[2].removesuffix("Storage")
+            if kind in _ELEMENT_BYTES:
+                yield str(pushed[2]), _ELEMENT_BYTES[kind]

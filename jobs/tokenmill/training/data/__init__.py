@@ -1,15 +1,15 @@
-"""What a run reads: datasets blended, cut into splits, and the sample index that Megatron-LM reads.
+"""The data of a run: datasets are blended, divided into splits and passed to Megatron-LM with their sample index.
 
-Modules, those that read others below them:
+Modules; each module uses only modules above it:
 
-    split        how a list of datasets is cut into train, validation and test
-    datasets     the records: pair, weighted dataset, all data of a run
-    sources      opens an output of preprocess, or one pair of it
-    blend        chooses and weights the datasets
-    samples      whether Megatron-LM can draw the run's samples from a blend
-    resolve      holds a blend to what the run needs
-    flags        the datasets as Megatron-LM reads them: flags, the file of a blend, the index's directory
-    summary      the datasets in words
-    index        builds the sample index before GPUs wait for it
-    index_child  the part of that which runs under Megatron-LM's Python, with the standard library alone
+    split          how a list of datasets is divided into train, validation and test
+    datasets       the records: pair, weighted dataset, all data of a run
+    sources        opens an output of preprocess, or one pair of it
+    blend          opens the datasets of a run and computes their weights
+    blend_samples  checks that Megatron-LM can draw the run's samples from a blend
+    resolve        checks that a blend meets the requirements of the run
+    flags          writes the datasets in Megatron-LM's form: flags, blend file, directory of the sample index
+    summary        describes the datasets in log lines
+    index          builds the sample index on a CPU before the GPUs start
+    index_child    the subprocess of index: runs under Megatron-LM's Python, with the standard library only
 """

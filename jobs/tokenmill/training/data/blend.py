@@ -1,7 +1,8 @@
-"""The datasets of a run, chosen and weighted: each finished output of preprocess with its share of the samples.
+"""Open the datasets of a run and compute the share of the samples that each dataset gets.
 
-What Megatron-LM would meet hours later, or never report, is refused here: a part of the split without documents makes
-`GPTDataset` count epochs without end (megatron/core/datasets/gpt_dataset.py, `_get_num_epochs`).
+`resolve` and `tokenmill blend` call `collect_datasets`. It refuses data on which Megatron-LM would fail hours later or
+never: when a split of a pair has no documents, `GPTDataset` counts epochs forever
+(megatron/core/datasets/gpt_dataset.py, `_get_num_epochs`).
 """
 
 import math
@@ -14,175 +15,199 @@ from tokenmill.errors import RequestError
 from tokenmill.training import settings as s
 from tokenmill.training.data.datasets import TrainingData, WeightedDataset
 from tokenmill.training.data.sources import open_source
-from tokenmill.training.data.split import SPLITS, Names, cuts, fractions
+from tokenmill.training.data.split import SPLITS, DatasetLabels, parse_split, split_ranges
 
 if TYPE_CHECKING:
     from tokenmill.tokens.dataset import Dataset
 
-MOST_PAIRS = 32_766
+MAX_PAIRS = 32_766
 """Pairs in one list: Megatron-LM numbers them in int16 and asserts fewer than 32,767 (blended_dataset.py)."""
 
 
-def gather(dataset: s.DatasetSettings, root: Path | None, names: Names | None = None) -> TrainingData:
-    """Find the datasets and give each its share; hold them to what any run on them needs."""
-    names = names or Names()
+def collect_datasets(
+    dataset: s.DatasetSettings, root: Path | None, labels: DatasetLabels | None = None
+) -> TrainingData:
+    """Open the datasets of the settings, compute their shares, and check the requirements of every run.
+
+    Raises:
+        RequestError: a dataset is missing, unfinished or damaged, or the datasets do not fit together.
+    """
+    labels = labels or DatasetLabels()
     blend = dataset.blend
     if (dataset.path is None) == (blend is None):
-        raise RequestError("give dataset.path (an output of tokenmill preprocess), or dataset.blend: one of the two")
+        raise RequestError("set either dataset.path (an output of tokenmill preprocess) or dataset.blend, not both")
     if blend is None:
         assert dataset.path is not None  # noqa: S101
-        lists = {"all": [s.BlendPart(path=dataset.path)]}
+        parts_by_list = {"all": [s.BlendPart(path=dataset.path)]}
         by = "tokens"
     else:
-        lists = {name: getattr(blend, name) for name in ("all", *SPLITS) if getattr(blend, name)}
+        parts_by_list = {name: getattr(blend, name) for name in ("all", *SPLITS) if getattr(blend, name)}
         by = blend.by
-        if "all" in lists and len(lists) > 1:
+        if "all" in parts_by_list and len(parts_by_list) > 1:
             raise RequestError(
-                f"dataset.blend has all beside {', '.join(sorted(lists.keys() - {'all'}))}: a list to be cut by "
-                "dataset.split, or a list for each split; not both"
+                f"dataset.blend has both all and {', '.join(sorted(parts_by_list.keys() - {'all'}))}; set either all, "
+                "which dataset.split divides, or one list per split"
             )
-        if not lists.keys() & {"all", "train"}:
-            raise RequestError("dataset.blend has nothing to train on: fill its all, or its train")
-    found: dict[str, list[WeightedDataset]] = {}
-    opened: list[tuple[str, Dataset]] = []
-    for name, parts in lists.items():
-        found[name] = []
+        if not parts_by_list.keys() & {"all", "train"}:
+            raise RequestError("dataset.blend has no training data; add datasets to its all or to its train")
+    lists: dict[str, list[WeightedDataset]] = {}
+    datasets: list[tuple[str, Dataset]] = []
+    for name, parts in parts_by_list.items():
+        lists[name] = []
         for number, part in enumerate(parts):
-            label = "dataset.path" if blend is None else names.part(name, number)
-            data, source = open_source(label, part.path, root, dataset.key, names)
-            opened.append((label, data))
-            found[name].append(source)
-    _same_tokenizer(opened)
-    notes = _apart(found)
-    shared = {name: _shares(sources, lists[name], by) for name, sources in found.items()}
+            label = "dataset.path" if blend is None else labels.part(name, number)
+            opened, source = open_source(label, part.path, root, dataset.key, labels)
+            datasets.append((label, opened))
+            lists[name].append(source)
+    _check_same_tokenizer(datasets)
+    notes = _separate_splits(lists)
+    shared = {name: _assign_shares(sources, parts_by_list[name], by) for name, sources in lists.items()}
     for name, sources in shared.items():
         count = sum(len(source.pairs) for source in sources)
-        if count > MOST_PAIRS:
+        if count > MAX_PAIRS:
             raise RequestError(
-                f"{names.part(name) if blend else 'dataset.path'} has {count:,} pairs, and Megatron-LM takes at most "
-                f"{MOST_PAIRS:,}: make fewer, larger ones with tokenmill preprocess --target-files"
+                f"{labels.part(name) if blend else 'dataset.path'} has {count:,} pairs, but Megatron-LM accepts at "
+                f"most {MAX_PAIRS:,}; run tokenmill preprocess with --target-files to write fewer, larger pairs"
             )
     split = None
     if "all" in shared:
-        split = ",".join(word.strip() for word in dataset.split.split(","))
-        _check_split(split, shared["all"], names)
-    _, first = opened[0]
-    about, basis = first.tokenizer, first.basis
+        split = ",".join(item.strip() for item in dataset.split.split(","))
+        _check_split(split, shared["all"], labels)
+    _, first = datasets[0]
+    tokenizer, basis = first.tokenizer, first.basis
     empty = sum(source.empty for sources in shared.values() for source in sources)
     dtypes = {pair.dtype for sources in shared.values() for source in sources for pair in source.pairs}
     if empty:
-        notes.append(f"left out {empty} pairs without tokens")
+        notes.append(f"skipped {empty} pairs without tokens")
     return TrainingData(
         lists=shared,
         split=split,
         tokenizer=first.record.output / "tokenizer",
-        vocab_size=about.vocab_size,
-        max_token_id=about.max_token_id,
+        vocab_size=tokenizer.vocab_size,
+        max_token_id=tokenizer.max_token_id,
         dtype=", ".join(sorted(dtypes)),
         eod=basis.eod,
-        eod_token=about.eod_token if basis.eod is not None else None,
-        eos_token=about.eos_token,
+        eod_token=tokenizer.eod_token if basis.eod is not None else None,
+        eos_token=tokenizer.eos_token,
         fingerprint=basis.tokenizer,
-        reference=about.reference,
+        reference=tokenizer.reference,
         notes=notes,
     )
 
 
-def _same_tokenizer(opened: "Sequence[tuple[str, Dataset]]") -> None:
-    """Refuse a blend whose ids mean different things, or whose documents end differently."""
-    label, first = opened[0]
-    for other, data in opened[1:]:
-        if data.basis.tokenizer != first.basis.tokenizer:
+def _check_same_tokenizer(datasets: "Sequence[tuple[str, Dataset]]") -> None:
+    """Raise RequestError when the datasets have different tokenizers or different ends of documents."""
+    label, first = datasets[0]
+    for other_label, other in datasets[1:]:
+        if other.basis.tokenizer != first.basis.tokenizer:
             raise RequestError(
-                f"{label} {first.record.output} was made with the tokenizer {first.tokenizer.reference} "
-                f"({first.basis.tokenizer[:12]}), {other} {data.record.output} with "
-                f"{data.tokenizer.reference} ({data.basis.tokenizer[:12]}): the same ids are different "
-                "text; make one of them again with the other's tokenizer"
+                f"the datasets of a blend must have the same tokenizer: {label} {first.record.output} has "
+                f"{first.tokenizer.reference} ({first.basis.tokenizer[:12]}), {other_label} {other.record.output} has "
+                f"{other.tokenizer.reference} ({other.basis.tokenizer[:12]}); run tokenmill preprocess again for one "
+                "of them, with the tokenizer of the other"
             )
-        if data.basis.eod != first.basis.eod:
+        if other.basis.eod != first.basis.eod:
             raise RequestError(
-                f"documents end with token {first.basis.eod} in {label} {first.record.output}, with "
-                f"{data.basis.eod} in {other} {data.record.output}; make one of them again with the other's "
-                "--eod-token"
+                f"the datasets of a blend must end documents with the same token: {label} {first.record.output} has "
+                f"{first.basis.eod}, {other_label} {other.record.output} has {other.basis.eod}; run tokenmill "
+                "preprocess again for one of them, with the --eod-token of the other"
             )
 
 
-def _apart(lists: dict[str, list[WeightedDataset]]) -> list[str]:
-    """Keep what is validated on out of training: pairs named alone are taken out of datasets named whole.
+def _separate_splits(lists: dict[str, list[WeightedDataset]]) -> list[str]:
+    """Remove from each dataset the pairs that another list names individually, and return notes about it.
 
-    A pair that is in two lists otherwise, or twice in one, is refused. Changes `lists`; returns what to say.
+    A pair that is held out for validation is thus not used for training. The function changes `lists`.
+
+    Raises:
+        RequestError: a pair is in two datasets, or all pairs of a dataset are in other lists.
     """
-    alone = {
+    single_pairs = {
         pair.prefix: (name, source.label)
         for name, sources in lists.items()
         for source in sources
-        if source.alone
+        if source.single_pair
         for pair in source.pairs
     }
-    notes, seen = [], dict[str, str]()
+    notes, labels = [], dict[str, str]()
     for name, sources in lists.items():
         for number, source in enumerate(sources):
-            kept = [pair for pair in source.pairs if source.alone or alone.get(pair.prefix, (name,))[0] == name]
+            kept = [
+                pair for pair in source.pairs if source.single_pair or single_pairs.get(pair.prefix, (name,))[0] == name
+            ]
             if len(kept) < len(source.pairs):
-                notes.append(f"left {len(source.pairs) - len(kept)} pairs of {source.path} to the other splits")
+                notes.append(f"excluded {len(source.pairs) - len(kept)} pairs of {source.path}: other splits use them")
                 if not kept:
-                    raise RequestError(f"{source.label} {source.path}: all of its pairs are in other splits")
+                    raise RequestError(
+                        f"{source.label} {source.path}: all of its pairs are in other splits; remove this dataset, or "
+                        "remove one of its pairs from them"
+                    )
                 sources[number] = replace(source, pairs=tuple(kept))
             for pair in kept:
-                other = seen.setdefault(pair.prefix, source.label)
-                if other != source.label:
+                other_label = labels.setdefault(pair.prefix, source.label)
+                if other_label != source.label:
                     raise RequestError(
-                        f"{pair.prefix} is in {other} and in {source.label}: name it in one of them; a dataset is read "
-                        "more often by its weight"
+                        f"{pair.prefix} is in {other_label} and in {source.label}; remove it from one of them (raise "
+                        "the weight of a dataset to read it more often)"
                     )
     return notes
 
 
-def _shares(sources: list[WeightedDataset], parts: Sequence[s.BlendPart], by: str) -> list[WeightedDataset]:
-    """Give each source its share: by weight where weights are given, else by tokens, documents or bytes."""
-    given = [part.weight for part in parts]
-    if by == "given" or any(weight is not None for weight in given):
-        for source, weight in zip(sources, given, strict=True):
+def _assign_shares(sources: list[WeightedDataset], parts: Sequence[s.BlendPart], by: str) -> list[WeightedDataset]:
+    """Return the sources with their shares, in proportion to their weights, or else to tokens, documents or bytes."""
+    weights = [part.weight for part in parts]
+    if by == "given" or any(weight is not None for weight in weights):
+        for source, weight in zip(sources, weights, strict=True):
             if weight is None:
-                raise RequestError(f"{source.label} {source.path} has no weight: give each of them one")
+                raise RequestError(f"{source.label} {source.path} has no weight; specify a weight for every dataset")
             if not 0 < weight < math.inf:
-                raise RequestError(f"{source.label} {source.path} has the weight {weight}: it must be above 0")
-        sizes = [float(weight) for weight in given if weight is not None]
+                raise RequestError(
+                    f"{source.label} {source.path} has the weight {weight}: it must be above 0; correct it"
+                )
+        sizes = [float(weight) for weight in weights if weight is not None]
     else:
         sizes = [float(getattr(source, by)) for source in sources]
     shared = [replace(source, share=size / sum(sizes)) for source, size in zip(sources, sizes, strict=True)]
     for source in shared:
         if not source.share:
             raise RequestError(
-                f"{source.label} {source.path} has so small a weight beside the others' that none is left"
+                f"{source.label} {source.path}: its weight is so small, relative to the others, that its share is 0; "
+                "raise it"
             )
     return shared
 
 
-def _check_split(split: str, sources: list[WeightedDataset], names: Names) -> None:
-    """Refuse a split that leaves a part of some pair empty: on that Megatron-LM counts epochs without end."""
-    fractions(split, names)
+def _check_split(split: str, sources: list[WeightedDataset], labels: DatasetLabels) -> None:
+    """Raise RequestError when a split of some pair is empty: Megatron-LM would count its epochs forever."""
+    parse_split(split, labels)
     counts = sorted({pair.sequences for source in sources for pair in source.pairs})
     for count in counts:
-        empty = [name for name, cut in zip(SPLITS, cuts(split, count), strict=True) if cut and cut[0] >= cut[1]]
+        empty = [
+            name
+            for name, bounds in zip(SPLITS, split_ranges(split, count), strict=True)
+            if bounds and bounds[0] >= bounds[1]
+        ]
         if not empty:
             continue
         pair = next(pair for source in sources for pair in source.pairs if pair.sequences == count)
         pairs = sum(len(source.pairs) for source in sources)
         raise RequestError(
-            f"{names.split} {split} gives {' and '.join(empty)} none of the {count} documents of {pair.prefix} (the "
-            f"smallest of {pairs} pairs; each is cut), on which Megatron-LM would never come to a start; "
-            + _remedy(split, counts, names)
+            f"{labels.split} {split} leaves {' and '.join(empty)} without any of the {count} documents of "
+            f"{pair.prefix}, the smallest of {pairs} pairs: Megatron-LM divides each pair, and would never start; "
+            + _split_remedy(split, counts, labels)
         )
 
 
-def _remedy(split: str, counts: Sequence[int], names: Names) -> str:
-    shares = fractions(split)
-    for other in ("98,1,1", "95,4,1", "90,8,2", "80,15,5", "80,10,10", "60,20,20"):
-        words = ",".join(word if share else "0" for word, share in zip(other.split(","), shares, strict=True))
-        if all(cut is None or cut[0] < cut[1] for count in counts for cut in cuts(words, count)):
-            return f"{words} would do, or fewer, larger pairs (tokenmill preprocess --target-files)"
+def _split_remedy(split: str, counts: Sequence[int], labels: DatasetLabels) -> str:
+    """Return the remedy for an empty split: a split that works, or the options that remain."""
+    fractions = parse_split(split)
+    for candidate in ("98,1,1", "95,4,1", "90,8,2", "80,15,5", "80,10,10", "60,20,20"):
+        shares = ",".join(
+            share if fraction else "0" for share, fraction in zip(candidate.split(","), fractions, strict=True)
+        )
+        if all(bounds is None or bounds[0] < bounds[1] for count in counts for bounds in split_ranges(shares, count)):
+            return f"use {shares}, or write fewer, larger pairs (tokenmill preprocess --target-files)"
     return (
-        "make fewer, larger pairs (tokenmill preprocess --target-files), or name pairs to hold out in "
-        f"{names.part('validation')}, or set {names.split} to 1,0,0 with training.evalIterations 0"
+        "write fewer, larger pairs (tokenmill preprocess --target-files), or specify held-out pairs in "
+        f"{labels.part('validation')}, or set {labels.split} to 1,0,0 and training.evalIterations to 0"
     )

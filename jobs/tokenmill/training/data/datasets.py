@@ -1,4 +1,4 @@
-"""The datasets that a run reads, with their pairs and shares: what `blend` gathers, and all else of training takes."""
+"""The records of a run's datasets with their pairs and shares: `blend` creates them, and all of training uses them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -6,14 +6,15 @@ from functools import cached_property
 from pathlib import Path
 
 from tokenmill.files.codec import content_id
-from tokenmill.training.data.split import SPLITS, cuts, fractions
+from tokenmill.training.data.split import SPLITS, parse_split, split_ranges
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A `.bin` and `.idx` with tokens; `prefix` is the absolute path without suffix, `bytes` the `.bin`'s size.
+    """A `.bin` and an `.idx` file with at least one token.
 
-    `hashes` are those of both files' bytes.
+    `prefix` is an absolute path without suffix, `bytes` the size of the `.bin` file, and `hashes` the concatenated
+    content hashes of both files.
     """
 
     prefix: str
@@ -27,10 +28,11 @@ class Pair:
 
 @dataclass(frozen=True)
 class WeightedDataset:
-    """One dataset of a list: an output of preprocess, or one pair of it, with its share of the samples (0..1).
+    """One dataset of a list, an output of preprocess or one pair of it, with its share of the samples.
 
-    `label` says where it was named, `empty` counts pairs without tokens, which are left out: Megatron-LM
-    cannot map them.
+    `share` is between 0 and 1. `label` is the option that names the dataset. `empty` counts pairs without tokens; they
+    are left out, because Megatron-LM cannot map an empty file. `single_pair` is true when the user named one pair
+    instead of a directory.
     """
 
     label: str
@@ -39,57 +41,65 @@ class WeightedDataset:
     pairs: tuple[Pair, ...]
     empty: int = 0
     share: float = 1.0
-    alone: bool = False
+    single_pair: bool = False
 
     @cached_property
     def tokens(self) -> int:
-        """Tokens of all its pairs."""
+        """Number of tokens in all pairs."""
         return sum(pair.tokens for pair in self.pairs)
 
     @cached_property
     def documents(self) -> int:
-        """Documents of all its pairs."""
+        """Number of documents in all pairs."""
         return sum(pair.documents for pair in self.pairs)
 
     @cached_property
     def sequences(self) -> int:
-        """Sequences of all its pairs: what a split counts. A document has one, unless its text is a list."""
+        """Number of sequences in all pairs, which a split divides.
+
+        A document has one sequence, unless its record is a list of texts.
+        """
         return sum(pair.sequences for pair in self.pairs)
 
     @cached_property
     def bytes(self) -> int:
-        """Size of its `.bin` files."""
+        """Total size of the `.bin` files."""
         return sum(pair.bytes for pair in self.pairs)
 
     @cached_property
     def content(self) -> str:
-        """Names the bytes of its pairs, in their order, wherever they lie."""
+        """Hash of the content of all pairs in their order; it does not depend on their paths."""
         return content_id([pair.hashes for pair in self.pairs])
 
-    def sequences_in(self, split: str | None, part: str) -> int:
-        """Count the sequences that fall into a part of the split; without a split, all of them."""
+    def sequences_in(self, split: str | None, name: str) -> int:
+        """Return the number of sequences in the split with this name; all sequences when `split` is None."""
         if split is None:
             return self.sequences
-        number = SPLITS.index(part)
-        return sum(cut[1] - cut[0] for pair in self.pairs if (cut := cuts(split, pair.sequences)[number]))
+        number = SPLITS.index(name)
+        return sum(
+            bounds[1] - bounds[0] for pair in self.pairs if (bounds := split_ranges(split, pair.sequences)[number])
+        )
 
-    def trained_on(self, split: str | None) -> float:
-        """Return the tokens that go to training, were all sequences of one length."""
+    def training_tokens(self, split: str | None) -> float:
+        """Return the number of tokens in the train split, assuming that all sequences have the same length."""
         return self.tokens * self.sequences_in(split, "train") / self.sequences
 
     def epochs(self, split: str | None, total: int | float) -> float:
-        """Return how often a run of `total` tokens reads what goes to training."""
-        return total * self.share / self.trained_on(split)
+        """Return how often a run of `total` tokens reads the train split of this dataset."""
+        return total * self.share / self.training_tokens(split)
 
-    def weighted(self) -> Iterator[tuple[float, Pair]]:
-        """Yield its pairs with their weights: its share, divided by tokens."""
+    def weighted_pairs(self) -> Iterator[tuple[float, Pair]]:
+        """Yield each pair with its weight: the dataset's share, divided in proportion to the tokens."""
         for pair in self.pairs:
             yield self.share * pair.tokens / self.tokens, pair
 
 
 @dataclass(frozen=True)
 class TrainingData:
-    """All that a run reads: `lists` has "all", which `split` cuts, or a list for each of SPLITS, without `split`."""
+    """All data of a run.
+
+    `lists` has either the key "all", whose datasets `split` divides, or one key per split while `split` is None.
+    """
 
     lists: dict[str, list[WeightedDataset]]
     split: str | None
@@ -101,16 +111,16 @@ class TrainingData:
     eod_token: str | None
     eos_token: str | None
     fingerprint: str = ""
-    """Of the tokenizer."""
+    """Fingerprint of the tokenizer."""
     reference: str = ""
-    """What the tokenizer was called when the data were made."""
+    """Name of the tokenizer in the command that wrote the data."""
     notes: list[str] = field(default_factory=list)
 
-    def has(self, part: str) -> bool:
-        """Tell whether a part of the split has data."""
+    def has_split(self, name: str) -> bool:
+        """Return whether the split with this name has data."""
         if self.split is None:
-            return bool(self.lists.get(part))
-        return fractions(self.split)[SPLITS.index(part)] > 0
+            return bool(self.lists.get(name))
+        return parse_split(self.split)[SPLITS.index(name)] > 0
 
     @property
     def sources(self) -> list[WeightedDataset]:
@@ -119,10 +129,10 @@ class TrainingData:
 
     @property
     def train(self) -> list[WeightedDataset]:
-        """The datasets of which training samples are made, or a part of each."""
+        """The datasets that provide training samples, with all or a part of their sequences."""
         return self.lists.get("all") or self.lists["train"]
 
     @cached_property
     def hash(self) -> str:
-        """Names the content: the hashes of all manifests."""
+        """Hash of the content, computed from the hashes of all manifests."""
         return content_id(sorted({source.manifest for source in self.sources}))

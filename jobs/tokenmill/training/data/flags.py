@@ -1,8 +1,8 @@
-"""The datasets of a run as Megatron-LM reads them: flags, the file that a flag names, and the sample index's directory.
+"""The datasets of a run in Megatron-LM's form: flags, blend file, and the directory of the sample index.
 
-Weights are always written, one for each pair, by tokens within a dataset. Without weights Megatron-LM reads a
-list of datasets once and no further (`BlendedMegatronDatasetBuilder`, case c): a run of several epochs ends in
-StopIteration where the first does.
+tokenmill always writes a weight per pair, in proportion to the tokens within a dataset. Without weights Megatron-LM
+reads a list of datasets only once (`BlendedMegatronDatasetBuilder`, case c), and a run of several epochs ends with
+StopIteration after the first epoch.
 """
 
 from collections.abc import Sequence
@@ -12,73 +12,76 @@ from tokenmill.errors import RequestError
 from tokenmill.files.codec import content_id, readable_json
 from tokenmill.files.publish import write_atomic
 from tokenmill.training import settings as s
-from tokenmill.training.arguments import Data
+from tokenmill.training.arguments import DataArguments
 from tokenmill.training.data.datasets import TrainingData, WeightedDataset
 from tokenmill.training.data.split import SPLITS
 
-INDEX = Path(".tokenmill") / "index"
-"""Below the checkpoints' directory: sample indices. The data's own volume may be read-only or shared."""
+INDEX_DIRECTORY = Path(".tokenmill") / "index"
+"""Directory of the sample indices, below the checkpoints: the volume of the data may be read-only or shared."""
 
 
-def data_flags(corpus: TrainingData, settings: s.Settings, directory: Path) -> Data:
-    """Write what the command line cannot hold into `directory`, under a name made of its content; return the words.
+def write_data_arguments(data: TrainingData, settings: s.Settings, directory: Path) -> DataArguments:
+    """Return the data arguments of a run, and write their blend file, if any, to `directory`.
 
-    One pair is --data-path. More of them are weights and paths in a file for --data-args-path, which
-    Megatron-LM cuts at white space; lists for each split are JSON with all three keys, each a flat list or
-    null (megatron/training/utils/common_utils.py, `get_blend_and_blend_per_split`).
+    The file's name contains the hash of its content. A single pair becomes --data-path. Several pairs become a file of
+    weights and paths for --data-args-path, which Megatron-LM splits at white space. One list per split becomes a JSON
+    file with three keys, each with a flat list or null (megatron/training/utils/common_utils.py,
+    `get_blend_and_blend_per_split`).
     """
-    words, name, data = listing(corpus)
-    if data is not None:
+    flags, name, content = render_blend(data)
+    if content is not None:
         path = directory / name
-        if not path.is_file() or path.read_bytes() != data:
-            write_atomic(path, data)
-        words = [*words, str(path)]
-    if corpus.split is not None:
-        words = [*words, "--split", corpus.split]
-    return Data(flags=words, tokenizer=corpus.tokenizer, cache=cache_path(corpus, settings))
+        if not path.is_file() or path.read_bytes() != content:
+            write_atomic(path, content)
+        flags = [*flags, str(path)]
+    if data.split is not None:
+        flags = [*flags, "--split", data.split]
+    return DataArguments(flags=flags, tokenizer=data.tokenizer, cache=cache_path(data, settings))
 
 
-def listing(corpus: TrainingData, *, file: bool = False) -> tuple[list[str], str, bytes | None]:
-    """Return the flag for the datasets, and the name and content of the file that it takes.
+def render_blend(data: TrainingData, *, file: bool = False) -> tuple[list[str], str, bytes | None]:
+    """Return the flag for the datasets, and the name and the content of the flag's file.
 
-    A single pair stands on the command line, and the content is None, unless it is to be in a `file`, too.
+    A single pair is part of the command line, and the content is None, unless `file` requests a file.
     """
-    prefixes = [pair.prefix for source in corpus.sources for pair in source.pairs]
-    alone = len(prefixes) == 1 and not file
-    _check_paths(prefixes, cut=corpus.split is not None and not alone)
-    if corpus.split is None:
+    prefixes = [pair.prefix for source in data.sources for pair in source.pairs]
+    single_pair = len(prefixes) == 1 and not file
+    _check_paths(prefixes, in_text_file=data.split is not None and not single_pair)
+    if data.split is None:
         keys = zip(("train", "valid", "test"), SPLITS, strict=True)
-        lists = {key: _flat(corpus.lists.get(name, [])) or None for key, name in keys}
-        data = readable_json(lists)
-        return ["--per-split-data-args-path"], f"blend-{content_id(lists)}.json", data
-    flat = _flat(corpus.lists["all"])
-    if alone:
+        lists = {key: _flatten(data.lists.get(name, [])) or None for key, name in keys}
+        content = readable_json(lists)
+        return ["--per-split-data-args-path"], f"blend-{content_id(lists)}.json", content
+    flat = _flatten(data.lists["all"])
+    if single_pair:
         return ["--data-path", flat[1]], "", None
-    data = "".join(f"{weight} {prefix}\n" for weight, prefix in zip(flat[::2], flat[1::2], strict=True)).encode()
-    return ["--data-args-path"], f"blend-{content_id(flat)}.txt", data
+    content = "".join(f"{weight} {prefix}\n" for weight, prefix in zip(flat[::2], flat[1::2], strict=True)).encode()
+    return ["--data-args-path"], f"blend-{content_id(flat)}.txt", content
 
 
-def cache_path(corpus: TrainingData, settings: s.Settings) -> Path:
-    """Return the directory of Megatron-LM's sample indices, one for each content of the data.
+def cache_path(data: TrainingData, settings: s.Settings) -> Path:
+    """Return the directory of Megatron-LM's sample index, which is named by the hash of the data's content.
 
-    Megatron-LM finds an index by the data's path, not by what lies there: the manifests' hashes in the name
-    keep one of older data from being taken. It lies below the checkpoints unless `dataset.cachePath` says
-    otherwise: that every node reads and writes, while data may be mounted read-only.
+    Megatron-LM finds an index by the path of the data, not by their content. The hash in the directory's name prevents
+    it from using the index of older data. By default the directory is below the checkpoints, because every node can
+    write there, while the data may be mounted read-only; `dataset.cachePath` specifies another place.
     """
-    base = settings.dataset.cache_path or Path(settings.checkpoint.path) / INDEX
-    return Path(base) / corpus.hash
+    base = settings.dataset.cache_path or Path(settings.checkpoint.path) / INDEX_DIRECTORY
+    return Path(base) / data.hash
 
 
-def _check_paths(prefixes: Sequence[str], *, cut: bool) -> None:
-    """Refuse paths that Megatron-LM would cut: in a list's file at any white space, elsewhere at the ends."""
+def _check_paths(prefixes: Sequence[str], *, in_text_file: bool) -> None:
+    """Raise RequestError for a path that Megatron-LM would split: in a text file at white space, else at its ends."""
     for prefix in prefixes:
-        if prefix != prefix.strip() or (cut and len(prefix.split()) > 1):
+        if prefix != prefix.strip() or (in_text_file and len(prefix.split()) > 1):
             raise RequestError(
-                f"{prefix!r} has white space in it, at which Megatron-LM cuts paths; rename the directory, or name it "
-                "through a link without"
+                f"{prefix!r} contains white space, at which Megatron-LM splits paths; rename the directory, or use a "
+                "symbolic link without white space"
             )
 
 
-def _flat(sources: Sequence[WeightedDataset]) -> list[str]:
-    """Return weights and paths in turn: the only form of a weighted list that Megatron-LM reads."""
-    return [word for source in sources for weight, pair in source.weighted() for word in (repr(weight), pair.prefix)]
+def _flatten(sources: Sequence[WeightedDataset]) -> list[str]:
+    """Return alternating weights and paths, the only form of a weighted list that Megatron-LM reads."""
+    return [
+        item for source in sources for weight, pair in source.weighted_pairs() for item in (repr(weight), pair.prefix)
+    ]

@@ -1,6 +1,6 @@
-"""The process that has Megatron-LM build a sample index: `python index_child.py ORDER`, started by `index`.
+"""The subprocess in which Megatron-LM builds a sample index: `index` starts `python index_child.py ORDER`.
 
-It needs nothing but the standard library and Megatron-LM: it may run under another Python than tokenmill's.
+It imports only the standard library and Megatron-LM, because it may run under another Python than tokenmill's.
 """
 
 import argparse
@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 
-def parse(words: Sequence[str]) -> argparse.Namespace:
-    """Take from Megatron-LM's command line what decides its datasets, with its own defaults (arguments.py)."""
+def parse_data_arguments(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse the arguments of Megatron-LM that determine its datasets, with the defaults of its arguments.py."""
     parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
     parser.add_argument("--data-path", nargs="*")
     for name in ("--data-args-path", "--per-split-data-args-path", "--split", "--data-cache-path"):
@@ -39,31 +39,31 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         "--use-gigatoken",
     ):
         parser.add_argument(name, action="store_true")
-    return parser.parse_known_args(list(words))[0]
+    return parser.parse_known_args(list(arguments))[0]
 
 
-def samples(args: argparse.Namespace) -> tuple[int, int, int]:
-    """Return how many samples Megatron-LM asks of train, validation and test (megatron/training/training.py)."""
+def count_samples(args: argparse.Namespace) -> tuple[int, int, int]:
+    """Return the samples of train, validation and test that megatron/training/training.py requests."""
     batch = args.global_batch_size
     evaluations = args.train_iters // args.eval_interval + 1
     if args.start_eval_at_iter is not None:
         evaluations = max(0, evaluations - args.start_eval_at_iter // args.eval_interval)
-    each = args.eval_iters * (args.eval_global_batch_size or batch)
-    return args.train_iters * batch, evaluations * each, each
+    samples_per_evaluation = args.eval_iters * (args.eval_global_batch_size or batch)
+    return args.train_iters * batch, evaluations * samples_per_evaluation, samples_per_evaluation
 
 
 def _build(order: dict[str, Any]) -> dict[str, Any]:
-    """Have Megatron-LM build the index that its own start would look for; in a process that has it."""
-    beside = Path(order["script"]).parent
-    if (beside / "megatron").is_dir():
-        sys.path.insert(0, str(beside))  # as it is when torchrun starts the script
+    """Build the index for which Megatron-LM searches at a start, and return the numbers of samples or an error."""
+    script_directory = Path(order["script"]).parent
+    if (script_directory / "megatron").is_dir():
+        sys.path.insert(0, str(script_directory))  # as Python does when torchrun starts the script
     try:
         import torch
         from megatron.core.datasets import utils
     except ImportError as error:
         return {
-            "refused": f"the sample index needs Megatron-LM and torch, and this Python has not ({error}): build it in "
-            "the training image"
+            "refused": f"cannot build the sample index, because this Python cannot import Megatron-LM or torch "
+            f"({error}): run the command in the training image"
         }
     try:
         import megatron.core.datasets.helpers_cpp  # noqa: F401
@@ -72,16 +72,16 @@ def _build(order: dict[str, Any]) -> dict[str, Any]:
             utils.compile_helpers()
         except SystemExit:
             return {
-                "refused": f"the helpers in {Path(utils.__file__).parent} are not compiled, and could not be now: let "
-                "the training image bring them (make, in that directory)"
+                "refused": f"the C++ helpers in {Path(utils.__file__).parent} are not compiled, and compiling them "
+                "failed: run make in that directory when you build the training image"
             }
     from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
     from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 
-    # megatron-core 0.16 asks for its rank before it saves the index of a blend.
+    # megatron-core 0.16 needs its rank before it saves the index of a blend.
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    args = parse(order["words"])
+    args = parse_data_arguments(order["words"])
     blend = blend_per_split = None
     if args.per_split_data_args_path:
         lists = json.loads(Path(args.per_split_data_args_path).read_text())
@@ -104,23 +104,25 @@ def _build(order: dict[str, Any]) -> dict[str, Any]:
         eod_mask_loss=args.eod_mask_loss,
         mid_level_dataset_surplus=args.mid_level_dataset_surplus,
     )
-    sizes = samples(args)
+    sizes = count_samples(args)
     try:
-        parts = BlendedMegatronDatasetBuilder(GPTDataset, list(sizes), lambda: True, config).build()
+        datasets = BlendedMegatronDatasetBuilder(GPTDataset, list(sizes), lambda: True, config).build()
     except IndexError as error:
         return {
-            "refused": f"Megatron-LM cannot draw the samples asked for from the blend ({error}); the smallest shares "
-            "are rounded up to a sample each: make fewer, larger pairs (tokenmill preprocess --target-files), or raise "
-            "training.evalIterations, or --mid-level-dataset-surplus in extraArgs"
+            "refused": f"Megatron-LM cannot draw the requested samples from the blend ({error}), because it rounds the "
+            "smallest shares up to one sample each: write fewer, larger pairs (tokenmill preprocess --target-files), "
+            "or raise training.evalIterations, or --mid-level-dataset-surplus in extraArgs"
         }
     names = ("train", "validation", "test")
-    return {"samples": {name: len(part) for name, part in zip(names, parts, strict=True) if part is not None}}
+    return {
+        "samples": {name: len(dataset) for name, dataset in zip(names, datasets, strict=True) if dataset is not None}
+    }
 
 
 def _tokenizer(args: argparse.Namespace) -> Any:
-    """Build the tokenizer as Megatron-LM does: what identifies it is part of the index's name."""
-    args.pad_vocab_size = False  # of no consequence here
-    args.tokenizer_hf_use_fast = not args.tokenizer_hf_no_use_fast  # these four were megatron-core 0.16's names
+    """Build the tokenizer as Megatron-LM does, because its identity is part of the index's name."""
+    args.pad_vocab_size = False  # does not affect the index
+    args.tokenizer_hf_use_fast = not args.tokenizer_hf_no_use_fast  # megatron-core 0.16 reads these four names
     args.tokenizer_hf_include_special_tokens = not args.tokenizer_hf_no_include_special_tokens
     args.tokenizer_special_tokens = args.special_tokens
     args.tokenizer_metadata = args.metadata_path
@@ -132,7 +134,7 @@ def _tokenizer(args: argparse.Namespace) -> Any:
 
 
 def main() -> None:
-    """Carry out the order in the file that the command line names."""
+    """Build the index of the order file that the command line names, and write the outcome file."""
     order = json.loads(Path(sys.argv[1]).read_bytes())
     Path(order["outcome"]).write_text(json.dumps(_build(order)))
 

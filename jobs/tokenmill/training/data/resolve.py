@@ -1,75 +1,84 @@
-"""Hold the datasets of a run to what the run needs: held-out text, token ids within the embedding, enough epochs."""
+"""Check that the datasets of a run meet its requirements: held-out text, token ids in the embedding, enough tokens.
+
+`training.runtime.prepare` calls `resolve` at each start, before it writes the command line.
+"""
 
 import math
 from pathlib import Path
 
 from tokenmill.errors import RequestError
 from tokenmill.training import settings as s
-from tokenmill.training.data.blend import gather
-from tokenmill.training.data.blend_samples import check_draws
+from tokenmill.training.data.blend import collect_datasets
+from tokenmill.training.data.blend_samples import check_blend_samples
 from tokenmill.training.data.datasets import TrainingData
 
-PER_DATASET = "--per-dataset-sequences-path"
+PER_DATASET_SEQUENCES_FLAG = "--per-dataset-sequences-path"
 
 
 def resolve(settings: s.Settings, root: Path | None = None) -> TrainingData:
-    """Find what (derived) settings name, relative paths below `root`, and hold it to what the run needs.
+    """Return the data of a run with these (derived) settings; relative paths are below `root`.
 
-    Raises RequestError where anything is missing, unfinished, damaged, or cannot be trained on so.
+    Raises:
+        RequestError: a dataset is missing, unfinished or damaged, or the run cannot train on it.
     """
-    corpus = gather(settings.dataset, root)
+    data = collect_datasets(settings.dataset, root)
     training = settings.training
-    if training.eval_iterations and not corpus.has("validation"):
+    if training.eval_iterations and not data.has_split("validation"):
         raise RequestError(
-            f"training.evalIterations is {training.eval_iterations} and there is nothing to validate on: "
-            + (f"dataset.split is {corpus.split}" if corpus.split else "dataset.blend.validation is empty")
-            + "; hold some out, or set training.evalIterations to 0"
+            f"training.evalIterations is {training.eval_iterations}, but there is no validation data: "
+            + (f"dataset.split is {data.split}" if data.split else "dataset.blend.validation is empty")
+            + "; specify validation data, or set training.evalIterations to 0"
         )
-    highest = max(corpus.vocab_size - 1, corpus.max_token_id)
-    layout = settings.layout(corpus.vocab_size)
-    if highest >= layout.padded_vocab:
+    highest_id = max(data.vocab_size - 1, data.max_token_id)
+    layout = settings.layout(data.vocab_size)
+    if highest_id >= layout.padded_vocab:
         raise RequestError(
-            f"the tokenizer of {corpus.tokenizer.parent} has token ids up to {highest}, and the embedding has "
-            f"{layout.padded_vocab} rows: {corpus.vocab_size} entries padded to a multiple of "
-            f"{layout.vocab_divisible_by} x tensor parallel {layout.tensor}; an id outside it ends training in a "
-            "CUDA error: make the data again with a tokenizer without gaps in its ids"
+            f"the tokenizer of {data.tokenizer.parent} has token ids up to {highest_id}, but the embedding has "
+            f"{layout.padded_vocab} rows: {data.vocab_size} entries padded to a multiple of "
+            f"{layout.vocab_divisible_by} x tensor parallel {layout.tensor}; an id above that ends the training with a "
+            "CUDA error: run tokenmill preprocess again with a tokenizer that has no gaps in its ids"
         )
-    resets = {
+    document_end_options = {
         "training.resetPositionIds": training.reset_position_ids,
         "training.resetAttentionMask": training.reset_attention_mask,
         "training.eodMaskLoss": training.eod_mask_loss,
     }
-    if any(resets.values()) and corpus.eod_token != corpus.eos_token:
-        names = ", ".join(name for name, wanted in resets.items() if wanted)
+    if any(document_end_options.values()) and data.eod_token != data.eos_token:
+        names = ", ".join(name for name, enabled in document_end_options.items() if enabled)
         raise RequestError(
-            f"{names}: Megatron-LM takes the tokenizer's eos ({corpus.eos_token}) for a document's end, and documents "
-            f"in {corpus.tokenizer.parent} end with {corpus.eod_token or 'nothing'}; turn it off, or make the data "
-            "again with a tokenizer whose eos is the EOD"
+            f"{names}: Megatron-LM detects the end of a document by the tokenizer's eos ({data.eos_token}), but "
+            f"documents in {data.tokenizer.parent} end with {data.eod_token or 'no token'}; set it to false, or run "
+            "tokenmill preprocess again with a tokenizer whose eos is the EOD"
         )
-    # Then Megatron-LM reads no .idx header, and takes this dtype (GPTDatasetConfig.token_dtype_code).
-    assumed = "int32" if corpus.vocab_size > 2**16 else "uint16"
-    if PER_DATASET in (word.partition("=")[0] for word in settings.extra_args) and corpus.dtype != assumed:
+    # With this flag Megatron-LM does not read the .idx header. It derives the dtype from the vocabulary
+    # (GPTDatasetConfig.token_dtype_code).
+    assumed_dtype = "int32" if data.vocab_size > 2**16 else "uint16"
+    if (
+        PER_DATASET_SEQUENCES_FLAG in (argument.partition("=")[0] for argument in settings.extra_args)
+        and data.dtype != assumed_dtype
+    ):
         raise RequestError(
-            f"extraArgs has {PER_DATASET}, with which Megatron-LM takes ids for {assumed}, since the vocabulary has "
-            f"{corpus.vocab_size:,} entries, and the pairs have {corpus.dtype}: it would read other ids; leave it out"
+            f"extraArgs contains {PER_DATASET_SEQUENCES_FLAG}, with which Megatron-LM reads token ids as "
+            f"{assumed_dtype}, because the vocabulary has {data.vocab_size:,} entries; the pairs contain {data.dtype}, "
+            "so it would read wrong ids: remove the flag"
         )
-    _check_epochs(corpus, settings)
-    check_draws(corpus, settings)
-    return corpus
+    _check_epochs(data, settings)
+    check_blend_samples(data, settings)
+    return data
 
 
-def _check_epochs(corpus: TrainingData, settings: s.Settings) -> None:
-    """Refuse a run that would read a dataset so often that one of its numbers must be wrong."""
+def _check_epochs(data: TrainingData, settings: s.Settings) -> None:
+    """Raise RequestError when a run reads a dataset more than maxEpochs times, probably because of a wrong number."""
     training, length = settings.training, settings.model.seq_length
     batch = training.global_batch_size or 0
     total = training.iterations * batch * length
-    for source in corpus.train:
-        epochs, tokens = source.epochs(corpus.split, total), source.trained_on(corpus.split)
+    for source in data.train:
+        epochs, tokens = source.epochs(data.split, total), source.training_tokens(data.split)
         if epochs > training.max_epochs:
             raise RequestError(
-                f"{source.label} {source.path} would be read {epochs:,.1f} times, and training.maxEpochs is "
+                f"the run would read {source.label} {source.path} {epochs:,.1f} times, but training.maxEpochs is "
                 f"{training.max_epochs:,g}: {training.iterations:,} iterations x {batch:,} sequences x {length:,} "
                 f"tokens = {total:,} tokens, {source.share:.2%} of them from {tokens:,.0f} tokens of its training "
-                "split; train for fewer iterations, bring more data, or give it a smaller weight; if it is meant, set "
+                "split; reduce the iterations or the weight, add data, or, if this is intended, set "
                 f"training.maxEpochs to {math.ceil(epochs)} or more"
             )

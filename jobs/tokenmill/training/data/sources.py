@@ -1,69 +1,80 @@
-"""Open what a setting names: an output of preprocess, or one pair of it."""
+"""Open a dataset that the settings name: an output of preprocess, or one pair of it.
+
+`blend` calls `open_source` for every dataset of a run.
+"""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tokenmill.errors import RequestError
 from tokenmill.training.data.datasets import Pair, WeightedDataset
-from tokenmill.training.data.split import Names
+from tokenmill.training.data.split import DatasetLabels
 
 if TYPE_CHECKING:
     from tokenmill.tokens.dataset import Dataset
 
 
 def open_source(
-    label: str, named: str, root: Path | None, key: str | None, names: Names
+    label: str, name: str, root: Path | None, key: str | None, labels: DatasetLabels
 ) -> "tuple[Dataset, WeightedDataset]":
-    """Open what a setting names: a dataset's directory, or the path of one of its pairs, with or without suffix."""
-    from tokenmill.tokens.dataset import check_tokenizer, find_dataset, open_dataset, record_of_pair
+    """Open a dataset by its directory, or by the path of one of its pairs with or without suffix.
 
-    path = ((root or Path()) / named).absolute()
+    Raises:
+        RequestError: the dataset is missing, unfinished or damaged, or has no tokens under the key.
+    """
+    from tokenmill.tokens.dataset import check_tokenizer, find_dataset, find_pair_record, open_dataset
+
+    path = ((root or Path()) / name).absolute()
     prefix = path.with_name(path.name.removesuffix(".bin").removesuffix(".idx"))
-    pair = None if path.is_dir() else record_of_pair(prefix)
-    alone = pair is not None
+    named_pair = None if path.is_dir() else find_pair_record(prefix)
+    single_pair = named_pair is not None
     try:
-        data = open_dataset(pair[0]) if pair else find_dataset(path)
-    except RequestError as problem:
-        raise RequestError(f"{label} {named}: {problem}") from problem
-    keys = data.basis.keys
-    if pair:
-        pairs = [entry for entry in data.pairs if entry.prefix == pair[1]]
+        dataset = open_dataset(named_pair[0]) if named_pair else find_dataset(path)
+    except RequestError as error:
+        raise RequestError(f"{label} {name}: {error}") from error
+    keys = dataset.basis.keys
+    if named_pair:
+        pairs = [entry for entry in dataset.pairs if entry.prefix == named_pair[1]]
         empty = []
         if not pairs:
-            raise RequestError(f"{label} {named}: {pair[0].output} has no pair {pair[1]} with tokens")
+            raise RequestError(
+                f"{label} {name}: {named_pair[0].output} has no pair {named_pair[1]} with tokens; choose another pair"
+            )
     else:
         if key is None and len(keys) > 1:
             raise RequestError(
-                f"{label} {named} has the keys {', '.join(keys)}: say which to train on with {names.key}"
+                f"{label} {name} has the keys {', '.join(keys)}; choose the key to train on with {labels.key}"
             )
         if key is not None and key not in keys:
-            raise RequestError(f"{label} {named} has no key {key} ({names.key}); it has {', '.join(keys)}")
-        pairs = [entry for entry in data.pairs if entry.key == (key or keys[0])]
-        empty = [each for each in data.manifest.empty if each.key == (key or keys[0])]
+            raise RequestError(
+                f"{label} {name} has no key {key} ({labels.key}); its keys are: {', '.join(keys)}; choose one of them"
+            )
+        pairs = [entry for entry in dataset.pairs if entry.key == (key or keys[0])]
+        empty = [pair for pair in dataset.manifest.empty if pair.key == (key or keys[0])]
         if not pairs:
             raise RequestError(
-                f"{label} {named} has no tokens under the key {key or keys[0]}: choose another {names.key}"
+                f"{label} {name} has no tokens under the key {key or keys[0]}: choose another {labels.key}"
             )
-    hashes = {entry.path: entry.xxh3_128 for entry in data.manifest.files}
-    wrong = check_tokenizer(data.record, data.plan)
-    if wrong:
-        raise RequestError(f"{label} {named}: {wrong[0]}")
-    return data, WeightedDataset(
+    hashes = {entry.path: entry.xxh3_128 for entry in dataset.manifest.files}
+    tokenizer_errors = check_tokenizer(dataset.record, dataset.plan)
+    if tokenizer_errors:
+        raise RequestError(f"{label} {name}: {tokenizer_errors[0]}")
+    return dataset, WeightedDataset(
         label=label,
-        path=named,
-        manifest=data.manifest.hash,
+        path=name,
+        manifest=dataset.manifest.hash,
         pairs=tuple(
             Pair(
-                str(data.record.output / entry.prefix),
+                str(dataset.record.output / entry.prefix),
                 entry.documents,
                 entry.sequences,
                 entry.tokens,
                 entry.bytes,
-                data.dtype(entry),
+                dataset.get_dtype(entry),
                 hashes[f"{entry.prefix}.bin"] + hashes[f"{entry.prefix}.idx"],
             )
             for entry in pairs
         ),
         empty=len(empty),
-        alone=alone,
+        single_pair=single_pair,
     )

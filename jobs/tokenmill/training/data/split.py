@@ -1,4 +1,4 @@
-"""How a list of datasets is cut into train, validation and test, as Megatron-LM cuts it."""
+"""The division of a list of datasets into train, validation and test, exactly as Megatron-LM computes it."""
 
 import math
 from itertools import pairwise
@@ -6,57 +6,63 @@ from itertools import pairwise
 from tokenmill.errors import RequestError
 
 SPLITS = ("train", "validation", "test")
-"""The parts of a split, in Megatron-LM's order; it calls the second one valid."""
+"""The splits, in Megatron-LM's order; Megatron-LM calls the second one valid."""
 
 
-class Names:
-    """What messages call what names the datasets: keys of the settings, unless a command has its own."""
+class DatasetLabels:
+    """The names of the dataset options in messages: keys of the settings, unless a command has its own options."""
 
     key = "dataset.key"
     split = "dataset.split"
-    apart = "in dataset.blend"
+    separate_splits = "in dataset.blend"
 
     def part(self, name: str, number: int | None = None) -> str:
-        """Return what a list of datasets is called, or one of them, each by its own name."""
+        """Return the label of a list of datasets, or of the dataset with this number in the list."""
         return f"dataset.blend.{name}" + ("" if number is None else f"[{number}]")
 
 
-def fractions(split: str, names: Names | None = None) -> list[float]:
-    """Parse a split to three fractions of 1, as Megatron-LM reckons them, and as strictly as it does not.
+def parse_split(split: str, labels: DatasetLabels | None = None) -> list[float]:
+    """Parse a split into three fractions that add up to 1, with Megatron-LM's arithmetic.
 
-    Raises RequestError for what are not one to three numbers of which the first is the largest part.
+    The check is stricter than Megatron-LM's own parser, which reads -1 as 1 and 1e2 as 1,2.
+
+    Raises:
+        RequestError: the split does not have one to three numbers, or train's fraction is below one half.
     """
-    names = names or Names()
-    words = split.split(",")
+    labels = labels or DatasetLabels()
+    items = split.split(",")
     try:
-        numbers = [float(word) for word in words]
+        numbers = [float(item) for item in items]
     except ValueError:
         numbers = []
-    plain = all(word.strip().replace(".", "", 1).isdecimal() for word in words)  # Megatron-LM reads -1 as 1, 1e2 as 1,2
+    plain = all(item.strip().replace(".", "", 1).isdecimal() for item in items)
     if not plain or not 1 <= len(numbers) <= 3 or not 0 < sum(numbers) < math.inf:
         raise RequestError(
-            f"{names.split} is {split!r}: give the shares of train, validation and test, such as 990,9,1"
+            f"invalid {labels.split} {split!r}: specify the shares of train, validation and test, such as 990,9,1"
         )
     numbers += [0.0] * (3 - len(numbers))
-    parts = [number / sum(numbers) for number in numbers]
-    if not parts[0]:
-        raise RequestError(f"{names.split} {split} leaves nothing to train on: its first number is train's share")
-    if parts[0] < 0.5:
+    fractions = [number / sum(numbers) for number in numbers]
+    if not fractions[0]:
         raise RequestError(
-            f"{names.split} {split} holds out {1 - parts[0]:.0%} of the data: its first number is train's share, such "
-            f"as 990,9,1; to hold out so much, name datasets for each split {names.apart}"
+            f"{labels.split} {split} leaves no training data: set the first number, train's share, above 0"
         )
-    return parts
+    if fractions[0] < 0.5:
+        raise RequestError(
+            f"{labels.split} {split} holds out {1 - fractions[0]:.0%} of the data: the first number is train's share; "
+            f"set it to at least half, such as 990,9,1, or specify the datasets of each split {labels.separate_splits}"
+        )
+    return fractions
 
 
-def cuts(split: str, sequences: int) -> list[tuple[int, int] | None]:
-    """Return which sequences of a pair go to train, validation and test; None for a part whose share is 0.
+def split_ranges(split: str, sequences: int) -> list[tuple[int, int] | None]:
+    """Return the range of a pair's sequences for train, validation and test; None for a share of 0.
 
-    As megatron/core/datasets/blended_megatron_dataset_config.py and _builder.py do, to the rounding.
+    The result, including the rounding, is that of megatron/core/datasets/blended_megatron_dataset_config.py and
+    blended_megatron_dataset_builder.py.
     """
     edges = [0.0]
-    for part in fractions(split):
-        edges.append(edges[-1] + part)
+    for fraction in parse_split(split):
+        edges.append(edges[-1] + fraction)
     return [
         (round(begin * float(sequences)), round(end * float(sequences))) if end > begin else None
         for begin, end in pairwise(edges)

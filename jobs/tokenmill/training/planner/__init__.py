@@ -1,14 +1,14 @@
-"""What fits on how many GPUs, and what follows: `tokenmill fit`.
+"""The planner behind `tokenmill fit`: which layouts of a model fit a number of GPUs, and how to save checkpoints.
 
-Modules, those that read others below them:
+Modules; each module uses only modules above it:
 
-    layout   one model cut over GPUs: its sizes, and what Megatron-LM refuses of it
-    memory   bytes that a GPU holds of a layout: weights, gradients, optimizer state, activations
-    storage  checkpoints: how long a save takes, how often to save, how much room they need
-    fit      the search over layouts, and the cost that orders them
-    request  the command's words as what is to be planned
+    layout   one model on a number of GPUs: its sizes, and the rules of Megatron-LM that it violates
+    memory   bytes of a layout on a GPU: weights, gradients, optimizer state, activations
+    storage  checkpoints: duration of a save, save interval, space on the storage
+    fit      the search over layouts, and the cost estimate that ranks them
+    request  the options of the command, as the input of a plan
     plan     the numbers of a plan: the layouts that fit, batch, checkpoint and save interval
     render   a plan as text and as JSON
     values   a plan's best layout as values of the training chart
-    cases    layouts of a file, judged one by one (`--check`)
+    cases    a file of layouts, each checked separately (`--check`)
 """

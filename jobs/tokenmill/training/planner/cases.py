@@ -1,6 +1,6 @@
-"""Layouts from a file, each judged as Megatron-LM would: what `tokenmill fit --check` answers.
+"""Layouts from a file, each checked against Megatron-LM's rules: the output of `tokenmill fit --check`.
 
-A case has the fields of `Layout`; of a model with experts the linear layers have no biases unless it says so.
+A case has the fields of `Layout`. The default of `bias` is false for a model with experts.
 """
 
 from collections.abc import Iterator
@@ -9,72 +9,78 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.errors import RequestError
-from tokenmill.training import MOST
-from tokenmill.training.planner.layout import Layout, late_refusals, refusals
+from tokenmill.training import MAX_COUNT
+from tokenmill.training.planner.layout import Layout, find_argument_errors, find_runtime_errors
 from tokenmill.training.planner.memory import activation_bytes, weight_optimizer_bytes
 
 FIELDS = {field.name: field for field in fields(Layout)}
-RECOMPUTE = ("none", "selective", "full")
+RECOMPUTE_MODES = ("none", "selective", "full")
 
 
-def read(path: Path) -> list[Any]:
-    """Read the cases: a JSON list of settings, or {"cases": [{"config": settings}, ...]}.
+def read_cases(path: Path) -> list[Any]:
+    """Read the cases: a JSON list of objects, or {"cases": [{"config": object}, ...]}.
 
     Raises:
-        RequestError: the file is missing, no JSON, or neither.
+        RequestError: the file does not exist, is not JSON, or has another form.
     """
     import msgspec
 
     try:
         content = msgspec.json.decode(path.read_bytes())
-    except OSError as problem:
-        raise RequestError(f"the cases {path} cannot be read: {problem.strerror}") from None
-    except (msgspec.DecodeError, RecursionError) as problem:
-        raise RequestError(f"the cases {path} are no JSON: {problem}") from None
+    except OSError as error:
+        raise RequestError(
+            f"cannot read the cases {path}: {error.strerror}; check the path and its permissions"
+        ) from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise RequestError(f"the cases {path} are not valid JSON: {error}; correct the file") from None
     if isinstance(content, dict) and "cases" in content:
         content = content["cases"]
     if not isinstance(content, list):
-        raise RequestError(f'the cases {path} are neither a list of settings nor {{"cases": [{{"config": settings}}]}}')
+        raise RequestError(
+            f'the cases {path} have another form: write a JSON list of layouts, or {{"cases": [{{"config": layout}}]}}'
+        )
     return [case["config"] if isinstance(case, dict) and "config" in case else case for case in content]
 
 
-def answers(cases: list[Any]) -> Iterator[dict[str, Any]]:
-    """Judge each case: whether Megatron-LM accepts it, why not, its data parallelism and its memory in bytes.
+def evaluate_cases(cases: list[Any]) -> Iterator[dict[str, Any]]:
+    """Yield the result of each case: Megatron-LM's errors, the data parallelism and the memory in bytes.
 
-    A case that describes no layout gets an `error` instead.
+    The result of a case that is not a layout has an `error` instead.
     """
     for number, case in enumerate(cases):
         try:
-            yield {"case": number, **_answer(_layout(case))}
-        except RequestError as problem:
-            yield {"case": number, "error": f"case {number}: {problem}"}
+            yield {"case": number, **_evaluate(_parse_layout(case))}
+        except RequestError as error:
+            yield {"case": number, "error": f"case {number}: {error}"}
 
 
-def _layout(case: Any) -> Layout:
+def _parse_layout(case: Any) -> Layout:
     import msgspec
 
     if not isinstance(case, dict):
-        raise RequestError(f"settings are an object, not {case!r}")
+        raise RequestError(f"{case!r} is not an object; write an object with the fields of a layout")
     unknown = [key for key in case if key not in FIELDS]
     if unknown:
-        raise RequestError(f"unknown key {', '.join(map(repr, unknown))}; there are: {', '.join(FIELDS)}")
+        raise RequestError(f"unknown key {', '.join(map(repr, unknown))}; use only: {', '.join(FIELDS)}")
     missing = [name for name, field in FIELDS.items() if field.default is MISSING and name not in case]
     if missing:
-        raise RequestError(f"without {', '.join(missing)} there is no layout")
+        raise RequestError(f"missing key {', '.join(missing)}; add it")
     for key, value in case.items():
         try:
             msgspec.convert(value, FIELDS[key].type)
-        except msgspec.ValidationError as problem:
-            raise RequestError(f"{key} is {value!r}: {problem}") from None
-        if isinstance(value, int) and not isinstance(value, bool) and not 0 < value <= MOST:
-            raise RequestError(f"{key} is {value}: it must be {'above 0' if value <= 0 else f'at most {MOST}'}")
-    if case.get("recompute", "none") not in RECOMPUTE:
-        raise RequestError(f"recompute is {case['recompute']!r}: it must be one of {', '.join(RECOMPUTE)}")
+        except msgspec.ValidationError as error:
+            raise RequestError(f"{key} is {value!r}: {error}; correct it") from None
+        if isinstance(value, int) and not isinstance(value, bool) and not 0 < value <= MAX_COUNT:
+            raise RequestError(
+                f"{key} is {value}: it must be {'above 0' if value <= 0 else f'at most {MAX_COUNT}'}; correct it"
+            )
+    if case.get("recompute", "none") not in RECOMPUTE_MODES:
+        raise RequestError(f"recompute is {case['recompute']!r}: use one of {', '.join(RECOMPUTE_MODES)}")
     return Layout(**{"bias": not case.get("experts"), **case})
 
 
-def _answer(layout: Layout) -> dict[str, Any]:
-    reasons = refusals(layout)
+def _evaluate(layout: Layout) -> dict[str, Any]:
+    reasons = find_argument_errors(layout)
     return {
         "accepted": not reasons,
         "why": "; ".join(reasons) or None,
@@ -82,5 +88,5 @@ def _answer(layout: Layout) -> dict[str, Any]:
         "data_parallel": None if layout.world % layout.model_parallel else layout.data_parallel,
         "weight_optimizer_bytes": None if reasons else weight_optimizer_bytes(layout),
         "activation_bytes": None if reasons else activation_bytes(layout),
-        "later": [] if reasons else late_refusals(layout),
+        "later": [] if reasons else find_runtime_errors(layout),
     }

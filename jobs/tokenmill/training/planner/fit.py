@@ -1,7 +1,8 @@
-"""Which layouts of a model fit a number of GPUs, and which of them to take: the planner behind `tokenmill fit`.
+"""Search the layouts of a model that fit a number of GPUs, and rank them by estimated cost.
 
-Every cut that Megatron-LM accepts is weighed for memory (training/planner/memory.py) and ranked by what a step costs
-beside a step that only multiplies matrices. The estimate is a sum, so that it explains itself; docs/fit.md has it.
+`plan` calls `search_layouts`. It computes the memory (training/planner/memory.py) of every layout that Megatron-LM
+accepts. The cost of a layout is the time of an iteration, relative to an iteration that only multiplies matrices. It is
+a sum, so that its parts explain it; docs/fit.md describes them.
 """
 
 from collections.abc import Iterator
@@ -12,31 +13,31 @@ from typing import Any
 
 from tokenmill.errors import RequestError
 from tokenmill.training.model import Model
-from tokenmill.training.planner.layout import Layout, late_refusals, refusals
+from tokenmill.training.planner.layout import Layout, find_argument_errors, find_runtime_errors
 from tokenmill.training.planner.memory import (
     GIB,
-    RESERVE,
+    RESERVED_SHARE,
     MemoryUse,
     activation_bytes,
-    held,
-    parameters,
+    count_parameters,
+    memory_use,
     parameters_held,
 )
 
-NODE = 1_200
-"""Operations that a GPU does while one byte comes from another in its node: 450 TFLOP/s sustained, 375 GB/s."""
-NETWORK = 10_000
-"""The same from another node: 45 GB/s, a link of 400 Gbit/s for each GPU."""
-LAYER = 2e10
-"""Operations that a layer's launches, norms and other work that does not grow with the batch are worth: 45 us."""
+OPERATIONS_PER_BYTE_IN_NODE = 1_200
+"""Operations in the time of one byte from another GPU of the node: 450 TFLOP/s sustained, 375 GB/s."""
+OPERATIONS_PER_BYTE_BETWEEN_NODES = 10_000
+"""Operations in the time of one byte from another node: 45 GB/s, a link of 400 Gbit/s per GPU."""
+OPERATIONS_PER_LAYER = 2e10
+"""Operations in the time of a layer's batch-independent work, such as launches and norms: 45 us."""
 MICRO_BATCHES = (1, 2, 4, 8, 16, 32, 64)
-TOKENS_WORTH_CUTTING = 4096
-"""Context parallelism is tried as long as it leaves a GPU so many tokens of a sequence."""
+MIN_TOKENS_PER_CONTEXT_RANK = 4096
+"""The search increases context parallelism only while a GPU has at least this number of tokens per sequence."""
 
 
 @dataclass(frozen=True)
 class Machines:
-    """The GPUs to fill; memory in GiB each."""
+    """The GPUs of a run; `memory` is the memory of one GPU in GiB."""
 
     gpus: int
     gpus_per_node: int
@@ -44,18 +45,21 @@ class Machines:
 
     @property
     def nodes(self) -> int:
-        """Machines that the GPUs are in."""
+        """Number of nodes."""
         return self.gpus // self.gpus_per_node
 
     @property
-    def usable(self) -> float:
-        """Bytes of a GPU that a layout may take."""
-        return self.memory * (1 - RESERVE) * GIB
+    def usable_bytes(self) -> float:
+        """Bytes of a GPU that a layout may use."""
+        return self.memory * (1 - RESERVED_SHARE) * GIB
 
 
 @dataclass(frozen=True)
 class LayoutConstraints:
-    """What is asked for. A cut of any kind makes it one layout, whose other cuts are none; else all are searched."""
+    """The options that constrain the search.
+
+    If a parallel size is set, there is a single layout, whose other sizes are 1. Otherwise the search covers all sizes.
+    """
 
     tensor: int | None = None
     pipeline: int | None = None
@@ -67,140 +71,150 @@ class LayoutConstraints:
     recompute: str | None = None
 
     @property
-    def one_layout(self) -> bool:
-        """Whether the cuts are given."""
-        free = ("micro_batch", "recompute")
-        return any(getattr(self, field.name) is not None for field in fields(self) if field.name not in free)
+    def is_single_layout(self) -> bool:
+        """Whether a parallel size is set."""
+        other_fields = ("micro_batch", "recompute")
+        return any(getattr(self, field.name) is not None for field in fields(self) if field.name not in other_fields)
 
 
 @dataclass(frozen=True)
 class Cost:
-    """A step's time beside one that only multiplies matrices, which is 1; each part is a share of that one."""
+    """Parts of an iteration's time, relative to an iteration that only multiplies matrices, whose time is 1."""
 
     uneven: float
-    """The last stage has the output layer on top of its layers, and the others wait for it."""
+    """The output layer in addition to the layers of the last stage, for which the other stages wait."""
     recompute: float
     tensor: float
     context: float
     expert: float
     stages: float
-    """Sending activations and gradients from stage to stage."""
+    """Transfer of activations and gradients between pipeline stages."""
     small: float
-    """Work that does not grow with the micro-batch."""
+    """Work that does not depend on the micro-batch."""
     bubble: float
     data: float
-    """Gradients and weights between the copies, beyond what hides behind one micro-batch."""
+    """Transfer of gradients and weights between the copies of the model that does not overlap with a micro-batch."""
 
     @cached_property
     def total(self) -> float:
-        """The sum."""
+        """Total cost: 1 and the sum of the parts."""
         return 1 + sum(self.parts.values())
 
     @property
     def parts(self) -> dict[str, float]:
-        """By name."""
+        """The parts by name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 @dataclass(frozen=True)
 class Fit:
-    """A layout with what it takes of the fullest GPU, in bytes."""
+    """A layout with the memory that it needs on the fullest GPU, in bytes."""
 
     layout: Layout
-    held: MemoryUse
+    memory: MemoryUse
     activations: float
 
     @property
     def total(self) -> float:
-        """All of it."""
-        return self.held.total + self.activations
+        """Sum of all memory in bytes."""
+        return self.memory.total + self.activations
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What a search came to: fits, best first, and without any, what was nearest or why nothing is accepted."""
+    """The result of a search."""
 
     fits: list[tuple[Fit, Cost]]
+    """The layouts that fit, best first."""
     nearest: Fit | None
-    refused: list[str]
-    tried: int
+    """The layout with the least memory among those that do not fit."""
+    errors: list[str]
+    """Megatron-LM's errors for the first layout that it refuses."""
+    layouts_tried: int
 
 
-def search(model: Model, machines: Machines, global_batch: int, wanted: LayoutConstraints) -> SearchResult:
-    """Weigh every layout.
+def search_layouts(model: Model, machines: Machines, global_batch: int, constraints: LayoutConstraints) -> SearchResult:
+    """Return the layouts that fit, ranked by their cost.
 
-    Of those that differ in virtual stages and micro-batch alone the cheapest is kept, with as little recomputation
-    as fits.
+    The result has one layout per combination of parallel sizes: the one with the cheapest virtual stages and
+    micro-batch, and with as little recomputation as possible.
     """
     fits: dict[tuple[Any, ...], tuple[Fit, Cost]] = {}
     nearest: Fit | None = None
-    refused: list[str] = []
-    tried = 0
-    for cut in _cuts(model, machines, wanted):
-        kind = tuple(value for name, value in cut.items() if name != "layers_per_virtual_stage")
-        for micro in [wanted.micro_batch] if wanted.micro_batch else MICRO_BATCHES:
-            tried += 1
-            fit, why = _least_recomputation(_layout(model, machines, global_batch, micro, cut), wanted, machines)
+    first_errors: list[str] = []
+    layouts_tried = 0
+    for sizes in _parallel_sizes(model, machines, constraints):
+        key = tuple(value for name, value in sizes.items() if name != "layers_per_virtual_stage")
+        for micro_batch in [constraints.micro_batch] if constraints.micro_batch else MICRO_BATCHES:
+            layouts_tried += 1
+            fit, errors = _least_recomputation(
+                _make_layout(model, machines, global_batch, micro_batch, sizes), constraints, machines
+            )
             if fit is None:
-                refused = refused or why
-                break  # what a small micro-batch does not divide, a greater one does not either
-            if fit.total > machines.usable:
+                first_errors = first_errors or errors
+                break  # a greater micro-batch is invalid, too
+            if fit.total > machines.usable_bytes:
                 nearest = fit if nearest is None or fit.total < nearest.total else nearest
                 break
-            price = cost(fit.layout, machines.gpus_per_node)
-            if kind not in fits or price.total < fits[kind][1].total:
-                fits[kind] = fit, price
-    ranked = sorted(fits.values(), key=lambda each: (round(each[1].total, 4), each[0].layout.model_parallel))
-    return SearchResult(ranked, nearest, refused, tried)
+            cost = estimate_cost(fit.layout, machines.gpus_per_node)
+            if key not in fits or cost.total < fits[key][1].total:
+                fits[key] = fit, cost
+    ranked = sorted(fits.values(), key=lambda pair: (round(pair[1].total, 4), pair[0].layout.model_parallel))
+    return SearchResult(ranked, nearest, first_errors, layouts_tried)
 
 
-def _layout(model: Model, machines: Machines, global_batch: int, micro: int, cut: dict[str, Any]) -> Layout:
+def _make_layout(
+    model: Model, machines: Machines, global_batch: int, micro_batch: int, sizes: dict[str, Any]
+) -> Layout:
     return Layout(
         **model.architecture(),
-        **cut,
+        **sizes,
         world=machines.gpus,
         global_batch=global_batch,
-        micro_batch=micro,
-        sequence_parallel=cut["tensor"] > 1,
+        micro_batch=micro_batch,
+        sequence_parallel=sizes["tensor"] > 1,
         distributed_optimizer=True,
         vocab_size=model.vocabulary_size,
     )
 
 
-def _least_recomputation(layout: Layout, wanted: LayoutConstraints, machines: Machines) -> tuple[Fit | None, list[str]]:
-    """Return the layout with as little recomputation as fits, else with all, or why it is refused."""
-    why = refusals(layout) or late_refusals(layout)
-    if why:
-        return None, why
-    kept = held(layout)
-    for recompute in [wanted.recompute] if wanted.recompute else ("none", "selective", "full"):
-        again = Layout(**{**vars(layout), "recompute": recompute})
-        fit = Fit(again, kept, activation_bytes(again))
-        if fit.total <= machines.usable:
+def _least_recomputation(
+    layout: Layout, constraints: LayoutConstraints, machines: Machines
+) -> tuple[Fit | None, list[str]]:
+    """Return the layout with the least recomputation that fits, or else with full recomputation, or its errors."""
+    errors = find_argument_errors(layout) or find_runtime_errors(layout)
+    if errors:
+        return None, errors
+    memory = memory_use(layout)
+    for recompute in [constraints.recompute] if constraints.recompute else ("none", "selective", "full"):
+        candidate = Layout(**{**vars(layout), "recompute": recompute})
+        fit = Fit(candidate, memory, activation_bytes(candidate))
+        if fit.total <= machines.usable_bytes:
             break
     return fit, []
 
 
-def _cuts(model: Model, machines: Machines, wanted: LayoutConstraints) -> Iterator[dict[str, Any]]:
-    if wanted.one_layout:
+def _parallel_sizes(model: Model, machines: Machines, constraints: LayoutConstraints) -> Iterator[dict[str, Any]]:
+    """Yield the parallel sizes to search, as fields of a layout."""
+    if constraints.is_single_layout:
         yield {
-            "tensor": wanted.tensor or 1,
-            "pipeline": wanted.pipeline or 1,
-            "context": wanted.context or 1,
-            "expert": wanted.expert or 1,
-            "expert_tensor": wanted.expert_tensor,
-            "layers_per_virtual_stage": wanted.layers_per_virtual_stage,
+            "tensor": constraints.tensor or 1,
+            "pipeline": constraints.pipeline or 1,
+            "context": constraints.context or 1,
+            "expert": constraints.expert or 1,
+            "expert_tensor": constraints.expert_tensor,
+            "layers_per_virtual_stage": constraints.layers_per_virtual_stage,
         }
         return
     contexts = [1]
-    while model.seq_length // (2 * contexts[-1]) >= TOKENS_WORTH_CUTTING:
+    while model.seq_length // (2 * contexts[-1]) >= MIN_TOKENS_PER_CONTEXT_RANK:
         contexts.append(2 * contexts[-1])
     for tensor in _divisors(machines.gpus_per_node):
         for pipeline in _divisors(model.num_layers):
             for context in contexts:
                 if machines.gpus % (tensor * pipeline * context):
                     continue
-                for experts in _expert_cuts(model, machines, tensor, pipeline):
+                for expert_sizes in _expert_sizes(model, machines, tensor, pipeline):
                     layers = model.num_layers // pipeline
                     for virtual in [None, *_divisors(layers)[:-1]] if pipeline > 1 else [None]:
                         yield {
@@ -208,11 +222,11 @@ def _cuts(model: Model, machines: Machines, wanted: LayoutConstraints) -> Iterat
                             "pipeline": pipeline,
                             "context": context,
                             "layers_per_virtual_stage": virtual,
-                            **experts,
+                            **expert_sizes,
                         }
 
 
-def _expert_cuts(model: Model, machines: Machines, tensor: int, pipeline: int) -> list[dict[str, int | None]]:
+def _expert_sizes(model: Model, machines: Machines, tensor: int, pipeline: int) -> list[dict[str, int | None]]:
     if not model.num_experts:
         return [{"expert": 1, "expert_tensor": None}]
     return [
@@ -225,163 +239,180 @@ def _expert_cuts(model: Model, machines: Machines, tensor: int, pipeline: int) -
 
 @cache
 def _divisors(number: int) -> list[int]:
-    small = [each for each in range(1, isqrt(number) + 1) if number % each == 0]
-    return sorted({*small, *(number // each for each in small)})
+    small = [divisor for divisor in range(1, isqrt(number) + 1) if number % divisor == 0]
+    return sorted({*small, *(number // divisor for divisor in small)})
 
 
 @dataclass(frozen=True)
 class Operations:
-    """Operations that one token costs forwards and backwards, of the whole model: 6 for each weight it meets."""
+    """Operations of one token in the forward and backward pass of the model: 6 for each weight that it uses."""
 
     layers: float
     attention: float
-    """The part of the layers that grows with the sequence: each token looks at half of it, being causal."""
+    """The part of `layers` that depends on the sequence length: causal attention reads half of the sequence."""
     head: float
 
     @property
     def total(self) -> float:
-        """All of them."""
+        """Sum of all operations."""
         return self.layers + self.head
 
 
-def operations(at: Layout) -> Operations:
-    """Count the operations of a token; looking up an embedding is none, recomputation is not counted."""
-    count = parameters(at)
-    attention = 6.0 * at.seq_length * at.head_size * at.num_attention_heads * at.num_layers
-    weights = count.tensor_sharded + count.active_experts + at.num_layers * at.hidden_size * (at.experts or 0)
+def count_operations(layout: Layout) -> Operations:
+    """Count the operations of a token, without recomputation; the look-up of an embedding counts as 0."""
+    count = count_parameters(layout)
+    attention = 6.0 * layout.seq_length * layout.head_size * layout.num_attention_heads * layout.num_layers
+    weights = (
+        count.tensor_sharded + count.active_experts + layout.num_layers * layout.hidden_size * (layout.experts or 0)
+    )
     return Operations(6 * weights + attention, attention, 6 * count.embedding)
 
 
-def cost(at: Layout, gpus_per_node: int) -> Cost:
-    """Estimate what a step costs, from bytes that move and operations that are done by a GPU of the last stage."""
-    token = operations(at)
-    tokens = at.seq_length * at.micro_batch / at.context
-    layers = at.num_layers / at.pipeline
-    ideal = tokens * token.total / at.tensor / at.pipeline  # of one micro-batch on one GPU
-    in_layers, attention = tokens * token.layers / at.tensor / at.pipeline, tokens * token.attention / at.tensor
-    work = in_layers + tokens * token.head / at.tensor
+def estimate_cost(layout: Layout, gpus_per_node: int) -> Cost:
+    """Estimate the cost of an iteration from the transferred bytes and the operations of a GPU of the last stage."""
+    token = count_operations(layout)
+    tokens = layout.seq_length * layout.micro_batch / layout.context
+    layers = layout.num_layers / layout.pipeline
+    ideal = tokens * token.total / layout.tensor / layout.pipeline  # operations of one micro-batch on one GPU
+    in_layers, attention = (
+        tokens * token.layers / layout.tensor / layout.pipeline,
+        tokens * token.attention / layout.tensor,
+    )
+    work = in_layers + tokens * token.head / layout.tensor
 
     def operations_per_byte(group: int) -> int:
-        return NODE if group <= gpus_per_node else NETWORK
+        return OPERATIONS_PER_BYTE_IN_NODE if group <= gpus_per_node else OPERATIONS_PER_BYTE_BETWEEN_NODES
 
-    # The paper's recomputation of attention is one forward of it, a third of forward and backward.
-    again = {"none": 0.0, "selective": attention / at.pipeline / 3, "full": in_layers / 3}[at.recompute]
-    tensor, sides = _tensor_bytes(at, tokens), 1 if at.experts else 2
-    tensor_cost = tensor * sides * layers * operations_per_byte(at.tensor)
-    ring = _ring_bytes(at, tokens) * layers * operations_per_byte(at.tensor * at.context)
-    context = max(0.0, ring - attention / at.pipeline)  # the ring turns while attention is computed
-    spread, gathered = _expert_bytes(at, tokens)
-    expert_tensor = at.expert_tensor or at.tensor
+    # Selective recomputation repeats the forward pass of attention, a third of its forward and backward passes.
+    recompute = {"none": 0.0, "selective": attention / layout.pipeline / 3, "full": in_layers / 3}[layout.recompute]
+    tensor, sides = _tensor_bytes(layout, tokens), 1 if layout.experts else 2
+    tensor_cost = tensor * sides * layers * operations_per_byte(layout.tensor)
+    ring = _ring_bytes(layout, tokens) * layers * operations_per_byte(layout.tensor * layout.context)
+    context = max(0.0, ring - attention / layout.pipeline)  # the ring's transfer overlaps with attention
+    dispatched, gathered = _expert_bytes(layout, tokens)
+    expert_tensor = layout.expert_tensor or layout.tensor
     expert = layers * (
-        spread * operations_per_byte(expert_tensor * at.expert) + gathered * operations_per_byte(expert_tensor)
+        dispatched * operations_per_byte(expert_tensor * layout.expert) + gathered * operations_per_byte(expert_tensor)
     )
     stages = 0.0
-    if at.pipeline > 1:
-        stages = 4 * tokens * at.hidden_size / at.tensor * at.virtual_stages * operations_per_byte(at.world)
-    small = LAYER * layers
-    micro = work + again + tensor_cost + context + expert + stages + small
-    step = ideal * at.micro_batches
+    if layout.pipeline > 1:
+        stages = (
+            4 * tokens * layout.hidden_size / layout.tensor * layout.virtual_stages * operations_per_byte(layout.world)
+        )
+    small = OPERATIONS_PER_LAYER * layers
+    micro_batch = work + recompute + tensor_cost + context + expert + stages + small
+    iteration = ideal * layout.micro_batches
     return Cost(
         uneven=work / ideal - 1,
-        recompute=again / ideal,
+        recompute=recompute / ideal,
         tensor=tensor_cost / ideal,
         context=context / ideal,
         expert=expert / ideal,
         stages=stages / ideal,
         small=small / ideal,
-        bubble=micro * (at.pipeline - 1) / at.virtual_stages / step,
-        data=max(0.0, _data_cost(at, gpus_per_node) - work) / step,
+        bubble=micro_batch * (layout.pipeline - 1) / layout.virtual_stages / iteration,
+        data=max(0.0, _data_cost(layout, gpus_per_node) - work) / iteration,
     )
 
 
-def _tensor_bytes(at: Layout, tokens: float) -> float:
-    """Return what attention, or as much again the dense feed-forward layer, moves: two all-reduces."""
-    return 8 * tokens * at.hidden_size * (at.tensor - 1) / at.tensor
+def _tensor_bytes(layout: Layout, tokens: float) -> float:
+    """Return the bytes of two all-reduces, the traffic of attention; a dense feed-forward layer has the same."""
+    return 8 * tokens * layout.hidden_size * (layout.tensor - 1) / layout.tensor
 
 
-def _ring_bytes(at: Layout, tokens: float) -> float:
-    """Return what a layer's keys and values move around the context-parallel ring: once forwards, twice backwards."""
-    width = at.head_size * (at.query_groups or at.num_attention_heads)
-    return 12 * tokens * width * (at.context - 1) / at.tensor
+def _ring_bytes(layout: Layout, tokens: float) -> float:
+    """Return the bytes of a layer's keys and values in the context-parallel ring: once forward, twice backward."""
+    width = layout.head_size * (layout.query_groups or layout.num_attention_heads)
+    return 12 * tokens * width * (layout.context - 1) / layout.tensor
 
 
-def _expert_bytes(at: Layout, tokens: float) -> tuple[float, float]:
-    """Return what a layer moves to its experts and back, and what their tensor parallelism gathers and scatters."""
-    if not at.experts:
+def _expert_bytes(layout: Layout, tokens: float) -> tuple[float, float]:
+    """Return a layer's bytes to its experts and back, and the bytes of their tensor parallelism."""
+    if not layout.experts:
         return 0.0, 0.0
-    rows = 8 * tokens / at.tensor * at.experts_per_token * at.hidden_size
-    return rows * (at.expert - 1) / at.expert, rows * ((at.expert_tensor or at.tensor) - 1)
+    routed = 8 * tokens / layout.tensor * layout.experts_per_token * layout.hidden_size
+    return routed * (layout.expert - 1) / layout.expert, routed * ((layout.expert_tensor or layout.tensor) - 1)
 
 
-def _data_cost(at: Layout, gpus_per_node: int) -> float:
-    """Return what reducing gradients (4 bytes) and gathering weights (2) of a step costs; a node's links work together.
+def _data_cost(layout: Layout, gpus_per_node: int) -> float:
+    """Return the operations in the time of reducing gradients (4 bytes) and gathering weights (2) in an iteration.
 
-    Ranks of one group in a node share what crosses to others, each over its own link.
+    The ranks of a group that are in one node share the traffic to other nodes, each over its own link.
     """
     total = 0.0
     groups = (
-        (at.tensor, at.data_parallel * at.context),
-        ((at.expert_tensor or at.tensor) * at.expert, at.expert_data_parallel),
+        (layout.tensor, layout.data_parallel * layout.context),
+        ((layout.expert_tensor or layout.tensor) * layout.expert, layout.expert_data_parallel),
     )
-    for count, (inner, copies) in zip(parameters_held(at), groups, strict=True):
-        within = inner * copies <= gpus_per_node
-        per_byte = NODE if within else max(NODE, NETWORK / max(1, gpus_per_node // inner))
+    for count, (inner, copies) in zip(parameters_held(layout), groups, strict=True):
+        in_node = inner * copies <= gpus_per_node
+        per_byte = (
+            OPERATIONS_PER_BYTE_IN_NODE
+            if in_node
+            else max(OPERATIONS_PER_BYTE_IN_NODE, OPERATIONS_PER_BYTE_BETWEEN_NODES / max(1, gpus_per_node // inner))
+        )
         total += 6 * count * (copies - 1) / copies * per_byte
     return total
 
 
-def step_seconds(at: Layout, peak_tflops: float, utilization: float) -> float:
-    """Return how long a step takes where model operations reach a share of the GPUs' peak."""
-    work = operations(at).total * at.seq_length * at.global_batch
-    return work / (at.world * peak_tflops * 1e12 * utilization)
+def estimate_step_seconds(layout: Layout, peak_tflops: float, utilization: float) -> float:
+    """Return the time of an iteration whose model operations reach the share `utilization` of the GPUs' peak."""
+    work = count_operations(layout).total * layout.seq_length * layout.global_batch
+    return work / (layout.world * peak_tflops * 1e12 * utilization)
 
 
-def described(at: Layout) -> str:
-    """Return a layout as a person says it."""
-    words = [f"tensor {at.tensor} x pipeline {at.pipeline}"]
-    if at.virtual_stages > 1:
-        words[0] += f" ({at.virtual_stages} virtual stages)"
-    if at.context > 1:
-        words.append(f"context {at.context}")
-    if at.experts:
-        words.append(f"expert {at.expert} (expert tensor {at.expert_tensor or at.tensor})")
-    return f"{' x '.join(words)}, micro-batch {at.micro_batch}, recomputation {at.recompute}"
+def describe_layout(layout: Layout) -> str:
+    """Return a layout as text for messages."""
+    parts = [f"tensor {layout.tensor} x pipeline {layout.pipeline}"]
+    if layout.virtual_stages > 1:
+        parts[0] += f" ({layout.virtual_stages} virtual stages)"
+    if layout.context > 1:
+        parts.append(f"context {layout.context}")
+    if layout.experts:
+        parts.append(f"expert {layout.expert} (expert tensor {layout.expert_tensor or layout.tensor})")
+    return f"{' x '.join(parts)}, micro-batch {layout.micro_batch}, recomputation {layout.recompute}"
 
 
-def nothing(
-    model: Model, machines: Machines, batch: int, wanted: LayoutConstraints, found: SearchResult
+def explain_no_fit(
+    model: Model, machines: Machines, batch: int, constraints: LayoutConstraints, result: SearchResult
 ) -> RequestError:
-    """Say what was nearest, by how much it missed, and what to change."""
-    place = f"{machines.gpus:,} GPUs of {machines.memory:g} GiB"
-    near = found.nearest
-    if near is None:
-        what = "this layout" if wanted.one_layout else "every layout"
-        return RequestError(f"{what} of {model.name} on {place} is refused: {'; '.join(found.refused)}")
-    kept = near.held
-    over = (near.total - machines.usable) / GIB
-    change = [f"GPUs of at least {near.total / GIB / (1 - RESERVE):.1f} GiB"]
-    if wanted.recompute not in (None, "full"):
-        change.insert(0, "--recompute full")
-    if near.layout.micro_batch > 1:
-        change.insert(0, "--micro-batch 1")
-    if wanted.one_layout:
-        change.insert(0, "leave out the cuts to search all of them")
+    """Return the error with the nearest layout, the missing memory, and the possible changes."""
+    gpus = f"{machines.gpus:,} GPUs of {machines.memory:g} GiB"
+    nearest = result.nearest
+    if nearest is None:
+        subject = "this layout" if constraints.is_single_layout else "every layout"
+        return RequestError(
+            f"Megatron-LM refuses {subject} of {model.name} on {gpus}: {'; '.join(result.errors)}; choose other sizes"
+        )
+    memory = nearest.memory
+    missing = (nearest.total - machines.usable_bytes) / GIB
+    changes = [f"GPUs of at least {nearest.total / GIB / (1 - RESERVED_SHARE):.1f} GiB"]
+    if constraints.recompute not in (None, "full"):
+        changes.insert(0, "--recompute full")
+    if nearest.layout.micro_batch > 1:
+        changes.insert(0, "--micro-batch 1")
+    if constraints.is_single_layout:
+        changes.insert(0, "a search over all sizes, without the options that set them")
     else:
-        change += _more_gpus(model, machines, batch, wanted)
-    what = f"this layout of {model.name} does not fit" if wanted.one_layout else f"no layout of {model.name} fits"
+        changes += _more_gpus(model, machines, batch, constraints)
+    subject = (
+        f"this layout of {model.name} does not fit"
+        if constraints.is_single_layout
+        else f"no layout of {model.name} fits"
+    )
     return RequestError(
-        f"{what} {place}, of which {machines.usable / GIB:.1f} GiB count: "
-        f"{'it' if wanted.one_layout else 'the nearest'} is {described(near.layout)}, and needs "
-        f"{near.total / GIB:.1f} GiB, {over:.1f} GiB more (weights "
-        f"{kept.weights / GIB:.1f}, gradients {kept.gradients / GIB:.1f}, optimizer {kept.optimizer / GIB:.1f}, "
-        f"activations {near.activations / GIB:.1f}); what would help: {'; '.join(change)}"
+        f"{subject} {gpus}, of which {machines.usable_bytes / GIB:.1f} GiB are usable: "
+        f"{'it' if constraints.is_single_layout else 'the nearest'} is {describe_layout(nearest.layout)}, and needs "
+        f"{nearest.total / GIB:.1f} GiB, {missing:.1f} GiB more (weights {memory.weights / GIB:.1f}, gradients "
+        f"{memory.gradients / GIB:.1f}, optimizer {memory.optimizer / GIB:.1f}, activations "
+        f"{nearest.activations / GIB:.1f}); choose one of these changes: {'; '.join(changes)}"
     )
 
 
-def _more_gpus(model: Model, machines: Machines, batch: int, wanted: LayoutConstraints) -> list[str]:
-    """Return the first doubling of the GPUs that something fits."""
-    for times in (2, 4, 8, 16):
-        more = Machines(machines.gpus * times, machines.gpus_per_node, machines.memory)
-        if search(model, more, batch * times, wanted).fits:
+def _more_gpus(model: Model, machines: Machines, batch: int, constraints: LayoutConstraints) -> list[str]:
+    """Return the first doubling of the GPUs with a layout that fits; empty if even 16 times are too few."""
+    for factor in (2, 4, 8, 16):
+        more = Machines(machines.gpus * factor, machines.gpus_per_node, machines.memory)
+        if search_layouts(model, more, batch * factor, constraints).fits:
             return [f"{more.gpus:,} GPUs"]
     return []

@@ -1,9 +1,9 @@
-"""Memory of the fullest GPU of a layout, by Megatron-LM's own estimate where it has one, in bytes.
+"""Memory of the fullest GPU of a layout in bytes, by Megatron-LM's own estimate where it has one.
 
-Weights, gradients and optimizer: megatron/training/theoretical_memory_usage.py (bf16 weights, float32 gradients
-and Adam states: 18 bytes a parameter, or 6 + 12 / data parallel with the distributed optimizer). Activations:
-the same file for sequence parallelism with selective recomputation, and Korthikanti et al. 2022
-(arXiv 2205.05198, table 2) for the other modes, as far as flash attention has not taken the s^2 term away.
+Weights, gradients and optimizer: megatron/training/theoretical_memory_usage.py (bf16 weights, float32 gradients and
+Adam states: 18 bytes per parameter, or 6 + 12 / data parallel with the distributed optimizer). Activations: the same
+file for sequence parallelism with selective recomputation, and Korthikanti et al. 2022 (arXiv 2205.05198, table 2) for
+the other modes, without the s^2 term, which flash attention does not store.
 """
 
 from dataclasses import dataclass
@@ -11,145 +11,151 @@ from dataclasses import dataclass
 from tokenmill.training.planner.layout import Layout
 
 GIB = 1 << 30
-CHECKPOINT_BYTES = 14
-"""Bytes a parameter in a checkpoint: bf16 weight, float32 main weight and two Adam states."""
-RESERVE = 0.06
-"""Share of a GPU's memory that CUDA, NCCL and the allocator's fragments take, about."""
+CHECKPOINT_BYTES_PER_PARAMETER = 14
+"""Bytes per parameter in a checkpoint: bf16 weight, float32 main weight and two Adam states."""
+RESERVED_SHARE = 0.06
+"""Approximate share of a GPU's memory for CUDA, NCCL and the fragmentation of the allocator."""
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """Parameters of a model, in counts: of each layer by how GPUs hold them, and of the embeddings."""
+    """Parameter counts of a model: those of the layers, by the way in which GPUs share them, and the embeddings."""
 
     tensor_sharded: float
-    """Of all layers, cut by tensor parallelism."""
+    """Parameters of all layers that tensor parallelism divides."""
     replicated: float
-    """Of all layers, the same on every tensor-parallel rank."""
+    """Parameters of all layers that every tensor-parallel rank holds."""
     expert_sharded: float
-    """Of all layers' routed experts."""
+    """Parameters of the routed experts of all layers."""
     active_experts: float
-    """Of those, what one token goes through."""
+    """Parameters of the experts to which the router sends one token."""
     embedding: float
-    """One embedding matrix of the padded vocabulary."""
+    """Parameters of one embedding matrix with the padded vocabulary."""
     untied: bool
     positions: float
 
     @property
     def total(self) -> float:
-        """All of them."""
+        """Number of all parameters."""
         embeddings = self.embedding * (1 + self.untied) + self.positions
         return self.tensor_sharded + self.replicated + self.expert_sharded + embeddings
 
     @property
     def active(self) -> float:
-        """What a token goes through: all but the experts that it is not sent to."""
+        """Number of parameters that one token uses: all except the experts to which the router does not send it."""
         return self.total - self.expert_sharded + self.active_experts
 
 
-def parameters(at: Layout) -> Parameters:
-    """Count a model's parameters; biases of linear layers, a thousandth, are left out as Megatron-LM does."""
-    hidden = at.hidden_size
-    groups = at.query_groups or at.num_attention_heads
-    query = at.head_size * at.num_attention_heads
-    attention = 2 * hidden * query * (1 + groups / at.num_attention_heads)
-    gated = 1.5 if at.swiglu else 1.0
-    norm = 1 if at.rms_norm else 2
-    experts = at.experts or 0
-    expert = 2 * hidden * (at.expert_ffn_hidden_size or at.ffn) * gated
-    router = hidden * experts + (experts if experts and at.bias else 0)
-    dense_mlp = 0.0 if experts else 2 * hidden * at.ffn * gated
+def count_parameters(layout: Layout) -> Parameters:
+    """Count a model's parameters without the biases of linear layers, about 0.1 %, as Megatron-LM does."""
+    hidden = layout.hidden_size
+    groups = layout.query_groups or layout.num_attention_heads
+    query = layout.head_size * layout.num_attention_heads
+    attention = 2 * hidden * query * (1 + groups / layout.num_attention_heads)
+    gated = 1.5 if layout.swiglu else 1.0
+    norm = 1 if layout.rms_norm else 2
+    experts = layout.experts or 0
+    expert = 2 * hidden * (layout.expert_ffn_hidden_size or layout.ffn) * gated
+    router = hidden * experts + (experts if experts and layout.bias else 0)
+    dense_mlp = 0.0 if experts else 2 * hidden * layout.ffn * gated
     return Parameters(
-        tensor_sharded=(attention + dense_mlp) * at.num_layers,
-        replicated=(2 * hidden * norm + router) * at.num_layers + norm * hidden,
-        expert_sharded=expert * experts * at.num_layers,
-        active_experts=expert * min(at.experts_per_token, experts) * at.num_layers,
-        embedding=float(hidden * at.padded_vocab),
-        untied=at.untied,
-        positions=float(hidden * at.max_position_embeddings) if at.learned_positions else 0.0,
+        tensor_sharded=(attention + dense_mlp) * layout.num_layers,
+        replicated=(2 * hidden * norm + router) * layout.num_layers + norm * hidden,
+        expert_sharded=expert * experts * layout.num_layers,
+        active_experts=expert * min(layout.experts_per_token, experts) * layout.num_layers,
+        embedding=float(hidden * layout.padded_vocab),
+        untied=layout.untied,
+        positions=float(hidden * layout.max_position_embeddings) if layout.learned_positions else 0.0,
     )
 
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """What the fullest GPU, the first stage's, holds of a model apart from activations, in bytes."""
+    """Memory of the fullest GPU, one of the first stage, without activations, in bytes."""
 
     weights: float
-    """bf16."""
+    """Weights in bf16."""
     gradients: float
-    """float32."""
+    """Gradients in float32."""
     optimizer: float
-    """float32 weights and two Adam states; cut over the copies with the distributed optimizer."""
+    """float32 weights and two Adam states; the distributed optimizer divides them among the copies of the model."""
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """Sum of weights, gradients and optimizer state."""
         return self.weights + self.gradients + self.optimizer
 
 
-def parameters_held(at: Layout) -> tuple[float, float]:
-    """Count the parameters on the fullest GPU: those that every layer has, and its experts'."""
-    count = parameters(at)
-    embeddings = count.embedding * (1 + (at.untied and at.pipeline == 1))
-    dense = (count.tensor_sharded / at.pipeline + embeddings) / at.tensor + count.replicated / at.pipeline
-    return dense, count.expert_sharded / at.pipeline / ((at.expert_tensor or at.tensor) * at.expert)
+def parameters_held(layout: Layout) -> tuple[float, float]:
+    """Return the parameter counts on the fullest GPU: those outside the experts, and those of the experts."""
+    count = count_parameters(layout)
+    embeddings = count.embedding * (1 + (layout.untied and layout.pipeline == 1))
+    dense = (count.tensor_sharded / layout.pipeline + embeddings) / layout.tensor + count.replicated / layout.pipeline
+    return dense, count.expert_sharded / layout.pipeline / ((layout.expert_tensor or layout.tensor) * layout.expert)
 
 
-def held(at: Layout) -> MemoryUse:
-    """Return what a layout keeps of the model on its fullest GPU."""
-    dense, experts = parameters_held(at)
-    share = at.data_parallel * at.context if at.distributed_optimizer else 1
-    expert_share = at.expert_data_parallel if at.distributed_optimizer else 1
+def memory_use(layout: Layout) -> MemoryUse:
+    """Return the memory for weights, gradients and optimizer state on the fullest GPU."""
+    dense, experts = parameters_held(layout)
+    share = layout.data_parallel * layout.context if layout.distributed_optimizer else 1
+    expert_share = layout.expert_data_parallel if layout.distributed_optimizer else 1
     return MemoryUse(2 * (dense + experts), 4 * (dense + experts), 12 * (dense / share + experts / expert_share))
 
 
-def weight_optimizer_bytes(at: Layout) -> float:
+def weight_optimizer_bytes(layout: Layout) -> float:
     """Return the bytes of weights, gradients and optimizer state on the fullest GPU."""
-    return held(at).total
+    return memory_use(layout).total
 
 
-def activation_bytes(at: Layout) -> float:
-    """Return the bytes of activations that wait for their backward pass on the fullest GPU.
+def activation_bytes(layout: Layout) -> float:
+    """Return the bytes of activations that are stored for the backward pass on the fullest GPU.
 
-    Embedding and dropout mask come on top, and the logits when there is one stage. Of several stages, the first
-    holds most micro-batches: as many as there are stages, or more with the interleaved schedule. Only with full
-    recomputation, where a micro-batch waits as 2 bytes a value, can the last stage with its logits be the fuller one.
+    The sum also contains the embedding and the dropout mask, and with a single stage the logits. With several stages,
+    the first stage stores the most micro-batches: one per stage, or more with the interleaved schedule. With full
+    recomputation a stored micro-batch has only 2 bytes per value. Only then can the last stage, which has the logits,
+    need more memory than the first stage.
     """
-    tokens = at.seq_length * at.micro_batch / at.context
-    width = tokens * at.hidden_size
-    parts = _embedding_parts(at)
-    logits = 4 * width * (1 / parts + at.padded_vocab / at.hidden_size / at.tensor)
-    total = width * _bytes_per_value(at) * at.num_layers + (8 * tokens + width) * at.pipeline / parts
-    if at.virtual_stages > 1:
-        total *= 1 + (at.pipeline - 1) / (at.pipeline * at.virtual_stages)
-    elif at.pipeline > 1:
-        total *= min(1.0, at.micro_batches / at.pipeline)
-    if at.pipeline == 1:
+    tokens = layout.seq_length * layout.micro_batch / layout.context
+    width = tokens * layout.hidden_size
+    sequence_parts = _sequence_parts(layout)
+    logits = 4 * width * (1 / sequence_parts + layout.padded_vocab / layout.hidden_size / layout.tensor)
+    total = (
+        width * _bytes_per_value(layout) * layout.num_layers + (8 * tokens + width) * layout.pipeline / sequence_parts
+    )
+    if layout.virtual_stages > 1:
+        total *= 1 + (layout.pipeline - 1) / (layout.pipeline * layout.virtual_stages)
+    elif layout.pipeline > 1:
+        total *= min(1.0, layout.micro_batches / layout.pipeline)
+    if layout.pipeline == 1:
         total += logits
-    if at.recompute == "full":
-        if at.pipeline > 1:
-            waiting = ((at.virtual_stages - 1) * at.pipeline + 1) / at.virtual_stages
-            total = max(total, width * _bytes_per_value(at) * at.num_layers / at.pipeline * waiting + logits)
-        total += width * _kept(at)  # the one layer that is being recomputed holds all of its own
+    if layout.recompute == "full":
+        if layout.pipeline > 1:
+            stored_layers = ((layout.virtual_stages - 1) * layout.pipeline + 1) / layout.virtual_stages
+            total = max(
+                total, width * _bytes_per_value(layout) * layout.num_layers / layout.pipeline * stored_layers + logits
+            )
+        total += width * _full_bytes_per_value(layout)  # the layer in recomputation stores all of its activations
     return total
 
 
-def _bytes_per_value(at: Layout) -> float:
-    return 2.0 / _embedding_parts(at) if at.recompute == "full" else _kept(at)
+def _bytes_per_value(layout: Layout) -> float:
+    """Return the bytes that a layer stores per value until its backward pass, with the layout's recomputation."""
+    return 2.0 / _sequence_parts(layout) if layout.recompute == "full" else _full_bytes_per_value(layout)
 
 
-def _kept(at: Layout) -> float:
-    """Bytes that a layer keeps for each value of its input, sbh of them; 34 for the GPT of the paper."""
-    sharded, whole = 8 + 4 * at.ffn / at.hidden_size, 10.0
-    if at.experts:
-        sharded = 8 + 4 * (at.expert_ffn_hidden_size or at.ffn) / at.hidden_size * at.experts_per_token
-    return sharded / at.tensor + whole / _embedding_parts(at)
+def _full_bytes_per_value(layout: Layout) -> float:
+    """Return the bytes of a layer per value of its s b h inputs, without recomputation; 34 for GPT."""
+    sharded, unsharded = 8 + 4 * layout.ffn / layout.hidden_size, 10.0
+    if layout.experts:
+        sharded = 8 + 4 * (layout.expert_ffn_hidden_size or layout.ffn) / layout.hidden_size * layout.experts_per_token
+    return sharded / layout.tensor + unsharded / _sequence_parts(layout)
 
 
-def _embedding_parts(at: Layout) -> int:
-    """GPUs over which what tensor parallelism leaves whole is cut."""
-    return at.tensor if at.sequence_parallel_on else 1
+def _sequence_parts(layout: Layout) -> int:
+    """Return the number of GPUs that divide the activations that tensor parallelism alone does not divide."""
+    return layout.tensor if layout.sequence_parallel_on else 1
 
 
-def checkpoint_bytes(at: Layout) -> float:
-    """Return the size of a checkpoint."""
-    return parameters(at).total * CHECKPOINT_BYTES
+def checkpoint_bytes(layout: Layout) -> float:
+    """Return the size of a checkpoint in bytes."""
+    return count_parameters(layout).total * CHECKPOINT_BYTES_PER_PARAMETER

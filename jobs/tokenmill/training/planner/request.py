@@ -1,4 +1,4 @@
-"""The words of `tokenmill fit` as what is to be planned: model, machines, storage."""
+"""Convert the options of `tokenmill fit` to the input of a plan: model, machines, storage."""
 
 import difflib
 import re
@@ -15,77 +15,92 @@ from tokenmill.training.planner import storage
 from tokenmill.training.planner.fit import Machines
 
 
-def model_for(name: str, custom: Path | None, changed: Sequence[str], seq_length: int | None) -> Model:
-    """Return a preset, or the model in a file, with fields changed; a changed preset is custom.
+def load_model(name: str, custom: Path | None, assignments: Sequence[str], seq_length: int | None) -> Model:
+    """Return a preset or the model in a file, with FIELD=VALUE assignments; a changed preset gets another name.
 
     Raises:
-        RequestError: no such preset, file or field, or a value of another type.
+        RequestError: the preset, the file or a field does not exist, or a value has another type.
     """
-    fields = dict(_change(each) for each in changed)
+    fields = dict(_parse_assignment(assignment) for assignment in assignments)
     if seq_length is not None:
         fields["seqLength"] = seq_length
     if (name == "custom") != (custom is not None):
-        raise RequestError("--model custom and --custom FILE go together: the file holds the model's fields")
+        raise RequestError("use --model custom and --custom FILE together: the file contains the fields of the model")
     if custom is None:
-        return models.preset(name, **fields, **({"name": f"{name} (changed)"} if fields else {}))
-    return models.from_fields({**_fields_in(custom), **fields}, f"the model in {custom}")
+        return models.load_preset(name, **fields, **({"name": f"{name} (changed)"} if fields else {}))
+    return models.model_from_fields({**_read_fields(custom), **fields}, f"model in {custom}")
 
 
-def _change(given: str) -> tuple[str, Any]:
-    name, equals, value = given.partition("=")
-    known = {field.encode_name: field for field in msgspec.structs.fields(Model) if field.name not in ("name", "note")}
-    if not equals or name not in known:
-        like = difflib.get_close_matches(name, known, 1)
-        hint = f"; did you mean {like[0]}?" if like else f"; fields are: {', '.join(known)}"
-        raise RequestError(f"--set {given}: {'there is no field ' + repr(name) if equals else 'say FIELD=VALUE'}{hint}")
+def _parse_assignment(assignment: str) -> tuple[str, Any]:
+    name, equals, value = assignment.partition("=")
+    known_fields = {
+        field.encode_name: field for field in msgspec.structs.fields(Model) if field.name not in ("name", "note")
+    }
+    if not equals or name not in known_fields:
+        similar = difflib.get_close_matches(name, known_fields, 1)
+        hint = f"; did you mean {similar[0]}?" if similar else f"; use one of {', '.join(known_fields)}"
+        raise RequestError(
+            f"--set {assignment}: {'unknown field ' + repr(name) if equals else 'specify FIELD=VALUE'}{hint}"
+        )
     try:
-        return name, msgspec.convert(value, known[name].type, strict=False)
-    except msgspec.ValidationError as problem:
-        raise RequestError(f"--set {given}: {problem}") from None
+        return name, msgspec.convert(value, known_fields[name].type, strict=False)
+    except msgspec.ValidationError as error:
+        raise RequestError(f"--set {assignment}: {error}; correct the value") from None
 
 
-def _fields_in(file: Path) -> dict[str, Any]:
-    """Read a model's fields: alone, or under model.custom as in the chart's values."""
+def _read_fields(file: Path) -> dict[str, Any]:
+    """Read the fields of a model, at the top level or under model.custom as in the chart's values."""
     import yaml
 
     try:
         content = yaml.safe_load(file.read_bytes())
-    except OSError as problem:
-        raise RequestError(f"the model {file} cannot be read: {problem.strerror}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as problem:
-        raise RequestError(f"the model {file} is no YAML: {problem}") from None
+    except OSError as error:
+        raise RequestError(
+            f"cannot read the model {file}: {error.strerror}; check the path and its permissions"
+        ) from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise RequestError(f"the model {file} is not valid YAML: {error}; correct the file") from None
     if isinstance(content, dict) and isinstance(content.get("model"), dict):
         content = content["model"].get("custom")
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
-        raise RequestError(f"the model {file} holds no fields, such as numLayers: 24")
+        raise RequestError(f"the model {file} has no fields; add them, such as numLayers: 24")
     return {key: float(value) if _is_exponent(value) else value for key, value in content.items()}
 
 
 def _is_exponent(value: Any) -> bool:
-    """Tell whether a value is a number to Helm, and text to PyYAML."""
+    """Return whether Helm reads this value as a number, but PyYAML as text."""
     return isinstance(value, str) and re.fullmatch(r"[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+", value) is not None
 
 
-def machines_for(gpus: int, gpus_per_node: int, memory: float) -> Machines:
-    """Return whole nodes; fewer GPUs than a node's are a node."""
+def make_machines(gpus: int, gpus_per_node: int, memory: float) -> Machines:
+    """Return the machines of a run; if there are fewer GPUs than a node has, they are one node.
+
+    Raises:
+        RequestError: the GPUs do not fill all nodes.
+    """
     per_node = min(gpus, gpus_per_node)
     if gpus % per_node:
         raise RequestError(
-            f"{gpus} GPUs are no whole nodes of {per_node}: {gpus} / {per_node} leaves {gpus % per_node}"
+            f"{gpus} GPUs do not fill nodes of {per_node} GPUs: {gpus} / {per_node} leaves {gpus % per_node} over; "
+            "set --gpus to a multiple, or set --gpus-per-node"
         )
     return Machines(gpus, per_node, memory)
 
 
-def storage_for(
-    name: str | None, gigabytes: float | None, terabytes: float | None
+def resolve_storage(
+    name: str | None, gigabytes_per_second: float | None, terabytes: float | None
 ) -> tuple[float | None, float | None]:
-    """Return bytes a second that checkpoints are written with, and bytes that the storage has, where said."""
-    if name is not None and gigabytes is not None:
-        raise RequestError("--storage and --write-bandwidth both say how fast checkpoints are written: leave one out")
+    """Return the write throughput in bytes per second and the capacity in bytes, each None if unknown.
+
+    Raises:
+        RequestError: the back end is unknown, or two options specify the same number.
+    """
+    if name is not None and gigabytes_per_second is not None:
+        raise RequestError("--storage and --write-bandwidth both specify the write throughput; remove one of them")
     capacity = None if terabytes is None else terabytes * 1e12
     if name is None:
-        return None if gigabytes is None else gigabytes * 1e9, capacity
-    found = storage.back_end(name)
-    if found.capacity is not None and capacity is not None:
-        raise RequestError(f"--storage {name} and --capacity both say how much the storage holds: leave the second out")
-    return found.bytes_per_second, found.capacity if capacity is None else capacity
+        return None if gigabytes_per_second is None else gigabytes_per_second * 1e9, capacity
+    back_end = storage.parse_storage(name)
+    if back_end.capacity is not None and capacity is not None:
+        raise RequestError(f"--storage {name} and --capacity both specify the capacity; remove --capacity")
+    return back_end.bytes_per_second, back_end.capacity if capacity is None else capacity

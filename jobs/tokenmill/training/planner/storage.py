@@ -1,14 +1,14 @@
-"""How fast a storage back end takes a checkpoint, how often it is worth to write one, and whether all of it fits.
+"""The write throughput of a storage back end, the save interval of checkpoints, and the space that they need.
 
-This table is the home of the figures; tools/charts.py gives them to charts/shared-storage, whose NOTES say the same.
+The NOTES of charts/shared-storage print the `--storage` option of an installation, which `parse_storage` parses.
 
-Throughput that the makers state, for large files and all clients together; what the clients' own links let through
-may be less. Azure Managed Lustre: MB/s for each TiB, which is the number in the SKU's name (learn.microsoft.com,
-azure-managed-lustre, "Throughput configurations"). FSx for Lustre: the same for persistent file systems,
-and 200 MB/s for each TiB of scratch, of which writes reach half (docs.aws.amazon.com, fsx, LustreGuide, "Performance");
-12 and 40 are on hard disks.
-Blob: ingress of one storage account, 25 Gbit/s unless its region has 60 or more was asked for (learn.microsoft.com,
-storage, "Scalability targets for standard storage accounts"). NFS: the server's network, at best.
+The figures are those of the providers, for large files and all clients together. The network links of the clients may
+have a lower throughput. Azure Managed Lustre: MB/s per TiB, the number in the name of the SKU (learn.microsoft.com,
+azure-managed-lustre, "Throughput configurations"). FSx for Lustre: the same for persistent file systems, and 200 MB/s
+per TiB for scratch, of which writes reach half (docs.aws.amazon.com, fsx, LustreGuide, "Performance"). The types with
+12 and 40 MB/s use hard disks. Blob: ingress of one storage account, 25 Gbit/s unless its region has 60 or the owner
+requested more (learn.microsoft.com, storage, "Scalability targets for standard storage accounts"). NFS: at most the
+network of the server.
 """
 
 import math
@@ -16,23 +16,27 @@ from dataclasses import dataclass
 
 from tokenmill.errors import RequestError
 
-PER_TIB = {
+MEGABYTES_PER_SECOND_PER_TIB = {
     **{f"amlfs-{sku}": sku for sku in (40, 125, 250, 500)},
     **{f"fsx-{throughput}": throughput for throughput in (12, 40, 50, 100, 125, 200, 250, 500, 1000)},
     "fsx-scratch": 100,
 }
-"""MB/s for each TiB of capacity."""
+"""Write throughput in MB/s per TiB of capacity."""
 BLOB_GBIT = 25.0
+"""Default ingress of a storage account in Gbit/s."""
 NODE_HOURS = 6000.0
 """Hours between failures of a node of 8 GPUs: 419 unexpected in 54 days on 2,048 nodes (Llama 3, section 3.3.4)."""
 TIB = 2**40
-CORPUS = {"downloaded": 0.89e12, "extracted": 2.49e12, "tokens": 1.18e12}
-"""Bytes of SlimPajama 627B: its 59,166 files, their text, and pairs of a vocabulary that fits two bytes."""
+SLIMPAJAMA_BYTES = {"downloaded": 0.89e12, "extracted": 2.49e12, "tokens": 1.18e12}
+"""Bytes of SlimPajama 627B: its 59,166 files, their text, and pairs with token ids of two bytes."""
 
 
 @dataclass(frozen=True)
-class Saving:
-    """One checkpoint and how often to write it."""
+class CheckpointSchedule:
+    """The size of a checkpoint, and the interval between saves.
+
+    `bytes` is the size of one checkpoint, `node_hours` the mean time between failures of one node.
+    """
 
     bytes: float
     bytes_per_second: float
@@ -41,28 +45,28 @@ class Saving:
 
     @property
     def write_seconds(self) -> float:
-        """How long it takes to write, at least."""
+        """Minimum time to write a checkpoint."""
         return self.bytes / self.bytes_per_second
 
     @property
     def failure_seconds(self) -> float:
-        """Time between failures of a run, which any node's failure ends."""
+        """Mean time between failures of a run, which the failure of any node ends."""
         return self.node_hours * 3600 / self.nodes
 
     @property
     def interval_seconds(self) -> float:
-        """Time between saves at which saving and repeating lost work cost least: sqrt(2 T M) (Young 1974)."""
+        """Time between saves that minimizes the time for saves and repeated work: sqrt(2 T M) (Young 1974)."""
         return max(self.write_seconds, math.sqrt(2 * self.write_seconds * self.failure_seconds))
 
     @property
-    def lost(self) -> float:
-        """Share of time that saving and repeating lost work then take, restarts left out."""
+    def lost_share(self) -> float:
+        """Share of the run's time for saves and repeated work at this interval, without restarts."""
         return self.write_seconds / self.interval_seconds + self.interval_seconds / 2 / self.failure_seconds
 
 
 @dataclass(frozen=True)
 class StorageRoom:
-    """What lies on a storage of `capacity` bytes while a checkpoint is written: data, those kept, and the new one."""
+    """The space on a storage during a save, in bytes: data, `kept` older checkpoints, and the new checkpoint."""
 
     capacity: float
     data: float
@@ -71,44 +75,44 @@ class StorageRoom:
 
     @property
     def needed(self) -> float:
-        """Bytes at most."""
+        """Maximum number of bytes in use."""
         return self.data + (self.kept + 1) * self.checkpoint
 
     @property
-    def left(self) -> float:
-        """Bytes that stay free; below 0, those that are missing."""
+    def free(self) -> float:
+        """Bytes of free space; a negative number is the missing space."""
         return self.capacity - self.needed
 
 
 @dataclass(frozen=True)
-class BackEnd:
-    """What a storage takes, in bytes a second, and holds, in bytes, where that follows from its name."""
+class StorageBackEnd:
+    """The throughput of a storage in bytes per second, and its capacity in bytes if its name specifies that."""
 
     bytes_per_second: float
     capacity: float | None
 
 
-def back_end(storage: str) -> BackEnd:
-    """Return what a back end takes and holds: NAME:SIZE, as in amlfs-125:16.
+def parse_storage(storage: str) -> StorageBackEnd:
+    """Return the back end of a NAME:SIZE, such as amlfs-125:16.
 
-    SIZE is TiB of capacity for Lustre, Gbit/s of network for blob and nfs, which say nothing of how much they hold.
+    SIZE is the capacity in TiB for Lustre, and the network in Gbit/s for blob and nfs, whose capacity is unknown.
 
     Raises:
-        RequestError: there is no such back end, or its size is missing or no number above 0.
+        RequestError: the name is unknown, or the size is missing or not a number above 0.
     """
     name, _, size = storage.partition(":")
-    known = [*PER_TIB, "blob", "nfs"]
-    if name not in known:
-        raise RequestError(f"--storage {storage}: there is no {name!r}; there are: {', '.join(known)}")
-    unit = "its capacity in TiB" if name in PER_TIB else "its network in Gbit/s"
+    names = [*MEGABYTES_PER_SECOND_PER_TIB, "blob", "nfs"]
+    if name not in names:
+        raise RequestError(f"--storage {storage}: unknown back end {name!r}; use one of {', '.join(names)}")
+    unit = "its capacity in TiB" if name in MEGABYTES_PER_SECOND_PER_TIB else "its network in Gbit/s"
     if name == "blob" and not size:
-        return BackEnd(BLOB_GBIT * 1e9 / 8, None)
+        return StorageBackEnd(BLOB_GBIT * 1e9 / 8, None)
     try:
         number = float(size)
     except ValueError:
         number = math.nan
-    if not 1e-3 <= number <= 1e9:  # beyond, seconds and bytes a second would not fit a float
-        raise RequestError(f"--storage {storage}: say {unit}, a number above 0, as in {name}:16")
-    if name in PER_TIB:
-        return BackEnd(PER_TIB[name] * 1e6 * number, number * TIB)
-    return BackEnd(number * 1e9 / 8, None)
+    if not 1e-3 <= number <= 1e9:  # outside this range, the times and rates would overflow a float
+        raise RequestError(f"--storage {storage}: specify {unit}, a number above 0, such as {name}:16")
+    if name in MEGABYTES_PER_SECOND_PER_TIB:
+        return StorageBackEnd(MEGABYTES_PER_SECOND_PER_TIB[name] * 1e6 * number, number * TIB)
+    return StorageBackEnd(number * 1e9 / 8, None)

@@ -1,4 +1,4 @@
-"""A plan's best layout as values of the training chart."""
+"""Write the best layout of a plan as values of the training chart (`tokenmill fit --values`)."""
 
 import shlex
 from collections.abc import Sequence
@@ -9,54 +9,54 @@ import msgspec
 
 from tokenmill import __version__
 from tokenmill.errors import RequestError
-from tokenmill.training import ITERATIONS
+from tokenmill.training import DEFAULT_ITERATIONS
 from tokenmill.training import model as models
 from tokenmill.training.model import Model
-from tokenmill.training.planner.fit import described
+from tokenmill.training.planner.fit import describe_layout
 from tokenmill.training.planner.memory import GIB
 from tokenmill.training.planner.plan import GRACE_SECONDS, LayoutPlan, LayoutRequest
-from tokenmill.training.planner.render import notes
+from tokenmill.training.planner.render import collect_notes
 
-CUT_FIELDS = frozenset(
+PARALLELISM_FIELDS = frozenset(
     {"tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size", "micro_batch_size"}
 )
 
 
-def values_of(plan: LayoutPlan) -> dict[str, Any]:
+def to_values(plan: LayoutPlan) -> dict[str, Any]:
     """Return the best layout as values of the training chart."""
-    at, machines, model = plan.best, plan.request.machines, plan.request.model
+    layout, machines, model = plan.best, plan.request.machines, plan.request.model
     parallelism: dict[str, Any] = {
-        "tensorModelParallelSize": at.tensor,
-        "pipelineModelParallelSize": at.pipeline,
-        "contextParallelSize": at.context,
-        "sequenceParallel": at.sequence_parallel,
-        "useDistributedOptimizer": at.distributed_optimizer,
-        "recomputeGranularity": at.recompute,
+        "tensorModelParallelSize": layout.tensor,
+        "pipelineModelParallelSize": layout.pipeline,
+        "contextParallelSize": layout.context,
+        "sequenceParallel": layout.sequence_parallel,
+        "useDistributedOptimizer": layout.distributed_optimizer,
+        "recomputeGranularity": layout.recompute,
     }
-    if at.experts:
-        parallelism["expertModelParallelSize"] = at.expert
-        parallelism["expertTensorParallelSize"] = at.expert_tensor or at.tensor
-    if at.virtual_stages > 1:
-        parallelism["numLayersPerVirtualPipelineStage"] = at.layers_per_virtual_stage
+    if layout.experts:
+        parallelism["expertModelParallelSize"] = layout.expert
+        parallelism["expertTensorParallelSize"] = layout.expert_tensor or layout.tensor
+    if layout.virtual_stages > 1:
+        parallelism["numLayersPerVirtualPipelineStage"] = layout.layers_per_virtual_stage
     training: dict[str, Any] = {
         "nodes": machines.nodes,
         "gpusPerNode": machines.gpus_per_node,
-        "globalBatchSize": at.global_batch,
-        "microBatchSize": at.micro_batch,
+        "globalBatchSize": layout.global_batch,
+        "microBatchSize": layout.micro_batch,
     }
     if plan.request.iterations:
         training["iterations"] = plan.request.iterations
     if plan.save_interval:
-        training["saveInterval"] = min(plan.save_interval, plan.request.iterations or ITERATIONS)
-    named = model.name in models.names()
+        training["saveInterval"] = min(plan.save_interval, plan.request.iterations or DEFAULT_ITERATIONS)
+    is_preset = model.name in models.preset_names()
     values: dict[str, Any] = {
-        "model": {"size": model.name} if named else {"size": "custom", "custom": _custom(model)},
+        "model": {"size": model.name} if is_preset else {"size": "custom", "custom": _custom_fields(model)},
         "parallelism": parallelism,
         "training": training,
-        "gpu": {"memoryGib": _whole(machines.memory)},
+        "gpu": {"memoryGib": _simplify(machines.memory)},
     }
     if plan.request.peak_tflops:
-        values["gpu"]["peakTflops"] = _whole(plan.request.peak_tflops)
+        values["gpu"]["peakTflops"] = _simplify(plan.request.peak_tflops)
     if plan.request.kept != LayoutRequest.kept:
         values["checkpoint"] = {"keep": plan.request.kept}
     if plan.grace_seconds > GRACE_SECONDS:
@@ -64,42 +64,42 @@ def values_of(plan: LayoutPlan) -> dict[str, Any]:
     return values
 
 
-def _whole(number: float) -> float:
-    """Return 80 for 80.0, as a person writes it."""
+def _simplify(number: float) -> float:
+    """Return an integer for a number without fraction: 80 for 80.0."""
     return int(number) if number.is_integer() else number
 
 
-def _custom(model: Model) -> dict[str, Any]:
-    """Return the fields that differ from what a model has by default; the cuts stand under parallelism."""
-    given = {}
+def _custom_fields(model: Model) -> dict[str, Any]:
+    """Return the fields that differ from a model's defaults, except the parallel sizes, which are in `parallelism`."""
+    fields = {}
     for field in msgspec.structs.fields(Model):
         value = getattr(model, field.name)
-        if field.name not in CUT_FIELDS and field.name not in ("name", "note") and value != field.default:
-            given[field.encode_name] = value
-    return given
+        if field.name not in PARALLELISM_FIELDS and field.name not in ("name", "note") and value != field.default:
+            fields[field.encode_name] = value
+    return fields
 
 
 def write_values(plan: LayoutPlan, file: Path, arguments: Sequence[str]) -> None:
-    """Write the best layout as a values file, with what it was made from.
+    """Write the best layout as a values file, with the command and the notes as comments.
 
     Raises:
-        RequestError: the file cannot be written.
+        RequestError: the file is not writable.
     """
     import yaml
 
     fit = plan.fits[0][0]
-    head = [
+    comments = [
         f"Made by tokenmill {__version__}: tokenmill {shlex.join(arguments)}",
-        f"{described(fit.layout)}: {fit.total / GIB:.1f} of {plan.request.machines.memory:g} GiB a GPU, data parallel "
-        f"{fit.layout.data_parallel}, cost {plan.fits[0][1].total:.2f}.",
-        *notes(plan),
+        f"{describe_layout(fit.layout)}: {fit.total / GIB:.1f} of {plan.request.machines.memory:g} GiB per GPU, data "
+        f"parallel {fit.layout.data_parallel}, cost {plan.fits[0][1].total:.2f}.",
+        *collect_notes(plan),
     ]
     if plan.save_interval:
-        head.append(
-            f"Young and Daly's save interval is {plan.save_interval:,} iterations; never more than the run has."
+        comments.append(
+            f"Young and Daly's save interval is {plan.save_interval:,} iterations; saveInterval is within the run."
         )
-    lines = "".join(f"# {' '.join(line.split())}\n" for line in head)
+    lines = "".join(f"# {' '.join(line.split())}\n" for line in comments)
     try:
-        file.write_text(lines + yaml.safe_dump(values_of(plan), sort_keys=False))
-    except OSError as problem:
-        raise RequestError(f"the values {file} cannot be written: {problem.strerror}") from None
+        file.write_text(lines + yaml.safe_dump(to_values(plan), sort_keys=False))
+    except OSError as error:
+        raise RequestError(f"cannot write the values {file}: {error.strerror}; choose another path") from None

@@ -1,17 +1,17 @@
-"""One start of a run: rendezvous, lease, the trainer supervised, and the end judged.
+"""One attempt of a training run on one node: rendezvous, lease, supervision of the trainer, verdict.
 
-Modules, those that read others below them:
+Modules, in the order of their imports:
 
-    node        which of a run's nodes this is, and the launcher's words
-    watch       what Megatron-LM's output says: progress, and why it ended
-    output      the log: the launcher's lines, and tokenmill's own between them
-    processes   the launcher's processes: found, signalled, killed
-    supervise   runs the launcher, ends what hangs
-    attempts    what starts leave beside the checkpoints: attempts, verdict, progress, arrivals, failures
-    others      what the nodes tell each other of their progress
-    rendezvous  which nodes have come, and which have come again
-    lease       one run at a time writes to the checkpoints
-    prepare     the run, checked and composed from its settings file
-    judge       how an attempt ended: exit code and reason
-    run         `tokenmill train`: all of it in order
+    node         rank of this node, arguments and environment of the launcher
+    log_monitor  progress and cause of a failure, read from Megatron-LM's output
+    output       the log: the lines of the launcher and those of tokenmill
+    processes    processes of the launcher: list, signal, kill
+    supervisor   runs the launcher, and ends it when it hangs
+    attempts     records next to the checkpoints: attempts, verdict, progress, arrivals, failures
+    peers        progress that the nodes share
+    rendezvous   which nodes have started, and which have restarted
+    lease        one run at a time writes to the checkpoints
+    prepare      the checked settings and the command of this node
+    verdict      exit code and reason of an attempt
+    run          `tokenmill train`: all steps in order
 """

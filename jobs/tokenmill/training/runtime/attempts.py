@@ -1,7 +1,8 @@
-"""What a run's starts leave beside its checkpoints: how far each came, so that one that cannot progress is given up.
+"""Records of a run's attempts, stored next to its checkpoints, so that a run without progress is given up.
 
-Node 0 writes the attempts and the verdict. Node 0 and the node of the last rank, where Megatron-LM prints, write how
-far they are, and every node why it failed. Everybody reads; nobody needs more than the others' word on what to expect.
+Node 0 writes the attempts and the verdict. Node 0 and the node of the last rank, where Megatron-LM prints its
+iterations, write their progress. Every node writes its arrival, and why its trainer failed. All nodes read the records,
+and use them only as hints about each other.
 """
 
 import json
@@ -15,34 +16,38 @@ import msgspec
 
 from tokenmill.errors import RequestError
 from tokenmill.files.codec import read_json
-from tokenmill.files.explain import explained
+from tokenmill.files.explain import explain_os_errors
 from tokenmill.files.tree import Tree
 from tokenmill.redaction import redact
 from tokenmill.training.runtime.log_monitor import TrainingProgress
 
-KEPT = 200
+MAX_ATTEMPTS_KEPT = 200
+"""Attempts in attempts.json; older ones are dropped."""
 
 
 @dataclass
 class Attempt:
-    """One start: the iteration it began at, and how it ended."""
+    """One attempt: the iteration at which it started, and how it ended. An entry of attempts.json."""
 
     settings: str
-    """Id of the settings it ran with."""
+    """Id of the attempt's settings."""
     began_at: int
+    """Iteration at which the attempt started."""
     id: str = field(default_factory=lambda: uuid4().hex)
     started: float = field(default_factory=time.time)
+    """Time of the start, in seconds since 1970."""
     iterated: bool = False
-    """Whether it came to its training loop."""
+    """Whether the attempt reached its training loop."""
     saved: int | None = None
-    """The iteration of its last checkpoint."""
+    """The iteration of the attempt's last checkpoint."""
     stopped: bool = False
-    """Somebody ended it, so that it says nothing about the run."""
+    """A signal stopped the attempt, so its end does not count as a failure of the run."""
     ended: str = ""
+    """Why the attempt ended."""
 
 
 class RunVerdict(msgspec.Struct):
-    """How node 0 judged an attempt."""
+    """How an attempt ended, as node 0 decided. The content of verdict.json."""
 
     attempt: str
     code: int
@@ -50,26 +55,27 @@ class RunVerdict(msgspec.Struct):
 
 
 class Arrival(msgspec.Struct):
-    """What a node writes when it comes, and again until its ranks run."""
+    """A node's record of its start, renewed until its ranks run. The content of arrival-RANK.json."""
 
     run: str
     start: str
-    """Tells the starts of a node apart."""
+    """Id of this start of the node."""
     began: float
     beat: int
+    """Number of heartbeats so far."""
 
 
-class _Progress(msgspec.Struct):
+class _ProgressRecord(msgspec.Struct):
     start: str
     iteration: int | None
     saving: bool
     quiet: Annotated[float, msgspec.Meta(ge=0, le=10**7)]
 
 
-class _Failure(msgspec.Struct):
+class _FailureRecord(msgspec.Struct):
     host: str
     cause: str
-    at: float
+    failed_at: float = msgspec.field(name="at")
 
 
 T = TypeVar("T")
@@ -79,115 +85,121 @@ class RunRecords:
     """The records of a run's attempts, in <checkpoint path>/.tokenmill/train."""
 
     def __init__(self, checkpoints: Path) -> None:
-        """Look in a run's checkpoint directory."""
+        """Locate the records in a run's checkpoint directory."""
         self.directory = checkpoints / ".tokenmill" / "train"
         self._tree = Tree(checkpoints)
-        self.start = uuid4().hex
-        """Tells what this process wrote from what an earlier start did."""
+        self.start_id = uuid4().hex
+        """Distinguishes the records of this process from those of an earlier start of the node."""
 
-    def attempts(self) -> list[Attempt]:
-        """Read what is known of earlier starts, the oldest first; what cannot be read is left out."""
+    def read_attempts(self) -> list[Attempt]:
+        """Return the earlier attempts, oldest first, without entries that cannot be read."""
         value = read_json(self.directory / "attempts.json", tree=self._tree)
-        attempts = [_converted(each, Attempt) for each in value] if isinstance(value, list) else []
+        attempts = [_convert(entry, Attempt) for entry in value] if isinstance(value, list) else []
         return [attempt for attempt in attempts if attempt]
 
-    def begin(self, attempt: Attempt, limit: int) -> bool:
-        """Record a start; return whether an earlier one with these settings came to its training loop.
+    def start_attempt(self, attempt: Attempt, limit: int) -> bool:
+        """Record an attempt; return whether an earlier one with the same settings reached its training loop.
 
         Raises:
-            RequestError: `limit` starts in a row with these settings began where this one would.
+            RequestError: `limit` attempts in a row with these settings started at the iteration of this one.
         """
-        attempts = self.attempts()
-        earlier = [each for each in attempts if each.settings == attempt.settings]
-        row: list[Attempt] = []
-        for each in reversed(earlier):
-            if each.began_at != attempt.began_at:  # what one saved may have been damaged: where the next begins counts
+        attempts = self.read_attempts()
+        same_settings = [earlier for earlier in attempts if earlier.settings == attempt.settings]
+        failed: list[Attempt] = []
+        for earlier in reversed(same_settings):
+            # A checkpoint that was saved may be damaged now, so the iteration of the next start counts.
+            if earlier.began_at != attempt.began_at:
                 break
-            if not each.stopped:
-                row.append(each)
-        if len(row) >= limit:
-            last = next(
-                (each.ended for each in row if each.ended), "ended without a word (killed, or its node was lost)"
+            if not earlier.stopped:
+                failed.append(earlier)
+        if len(failed) >= limit:
+            reason = next(
+                (earlier.ended for earlier in failed if earlier.ended),
+                "ended without a message (killed, or its node was lost)",
             )
             raise RequestError(
-                f"{len(row)} starts in a row began at iteration {attempt.began_at:,} and saved none after it; the last "
-                f"one: {last}{self._failures(since=row[-1].started)}. Mend that; other settings, or another "
-                "--set job.runAgain=WORD, begin to count anew"
+                f"{len(failed)} attempts in a row started at iteration {attempt.began_at:,} and saved no checkpoint "
+                f"after it; the last attempt: {reason}{self._describe_failures(since=failed[-1].started)}. Correct the "
+                "cause, and start the run again with other settings or another --set job.runAgain=VALUE, which resets "
+                "the count"
             )
-        with explained(self.directory):
-            self._write([*attempts, attempt])
-        return any(each.iterated for each in earlier)
+        with explain_os_errors(self.directory):
+            self._write_attempts([*attempts, attempt])
+        return any(earlier.iterated for earlier in same_settings)
 
-    def update(self, attempt: Attempt) -> None:
-        """Record what became of a start."""
-        self._write([*(each for each in self.attempts() if each.id != attempt.id), attempt])
+    def update_attempt(self, attempt: Attempt) -> None:
+        """Record the state of an attempt again."""
+        self._write_attempts([*(earlier for earlier in self.read_attempts() if earlier.id != attempt.id), attempt])
 
-    def _write(self, attempts: list[Attempt]) -> None:
-        data = json.dumps([asdict(each) for each in attempts[-KEPT:]], indent=1)
+    def _write_attempts(self, attempts: list[Attempt]) -> None:
+        data = json.dumps([asdict(attempt) for attempt in attempts[-MAX_ATTEMPTS_KEPT:]], indent=1)
         self._tree.write_atomic(self.directory / "attempts.json", redact(data).encode())
 
-    def say(self, attempt: Attempt, code: int, iteration: int) -> None:
-        """Tell the other nodes how this attempt ended."""
-        self._put("verdict.json", RunVerdict(attempt.id, code, iteration))
+    def write_verdict(self, attempt: Attempt, code: int, iteration: int) -> None:
+        """Record how the attempt ended, for the other nodes."""
+        self._write_record("verdict.json", RunVerdict(attempt.id, code, iteration))
 
-    def verdict(self) -> RunVerdict | None:
-        """Read the last attempt's verdict, None before there is one."""
-        return self._read("verdict.json", RunVerdict)
+    def read_verdict(self) -> RunVerdict | None:
+        """Return the last attempt's verdict, None before there is one."""
+        return self._read_record("verdict.json", RunVerdict)
 
-    def progress(self, rank: int) -> tuple[str, TrainingProgress] | None:
-        """Read which start of a node it is, and how far it says that it is."""
-        progress = self._read(f"progress-{rank}.json", _Progress)
+    def read_progress(self, rank: int) -> tuple[str, TrainingProgress] | None:
+        """Return the id of a node's start and the progress that this start recorded."""
+        progress = self._read_record(f"progress-{rank}.json", _ProgressRecord)
         return (
             (progress.start, TrainingProgress(progress.iteration, progress.saving, progress.quiet))
             if progress
             else None
         )
 
-    def write_progress(self, rank: int, signs: TrainingProgress) -> None:
-        """Say how far this node is."""
-        self._put(f"progress-{rank}.json", _Progress(self.start, signs.iteration, signs.saving, signs.quiet))
+    def write_progress(self, rank: int, progress: TrainingProgress) -> None:
+        """Record the progress of this node."""
+        self._write_record(
+            f"progress-{rank}.json",
+            _ProgressRecord(self.start_id, progress.iteration, progress.saving, progress.report_interval_seconds),
+        )
 
-    def arrival(self, rank: int) -> Arrival | None:
-        """Read what a node wrote when it came, None before that."""
-        return self._read(f"arrival-{rank}.json", Arrival)
+    def read_arrival(self, rank: int) -> Arrival | None:
+        """Return the record of a node's start, None before there is one."""
+        return self._read_record(f"arrival-{rank}.json", Arrival)
 
-    def arrived_after(self, rank: int, since: float) -> bool:
-        """Tell whether a node came, or came again, after a time of this machine's clock.
+    def has_arrived_since(self, rank: int, since: float) -> bool:
+        """Return whether a node started, or restarted, after a time of this machine's clock.
 
-        Every node writes its arrival before its launcher starts, and no more once its ranks run. Clocks of machines
-        differ, so both times are taken from the file server.
+        Every node writes its arrival before its launcher starts, and stops writing once its ranks run. The clocks of
+        machines differ, so both times are taken from the file server.
         """
         status = self._tree.stat(self.directory / f"arrival-{rank}.json")
         server = self._tree.server_time(self.directory)
         return status is not None and status.st_mtime > since + (server - time.time() if server else 0)
 
     def write_arrival(self, rank: int, run: str, began: float, beat: int) -> None:
-        """Say that this node is here since then, and waits for the others."""
-        self._put(f"arrival-{rank}.json", Arrival(run, self.start, began, beat))
+        """Record that this node has started, when, and that it waits for the other nodes."""
+        self._write_record(f"arrival-{rank}.json", Arrival(run, self.start_id, began, beat))
 
     def write_failure(self, rank: int, host: str, cause: str) -> None:
-        """Say why the trainer failed on a node that does not judge."""
-        self._put(f"failure-{rank}.json", _Failure(host, cause, time.time()))
+        """Record why the trainer failed on a node that does not decide the verdict."""
+        self._write_record(f"failure-{rank}.json", _FailureRecord(host, cause, time.time()))
 
-    def _failures(self, since: float) -> str:
-        """Word why other nodes failed, as far as they said so; their clocks may differ by a minute."""
-        said = ""
+    def _describe_failures(self, since: float) -> str:
+        """Return why other nodes failed, as far as they recorded it; their clocks may differ by a minute."""
+        description = ""
         names = [name for name in self._tree.names(self.directory) if name.startswith("failure-")]
         for path in (self.directory / name for name in names if name.endswith(".json")):
-            failure = self._read(path.name, _Failure)
-            if failure and failure.at > since - 60:
-                said += f"; {path.stem.replace('failure-', 'node ')} ({failure.host}): {failure.cause}"
-        return said[:1000]
+            failure = self._read_record(path.name, _FailureRecord)
+            if failure and failure.failed_at > since - 60:
+                description += f"; {path.stem.replace('failure-', 'node ')} ({failure.host}): {failure.cause}"
+        return description[:1000]
 
-    def _read(self, name: str, kind: type[T]) -> T | None:
-        return _converted(read_json(self.directory / name, tree=self._tree), kind)
+    def _read_record(self, name: str, kind: type[T]) -> T | None:
+        return _convert(read_json(self.directory / name, tree=self._tree), kind)
 
-    def _put(self, name: str, record: msgspec.Struct) -> None:
+    def _write_record(self, name: str, record: msgspec.Struct) -> None:
         self._tree.write_atomic(self.directory / name, redact(json.dumps(msgspec.to_builtins(record))).encode())
 
 
-def _converted(value: Any, kind: type[T]) -> T | None:
-    """Take a record of this version or another; None when it holds something else."""
+def _convert(value: Any, kind: type[T]) -> T | None:
+    """Return a record of this or another version, None for any other content."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError:

@@ -1,8 +1,9 @@
-"""One run at a time writes to a directory of checkpoints: node 0 holds it, and says so every few seconds.
+"""The lease on a run's checkpoints, so that only one run writes to them. Node 0 holds and renews it.
 
-An upgrade starts new pods while old ones save in their grace period, and two releases may be given one path. A start
-of the same run takes over at once: its engine starts none before the last one is gone, or its node is lost. Another
-run's is waited for while it ends, and refused beside while it does not.
+An upgrade starts new pods while old ones save in their grace period, and two releases may have the same checkpoint
+path. A new attempt of the same run takes over at once: its engine starts it only after the last attempt has ended, or
+after the node of that attempt was lost. A new attempt of another run waits for a run that is stopping, and is refused
+while a run continues.
 """
 
 import os
@@ -13,119 +14,127 @@ from pathlib import Path
 from tokenmill.errors import RequestError, Superseded
 from tokenmill.files.lease import (
     HEARTBEAT_SECONDS,
-    OWNER,
+    OWNER_FILE,
     Lease,
     LeaseClaim,
     LeaseHolder,
     Liveness,
+    current_process,
     new_token,
-    this_process,
 )
-from tokenmill.files.mounts import settle_seconds
+from tokenmill.files.mounts import directory_cache_seconds
 from tokenmill.files.tree import Tree
 
-SILENT = 60.0
+STALE_SECONDS = 60.0
 """Seconds without a heartbeat after which a run on another machine is dead."""
-PATIENCE = 90.0
+STOPPING_TIMEOUT_SECONDS = 90.0
 """Seconds that a live run may take to record that it is stopping."""
 
 
 class RunClaim(LeaseClaim, kw_only=True):
-    """Which run writes to the checkpoints."""
+    """The run that writes to the checkpoints. The content of owner.json."""
 
     run: str = ""
     release: str = ""
     stopping: bool = False
-    """Whether it is about to end."""
+    """Whether the run is about to end."""
 
 
 class CheckpointLease:
     """The right to write to a run's checkpoints."""
 
     def __init__(self, records: Path, run: str, release: str) -> None:
-        """Prepare to take it for a run; without a name every start is a run of its own, named by its release."""
-        self._checkpoints = records.parents[1]
-        self._claim = RunClaim(owner=this_process(), token=new_token(), run=run, release=release)
-        self._lease = Lease(Tree(self._checkpoints), records / OWNER, self._claim)
-        self._beaten = 0.0
+        """Prepare the claim of a run.
 
-    def take(self, say: Callable[[str], None]) -> None:
-        """Wait until no other run writes there, and write the claim.
+        Without a run name every attempt counts as another run, which messages name by its release.
+        """
+        self._checkpoints = records.parents[1]
+        self._claim = RunClaim(owner=current_process(), token=new_token(), run=run, release=release)
+        self._lease = Lease(Tree(self._checkpoints), records / OWNER_FILE, self._claim)
+        self._renewed_at = 0.0
+
+    def acquire(self, log: Callable[[str], None]) -> None:
+        """Wait until no other run writes to the checkpoints, and write the claim.
 
         Raises:
-            RequestError: another run writes there and is not about to end.
+            RequestError: another run writes to the checkpoints and is not stopping.
         """
-        slack = settle_seconds(self._lease.path.parent)
-        begun = time.monotonic()
-        while (holder := self._lease.watch(SILENT + slack)) and (other := self._other_run(holder)):
-            waited = time.monotonic() - begun
+        slack = directory_cache_seconds(self._lease.path.parent)
+        started = time.monotonic()
+        while (holder := self._lease.watch(STALE_SECONDS + slack)) and (other := self._other_run(holder)):
+            waited = time.monotonic() - started
             name = other.run or other.release or "(no name)"
-            who = f"run {name} on {other.owner.host}"
+            other_run = f"run {name} on {other.owner.host}"
             if holder.liveness is Liveness.DEAD:
-                say(f"{who} held the checkpoints and has gone without a word")
+                log(f"{other_run} no longer renews its lease on the checkpoints: taking over")
                 break
-            proven = holder.liveness is Liveness.ALIVE or holder.changed
-            if proven and waited > PATIENCE + slack and not other.stopping:
+            is_alive = holder.liveness is Liveness.ALIVE or holder.changed
+            if is_alive and waited > STOPPING_TIMEOUT_SECONDS + slack and not other.stopping:
                 raise RequestError(
-                    f"{who} writes to these checkpoints ({self._checkpoints}): end it first, or give this one "
-                    "another directory (in a chart: --set storage.checkpointPath=...)"
+                    f"{other_run} writes to these checkpoints ({self._checkpoints}), and only one run may: stop that "
+                    "run first, or set another directory for this run (in a chart: --set storage.checkpointPath=...)"
                 )
             if waited < 1:
-                say(f"{who} writes to these checkpoints: waiting until it has ended")
+                log(f"{other_run} writes to these checkpoints: waiting until it has ended")
             time.sleep(1)
-        self._write()
+        self._write_claim()
 
     def _other_run(self, holder: LeaseHolder[RunClaim]) -> RunClaim | None:
-        """Return the claim of another run; None for an earlier start of this run, and where it cannot be read."""
-        claim, mine = holder.claim, self._claim
-        if claim is None or claim.token == mine.token or (mine.run and claim.run == mine.run):
+        """Return the claim of another run, None for an earlier attempt of this run and for an unreadable claim."""
+        claim, own_claim = holder.claim, self._claim
+        if claim is None or claim.token == own_claim.token or (own_claim.run and claim.run == own_claim.run):
             return None
         return claim
 
-    def beat(self, *, stopping: bool = False) -> None:
-        """Show that this process lives, and whether it is about to end.
+    def renew(self, *, stopping: bool = False) -> None:
+        """Record that this process is alive, and whether the run is about to end.
 
         Raises:
-            Superseded: another start has taken over.
+            Superseded: another attempt has taken over.
         """
         try:
             current = self._lease.check()
         except Superseded:
-            raise Superseded("another start has taken over the checkpoints, and two must not write there") from None
+            raise Superseded(
+                "another attempt has taken over the checkpoints, and only one may write to them; see that attempt's log"
+            ) from None
         self._claim.stopping = stopping
-        if current != self._claim or time.monotonic() - self._beaten > HEARTBEAT_SECONDS:
-            self._write()
+        if current != self._claim or time.monotonic() - self._renewed_at > HEARTBEAT_SECONDS:
+            self._write_claim()
 
     def release(self) -> None:
-        """Let the next run begin at once."""
+        """Remove the claim, so that the next run can start at once."""
         self._lease.release()
 
-    def _write(self) -> None:
-        self._beaten = time.monotonic()
+    def _write_claim(self) -> None:
+        self._renewed_at = time.monotonic()
         self._lease.write()
 
 
-def run_name() -> str:
-    """Return what the chart calls this run: a hash of all that must not change while it lasts."""
+def get_run_name() -> str:
+    """Return the chart's name for this run: a hash of all settings that must not change during a run."""
     return os.environ.get("TOKENMILL_RUN", "")
 
 
-class CurrentRun:
-    """Compare this process's run with the one that the release names now.
+class ReleaseWatcher:
+    """Compares this process's run with the run that the release names now.
 
-    `helm rollback` changes a PyTorchJob in place: its pods keep the arguments that they were started with. The chart
-    mounts a file, TOKENMILL_RUN_FILE, whose content Kubernetes keeps up to date in pods that run.
+    `helm rollback` changes a PyTorchJob in place, and its pods keep the arguments of their start. The chart therefore
+    mounts a file, TOKENMILL_RUN_FILE, whose content Kubernetes updates in running pods.
     """
 
     def __init__(self, stop: Callable[[str], object]) -> None:
-        """Read the file a first time; `stop` is called once, with the reason, when it names another run."""
-        self._path, self._run = os.environ.get("TOKENMILL_RUN_FILE", ""), run_name()
+        """Read the file for the first time; `stop` is called once, with a reason, when it names another run."""
+        self._path, self._run = os.environ.get("TOKENMILL_RUN_FILE", ""), get_run_name()
         self._stop = stop
         self._matched = self._stopped = False
-        self.compare()
+        self.check()
 
-    def compare(self) -> None:
-        """Read the file. A pod may start before its node has the latest content, which stops nothing."""
+    def check(self) -> None:
+        """Read the file, and call `stop` if the file named this run before and names another one now.
+
+        A pod may start before its node has the latest content, so a mismatch before the first match is ignored.
+        """
         if not self._path or self._stopped:
             return
         try:
@@ -135,4 +144,4 @@ class CurrentRun:
         self._matched = self._matched or current == self._run
         if self._matched and current and current != self._run:
             self._stopped = True
-            self._stop(f"the release names another run, {current}, and this is {self._run}: it saves and stops")
+            self._stop(f"the release now names run {current}, but this is run {self._run}: saving and stopping")

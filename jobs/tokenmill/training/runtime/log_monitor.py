@@ -1,8 +1,9 @@
-"""What Megatron-LM's output says: how far it is, how fast, whether it still moves, and why it ended.
+"""Progress of a run and the cause of its failure, read from Megatron-LM's output.
 
-The lines are those of megatron/training/training.py (training_log, print_datetime) and checkpointing.py, of torchrun's
-report (torch/distributed/elastic/multiprocessing/errors) and of tracebacks. The iteration lines come from the last
-rank, all others from rank 0; torch puts [rankN]: before the tracebacks of ranks that have met.
+`Supervisor` passes every line of the launcher to a `LogMonitor`. The lines are those of megatron/training/training.py
+(training_log, print_datetime) and checkpointing.py, of torchrun's report
+(torch/distributed/elastic/multiprocessing/errors) and of tracebacks. The iteration lines come from the last rank, all
+other lines from rank 0. torch puts [rankN]: before the tracebacks of ranks that have joined a process group.
 """
 
 import math
@@ -11,61 +12,65 @@ import signal
 from collections import deque
 from dataclasses import dataclass, field
 
-LONGEST = 2000
-"""Characters of a line that are looked at."""
-SPIKE = 3.0
-"""A loss that is so many times the median of the last ones is worth a warning."""
-OWN = 2
+MAX_LINE_CHARACTERS = 2000
+"""Characters at the start of a line that are searched."""
+LOSS_SPIKE_FACTOR = 3.0
+"""A loss above this multiple of the median of recent losses causes a warning."""
+OWN_FAILURE = 2
+"""Priority of a failure that neither a peer nor the machine caused."""
 
 _NUMBER = r"([-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf))(?![\w.])"
 _ITERATION = re.compile(r" iteration\s+(\d{1,15})/\s*\d+ \|")
 _MILLISECONDS = re.compile(r"elapsed time per iteration \(ms\): " + _NUMBER)
 _THROUGHPUT = re.compile(r"throughput per GPU \(TFLOP/s/GPU\): " + _NUMBER)
 _LOSS = re.compile(r"lm loss: " + _NUMBER)
-_NAN = re.compile(r"number of nan iterations:\s+(\d{1,15})")
-_STARTED = "[before the start of training step] datetime"
+_NAN_ITERATIONS = re.compile(r"number of nan iterations:\s+(\d{1,15})")
+_TRAINING_STARTED = "[before the start of training step] datetime"
 _SAVING, _SAVED = "saving checkpoint at iteration", "successfully saved checkpoint"
-_ALIVE = (_SAVING, _SAVED, "validation loss at", _STARTED)
-_FRESH = "will not load any checkpoints and will start from random"
-_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
-_RANK = re.compile(r"\[(?:rank|default)(\d+)\]: ?")
-_TORCHRUN = re.compile(r"\[?[EWI]\d{4} ")
-_USAGE = re.compile(r"(?:\S+\.py|torchrun): error: |\S*python\S*: can't open file ")
-_ROOT = re.compile(r"\s*(rank|exitcode)\s+: (-?\d+) ")
-_EXCEPTION = re.compile(
+_PROGRESS_TEXTS = (_SAVING, _SAVED, "validation loss at", _TRAINING_STARTED)
+_NO_CHECKPOINT = "will not load any checkpoints and will start from random"
+_CONTROL_CHARACTERS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
+_RANK_PREFIX = re.compile(r"\[(?:rank|default)(\d+)\]: ?")
+_TORCHRUN_LOG = re.compile(r"\[?[EWI]\d{4} ")
+_USAGE_ERROR = re.compile(r"(?:\S+\.py|torchrun): error: |\S*python\S*: can't open file ")
+_ROOT_CAUSE = re.compile(r"\s*(rank|exitcode)\s+: (-?\d+) ")
+_EXCEPTION_LINE = re.compile(
     r"((?:[A-Za-z_]\w*\.)+[A-Za-z_]\w*|\w*(?:Error|Exception|Interrupt|Exit|Iteration|Group))(: |:?$)"
 )
-_PEER = re.compile(
+_PEER_FAILURE = re.compile(
     r"[Cc]onnection (was |likely |is )*(closed|reset|refused|timed out|aborted)|Broken pipe|Dist(Network|Store|Backend)"
     r"Error|Rendezvous\w*Error|SignalException|TCPStore|nccl\w+Error|NCCL (error|WARN)|gloo/transport"
     r"|[Tt]imed out|TimeoutError|[Ss]ocket [Tt]imeout|[Tt]imeout after|gai error|name resolution|Name or service not"
     r" known|No route to host|Network is unreachable|remote process exited"
 )
-"""Lost peers, and the network between them."""
-_MACHINE = re.compile(
+"""Failures that a lost peer, or the network between peers, causes."""
+_MACHINE_FAILURE = re.compile(
     r"EADDRINUSE|[Aa]ddress already in use|server socket has failed|Input/output error|Stale file handle"
     r"|endpoint is not connected|Cannot allocate memory|Device or resource busy|ECC error|NVML"
     r"|CUDA driver initialization|[Uu]nable to initialize CUDA|no GPUs found|is killed by signal"
     r"|CUDA error: (?!out of memory|no kernel image|invalid device ordinal|device-side assert)"
 )
-"""A sick GPU, storage that is away: what another machine, or this one later, may not meet."""
-_LASTING = re.compile(
+"""Failures of a GPU or of the storage: another machine, or this machine later, may not have them."""
+_PERMANENT_FAILURE = re.compile(
     r"^(?:\S+\.py|torchrun): error: |can't open file|no kernel image|ModuleNotFoundError|ImportError|SyntaxError"
     r"|out of memory"
 )
-"""What no retry helps of settings that never came to an iteration, wherever the run stands."""
+"""Failures that a retry cannot repair as long as these settings have never completed an iteration.
+
+They count as permanent even if earlier settings of the run have saved checkpoints.
+"""
 
 
 @dataclass(frozen=True)
 class TrainingProgress:
-    """How far a run is, as one node sees it, so that others know what silence is to be expected."""
+    """Progress of a run as one node sees it: the last iteration, and how long its output may be silent."""
 
     iteration: int | None = None
-    """The last one reported since its start."""
+    """The last iteration that was reported since the start of the attempt."""
     saving: bool = False
     """A checkpoint is being written."""
-    quiet: float = 0.0
-    """Seconds that may pass between two reports, an evaluation included."""
+    report_interval_seconds: float = 0.0
+    """Expected seconds between two reports, an evaluation included."""
 
 
 @dataclass
@@ -74,147 +79,157 @@ class LogMonitor:
 
     tokens_per_iteration: int = 0
     peak_tflops: float | None = None
-    quiet_iterations: int = 0
-    """Iterations between two lines of the log, and those of an evaluation."""
-    resumes: int = 0
-    """The iteration of the checkpoint that is to be loaded."""
-    started: bool = False
-    """Whether the training loop was entered, so that arguments, data and checkpoint were taken."""
+    iterations_between_reports: int = 0
+    """Iterations between two lines of the log, plus those of an evaluation."""
+    resume_iteration: int = 0
+    """The iteration of the checkpoint that the trainer must load."""
+    training_started: bool = False
+    """Whether the trainer entered its training loop, and so accepted arguments, data and checkpoint."""
     iteration: int | None = None
     saving: bool = False
-    astray: str = ""
-    """Why it must not go on."""
-    _seconds: float = 0.0
-    _losses: deque[float] = field(default_factory=lambda: deque(maxlen=100))
+    abort_reason: str = ""
+    """Why the supervisor must end the run; empty when it may continue."""
+    _iteration_seconds: float = 0.0
+    _recent_losses: deque[float] = field(default_factory=lambda: deque(maxlen=100))
     _failures: dict[str, str] = field(default_factory=dict)
-    """The exception that ended each rank; under "" those without a rank."""
-    _open: dict[str, str] = field(default_factory=dict)
-    """The last line of code of each rank's traceback that is being written."""
-    _ignored: bool = False
-    _reports: bool = False
-    _root: dict[str, int] = field(default_factory=dict)
-    _last: str = ""
+    """The exception that ended each rank; the key "" is for lines without a rank."""
+    _open_tracebacks: dict[str, str] = field(default_factory=dict)
+    """For each rank whose traceback is incomplete: the traceback's last line of code so far."""
+    _in_ignored_exception: bool = False
+    _in_torchrun_report: bool = False
+    _root_cause: dict[str, int] = field(default_factory=dict)
+    """`rank` and `exitcode` of the rank that failed first, from torchrun's report."""
+    _last_line: str = ""
 
     @property
-    def signs(self) -> TrainingProgress:
-        """Say how far it is."""
-        return TrainingProgress(self.iteration, self.saving, self.quiet_iterations * self._seconds)
+    def progress(self) -> TrainingProgress:
+        """Return how far the run is."""
+        return TrainingProgress(self.iteration, self.saving, self.iterations_between_reports * self._iteration_seconds)
 
-    def read(self, line: str) -> tuple[bool, list[str]]:
-        """Take a line; return whether it is a sign of life, and what to say about it."""
-        line = line[:LONGEST]
+    def read_line(self, line: str) -> tuple[bool, list[str]]:
+        """Read a line; return whether it shows progress, and messages about it for the log."""
+        line = line[:MAX_LINE_CHARACTERS]
         if match := _ITERATION.search(line):
-            return True, self._progress(line, int(match.group(1)))
+            return True, self._read_iteration(line, int(match.group(1)))
         if _SAVING in line or _SAVED in line:
             self.saving = _SAVING in line
-        if _STARTED in line:
-            self.started = True
-            self._failures.clear()  # what was printed and survived
-        if self.resumes and _FRESH in line:
-            self.astray = f"the trainer does not see the checkpoint of iteration {self.resumes:,} and begins anew"
-        self._failure(line)
-        return any(words in line for words in _ALIVE), []
+        if _TRAINING_STARTED in line:
+            self.training_started = True
+            self._failures.clear()  # the trainer survived the exceptions that it printed
+        if self.resume_iteration and _NO_CHECKPOINT in line:
+            self.abort_reason = (
+                f"the trainer did not load the checkpoint of iteration {self.resume_iteration:,} and starts from "
+                "iteration 0"
+            )
+        self._read_failure(line)
+        return any(text in line for text in _PROGRESS_TEXTS), []
 
-    # -- why it ended
+    # -- cause of a failure
 
     @property
     def cause(self) -> str:
-        """The reason of a failure: the last one that no other rank caused, if it can be, of the rank torchrun names."""
+        """Return the failure that no other rank caused, if there is one, preferably of the rank that torchrun names."""
         failures = dict(reversed(self._failures.items()))
-        root = str(self._root.get("rank"))
-        if root in failures:  # ranks are told apart then, and the others' words are warnings and torchrun's
+        root = str(self._root_cause.get("rank"))
+        # The output names its ranks here. Lines without a rank are then warnings, or come from torchrun.
+        if root in failures:
             failures = {root: failures.pop(root), **failures}
             failures.pop("", None)
-        found = max(failures.values(), key=_weight, default="")
-        if self._killed and not (found and _weight(found) == OWN):
-            return f"rank {root} was ended by signal {-self._root['exitcode']}"
-        return found or self._last
+        cause = max(failures.values(), key=_failure_priority, default="")
+        if self._killed_by_signal and not (cause and _failure_priority(cause) == OWN_FAILURE):
+            return f"rank {root} was terminated by signal {-self._root_cause['exitcode']}"
+        return cause or self._last_line
 
     @property
-    def _killed(self) -> bool:
-        """Whether a signal ended the first rank to fail, and not torch's abort while an exception takes it apart."""
-        code = self._root.get("exitcode", 0)
-        return code < 0 and not (code == -signal.SIGABRT and str(self._root.get("rank")) in self._failures)
+    def _killed_by_signal(self) -> bool:
+        """Return whether a signal ended the first failed rank, except for torch's abort after an exception."""
+        code = self._root_cause.get("exitcode", 0)
+        return code < 0 and not (code == -signal.SIGABRT and str(self._root_cause.get("rank")) in self._failures)
 
     @property
-    def passing(self) -> bool:
-        """Whether another start may not meet the reason again."""
-        return self._killed or (bool(self._failures) and _weight(self.cause) < OWN)
+    def is_transient(self) -> bool:
+        """Return whether another attempt may succeed without a change."""
+        return self._killed_by_signal or (bool(self._failures) and _failure_priority(self.cause) < OWN_FAILURE)
 
     @property
-    def lasting(self) -> bool:
-        """Whether a start with the same settings must meet the reason again, unless one did not."""
-        return bool(self._failures) and not self.passing and bool(_LASTING.search(self.cause))
+    def is_permanent(self) -> bool:
+        """Return whether every attempt with these settings must fail, unless an earlier one did not."""
+        return bool(self._failures) and not self.is_transient and bool(_PERMANENT_FAILURE.search(self.cause))
 
-    def _failure(self, line: str) -> None:
-        """Look for the last line of a traceback, or another word on why a program ends."""
-        text = _ESCAPES.sub("", line).rstrip()
+    def _read_failure(self, line: str) -> None:
+        """Record a line that ends a traceback, or that otherwise states why a program ends."""
+        text = _CONTROL_CHARACTERS.sub("", line).rstrip()
         rank = ""
-        if match := _RANK.match(text):
+        if match := _RANK_PREFIX.match(text):
             rank, text = match.group(1), text[match.end() :]
         if not text:
             return
         if text.startswith("Exception ignored in"):
-            self._ignored = True
-        elif self._reports:
-            if match := _ROOT.match(text):  # of every rank that failed; the first to fail comes last
-                self._root[match.group(1)] = int(match.group(2))
+            self._in_ignored_exception = True
+        elif self._in_torchrun_report:
+            if match := _ROOT_CAUSE.match(text):  # one entry for every failed rank; the first to fail is the last entry
+                self._root_cause[match.group(1)] = int(match.group(2))
         elif text.startswith("Traceback (most recent call last)"):
-            self._open[rank] = ""
-        elif rank in self._open and text[0] == " ":
+            self._open_tracebacks[rank] = ""
+        elif rank in self._open_tracebacks and text[0] == " ":
             if text.strip(" ^~"):
-                self._open[rank] = text.strip()
-        elif rank in self._open and _EXCEPTION.match(text):
-            code = self._open.pop(rank)
-            self._reports = "ChildFailedError" in text
-            if not self._ignored and not self._reports:
-                self._fail(rank, f"{text}: {code}" if text == "AssertionError" and code else text)
-            self._ignored = False
-        elif _USAGE.match(text):
-            self._fail(rank, text)
-        elif not _TORCHRUN.match(text):
-            self._last = text.strip()[:500]
+                self._open_tracebacks[rank] = text.strip()
+        elif rank in self._open_tracebacks and _EXCEPTION_LINE.match(text):
+            code = self._open_tracebacks.pop(rank)
+            self._in_torchrun_report = "ChildFailedError" in text
+            if not self._in_ignored_exception and not self._in_torchrun_report:
+                self._record_failure(rank, f"{text}: {code}" if text == "AssertionError" and code else text)
+            self._in_ignored_exception = False
+        elif _USAGE_ERROR.match(text):
+            self._record_failure(rank, text)
+        elif not _TORCHRUN_LOG.match(text):
+            self._last_line = text.strip()[:500]
 
-    def _fail(self, rank: str, text: str) -> None:
-        known = self._failures.get(rank)
-        if known is None or _weight(text) >= _weight(known):
+    def _record_failure(self, rank: str, text: str) -> None:
+        earlier = self._failures.get(rank)
+        if earlier is None or _failure_priority(text) >= _failure_priority(earlier):
             self._failures.pop(rank, None)
             self._failures[rank] = text.strip()[:500]
 
-    # -- how it goes
+    # -- iterations
 
-    def _progress(self, line: str, iteration: int) -> list[str]:
-        if iteration <= self.resumes:
-            self.astray = f"the trainer is at iteration {iteration:,}, and was to go on from {self.resumes:,}"
-        self.started, self.saving, self.iteration = True, False, iteration
-        self._failures.clear()  # what was printed and survived
-        said = []
-        if milliseconds := _value(_MILLISECONDS, line):
-            self._seconds = milliseconds / 1000
-            words = f"iteration {self.iteration:,}: {self.tokens_per_iteration / self._seconds:,.0f} tokens/s"
-            flops = _value(_THROUGHPUT, line)
+    def _read_iteration(self, line: str, iteration: int) -> list[str]:
+        if iteration <= self.resume_iteration:
+            self.abort_reason = (
+                f"the trainer is at iteration {iteration:,}, but must continue after iteration "
+                f"{self.resume_iteration:,}"
+            )
+        self.training_started, self.saving, self.iteration = True, False, iteration
+        self._failures.clear()  # the trainer survived the exceptions that it printed
+        messages = []
+        if milliseconds := _read_number(_MILLISECONDS, line):
+            self._iteration_seconds = milliseconds / 1000
+            message = (
+                f"iteration {self.iteration:,}: {self.tokens_per_iteration / self._iteration_seconds:,.0f} tokens/s"
+            )
+            flops = _read_number(_THROUGHPUT, line)
             if flops and self.peak_tflops:
-                words += f", {flops / self.peak_tflops:.1%} of the GPUs' peak (MFU)"
-            said.append(words)
-        if (match := _NAN.search(line)) and int(match.group(1)):
-            said.append(f"warning: {match.group(1)} iterations gave NaN and were skipped")
-        loss = _value(_LOSS, line)
-        return said if loss is None else [*said, *self._spike(loss)]
+                message += f", {flops / self.peak_tflops:.1%} of the GPUs' peak (MFU)"
+            messages.append(message)
+        if (match := _NAN_ITERATIONS.search(line)) and int(match.group(1)):
+            messages.append(f"warning: {match.group(1)} iterations had NaN values and were skipped")
+        loss = _read_number(_LOSS, line)
+        return messages if loss is None else [*messages, *self._check_loss(loss)]
 
-    def _spike(self, loss: float) -> list[str]:
-        usual = sorted(self._losses)[len(self._losses) // 2] if len(self._losses) >= 10 else None
+    def _check_loss(self, loss: float) -> list[str]:
+        median = sorted(self._recent_losses)[len(self._recent_losses) // 2] if len(self._recent_losses) >= 10 else None
         if not math.isnan(loss):
-            self._losses.append(loss)
-        if math.isnan(loss) or (usual is not None and loss > SPIKE * usual):
-            return [f"warning: the loss {loss:g} is far from the last ones' median {usual or 0:g}"]
+            self._recent_losses.append(loss)
+        if math.isnan(loss) or (median is not None and loss > LOSS_SPIKE_FACTOR * median):
+            return [f"warning: the loss {loss:g} is far from the median of recent losses, {median or 0:g}"]
         return []
 
 
-def _value(pattern: re.Pattern[str], line: str) -> float | None:
+def _read_number(pattern: re.Pattern[str], line: str) -> float | None:
     match = pattern.search(line)
     return float(match.group(1)) if match else None
 
 
-def _weight(failure: str) -> int:
-    """Order failures: what comes of others' failures counts least."""
-    return 0 if _PEER.search(failure) else 1 if _MACHINE.search(failure) else OWN
+def _failure_priority(failure: str) -> int:
+    """Return 0 for a failure that a peer caused, 1 for one of the machine, OWN_FAILURE for any other."""
+    return 0 if _PEER_FAILURE.search(failure) else 1 if _MACHINE_FAILURE.search(failure) else OWN_FAILURE

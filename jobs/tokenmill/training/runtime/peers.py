@@ -1,4 +1,7 @@
-"""What the nodes of a run tell each other of its progress."""
+"""Progress that the nodes of a run share, through the records in the checkpoint directory.
+
+`Supervisor` reads it to decide whether silence on this node is a hang.
+"""
 
 from tokenmill.training.runtime.attempts import RunRecords
 from tokenmill.training.runtime.log_monitor import TrainingProgress
@@ -6,33 +9,42 @@ from tokenmill.training.runtime.node import Node
 
 
 class PeerStatus:
-    """What the nodes that Megatron-LM's output comes from, the first and the last, tell each other and the rest."""
+    """Publishes this node's progress and reads that of the others.
+
+    Only the first and the last node publish: Megatron-LM's output comes from them.
+    """
 
     def __init__(self, records: RunRecords, node: Node) -> None:
-        """Remember what there is of earlier starts."""
+        """Read which starts of the other nodes are earlier than this attempt."""
         self.records, self._rank = records, node.rank
-        self._tells = node.rank in (0, node.nodes - 1) and node.nodes > 1
-        self._ranks = {0, node.nodes - 1} - {node.rank}
-        self._before = {rank: self._start(rank) for rank in self._ranks}
-        self._told: TrainingProgress | None = None
+        self._publishes = node.rank in (0, node.nodes - 1) and node.nodes > 1
+        self._peer_ranks = {0, node.nodes - 1} - {node.rank}
+        self._earlier_starts = {rank: self._read_start_id(rank) for rank in self._peer_ranks}
+        self._published: TrainingProgress | None = None
 
-    def tell(self, signs: TrainingProgress) -> None:
-        """Tell the others, where this node knows something."""
-        if self._tells and signs != self._told:
-            self.records.write_progress(self._rank, signs)
-            self._told = signs
+    def publish(self, progress: TrainingProgress) -> None:
+        """Write this node's progress for the other nodes, if it has changed and this node publishes."""
+        if self._publishes and progress != self._published:
+            self.records.write_progress(self._rank, progress)
+            self._published = progress
 
-    def signs(self) -> TrainingProgress | None:
-        """Return what the others know of this start; None while that is nothing."""
-        told = [self.records.progress(rank) for rank in self._ranks if self._start(rank) != self._before[rank]]
-        known = [each[1] for each in told if each]
-        if not known:
+    def read_progress(self) -> TrainingProgress | None:
+        """Return the combined progress of the other nodes in this attempt, None before there is any."""
+        records = [
+            self.records.read_progress(rank)
+            for rank in self._peer_ranks
+            if self._read_start_id(rank) != self._earlier_starts[rank]
+        ]
+        peers = [record[1] for record in records if record]
+        if not peers:
             return None
-        iterations = [each.iteration for each in known if each.iteration is not None]
+        iterations = [peer.iteration for peer in peers if peer.iteration is not None]
         return TrainingProgress(
-            max(iterations, default=None), any(e.saving for e in known), max(e.quiet for e in known)
+            max(iterations, default=None),
+            any(peer.saving for peer in peers),
+            max(peer.report_interval_seconds for peer in peers),
         )
 
-    def _start(self, rank: int) -> str | None:
-        progress = self.records.progress(rank)
+    def _read_start_id(self, rank: int) -> str | None:
+        progress = self.records.read_progress(rank)
         return progress[0] if progress else None

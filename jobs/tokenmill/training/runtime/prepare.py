@@ -1,4 +1,7 @@
-"""A run on this node, checked and composed from its settings file, before anything is started."""
+"""A run on this node: its checked settings and its command, before any process is started.
+
+`tokenmill train` calls `prepare` first; `run` then starts the command.
+"""
 
 import contextlib
 from dataclasses import dataclass
@@ -7,43 +10,44 @@ from pathlib import Path
 from tokenmill.errors import TokenmillError
 from tokenmill.training.arguments import megatron_arguments
 from tokenmill.training.checkpoints import repair as checkpoints
-from tokenmill.training.checkpoints.identity import Identity, identity_of
-from tokenmill.training.data.flags import data_flags
+from tokenmill.training.checkpoints.identity import Identity, build_identity
+from tokenmill.training.data.flags import write_data_arguments
 from tokenmill.training.data.resolve import resolve
-from tokenmill.training.data.summary import summary
-from tokenmill.training.preflight import check
-from tokenmill.training.runtime.node import Node, launcher, node_of
-from tokenmill.training.settings import Settings, read
+from tokenmill.training.data.summary import summarize
+from tokenmill.training.preflight import check_run
+from tokenmill.training.runtime.node import Node, build_launcher_command, read_node
+from tokenmill.training.settings import Settings, read_settings
 
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """A run on this node, checked."""
+    """A checked run on this node."""
 
     settings: Settings
     node: Node
     command: list[str]
     cache: Path
-    """Where Megatron-LM keeps its sample index."""
-    said: list[str]
-    sick: list[str]
-    """What is wrong with this machine."""
+    """Directory of Megatron-LM's sample index."""
+    messages: list[str]
+    """Lines for the log."""
+    node_problems: list[str]
+    """Why this machine cannot train; another machine may be able to."""
     identity: Identity
 
     @property
     def checkpoints(self) -> Path:
-        """Where its checkpoints are."""
+        """Return the directory of the run's checkpoints."""
         return Path(self.settings.checkpoint.path)
 
     @property
     def target(self) -> int:
-        """The iteration at which it is done."""
+        """Return the iteration at which the run is complete."""
         return self.settings.training.iterations
 
-    def reached(self) -> int:
-        """Return the iteration of the last checkpoint, 0 before there is one or when it cannot be read just now."""
+    def saved_iteration(self) -> int:
+        """Return the iteration of the last checkpoint, 0 before there is one or while the tracker cannot be read."""
         with contextlib.suppress(TokenmillError, OSError):
-            return checkpoints.read_tracker(self.checkpoints) or 0
+            return checkpoints.read_tracked_iteration(self.checkpoints) or 0
         return 0
 
 
@@ -51,18 +55,24 @@ def prepare(path: Path, *, scratch: Path, dry_run: bool = False) -> TrainingRun:
     """Read the settings, check all that can be checked on this node, and compose its command.
 
     Raises:
-        RequestError: something is wrong that a retry cannot help.
+        RequestError: the settings, the data or the environment are wrong, and a retry cannot help.
     """
-    settings = read(path)
-    node = node_of(settings.training.nodes) if not dry_run else Node(0, settings.training.nodes, "NODE-0", 29500)
-    corpus = resolve(settings)
-    found = check(settings, corpus, machine=not dry_run)
-    said = [*found.said, *summary(corpus, settings)]
-    read_from = data_flags(corpus, settings, scratch)
-    words = megatron_arguments(settings, read_from)
+    settings = read_settings(path)
+    node = read_node(settings.training.nodes) if not dry_run else Node(0, settings.training.nodes, "NODE-0", 29500)
+    data = resolve(settings)
+    preflight = check_run(settings, data, machine=not dry_run)
+    messages = [*preflight.messages, *summarize(data, settings)]
+    data_arguments = write_data_arguments(data, settings, scratch)
+    arguments = megatron_arguments(settings, data_arguments)
     training = settings.training
-    start = launcher(node, settings.trainer.launcher, training.gpus_per_node, settings.release)
-    identity = identity_of(corpus, words, settings.extra_args)
+    launcher = build_launcher_command(node, settings.trainer.launcher, training.gpus_per_node, settings.release)
+    identity = build_identity(data, arguments, settings.extra_args)
     return TrainingRun(
-        settings, node, [*start, settings.trainer.script, *words], read_from.cache, said, found.sick, identity
+        settings,
+        node,
+        [*launcher, settings.trainer.script, *arguments],
+        data_arguments.cache,
+        messages,
+        preflight.node_problems,
+        identity,
     )

@@ -1,11 +1,14 @@
-"""Who has come to a start of several nodes, and who has since come again, so that nobody waits for what is gone.
+"""Detects which nodes have started, and which have restarted, so that no node waits for ranks that are gone.
 
-Machines may be hours away, which is no failure of the nodes that are here. Every node writes a file before it starts
-its launcher, and again and again until its ranks are started; node 0 takes for here whose file it saw change, so that
-neither clocks nor files of earlier starts matter. Once ranks run, a node that starts anew has lost its own: NCCL would
-notice after minutes. Node 0 looks at all of them, and they look at node 0, which has started anew then. The ranks of a
-node meet those of the starts whose files are there when they begin; any other start came later. A file system that may
-show an old state for a while leaves that to the clocks for as long.
+Machines of one attempt may start hours apart, which is not a failure of the nodes that have already started. Every node
+writes a file before it starts its launcher, and renews it until its ranks have started. Node 0 counts a node as started
+only when that node's file has changed, so clocks and files of earlier attempts do not matter.
+
+Once the ranks run, a node that restarts has lost its ranks, which NCCL would notice only after minutes. Node 0 watches
+the files of all nodes. Every other node watches that of node 0, which restarts when one of them does.
+
+The ranks of a node connect to the starts whose files exist when the ranks begin; any other start came later. On a file
+system that may show outdated files, only the time stamps decide until its caches have expired.
 """
 
 import contextlib
@@ -13,80 +16,98 @@ import time
 from collections.abc import Callable
 
 from tokenmill.errors import Superseded
-from tokenmill.files.mounts import settle_seconds
+from tokenmill.files.mounts import directory_cache_seconds
 from tokenmill.training.runtime.attempts import Arrival, RunRecords
 from tokenmill.training.runtime.node import Node
 
-LOOK = 5.0
-"""Seconds between two looks at all files."""
-BEAT = 30.0
-SAY = 600.0
-SKEW = 15.0
-"""Seconds that machines' clocks may differ."""
-JOIN = 60.0
-"""Seconds for a launcher to leave a node 0 that is gone; a machine lost without a word leaves its connections open."""
+POLL_SECONDS = 5.0
+"""Seconds between two reads of all files."""
+HEARTBEAT_SECONDS = 30.0
+"""Seconds between two writes of this node's file."""
+LOG_SECONDS = 600.0
+"""Seconds between two lines about missing nodes."""
+MAX_CLOCK_SKEW_SECONDS = 15.0
+"""Seconds by which the clocks of machines may differ."""
+RECONNECT_SECONDS = 60.0
+"""Seconds that a launcher has to leave a node 0 that is gone; a lost machine may leave its connections open."""
 
 
 class Rendezvous:
-    """The nodes of a start, as far as this one knows."""
+    """The nodes of an attempt, as far as this node has observed them."""
 
-    def __init__(self, records: RunRecords, node: Node, run: str, say: Callable[[str], None]) -> None:
-        """Remember what earlier starts left."""
-        self._records, self._node, self._run, self._say = records, node, run, say
-        self._watched = [rank for rank in range(node.nodes) if rank != node.rank and (node.judges or rank == 0)]
-        self._seen = {rank: self._arrival(rank) for rank in self._watched}
-        self._awaited = set(self._watched)
-        self._began, self._met, self._sure = time.time(), 0.0, 0.0
-        self._with, self._left = "", 0.0
-        self._beats, self._beaten, self._looked, self._said = 0, -BEAT, -LOOK, time.monotonic()
-        with contextlib.suppress(OSError):  # the next look tries again, and says so
-            self._beat(time.monotonic())
+    def __init__(self, records: RunRecords, node: Node, run: str, log: Callable[[str], None]) -> None:
+        """Read the files of earlier attempts, and write this node's file."""
+        self._records, self._node, self._run, self._log = records, node, run, log
+        self._watched_ranks = [
+            rank for rank in range(node.nodes) if rank != node.rank and (node.is_leader or rank == 0)
+        ]
+        self._arrivals = {rank: self._read_arrival(rank) for rank in self._watched_ranks}
+        self._missing_ranks = set(self._watched_ranks)
+        self._started_at, self._ranks_started_at, self._cache_expires_at = time.time(), 0.0, 0.0
+        self._leader_start_id, self._leader_restarted_at = "", 0.0
+        self._heartbeats, self._heartbeat_at = 0, -HEARTBEAT_SECONDS
+        self._polled_at, self._logged_at = -POLL_SECONDS, time.monotonic()
+        with contextlib.suppress(OSError):  # the next poll repeats the write and raises the error
+            self._send_heartbeat(time.monotonic())
 
-    def look(self, met: bool) -> bool:
-        """Look; `met` once ranks are started. Return whether all nodes are here, which node 0 alone knows.
+    def poll(self, ranks_started: bool) -> bool:
+        """Update this node's file and read those of other nodes; return whether all nodes have started.
+
+        Only node 0 can return True.
 
         Raises:
-            Superseded: this node's ranks, or its launcher, wait for those of a node that has started anew.
+            Superseded: this node's ranks, or its launcher, wait for a node that has restarted.
         """
         now = time.monotonic()
-        if not met and now - self._beaten >= BEAT:
-            self._beat(now)
-        if met and not self._met:
-            here = {rank: self._arrival(rank) for rank in self._watched}
-            self._seen.update({rank: arrival for rank, arrival in here.items() if arrival})
-            self._met, self._sure = time.time(), now + settle_seconds(self._records.directory)
-        elif now - self._looked >= LOOK:
-            self._looked = now
-            for rank in self._watched:
-                self._meet(rank, self._arrival(rank), now)
-        if not met and self._left and now - self._left >= JOIN:
-            raise Superseded("node 0 has started anew, and the launcher here waits for the one that is gone")
-        if not met and self._node.judges and self._awaited and now - self._said >= SAY:
-            self._said = now
-            names = ", ".join(map(str, sorted(self._awaited)[:10])) + (", ..." if len(self._awaited) > 10 else "")
-            self._say(f"waiting for {len(self._awaited)} of {self._node.nodes} nodes: {names} (kubectl get pods)")
-        return self._node.judges and not self._awaited
+        if not ranks_started and now - self._heartbeat_at >= HEARTBEAT_SECONDS:
+            self._send_heartbeat(now)
+        if ranks_started and not self._ranks_started_at:
+            arrivals = {rank: self._read_arrival(rank) for rank in self._watched_ranks}
+            self._arrivals.update({rank: arrival for rank, arrival in arrivals.items() if arrival})
+            self._ranks_started_at = time.time()
+            self._cache_expires_at = now + directory_cache_seconds(self._records.directory)
+        elif now - self._polled_at >= POLL_SECONDS:
+            self._polled_at = now
+            for rank in self._watched_ranks:
+                self._observe(rank, self._read_arrival(rank), now)
+        if not ranks_started and self._leader_restarted_at and now - self._leader_restarted_at >= RECONNECT_SECONDS:
+            raise Superseded(
+                "node 0 has restarted, and the launcher on this node waits for its previous start (start all nodes "
+                "again)"
+            )
+        if not ranks_started and self._node.is_leader and self._missing_ranks and now - self._logged_at >= LOG_SECONDS:
+            self._logged_at = now
+            names = ", ".join(map(str, sorted(self._missing_ranks)[:10])) + (
+                ", ..." if len(self._missing_ranks) > 10 else ""
+            )
+            self._log(
+                f"waiting for {len(self._missing_ranks)} of {self._node.nodes} nodes: {names} (run: kubectl get pods)"
+            )
+        return self._node.is_leader and not self._missing_ranks
 
-    def _beat(self, now: float) -> None:
-        self._records.write_arrival(self._node.rank, self._run, self._began, self._beats + 1)
-        self._beats, self._beaten = self._beats + 1, now
+    def _send_heartbeat(self, now: float) -> None:
+        self._records.write_arrival(self._node.rank, self._run, self._started_at, self._heartbeats + 1)
+        self._heartbeats, self._heartbeat_at = self._heartbeats + 1, now
 
-    def _arrival(self, rank: int) -> Arrival | None:
-        """Read what a node of this run wrote; None where there is nothing, or another release's."""
-        arrival = self._records.arrival(rank)
+    def _read_arrival(self, rank: int) -> Arrival | None:
+        """Return the file of a node of this run, None if there is no file or it is another release's."""
+        arrival = self._records.read_arrival(rank)
         return arrival if arrival and arrival.run == self._run else None
 
-    def _meet(self, rank: int, arrival: Arrival | None, now: float) -> None:
-        seen = self._seen[rank]
-        if arrival is None or arrival == seen:
+    def _observe(self, rank: int, arrival: Arrival | None, now: float) -> None:
+        previous = self._arrivals[rank]
+        if arrival is None or arrival == previous:
             return
-        self._seen[rank] = arrival
-        self._awaited.discard(rank)
-        if not self._met:
-            if not self._node.judges and self._with not in ("", arrival.start):
-                self._left = now
-            self._with = arrival.start
+        self._arrivals[rank] = arrival
+        self._missing_ranks.discard(rank)
+        if not self._ranks_started_at:
+            if not self._node.is_leader and self._leader_start_id not in ("", arrival.start):
+                self._leader_restarted_at = now
+            self._leader_start_id = arrival.start
             return
-        later = now >= self._sure or arrival.began > self._met + SKEW
-        if later and seen and arrival.start != seen.start:
-            raise Superseded(f"node {rank} has started anew, and the ranks here wait for those it had")
+        is_later = now >= self._cache_expires_at or arrival.began > self._ranks_started_at + MAX_CLOCK_SKEW_SECONDS
+        if is_later and previous and arrival.start != previous.start:
+            raise Superseded(
+                f"node {rank} has restarted, and the ranks on this node wait for its previous ranks (start all nodes "
+                "again)"
+            )

@@ -1,8 +1,8 @@
-"""`tokenmill train`: checked before, supervised, judged after, so that exit 0 means the target iteration is saved.
+"""`tokenmill train`: check, start and supervise one attempt of a run, and decide its verdict.
 
-Exit codes are a contract with the engines: 2 for what no retry can help, 143 for an attempt to be repeated
-(PyTorchJob's ExitCode policy repeats from 128 on), 0 for a run whose last checkpoint is the one asked for.
-Node 0 alone repairs checkpoints and judges; the others wait for what it says.
+The exit codes are a contract with the engines. 0: the last checkpoint is that of the target iteration. 2: a retry
+cannot help. 143: the attempt must be repeated; PyTorchJob's policy ExitCode repeats from 128 on. Node 0 alone repairs
+checkpoints and decides the verdict; the other nodes wait for the verdict.
 """
 
 import contextlib
@@ -17,65 +17,69 @@ from socket import gethostname
 
 from tokenmill.errors import RequestError, Stopped, TokenmillError
 from tokenmill.files.codec import content_id
-from tokenmill.files.explain import explained
-from tokenmill.files.mounts import settle_seconds
+from tokenmill.files.explain import explain_os_errors
+from tokenmill.files.mounts import directory_cache_seconds
 from tokenmill.training.checkpoints import repair as checkpoints
-from tokenmill.training.checkpoints.identity import settle
-from tokenmill.training.data.index import build_index, sweep
+from tokenmill.training.checkpoints.identity import check_identity
+from tokenmill.training.data.index import build_index, remove_truncated_files
 from tokenmill.training.data.resolve import resolve
-from tokenmill.training.preflight import cannot_start
+from tokenmill.training.preflight import describe_problems
 from tokenmill.training.runtime.attempts import Attempt, RunRecords
-from tokenmill.training.runtime.lease import CheckpointLease, CurrentRun, run_name
+from tokenmill.training.runtime.lease import CheckpointLease, ReleaseWatcher, get_run_name
 from tokenmill.training.runtime.log_monitor import LogMonitor
-from tokenmill.training.runtime.node import inherited
-from tokenmill.training.runtime.output import say
+from tokenmill.training.runtime.node import build_launcher_environment
+from tokenmill.training.runtime.output import log
 from tokenmill.training.runtime.peers import PeerStatus
 from tokenmill.training.runtime.prepare import TrainingRun, prepare
 from tokenmill.training.runtime.rendezvous import Rendezvous
 from tokenmill.training.runtime.supervisor import HangTimeouts, LauncherExit, Signals, Supervisor
-from tokenmill.training.runtime.verdict import after, ending, judge
-from tokenmill.training.settings import Settings, read
+from tokenmill.training.runtime.verdict import decide_verdict, describe_exit, describe_late_failure
+from tokenmill.training.settings import Settings, read_settings
 
-VERDICT_PATIENCE = 150.0
-"""Seconds that node 0's word may take to be seen: blobfuse caches a directory for up to 120."""
-LEAVING = 5.0
-"""Seconds for other nodes to end with node 0: what then still runs the operator removes, and its log with it."""
+VERDICT_TIMEOUT_SECONDS = 150.0
+"""Seconds to wait for node 0's verdict: blobfuse caches a directory for up to 120 s."""
+LINGER_SECONDS = 5.0
+"""Seconds for other nodes to end together with node 0: after that the operator removes them, and their logs."""
 
 
 class RetryRun(Stopped):
-    """The attempt has not reached the target, and another one may: exit 143."""
+    """The attempt has not reached the target, and another attempt may: exit code 143."""
 
 
-def index(path: Path) -> None:
+def build_sample_index(path: Path) -> None:
     """Build the sample index of a settings file's run.
 
     Raises:
         RequestError: the data or the settings are wrong.
     """
-    settings = read(path)
-    say(build_index(settings, resolve(settings), python=settings.trainer.python))
+    settings = read_settings(path)
+    log(build_index(settings, resolve(settings), python=settings.trainer.python))
 
 
 def train(path: Path) -> None:
-    """Run a settings file's training on this node to its end.
+    """Run the training of a settings file on this node to its end.
 
     Raises:
-        RequestError: it cannot start, or cannot go on.
-        RetryRun: it has not reached its target, and another start may.
+        RequestError: the run cannot start or cannot continue.
+        RetryRun: the run has not reached its target, and another attempt may.
     """
-    with Signals() as signals, _retried(signals), tempfile.TemporaryDirectory(prefix="tokenmill-train-") as scratch:
+    with (
+        Signals() as signals,
+        _convert_errors(signals),
+        tempfile.TemporaryDirectory(prefix="tokenmill-train-") as scratch,
+    ):
         run = prepare(path, scratch=Path(scratch))
-        for line in run.said:
-            say(line)
-        if run.sick and not run.reached():
-            raise RequestError(cannot_start(run.sick))
-        with explained(run.checkpoints):
-            _lead(run, signals) if run.node.judges else _follow(run, signals)
+        for line in run.messages:
+            log(line)
+        if run.node_problems and not run.saved_iteration():
+            raise RequestError(describe_problems(run.node_problems))
+        with explain_os_errors(run.checkpoints):
+            _run_leader(run, signals) if run.node.is_leader else _run_follower(run, signals)
 
 
 @contextlib.contextmanager
-def _retried(signals: Signals) -> Iterator[None]:
-    """Ask for another start after what may pass; engines take an exit code below 128 for the end of the run."""
+def _convert_errors(signals: Signals) -> Iterator[None]:
+    """Convert errors that may be transient into RetryRun: an exit code below 128 would end the run for an engine."""
     try:
         yield
     except TokenmillError as problem:
@@ -83,177 +87,211 @@ def _retried(signals: Signals) -> Iterator[None]:
             raise
         raise RetryRun(str(problem)) from problem
     except OSError as problem:
-        raise RetryRun(f"{problem}; the next start goes on from the last checkpoint") from problem
+        raise RetryRun(
+            f"{problem}; start the run again to resume from the last checkpoint (an engine does so by itself)"
+        ) from problem
     except Exception as problem:
-        if signals.ending:
+        if signals.raise_on_signal:
             raise
         traceback.print_exc()
         raise RetryRun(
-            f"a mistake of tokenmill ({problem!r}), after the trainer had run; it is tried again"
+            f"internal error of tokenmill after the trainer was started ({problem!r}); start the run again, and report "
+            "the traceback above"
         ) from problem
 
 
-def _lead(run: TrainingRun, signals: Signals) -> None:
-    """Be node 0: hold the checkpoints, repair, record, supervise, judge, prune."""
+def _run_leader(run: TrainingRun, signals: Signals) -> None:
+    """Run node 0: hold the lease, repair, record, supervise, decide the verdict, prune."""
     records = RunRecords(run.checkpoints)
-    lease = CheckpointLease(records.directory, run_name(), run.settings.release)
-    lease.take(say)
+    lease = CheckpointLease(records.directory, get_run_name(), run.settings.release)
+    lease.acquire(log)
     try:
-        code, words = _attempt(run, records, lease, signals)
+        code, message = _run_attempt(run, records, lease, signals)
     finally:
-        with contextlib.suppress(OSError, TokenmillError):  # what somebody put in its place changes no end
+        # Another program may have replaced the file; the result of the attempt stays the same.
+        with contextlib.suppress(OSError, TokenmillError):
             lease.release()
-    _end(code, words)
+    _finish(code, message)
     if run.node.nodes > 1:
-        signals.ending = False  # it is done, whatever comes
-        time.sleep(LEAVING)
+        signals.raise_on_signal = False  # the run is complete, and a signal must not change its exit code
+        time.sleep(LINGER_SECONDS)
 
 
-def _attempt(run: TrainingRun, records: RunRecords, lease: CheckpointLease, signals: Signals) -> tuple[int, str]:
+def _run_attempt(run: TrainingRun, records: RunRecords, lease: CheckpointLease, signals: Signals) -> tuple[int, str]:
+    """Repair the checkpoints and run one attempt; return its exit code and the reason."""
     settings = run.settings
-    start = checkpoints.prepare(run.checkpoints, say=say)
-    for line in start.done:
-        say(line)
+    start = checkpoints.repair_checkpoints(run.checkpoints, log=log)
+    for line in start.actions:
+        log(line)
     allow_change = settings.dataset.allow_change
-    for line in settle(records.directory, start.iteration, run.identity, allow_change=allow_change):
-        say(line)
-    for path in sweep(run.cache, shared=settings.dataset.cache_path is not None):
-        say(f"removed {path}: cut short, and Megatron-LM would fail on it at every start")
+    for line in check_identity(records.directory, start.iteration, run.identity, allow_change=allow_change):
+        log(line)
+    for path in remove_truncated_files(run.cache, shared=settings.dataset.cache_path is not None):
+        log(f"removed {path}: the file is truncated, and Megatron-LM would fail with it at every start")
     if start.iteration >= run.target:
-        return 0, f"done: the checkpoint of iteration {start.iteration:,} is there, the target is {run.target:,}"
-    attempt = Attempt(content_id(_contract(settings)), start.iteration)
-    signals.ending = False  # what is begun is to be ended, too
-    retried = records.begin(attempt, settings.supervision.attempts_without_progress)
-    if run.sick:
-        return _over(records, attempt, 143, cannot_start(run.sick))
-    lease.beat()
-    say(f"starting at iteration {start.iteration:,} of {run.target:,}: {shlex.join(run.command[:8])} ...")
-    watch, others = _watch(settings, start.iteration), PeerStatus(records, run.node)
+        return 0, f"completed: the checkpoint of iteration {start.iteration:,} exists, and the target is {run.target:,}"
+    attempt = Attempt(content_id(_settings_contract(settings)), start.iteration)
+    signals.raise_on_signal = False  # an attempt whose start is recorded must also record its end
+    retried = records.start_attempt(attempt, settings.supervision.attempts_without_progress)
+    if run.node_problems:
+        return _record_end(records, attempt, 143, describe_problems(run.node_problems))
+    lease.renew()
+    log(f"starting at iteration {start.iteration:,} of {run.target:,}: {shlex.join(run.command[:8])} ...")
+    monitor, peers = _create_monitor(settings, start.iteration), PeerStatus(records, run.node)
 
-    chores = (
-        lambda: lease.beat(stopping=bool(signals.asked)),
-        lambda: others.tell(watch.signs),
-        lambda: _note(run, records, attempt, watch),
+    tasks = (
+        lambda: lease.renew(stopping=bool(signals.received)),
+        lambda: peers.publish(monitor.progress),
+        lambda: _record_progress(run, records, attempt, monitor),
     )
-    end = _supervised(run, watch, others, chores, signals)
-    attempt.saved, attempt.stopped = max(attempt.saved or start.iteration, run.reached()), end.stopped
-    attempt.iterated = attempt.iterated or watch.started or end.iterated
-    return _over(records, attempt, *judge(run.target, end, watch, attempt, retried=retried))
+    launcher_exit = _supervise(run, monitor, peers, tasks, signals)
+    attempt.saved = max(attempt.saved or start.iteration, run.saved_iteration())
+    attempt.stopped = launcher_exit.stopped
+    attempt.iterated = attempt.iterated or monitor.training_started or launcher_exit.has_iterated
+    return _record_end(records, attempt, *decide_verdict(run.target, launcher_exit, monitor, attempt, retried=retried))
 
 
-def _note(run: TrainingRun, records: RunRecords, attempt: Attempt, watch: LogMonitor) -> None:
-    """Record how far an attempt came, and delete old checkpoints after a new one."""
-    reached = run.reached()
-    if reached > (attempt.saved or attempt.began_at) or watch.started > attempt.iterated:
-        attempt.saved, attempt.iterated = reached, attempt.iterated or watch.started
-        records.update(attempt)
+def _record_progress(run: TrainingRun, records: RunRecords, attempt: Attempt, monitor: LogMonitor) -> None:
+    """Record the progress of an attempt, and delete old checkpoints after a new one."""
+    saved = run.saved_iteration()
+    if saved > (attempt.saved or attempt.began_at) or monitor.training_started > attempt.iterated:
+        attempt.saved, attempt.iterated = saved, attempt.iterated or monitor.training_started
+        records.update_attempt(attempt)
         for line in checkpoints.prune(run.checkpoints, run.settings.checkpoint.keep):
-            say(line)
+            log(line)
 
 
-def _over(records: RunRecords, attempt: Attempt, code: int, words: str) -> tuple[int, str]:
-    """Record how an attempt ended; where that cannot be written it has ended so all the same."""
-    attempt.ended = words
+def _record_end(records: RunRecords, attempt: Attempt, code: int, message: str) -> tuple[int, str]:
+    """Record how an attempt ended, and return its result even if the record cannot be written."""
+    attempt.ended = message
     try:
-        records.update(attempt)
-        records.say(attempt, code, attempt.saved or attempt.began_at)
+        records.update_attempt(attempt)
+        records.write_verdict(attempt, code, attempt.saved or attempt.began_at)
     except (OSError, TokenmillError) as problem:
-        say(f"warning: how this start ended is not recorded: {problem}")
-    return code, words
+        log(f"warning: cannot record how this attempt ended: {problem}")
+    return code, message
 
 
-def _follow(run: TrainingRun, signals: Signals) -> None:
-    """Be another node: supervise, then end as node 0 says."""
+def _run_follower(run: TrainingRun, signals: Signals) -> None:
+    """Run any other node than node 0: supervise, then end with node 0's verdict."""
     records = RunRecords(run.checkpoints)
-    if _done(run):
-        return _end(0, f"done: the checkpoint of iteration {run.reached():,} is there, the target is {run.target:,}")
-    if run.sick:
-        with contextlib.suppress(OSError):  # node 0 is to count this, not to wait for a machine
-            records.write_failure(run.node.rank, gethostname(), "; ".join(run.sick))
-            records.write_arrival(run.node.rank, run_name(), time.time(), 1)
-        _end(143, cannot_start(run.sick))
-    before = records.verdict()
-    watch, others = _watch(run.settings, 0), PeerStatus(records, run.node)
-    end = _supervised(run, watch, others, (lambda: others.tell(watch.signs),), signals)
-    if end.code == 0 and run.reached() >= run.target:
-        return _end(0, f"done: iteration {run.target:,} is saved")
-    if end.code != 0 and not end.stopped and _done(run):  # torchrun may fail where node 0's was the first to leave
-        return _end(0, f"done: iteration {run.target:,} is saved{after(end)}")
-    if end.stopped:
-        _end(143, "stopped by a signal; the next start goes on from the last checkpoint")
-    if end.code != 0:
-        cause = end.ended or watch.cause or ending(end)
+    if _is_target_saved(run):
+        return _finish(
+            0,
+            f"completed: the checkpoint of iteration {run.saved_iteration():,} exists, and the target is "
+            f"{run.target:,}",
+        )
+    if run.node_problems:
+        # Node 0 must count this attempt, and must not wait for a machine that cannot train.
+        with contextlib.suppress(OSError):
+            records.write_failure(run.node.rank, gethostname(), "; ".join(run.node_problems))
+            records.write_arrival(run.node.rank, get_run_name(), time.time(), 1)
+        _finish(143, describe_problems(run.node_problems))
+    previous_verdict = records.read_verdict()
+    monitor, peers = _create_monitor(run.settings, 0), PeerStatus(records, run.node)
+    launcher_exit = _supervise(run, monitor, peers, (lambda: peers.publish(monitor.progress),), signals)
+    if launcher_exit.exit_code == 0 and run.saved_iteration() >= run.target:
+        return _finish(0, f"completed: iteration {run.target:,} is saved")
+    # torchrun may fail on this node if node 0's launcher ended first.
+    if launcher_exit.exit_code != 0 and not launcher_exit.stopped and _is_target_saved(run):
+        return _finish(0, f"completed: iteration {run.target:,} is saved{describe_late_failure(launcher_exit)}")
+    if launcher_exit.stopped:
+        _finish(
+            143,
+            "stopped by a signal; start the run again to resume from the last checkpoint (an engine does so by itself)",
+        )
+    if launcher_exit.exit_code != 0:
+        cause = launcher_exit.abort_reason or monitor.cause or describe_exit(launcher_exit)
         with contextlib.suppress(OSError):
             records.write_failure(run.node.rank, gethostname(), cause)
-        _end(143, f"the trainer ended with {ending(end)} on this node: {cause}; node 0 judges")
-    deadline = time.monotonic() + VERDICT_PATIENCE
-    while time.monotonic() < deadline and not signals.asked:
-        verdict = records.verdict()
-        if run.reached() >= run.target or (verdict and verdict.code == 0 and verdict.iteration >= run.target):
-            return _end(0, f"done: iteration {run.target:,} is saved")
-        if verdict and verdict != before:
-            _end(143, f"node 0 says that the run goes on from iteration {verdict.iteration:,}")
-        if records.arrived_after(0, end.met):  # so that a verdict on the start here will never come
-            _end(143, "node 0 was lost and has started anew; this node joins it")
+        _finish(
+            143,
+            f"the trainer ended with {describe_exit(launcher_exit)} on this node: {cause}; see the log of node "
+            "0 for the result of the attempt",
+        )
+    deadline = time.monotonic() + VERDICT_TIMEOUT_SECONDS
+    while time.monotonic() < deadline and not signals.received:
+        verdict = records.read_verdict()
+        if run.saved_iteration() >= run.target or (verdict and verdict.code == 0 and verdict.iteration >= run.target):
+            return _finish(0, f"completed: iteration {run.target:,} is saved")
+        if verdict and verdict != previous_verdict:
+            _finish(
+                143,
+                f"node 0 recorded that the run resumes from iteration {verdict.iteration:,}; start this node again (an "
+                "engine does so by itself)",
+            )
+        # A new start of node 0 never writes a verdict on this attempt.
+        if records.has_arrived_since(0, launcher_exit.ranks_started_at):
+            _finish(
+                143,
+                "node 0 was lost and has restarted; start this node again to join it (an engine does so by itself)",
+            )
         time.sleep(0.5)
-    _end(143, f"the trainer ended with 0, and iteration {run.target:,} is not saved as far as this node can see")
+    _finish(
+        143,
+        f"the trainer ended with exit code 0, but this node does not see a checkpoint of iteration {run.target:,}; "
+        "start the run again (an engine does so by itself)",
+    )
 
 
-def _done(run: TrainingRun) -> bool:
-    """Tell whether node 0 will find the run done, by what it goes by itself.
+def _is_target_saved(run: TrainingRun) -> bool:
+    """Return whether node 0 will find the run complete, by the rules that node 0 itself uses.
 
-    A node that ends with 0 does not come back, so a tracker that names what is not whole, or that is an old state
-    out of a cache, must not end it.
+    A node that exits with code 0 does not come back. A tracker that names an incomplete checkpoint, or an outdated
+    tracker from a cache, must therefore not end this node.
     """
-    for seconds in (0.0, settle_seconds(run.checkpoints)):
+    for seconds in (0.0, directory_cache_seconds(run.checkpoints)):
         time.sleep(seconds)
-        last = checkpoints.look(run.checkpoints) if run.reached() >= run.target else None
+        last = checkpoints.examine_tracked(run.checkpoints) if run.saved_iteration() >= run.target else None
         if last is None or not last.complete:
             return False
     return True
 
 
-def _supervised(
-    run: TrainingRun, watch: LogMonitor, others: PeerStatus, chores: Sequence[Callable[[], object]], signals: Signals
+def _supervise(
+    run: TrainingRun, monitor: LogMonitor, peers: PeerStatus, tasks: Sequence[Callable[[], object]], signals: Signals
 ) -> LauncherExit:
     settings = run.settings
     supervision = settings.supervision
-    meeting = supervision.distributed_timeout_minutes if run.node.nodes > 1 else supervision.start_minutes
-    patience = HangTimeouts(meeting * 60, supervision.start_minutes * 60, supervision.hang_minutes * 60)
-    environment = inherited()
+    rendezvous_minutes = supervision.distributed_timeout_minutes if run.node.nodes > 1 else supervision.start_minutes
+    timeouts = HangTimeouts(rendezvous_minutes * 60, supervision.start_minutes * 60, supervision.hang_minutes * 60)
+    environment = build_launcher_environment()
     if (settings.parallelism.tensor_model_parallel_size or 1) * settings.parallelism.context_parallel_size > 1:
-        environment.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # which Megatron-LM asserts before Blackwell
-    gathering = Rendezvous(others.records, run.node, run_name(), say)
+        environment.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron-LM asserts it on GPUs before Blackwell
+    rendezvous = Rendezvous(peers.records, run.node, get_run_name(), log)
 
     def stop(reason: str) -> None:
-        say(reason)
-        signals.asked.append(SIGTERM)
+        log(reason)
+        signals.received.append(SIGTERM)
 
-    current = CurrentRun(stop)
-    supervisor = Supervisor(watch, patience, others.signs, [*chores, current.compare], signals, gathering.look)
+    watcher = ReleaseWatcher(stop)
+    supervisor = Supervisor(monitor, timeouts, peers.read_progress, [*tasks, watcher.check], signals, rendezvous.poll)
     return supervisor.run(run.command, environment)
 
 
-def _watch(settings: Settings, resumes: int) -> LogMonitor:
+def _create_monitor(settings: Settings, resume_iteration: int) -> LogMonitor:
     training = settings.training
     return LogMonitor(
         tokens_per_iteration=(training.global_batch_size or 0) * settings.model.seq_length,
         peak_tflops=settings.gpu.peak_tflops,
-        quiet_iterations=(training.log_interval or 1) + training.eval_iterations,
-        resumes=resumes,
+        iterations_between_reports=(training.log_interval or 1) + training.eval_iterations,
+        resume_iteration=resume_iteration,
     )
 
 
-def _contract(settings: Settings) -> dict[str, object]:
-    """Return what makes an attempt another one: all that is in the file."""
+def _settings_contract(settings: Settings) -> dict[str, object]:
+    """Return all content of the settings file: attempts with another content are counted separately."""
     import msgspec
 
     contract: dict[str, object] = msgspec.to_builtins(settings)
     return contract
 
 
-def _end(code: int, words: str) -> None:
-    """End with a code and its reason; the last line is what Kubernetes shows as the pod's termination message."""
+def _finish(code: int, message: str) -> None:
+    """Log success, or raise the error for an exit code.
+
+    The last line of the log is the pod's termination message on Kubernetes.
+    """
     if code == 0:
-        return say(words)
-    raise RequestError(words) if code == RequestError.exit_code else RetryRun(words)
+        return log(message)
+    raise RequestError(message) if code == RequestError.exit_code else RetryRun(message)

@@ -1,4 +1,7 @@
-"""One start of the training script on one node: started, listened to, stopped when asked or when it hangs."""
+"""Runs the launcher of one attempt on this node: reads its output, and stops it on a signal or a hang.
+
+`run` composes a `Supervisor` and decides the verdict from the `LauncherExit` that it returns.
+"""
 
 import contextlib
 import queue
@@ -13,133 +16,150 @@ from typing import Self
 
 from tokenmill.errors import RequestError, Stopped, Superseded
 from tokenmill.training.runtime.log_monitor import LogMonitor, TrainingProgress
-from tokenmill.training.runtime.output import flush, pass_on, pump, say
+from tokenmill.training.runtime.output import flush, log, pump_lines, write
 from tokenmill.training.runtime.processes import (
     adopt_orphans,
     die_with_parent,
     dump_stacks,
-    kill_all,
-    ranks_of,
-    reap,
+    kill_descendants,
+    list_ranks,
+    reap_orphans,
     signal_ranks,
 )
 
-POLL = 0.2
-LOOK = 5.0
-"""Seconds between two looks at the shared directory."""
-FIRST_LOOK = 1.0
-"""The same, until there are ranks."""
-STACKS = 10.0
-"""Seconds that ranks get to dump their stacks, all of them together."""
-DRAIN = 5.0
-"""Seconds that ranks may outlive the launcher; what was written is passed on however long that takes.
+OUTPUT_POLL_SECONDS = 0.2
+"""Seconds to wait for output before the next check for signals and hangs."""
+TASK_SECONDS = 5.0
+"""Seconds between two runs of the periodic tasks, which use the shared directory."""
+STARTUP_TASK_SECONDS = 1.0
+"""Seconds between two runs of the periodic tasks before there are ranks."""
+STACK_DUMP_SECONDS = 10.0
+"""Seconds for all ranks together to dump their stacks."""
+DRAIN_SECONDS = 5.0
+"""Seconds that ranks may outlive the launcher; all of their output is passed on, however long that takes.
 
-One that cannot be killed holds the pipe open: after as long a silence nothing more is waited for.
+A process that cannot be killed keeps the pipe open, so the wait for output also ends after this long a silence.
 """
-BARRIER = 60.0
-"""Seconds for a launcher whose ranks have ended; torchrun waits 300 for those of other nodes, which may have died."""
-KILL = 30.0
-"""Seconds for killed processes to be gone; one that waits for a dead device or file server may never be."""
+BARRIER_TIMEOUT_SECONDS = 60.0
+"""Seconds for a launcher whose ranks have ended; torchrun waits 300 s for other nodes' ranks, which may be dead."""
+KILL_TIMEOUT_SECONDS = 30.0
+"""Seconds for killed processes to end; one that waits for a dead device or file server may never end."""
 
 
 class Signals:
-    """SIGTERM and Ctrl-C: while `ending`, they end this process by an exception; else they are noted.
+    """Handles SIGTERM and Ctrl-C: with `raise_on_signal` by an exception, otherwise by a note in `received`.
 
-    PID 1 of a container would not even be ended by them: the kernel passes it what it has a handler for alone.
+    Without a handler these signals would not end PID 1 of a container, because the kernel delivers only signals that
+    have a handler to PID 1.
     """
 
     def __init__(self) -> None:
-        """Take over nothing yet."""
-        self.asked: list[int] = []
-        self.ending = True
+        """Create the state; `__enter__` installs the handlers."""
+        self.received: list[int] = []
+        self.raise_on_signal = True
 
     def __enter__(self) -> Self:
-        self._before = {each: signal.signal(each, self._take) for each in (signal.SIGTERM, signal.SIGINT)}
+        self._previous_handlers = {
+            number: signal.signal(number, self._handle) for number in (signal.SIGTERM, signal.SIGINT)
+        }
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)
 
-    def _take(self, number: int, _: object) -> None:
-        self.asked.append(number)
-        if self.ending:
-            self.ending = False
-            raise Stopped(f"stopped by {signal.Signals(number).name} before the trainer was started")
+    def _handle(self, number: int, _: object) -> None:
+        self.received.append(number)
+        if self.raise_on_signal:
+            self.raise_on_signal = False
+            raise Stopped(
+                f"stopped by {signal.Signals(number).name} before the trainer was started; start the run again"
+            )
 
 
 @dataclass(frozen=True)
 class LauncherExit:
     """How the launcher ended."""
 
-    code: int
-    """Its exit code, negative for a signal."""
+    exit_code: int
+    """Exit code of the launcher, negative for a signal."""
     stopped: bool
     """SIGTERM or Ctrl-C arrived."""
-    ended: str
-    """Why it was ended from here; empty when it ended by itself."""
-    iterated: bool
-    """An iteration was reported, here or by another node."""
-    met: float
-    """When ranks were first seen to run, as `time.time` says it; when it ended, where none were."""
+    abort_reason: str
+    """Why the supervisor ended the launcher; empty when the launcher ended by itself."""
+    has_iterated: bool
+    """This node or another one reported an iteration."""
+    ranks_started_at: float
+    """Time (`time.time`) at which ranks were first observed, or at which the launcher ended without any."""
 
 
 @dataclass(frozen=True)
 class HangTimeouts:
-    """Seconds without a sign of life after which a run hangs.
+    """Seconds without progress after which a run counts as hanging.
 
-    `meeting` counts from when all nodes are here until the ranks are started, `start` until the first iteration and
-    during a save, which may take as long as all of a checkpoint.
+    `rendezvous` applies from the time when all nodes have started until the ranks run. `start` applies until the first
+    iteration, and during a save, which may take as long as loading a checkpoint.
     """
 
-    meeting: float
+    rendezvous: float
     start: float
     iteration: float
 
 
 @dataclass
 class Supervisor:
-    """Runs a command to its end, its output passed on.
+    """Runs a command to its end, and passes its output on.
 
-    SIGTERM goes to the ranks themselves, whose handler saves and ends: torchrun would kill them after 30 seconds,
-    in the middle of a large save. A hang ends with SIGABRT, at which Python's fault handler writes all stacks.
+    SIGTERM goes to the ranks themselves, whose handler saves and ends: torchrun would kill them after 30 seconds, in
+    the middle of a large save. The supervisor ends a hang with SIGABRT, on which Python's fault handler writes all
+    stacks.
     """
 
-    watch: LogMonitor
-    patience: HangTimeouts
-    others: Callable[[], TrainingProgress | None]
-    """Returns what other nodes see; any change is a sign of life."""
-    chores: Sequence[Callable[[], object]]
-    """Done every few seconds, on a thread that a file server may hold up, and once the command has ended.
+    monitor: LogMonitor
+    timeouts: HangTimeouts
+    read_peer_progress: Callable[[], TrainingProgress | None]
+    """Returns the progress that other nodes report; any change of it counts as progress."""
+    tasks: Sequence[Callable[[], object]]
+    """Periodic tasks. They run in a thread, which a file server may block, and again after the command has ended.
 
-    Superseded ends the command; another error is said, and no more.
+    Superseded ends the command; any other error is only logged.
     """
     signals: Signals
-    gathered: Callable[[bool], bool] = lambda met: True
-    """Looks for other nodes, told whether ranks are started; those that are here wait until it says that all are."""
-    _met: float = 0.0
-    """When ranks were first seen to run."""
-    _here: bool = False
-    _blind: bool = False
-    """Records cannot be written or read, perhaps not by others either."""
-    _elsewhere: TrainingProgress | None = None
+    poll_nodes: Callable[[bool], bool] = lambda ranks_started: True
+    """Returns whether all nodes have started; its argument is whether ranks have.
+
+    Until then the absence of ranks is not a hang.
+    """
+    _ranks_started_at: float = 0.0
+    """Time at which ranks were first observed, 0 before."""
+    _all_nodes_started: bool = False
+    _records_unavailable: bool = False
+    """This node, and perhaps the others too, cannot write or read records."""
+    _peer_progress: TrainingProgress | None = None
     _stopping: bool = False
-    _ended: str = ""
-    _finished: bool = False
-    _moved: float = 0.0
+    _abort_reason: str = ""
+    _ranks_finished: bool = False
+    _progress_at: float = 0.0
+    """Monotonic time of the last progress."""
     _kill_at: float = float("inf")
-    _warned: set[str] = field(default_factory=set)
-    _done: threading.Event = field(default_factory=threading.Event)
+    _logged_warnings: set[str] = field(default_factory=set)
+    _finished: threading.Event = field(default_factory=threading.Event)
 
     def run(self, command: Sequence[str], environment: Mapping[str, str]) -> LauncherExit:
-        """Run it; nothing that it started is left behind.
+        """Run the command to its end; no process that it started outlives this call.
 
         Raises:
-            RequestError: it cannot be started.
+            RequestError: the command cannot be started.
         """
-        self.signals.ending = False
-        if self.signals.asked:
-            return LauncherExit(-self.signals.asked[0], stopped=True, ended="", iterated=False, met=time.time())
+        self.signals.raise_on_signal = False
+        if self.signals.received:
+            return LauncherExit(
+                -self.signals.received[0],
+                stopped=True,
+                abort_reason="",
+                has_iterated=False,
+                ranks_started_at=time.time(),
+            )
         adopt_orphans()
         try:
             process = subprocess.Popen(
@@ -152,127 +172,148 @@ class Supervisor:
             )
         except (FileNotFoundError, PermissionError, NotADirectoryError) as problem:
             raise RequestError(
-                f"the launcher {command[0]} cannot be started: {problem.strerror}; look at trainer.launcher"
+                f"cannot start the launcher {command[0]}: {problem.strerror}; correct trainer.launcher"
             ) from None
-        looking = threading.Thread(target=self._look_on, args=(process.pid,), daemon=True)
+        task_thread = threading.Thread(target=self._run_tasks_periodically, args=(process.pid,), daemon=True)
         try:
-            looking.start()
-            self._follow(process)
+            task_thread.start()
+            self._relay_output(process)
         finally:
-            self._done.set()
-            kill_all(KILL)
-        looking.join(KILL)
-        self._look()
+            self._finished.set()
+            kill_descendants(KILL_TIMEOUT_SECONDS)
+        task_thread.join(KILL_TIMEOUT_SECONDS)
+        self._run_tasks()
         code = process.poll()
-        code = 0 if self._finished else code
-        iterated = any(each.iteration is not None for each in self._signs())
-        met = self._met or time.time()
-        return LauncherExit(-signal.SIGKILL if code is None else code, self._stopping, self._ended, iterated, met)
+        code = 0 if self._ranks_finished else code
+        has_iterated = any(progress.iteration is not None for progress in self._all_progress())
+        ranks_started_at = self._ranks_started_at or time.time()
+        return LauncherExit(
+            -signal.SIGKILL if code is None else code,
+            self._stopping,
+            self._abort_reason,
+            has_iterated,
+            ranks_started_at,
+        )
 
-    def _look_on(self, launcher: int) -> None:
-        working, before = 0.0, set[int]()
-        while not self._done.wait(LOOK if self._met else FIRST_LOOK):
-            self._look()
-            reap(launcher)
-            found = set(ranks_of(launcher))
-            if found & before:  # what torchrun's own imports start (ldconfig) is gone by the next look
-                working = time.monotonic()
-                if not self._met:
-                    self._met, self._moved = time.time(), working
-                    self._look()  # at once: these ranks meet those of the nodes that are here now
-            elif not found and working and time.monotonic() - working > BARRIER and not self._finished:
-                self._finished = True
-                say("the ranks have ended well, and the launcher waits for those of other nodes: not any longer")
-                kill_all(KILL)
-            before = found
+    def _run_tasks_periodically(self, launcher: int) -> None:
+        ranks_seen_at, previous_ranks = 0.0, set[int]()
+        while not self._finished.wait(TASK_SECONDS if self._ranks_started_at else STARTUP_TASK_SECONDS):
+            self._run_tasks()
+            reap_orphans(launcher)
+            ranks = set(list_ranks(launcher))
+            if ranks & previous_ranks:  # processes of torchrun's own imports (ldconfig) have ended by the next poll
+                ranks_seen_at = time.monotonic()
+                if not self._ranks_started_at:
+                    self._ranks_started_at, self._progress_at = time.time(), ranks_seen_at
+                    self._run_tasks()  # at once: these ranks connect to those of the nodes that have started by now
+            elif (
+                not ranks
+                and ranks_seen_at
+                and time.monotonic() - ranks_seen_at > BARRIER_TIMEOUT_SECONDS
+                and not self._ranks_finished
+            ):
+                self._ranks_finished = True
+                log("all ranks of this node have ended: ending the launcher, which still waits for other nodes")
+                kill_descendants(KILL_TIMEOUT_SECONDS)
+            previous_ranks = ranks
 
-    def _look(self) -> None:
-        blind = False
-        for chore in (*self.chores, self._ask, self._gather):
+    def _run_tasks(self) -> None:
+        failed = False
+        for task in (*self.tasks, self._update_peer_progress, self._update_nodes):
             try:
-                chore()
+                task()
             except Superseded as problem:
-                self._ended = self._ended or str(problem)
-            except Exception as problem:  # no record is worth a run
-                blind = True
-                words = f"{type(problem).__name__}: {problem}"
-                if words not in self._warned:
-                    self._warned.add(words)
-                    say(f"warning: {words}; the run goes on")
-        self._blind = blind
+                self._abort_reason = self._abort_reason or str(problem)
+            except Exception as problem:  # a record that cannot be written must not end the run
+                failed = True
+                message = f"{type(problem).__name__}: {problem}"
+                if message not in self._logged_warnings:
+                    self._logged_warnings.add(message)
+                    log(f"warning: {message}; the run continues")
+        self._records_unavailable = failed
 
-    def _ask(self) -> None:
-        self._elsewhere = self.others()
+    def _update_peer_progress(self) -> None:
+        self._peer_progress = self.read_peer_progress()
 
-    def _gather(self) -> None:
-        self._here = self.gathered(self._met > 0)
+    def _update_nodes(self) -> None:
+        self._all_nodes_started = self.poll_nodes(self._ranks_started_at > 0)
 
-    def _follow(self, process: "subprocess.Popen[bytes]") -> None:
+    def _relay_output(self, process: "subprocess.Popen[bytes]") -> None:
+        """Pass the output on until the launcher and its output have ended; check for signals and hangs meanwhile."""
         batches: queue.Queue[list[bytes] | None] = queue.Queue(maxsize=64)
-        threading.Thread(target=pump, args=(process.stdout, batches), daemon=True).start()
-        self._moved = time.monotonic()
-        seen, over, exited, heard = self._elsewhere, False, 0.0, 0.0
+        threading.Thread(target=pump_lines, args=(process.stdout, batches), daemon=True).start()
+        self._progress_at = time.monotonic()
+        peer_progress, output_ended, exited_at, output_at = self._peer_progress, False, 0.0, 0.0
         while True:
             with contextlib.suppress(queue.Empty):
-                batch = batches.get(timeout=POLL)
-                over = over or batch is None
-                self._read(batch or [])
-                heard = time.monotonic()
+                batch = batches.get(timeout=OUTPUT_POLL_SECONDS)
+                output_ended = output_ended or batch is None
+                self._read_batch(batch or [])
+                output_at = time.monotonic()
             now = time.monotonic()
-            if not exited and process.poll() is not None:
-                exited, self._kill_at = now, min(self._kill_at, now + DRAIN)
-            if exited and (over or now - max(exited, heard) > DRAIN):
+            if not exited_at and process.poll() is not None:
+                exited_at, self._kill_at = now, min(self._kill_at, now + DRAIN_SECONDS)
+            if exited_at and (output_ended or now - max(exited_at, output_at) > DRAIN_SECONDS):
                 return
-            waits = exited or not (self._met or self._here)
-            if waits or self._elsewhere != seen or (self._blind and self.watch.iteration is None):
-                self._moved, seen = now, self._elsewhere
-            self._stop(process)
-            self._end_what_must_not_go_on(process, now)
+            is_waiting = exited_at or not (self._ranks_started_at or self._all_nodes_started)
+            if (
+                is_waiting
+                or self._peer_progress != peer_progress
+                or (self._records_unavailable and self.monitor.iteration is None)
+            ):
+                self._progress_at, peer_progress = now, self._peer_progress
+            self._forward_signals(process)
+            self._abort_if_necessary(process, now)
 
-    def _read(self, batch: list[bytes]) -> None:
+    def _read_batch(self, batch: list[bytes]) -> None:
         for line in batch:
             text = line.decode(errors="replace")
-            alive, said = self.watch.read(text)
-            pass_on("".join([text, *(f"tokenmill: {words}\n" for words in said)]))
-            if alive:
-                self._moved, self._met = time.monotonic(), self._met or time.time()
+            shows_progress, messages = self.monitor.read_line(text)
+            write("".join([text, *(f"tokenmill: {message}\n" for message in messages)]))
+            if shows_progress:
+                self._progress_at, self._ranks_started_at = time.monotonic(), self._ranks_started_at or time.time()
         flush()
 
-    def _stop(self, process: "subprocess.Popen[bytes]") -> None:
-        """Pass on what was asked for: that the ranks save and end, or, at a second Ctrl-C, that they end."""
-        asked = self.signals.asked
-        if asked and not self._stopping:
+    def _forward_signals(self, process: "subprocess.Popen[bytes]") -> None:
+        """Let the ranks save and end after the first signal, and kill them after a second Ctrl-C."""
+        received = self.signals.received
+        if received and not self._stopping:
             self._stopping = True
-            say(f"{signal.Signals(asked[0]).name}: the ranks save and end")
-            if not signal_ranks(process.pid, signal.SIGTERM) or not self._met:
+            log(f"received {signal.Signals(received[0]).name}: the ranks save and end")
+            if not signal_ranks(process.pid, signal.SIGTERM) or not self._ranks_started_at:
                 process.terminate()
-        if asked.count(signal.SIGINT) > 1:  # SIGTERM twice is no hurry: engines repeat it, and a save may be under way
-            say("asked twice: they end now")
-            kill_all(KILL)
-            asked.remove(signal.SIGINT)
+        # A second SIGTERM does not kill: engines repeat SIGTERM, and a save may be in progress.
+        if received.count(signal.SIGINT) > 1:
+            log("received SIGINT twice: killing the ranks")
+            kill_descendants(KILL_TIMEOUT_SECONDS)
+            received.remove(signal.SIGINT)
 
-    def _end_what_must_not_go_on(self, process: "subprocess.Popen[bytes]", now: float) -> None:
-        self._ended = self._ended or self.watch.astray
-        if now > self._kill_at or (self._ended and self._kill_at == float("inf")):
-            self._kill_at = now + KILL
-            kill_all(KILL)
-        allowed = self._allowed()
-        if self._ended or now - self._moved <= allowed:
+    def _abort_if_necessary(self, process: "subprocess.Popen[bytes]", now: float) -> None:
+        """Kill a run that must not continue; let a run that hangs dump its stacks first."""
+        self._abort_reason = self._abort_reason or self.monitor.abort_reason
+        if now > self._kill_at or (self._abort_reason and self._kill_at == float("inf")):
+            self._kill_at = now + KILL_TIMEOUT_SECONDS
+            kill_descendants(KILL_TIMEOUT_SECONDS)
+        timeout = self._hang_timeout()
+        if self._abort_reason or now - self._progress_at <= timeout:
             return
-        self._ended = f"it hung: no sign of life for {allowed / 60:.3g} minutes"
-        if not self._met:
-            self._ended = f"all nodes are here, and did not meet for {allowed / 60:.3g} minutes: look at their network"
-        self._kill_at = now + STACKS
-        say(f"no iteration for {allowed / 60:.3g} minutes: the stacks of all ranks, then the end")
-        threading.Thread(target=dump_stacks, args=(process.pid, STACKS), daemon=True).start()
+        self._abort_reason = f"the run hangs: no progress for {timeout / 60:.3g} minutes"
+        if not self._ranks_started_at:
+            self._abort_reason = (
+                f"all nodes have started, but their ranks did not connect for {timeout / 60:.3g} minutes (check the "
+                "network between them)"
+            )
+        self._kill_at = now + STACK_DUMP_SECONDS
+        log(f"no progress for {timeout / 60:.3g} minutes: printing the stacks of all ranks, then ending the run")
+        threading.Thread(target=dump_stacks, args=(process.pid, STACK_DUMP_SECONDS), daemon=True).start()
 
-    def _allowed(self) -> float:
-        if not self._met:
-            return self.patience.meeting
-        signs = self._signs()
-        if any(each.saving for each in signs) or all(each.iteration is None for each in signs):
-            return max(self.patience.start, self.patience.iteration)
-        return self.patience.iteration + max(each.quiet for each in signs)
+    def _hang_timeout(self) -> float:
+        if not self._ranks_started_at:
+            return self.timeouts.rendezvous
+        reports = self._all_progress()
+        if any(report.saving for report in reports) or all(report.iteration is None for report in reports):
+            return max(self.timeouts.start, self.timeouts.iteration)
+        return self.timeouts.iteration + max(report.report_interval_seconds for report in reports)
 
-    def _signs(self) -> list[TrainingProgress]:
-        return [self.watch.signs, *([self._elsewhere] if self._elsewhere else [])]
+    def _all_progress(self) -> list[TrainingProgress]:
+        return [self.monitor.progress, *([self._peer_progress] if self._peer_progress else [])]

@@ -1,40 +1,51 @@
-"""How an attempt ended: done, in vain for good, or worth another start."""
+"""The verdict on an attempt: target reached, permanent failure, or another attempt."""
 
 from tokenmill.training.runtime.attempts import Attempt
 from tokenmill.training.runtime.log_monitor import LogMonitor
 from tokenmill.training.runtime.supervisor import LauncherExit
 
 
-def judge(target: int, end: LauncherExit, watch: LogMonitor, attempt: Attempt, *, retried: bool) -> tuple[int, str]:
-    """Say how an attempt ended: 0, 2 or 143, and why; `retried` once these settings came to their training loop."""
-    reached = attempt.saved or 0
-    where = f"iteration {reached:,} of {target:,} is saved"
-    if reached >= target:
-        return 0, f"done: {where}{after(end)}"
-    again = "the next start goes on from there"
-    if end.stopped:
-        return 143, f"stopped by a signal: {where}; {again}"
-    if end.ended:
-        return 143, f"{end.ended}: {where}; {again}"
-    fresh = not (attempt.iterated or retried or attempt.began_at)
-    how = f"the trainer ended with {ending(end)}"
-    if end.code == 0 and not fresh:
-        return 143, f"the trainer ended with 0 before its target: {where}; {again}"
-    cause = f": {watch.cause}" if watch.cause else ""
-    lasting = watch.lasting and not retried and not end.iterated
-    if end.code == 0 or (end.code > 0 and not watch.passing and (fresh or lasting)):
+def decide_verdict(
+    target: int, launcher_exit: LauncherExit, monitor: LogMonitor, attempt: Attempt, *, retried: bool
+) -> tuple[int, str]:
+    """Return exit code 0, 2 or 143, and the reason.
+
+    `retried` means that an earlier attempt with these settings has reached its training loop.
+    """
+    saved = attempt.saved or 0
+    state = f"iteration {saved:,} of {target:,} is saved"
+    if saved >= target:
+        return 0, f"completed: {state}{describe_late_failure(launcher_exit)}"
+    remedy = "start the run again to resume from there (an engine does so by itself)"
+    if launcher_exit.stopped:
+        return 143, f"stopped by a signal: {state}; {remedy}"
+    if launcher_exit.abort_reason:
+        return 143, f"{launcher_exit.abort_reason}: {state}; {remedy}"
+    never_trained = not (attempt.iterated or retried or attempt.began_at)
+    failure = f"the trainer ended with {describe_exit(launcher_exit)}"
+    if launcher_exit.exit_code == 0 and not never_trained:
+        return 143, f"the trainer ended with exit code 0 before its target: {state}; {remedy}"
+    cause = f": {monitor.cause}" if monitor.cause else ""
+    is_permanent = monitor.is_permanent and not retried and not launcher_exit.has_iterated
+    if launcher_exit.exit_code == 0 or (
+        launcher_exit.exit_code > 0 and not monitor.is_transient and (never_trained or is_permanent)
+    ):
         return 2, (
-            f"{how} before its first iteration{cause}; no retry can help: mend the settings, the image or the data, "
-            "and start it again"
+            f"{failure} before its first iteration{cause}; a retry cannot help: correct the settings, the image or the "
+            "data, and start the run again"
         )
-    return 143, f"{how}{cause}; {where}; {again}"
+    return 143, f"{failure}{cause}; {state}; {remedy}"
 
 
-def after(end: LauncherExit) -> str:
-    """Return what to add about a trainer that failed once its work was done."""
-    return "" if end.code == 0 else f"; the trainer then ended with {ending(end)}, which changes nothing"
+def describe_late_failure(launcher_exit: LauncherExit) -> str:
+    """Return a note about a trainer that failed after the target was saved, empty if it did not fail."""
+    if launcher_exit.exit_code == 0:
+        return ""
+    return f"; the trainer then ended with {describe_exit(launcher_exit)}, which does not change the result"
 
 
-def ending(end: LauncherExit) -> str:
-    """Return how a launcher ended: its exit code, or the signal that ended it."""
-    return f"signal {-end.code}" if end.code < 0 else f"exit code {end.code}"
+def describe_exit(launcher_exit: LauncherExit) -> str:
+    """Return the exit code of a launcher, or the signal that ended it."""
+    return (
+        f"signal {-launcher_exit.exit_code}" if launcher_exit.exit_code < 0 else f"exit code {launcher_exit.exit_code}"
+    )

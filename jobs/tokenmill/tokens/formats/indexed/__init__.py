@@ -1,4 +1,4 @@
-"""Megatron-LM's indexed dataset: a pair of `.bin` and `.idx` for each key of a unit.
+"""Megatron-LM's indexed dataset as an output format: a `.bin` and an `.idx` file for each key of a unit.
 
 `writer` describes the layout and writes it, `reader` maps it, `check` checks it as Megatron-LM will read it.
 """
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from tokenmill.tokens.formats.indexed.writer import IndexedWriter
 
 
-class _Pair:
-    """One key's pair: the .bin being written, and the .idx being built beside it."""
+class _PairWriter:
+    """Writes the pair of one key: the .bin file, and the parts of the .idx file."""
 
     def __init__(self, destination: Destination, output: "OutputFile", writer: "IndexedWriter") -> None:
         self._destination = destination
@@ -40,62 +40,62 @@ class _Pair:
     def add(self, ids: "Array", lengths: "Array", sequences_per_document: "Array | None") -> None:
         self._writer.add(ids, lengths, sequences_per_document)
 
-    def mark(self) -> State:
+    def save_state(self) -> State:
         self._bin.sync()
-        return self._writer.mark().to_json()
+        return self._writer.save_state().to_json()
 
     def finish(self, parts: "list[Part]") -> None:
-        """Write the index; a pair without tokens is recorded as empty, since Megatron-LM cannot map it."""
-        to, writer = self._destination, self._writer
+        """Write the index; record a pair without tokens as empty, because Megatron-LM cannot map it."""
+        destination, writer = self._destination, self._writer
         if writer.tokens == 0:
-            to.workspace.drop(self._bin)
-            to.workspace.empty.append(EmptyPair(to.key, to.prefix, writer.documents))
+            destination.workspace.drop(self._bin)
+            destination.workspace.empty.append(EmptyPair(destination.key, destination.prefix, writer.documents))
             writer.discard()
             return
         self._bin.describe(
             role="bin",
-            key=to.key,
-            prefix=to.prefix,
+            key=destination.key,
+            prefix=destination.prefix,
             documents=writer.documents,
             sequences=writer.sequences,
             tokens=writer.tokens,
             parts=parts,
         )
         writer.write_header()
-        index = to.open("idx", keep=writer.index_bytes)
-        index.describe(role="idx", key=to.key, prefix=to.prefix)
+        index = destination.open("idx", keep=writer.index_bytes)
+        index.describe(role="idx", key=destination.key, prefix=destination.prefix)
         writer.write_rest(index)
         writer.close()
 
 
-class _Indexed:
+class _IndexedFormat:
     name = "indexed"
     suffixes = ("bin", "idx")
 
-    def begin(self, destination: Destination) -> Writer:
+    def start(self, destination: Destination) -> Writer:
         from tokenmill.tokens.formats.indexed.writer import IndexedWriter
 
         output = destination.open("bin", read_soon=False)
-        return _Pair(destination, output, IndexedWriter(output, destination.path("idx"), destination.dtype))
+        return _PairWriter(destination, output, IndexedWriter(output, destination.path("idx"), destination.dtype))
 
-    def holds(self, destination: Destination, state: State) -> bool:
+    def can_resume(self, destination: Destination, state: State) -> bool:
         from tokenmill.tokens.formats.indexed.writer import CODES, HEADER, WriterState
 
-        mark = WriterState.of_json(state)
+        saved = WriterState.from_json(state)
         index = destination.path("idx").name
         return (
-            mark.dtype_code == CODES[destination.dtype]
-            and destination.has(destination.path("bin").name, mark.bin_bytes)
-            and destination.has(index, HEADER.size + 4 * mark.sequences)
-            and destination.has(f"{index}.documents", 8 * (mark.documents - mark.even))
+            saved.dtype_code == CODES[destination.dtype]
+            and destination.has(destination.path("bin").name, saved.bin_bytes)
+            and destination.has(index, HEADER.size + 4 * saved.sequences)
+            and destination.has(f"{index}.documents", 8 * (saved.documents - saved.even))
         )
 
     def resume(self, destination: Destination, state: State) -> Writer:
         from tokenmill.tokens.formats.indexed.writer import IndexedWriter, WriterState
 
-        mark = WriterState.of_json(state)
-        output = destination.open("bin", keep=mark.bin_bytes, read_soon=False)
-        return _Pair(destination, output, IndexedWriter.resume(mark, output, destination.path("idx")))
+        saved = WriterState.from_json(state)
+        output = destination.open("bin", keep=saved.bin_bytes, read_soon=False)
+        return _PairWriter(destination, output, IndexedWriter.resume(saved, output, destination.path("idx")))
 
     def check(
         self,
@@ -105,15 +105,17 @@ class _Indexed:
         vocab_size: int | None,
         eod: int | None,
         full: bool,
-        foreign: str | None,
+        foreign_remedy: str | None,
     ) -> list[Problem]:
         from tokenmill.tokens.formats.indexed.check import check_pair
 
         expected: dict[str, int | str] = {}
         for suffix, entry in files.items():
             expected |= {f"{suffix}_bytes": entry.bytes, f"{suffix}_xxh3": entry.xxh3_128}
-        return check_pair(prefix, vocab_size=vocab_size, eod=eod, expected=expected, full=full, foreign=foreign)
+        return check_pair(
+            prefix, vocab_size=vocab_size, eod=eod, expected=expected, full=full, foreign_remedy=foreign_remedy
+        )
 
 
-FORMAT: Format = _Indexed()
+FORMAT: Format = _IndexedFormat()
 """The indexed dataset as an output format."""

@@ -1,8 +1,7 @@
-"""Check a pair as Megatron-LM will read it.
+"""Check a pair as Megatron-LM will read it, for `tokenmill verify`, `tokenmill adopt` and before training.
 
-Stands behind `tokenmill verify` and before training. Streams the `.bin` and maps the `.idx` (12 bytes a
-sequence, the kernel's to take back), so that memory does not grow with them; says everything that is wrong,
-each kind once, with its first place.
+The check reads the `.bin` as a stream and maps the `.idx` (12 bytes for each sequence, which the kernel can page out),
+so its memory does not grow with the files. It reports every kind of problem once, with the first place.
 """
 
 from bisect import bisect_right
@@ -26,17 +25,17 @@ from tokenmill.tokens.formats.indexed.reader import (
 )
 
 CHUNK = 1 << 20
-"""Entries of an index that are looked at together."""
+"""Index entries that are checked at a time."""
 
 BLOCK = 8 << 20
-"""Bytes of a file in memory at once; a multiple of every dtype's size."""
+"""Bytes of a file in memory at a time; a multiple of the size of every dtype."""
 
 
 @dataclass(frozen=True)
 class Examination:
-    """What is wrong with a pair, its index where that can be mapped, and its files' xxh3-128 by suffix.
+    """The problems of a pair, its index if that can be mapped, and the xxh3-128 of its files by suffix.
 
-    The hashes are hexadecimal, and only those of files that were read whole.
+    The hashes are hexadecimal; only files that were read completely have one.
     """
 
     problems: list[Problem]
@@ -51,27 +50,29 @@ def check_pair(
     eod: int | None = None,
     expected: Mapping[str, Any] | None = None,
     full: bool = True,
-    foreign: str | None = None,
+    foreign_remedy: str | None = None,
 ) -> list[Problem]:
-    """Find what is wrong with `<prefix>.bin` and `<prefix>.idx`; an empty list is a sound pair.
+    """Return the problems of `<prefix>.bin` and `<prefix>.idx`; a valid pair has none.
 
-    `expected` is what a receipt says: any of `bin_bytes`, `idx_bytes`, `bin_xxh3`, `idx_xxh3` (128 bits,
+    `expected` holds values of a receipt: any of `bin_bytes`, `idx_bytes`, `bin_xxh3`, `idx_xxh3` (128 bits,
     hexadecimal). `examine` explains the other arguments.
     """
     expected = expected or {}
     problems: list[Problem] = []
-    remake = foreign or REMAKE
-    for key in ("bin", "idx"):
-        path = Path(f"{prefix}.{key}")
-        if path.is_file() and expected.get(f"{key}_bytes", path.stat().st_size) != path.stat().st_size:
-            what = f"{path.stat().st_size:,} bytes, its receipt says {expected[f'{key}_bytes']:,}"
-            problems.append(Problem(path, what, remake))
-    examination = examine(prefix, vocab_size=vocab_size, eod=eod, full=full, foreign=foreign)
+    remedy = foreign_remedy or REMAKE
+    for suffix in ("bin", "idx"):
+        path = Path(f"{prefix}.{suffix}")
+        if path.is_file() and expected.get(f"{suffix}_bytes", path.stat().st_size) != path.stat().st_size:
+            description = f"it has {path.stat().st_size:,} bytes, but its receipt has {expected[f'{suffix}_bytes']:,}"
+            problems.append(Problem(path, description, remedy))
+    examination = examine(prefix, vocab_size=vocab_size, eod=eod, full=full, foreign_remedy=foreign_remedy)
     problems += examination.problems
-    for key, digest in examination.hashes.items():
-        if (recorded := expected.get(f"{key}_xxh3", digest)) != digest:
-            what = f"its content changed after it was written: xxh3-128 {digest}, receipt {recorded}"
-            problems.append(Problem(Path(f"{prefix}.{key}"), what, remake))
+    for suffix, digest in examination.hashes.items():
+        if (recorded := expected.get(f"{suffix}_xxh3", digest)) != digest:
+            description = (
+                f"its content changed after it was written: its xxh3-128 is {digest}, its receipt has {recorded}"
+            )
+            problems.append(Problem(Path(f"{prefix}.{suffix}"), description, remedy))
     return problems
 
 
@@ -81,21 +82,21 @@ def examine(
     vocab_size: int | None = None,
     eod: int | None = None,
     full: bool = True,
-    foreign: str | None = None,
-    blocks: Callable[[Path], Iterable[bytes]] | None = None,
-    beat: Callable[[], None] = lambda: None,
+    foreign_remedy: str | None = None,
+    read_blocks: Callable[[Path], Iterable[bytes]] | None = None,
+    heartbeat: Callable[[], None] = lambda: None,
 ) -> Examination:
-    """Look at a pair alone, without what a receipt says of it.
+    """Examine a pair without its receipt.
 
-    `vocab_size` is the tokenizer's number of entries, for dtype and range; `eod` the id that ends every
-    document with tokens (None: none is expected). `full` false leaves out what needs the files' whole
-    content: structure and sizes are still checked, ids, EOD and hashes are not. `foreign` is the remedy for a
-    pair that another tool made: its ids may have any integer dtype that holds the vocabulary. `blocks` yields
-    a file's bytes, BLOCK at a time; `beat` is called before each CHUNK of the index.
+    `vocab_size` is the number of entries of the tokenizer, for the dtype and the range of the ids. `eod` is the id that
+    ends every document with tokens (None: no id is required). If `full` is false, only the structure and the sizes are
+    checked, not the ids, EOD and hashes, which need the files' complete content. `foreign_remedy` is the remedy for a
+    pair that another tool made: its ids may have any integer dtype that holds the vocabulary. `read_blocks` yields the
+    bytes of a file, BLOCK at a time. `heartbeat` is called before each CHUNK of the index.
     """
     bin_path, idx_path = Path(f"{prefix}.bin"), Path(f"{prefix}.idx")
-    remake = foreign or REMAKE
-    problems = [Problem(path, "missing", remake) for path in (bin_path, idx_path) if not path.is_file()]
+    remedy = foreign_remedy or REMAKE
+    problems = [Problem(path, "missing", remedy) for path in (bin_path, idx_path) if not path.is_file()]
     if problems:
         return Examination(problems, None, {})
     index = None
@@ -103,94 +104,97 @@ def examine(
     try:
         index = open_index(idx_path)
     except DamagedPair as error:
-        structure.append(Problem(error.path, error.what, remake))
+        structure.append(Problem(error.path, error.description, remedy))
     if index is not None:
-        problems += _check_dtype(idx_path, index, vocab_size, foreign)
-        structure += (Problem(idx_path, what, remake) for what in _structure(index, beat))
+        problems += _check_dtype(idx_path, index, vocab_size, foreign_remedy)
+        structure += (Problem(idx_path, description, remedy) for description in _check_structure(index, heartbeat))
         size = bin_path.stat().st_size
         if size != index.bin_bytes:
-            what = f"{size:,} bytes, where {idx_path.name} ends at {index.bin_bytes:,}"
-            structure.append(Problem(bin_path, what, remake))
+            description = f"it has {size:,} bytes, but {idx_path.name} requires {index.bin_bytes:,}"
+            structure.append(Problem(bin_path, description, remedy))
     problems += structure
     if not full:
         return Examination(problems, index, {})
-    # Ids can be told apart, and found again, only where the index can be trusted.
-    trusted = index if index is not None and not structure and index.dtype.kind != "f" else None
-    content = _Content(bin_path, trusted, vocab_size, eod)
+    # The ids can be read and located only with a valid index.
+    valid_index = index if index is not None and not structure and index.dtype.kind != "f" else None
+    content = _ContentCheck(bin_path, valid_index, vocab_size, eod)
     digests = {"bin": xxhash.xxh3_128(), "idx": xxhash.xxh3_128()}
-    blocks = blocks or _blocks
-    for data in blocks(bin_path):
+    read_blocks = read_blocks or _read_blocks
+    for data in read_blocks(bin_path):
         digests["bin"].update(data)
-        content.take(data)
-    for data in blocks(idx_path):
+        content.add(data)
+    for data in read_blocks(idx_path):
         digests["idx"].update(data)
-    problems += content.problems(foreign)
-    return Examination(problems, index, {key: digest.hexdigest() for key, digest in digests.items()})
+    problems += content.problems(foreign_remedy)
+    return Examination(problems, index, {suffix: digest.hexdigest() for suffix, digest in digests.items()})
 
 
-def _check_dtype(path: Path, index: Index, vocab_size: int | None, foreign: str | None) -> list[Problem]:
-    ids = f"ids are {index.dtype.name} (code {dtype_code(index.dtype)})"
-    remedy = "name the tokenizer the pair was made with, or make it again with this one"
+def _check_dtype(path: Path, index: Index, vocab_size: int | None, foreign_remedy: str | None) -> list[Problem]:
+    ids = f"its ids are {index.dtype.name} (code {dtype_code(index.dtype)})"
+    remedy = "specify the tokenizer that made the pair, or make the pair again with this one"
     if index.dtype.kind == "f":
-        return [Problem(path, f"{ids}, and token ids are integers", foreign or REMAKE)]
+        return [Problem(path, f"{ids}, but token ids must be integers", foreign_remedy or REMAKE)]
     if vocab_size is None:
         return []
-    if foreign:
-        largest = int(np.iinfo(index.dtype).max)
-        if largest >= vocab_size - 1:
+    if foreign_remedy:
+        maximum = int(np.iinfo(index.dtype).max)
+        if maximum >= vocab_size - 1:
             return []
-        what = (
-            f"{ids}, which hold at most {largest:,}, but the tokenizer has {vocab_size:,} vocabulary entries: it did "
-            "not make them, or larger ids were cut off"
+        description = (
+            f"{ids}, which hold at most {maximum:,}, but the tokenizer has {vocab_size:,} vocabulary entries: another "
+            "tokenizer made the pair, or larger ids were truncated"
         )
-        return [Problem(path, what, remedy)]
-    wanted = dtype_for(vocab_size)
-    if index.dtype == wanted:
+        return [Problem(path, description, remedy)]
+    expected = dtype_for(vocab_size)
+    if index.dtype == expected:
         return []
-    what = f"{ids}, but {vocab_size:,} vocabulary entries go with {wanted.name} (code {dtype_code(wanted)})"
-    return [Problem(path, what, remedy)]
+    description = f"{ids}, but {vocab_size:,} vocabulary entries need {expected.name} (code {dtype_code(expected)})"
+    return [Problem(path, description, remedy)]
 
 
-def _structure(index: Index, beat: Callable[[], None]) -> list[str]:
-    """Say what is wrong with lengths, pointers and document indices: the first place of each kind."""
-    found: dict[str, str] = {}
+def _check_structure(index: Index, heartbeat: Callable[[], None]) -> list[str]:
+    """Return the problems of lengths, pointers and document indices: the first place of each kind."""
+    problems: dict[str, str] = {}
     end = 0
-    for at in range(0, len(index.lengths), CHUNK):
-        beat()
-        lengths, pointers = index.lengths[at : at + CHUNK], index.pointers[at : at + CHUNK]
+    for first in range(0, len(index.lengths), CHUNK):
+        heartbeat()
+        lengths, pointers = index.lengths[first : first + CHUNK], index.pointers[first : first + CHUNK]
         if (bad := lengths <= 0).any():
             i = int(bad.argmax())
-            found.setdefault("length", f"sequence {at + i} has the length {lengths[i]}; 1 is the least")
+            problems.setdefault("length", f"sequence {first + i} has the length {lengths[i]}; the minimum is 1")
         ends = end + np.cumsum(lengths, dtype=np.int64) * index.dtype.itemsize
-        wanted = np.concatenate(([end], ends[:-1]))
-        if (bad := pointers != wanted).any():
+        expected = np.concatenate(([end], ends[:-1]))
+        if (bad := pointers != expected).any():
             i = int(bad.argmax())
-            found.setdefault(
+            problems.setdefault(
                 "pointer",
-                f"the pointer of sequence {at + i} is {pointers[i]:,}, where the lengths before it make {wanted[i]:,}",
+                f"the pointer of sequence {first + i} is {pointers[i]:,}, but the lengths before it add up to "
+                f"{expected[i]:,}",
             )
-        # The neighbour before the chunk belongs to its first comparison.
-        if (bad := np.diff(index.pointers[max(at - 1, 0) : at + CHUNK]) < 0).any():
-            i = max(at - 1, 0) + int(bad.argmax()) + 1
-            found.setdefault("decreasing", f"pointers decrease at sequence {i}")
+        # The first comparison includes the last pointer of the previous chunk.
+        if (bad := np.diff(index.pointers[max(first - 1, 0) : first + CHUNK]) < 0).any():
+            i = max(first - 1, 0) + int(bad.argmax()) + 1
+            problems.setdefault("decreasing", f"pointers decrease at sequence {i}")
         end = int(ends[-1])
     documents = index.document_indices
     if documents[0] != 0:
-        found["start"] = f"document indices start at {documents[0]} instead of 0"
-    for at in range(0, len(documents), CHUNK):
-        beat()
-        if (bad := np.diff(documents[at : at + CHUNK + 1]) < 0).any():
-            found.setdefault("documents", f"document indices decrease at document {at + int(bad.argmax())}")
+        problems["start"] = f"document indices start at {documents[0]} instead of 0"
+    for first in range(0, len(documents), CHUNK):
+        heartbeat()
+        if (bad := np.diff(documents[first : first + CHUNK + 1]) < 0).any():
+            problems.setdefault("documents", f"document indices decrease at document {first + int(bad.argmax())}")
     if documents[-1] != len(index.lengths):
-        found["end"] = f"document indices end at {documents[-1]}, not at the number of sequences, {len(index.lengths)}"
-    return list(found.values())
+        problems["end"] = (
+            f"document indices end at {documents[-1]}, not at the number of sequences, {len(index.lengths)}"
+        )
+    return list(problems.values())
 
 
-class _Content:
-    """What a `.bin` holds, block by block: the range of the ids, and EOD at every document's end."""
+class _ContentCheck:
+    """Checks a `.bin` block by block: the range of the ids, and EOD at the end of every document."""
 
     def __init__(self, path: Path, index: Index | None, vocab_size: int | None, eod: int | None) -> None:
-        """Begin a file; without an index its blocks are not looked at."""
+        """Start the check of a file; without an index, its blocks are not checked."""
         self._path = path
         self._index = index
         self._limit = 2**31 if vocab_size is None else vocab_size
@@ -199,10 +203,10 @@ class _Content:
         self._pending = np.empty(0, dtype=np.int64)
         self._start = 0
         self._outside = self._unended = 0
-        self._first_outside = self._first_unended = (0, 0)  # token's position in the file, its id
+        self._first_outside = self._first_unended = (0, 0)  # the token's position in the file, its id
 
-    def take(self, data: bytes) -> None:
-        """Look at the next block."""
+    def add(self, data: bytes) -> None:
+        """Check the next block."""
         if self._index is None:
             return
         ids, start = np.frombuffer(data, dtype=self._index.dtype), self._start
@@ -214,17 +218,17 @@ class _Content:
         end = start + len(ids)
         while (not self._pending.size or self._pending[-1] < end) and (more := next(self._ends, None)) is not None:
             self._pending = np.concatenate((self._pending, more))
-        here = int(np.searchsorted(self._pending, end))
-        places, self._pending = self._pending[:here], self._pending[here:]
-        last = ids[places - start]
+        count = int(np.searchsorted(self._pending, end))
+        positions, self._pending = self._pending[:count], self._pending[count:]
+        last = ids[positions - start]
         if (bad := last != self._eod).any():
             if not self._unended:
-                self._first_unended = (int(places[bad.argmax()]), int(last[bad.argmax()]))
+                self._first_unended = (int(positions[bad.argmax()]), int(last[bad.argmax()]))
             self._unended += int(bad.sum())
         self._start = end
 
-    def problems(self, foreign: str | None) -> Iterator[Problem]:
-        """Yield what was wrong with the blocks, each kind once."""
+    def problems(self, foreign_remedy: str | None) -> Iterator[Problem]:
+        """Yield the problems of all blocks, each kind once."""
         if self._index is not None and self._outside:
             position, token = self._first_outside
             document, offset = _locate(self._index, position)
@@ -232,29 +236,29 @@ class _Content:
                 self._path,
                 f"token {offset} of document {document} has the id {token}, outside 0..{self._limit - 1}; "
                 f"{self._outside:,} ids in all are outside the vocabulary",
-                f"it was made with another tokenizer, or {foreign or REMAKE}",
+                f"specify the tokenizer that made the pair; otherwise {foreign_remedy or REMAKE}",
             )
         if self._index is not None and self._unended:
             position, token = self._first_unended
-            how = "adopt it with --no-append-eod" if foreign else "make it again with --append-eod"
+            remedy = "adopt it with --no-append-eod" if foreign_remedy else "make it again with --append-eod"
             yield Problem(
                 self._path,
                 f"document {_locate(self._index, position)[0]} ends with token id {token} instead of EOD {self._eod}, "
                 f"as do {self._unended:,} documents in all without EOD",
-                f"name the EOD the pair was made with, or {how}",
+                f"specify the pair's own EOD with --eod-token, or {remedy}",
             )
 
 
 def _document_ends(index: Index) -> Iterator[Array]:
-    """Yield where each document's last token stands, in tokens from the file's beginning, CHUNK at a time."""
-    for at in range(0, len(index.document_indices) - 1, CHUNK):
-        documents = index.document_indices[at : at + CHUNK + 1]
+    """Yield the position of each document's last token, in tokens from the file's start, CHUNK at a time."""
+    for first in range(0, len(index.document_indices) - 1, CHUNK):
+        documents = index.document_indices[first : first + CHUNK + 1]
         last = documents[1:][np.diff(documents) > 0] - 1
         yield index.pointers[last] // index.dtype.itemsize + index.lengths[last] - 1
 
 
 def _locate(index: Index, position: int) -> tuple[int, int]:
-    """Turn a token's position in the file into its document and its offset there."""
+    """Return the document of the token at a position of the file, and the token's offset in the document."""
     # numpy's own search would first copy the array, which is not aligned in the file.
     sequence = bisect_right(index.pointers, position * index.dtype.itemsize) - 1
     document = bisect_right(index.document_indices, sequence) - 1
@@ -262,7 +266,7 @@ def _locate(index: Index, position: int) -> tuple[int, int]:
     return document, position - start
 
 
-def _blocks(path: Path) -> Iterator[bytes]:
+def _read_blocks(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
         while block := file.read(BLOCK):
             yield block

@@ -1,6 +1,6 @@
-"""Megatron-LM's indexed dataset, mapped for reading: a pair as verify, inspect and training open it.
+"""Map a pair of Megatron-LM's indexed dataset for reading, as verify, inspect and training open it.
 
-`writer` gives its layout.
+`writer` describes the layout.
 """
 
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.errors import WITH_HASHES, InputError
+from tokenmill.errors import VERIFY_HASHES_OPTION, InputError
 from tokenmill.tokens.formats.indexed.writer import CODES, HEADER, MAGIC, VERSION
 
 Array = npt.NDArray[Any]
@@ -18,38 +18,38 @@ DTYPES: dict[int, np.dtype[Any]] = {code: np.dtype(name).newbyteorder("<") for n
 """Dtypes of the ids by their code in the `.idx`."""
 
 REMAKE = (
-    f"the pair is damaged or not ours; run the same tokenmill preprocess again with {WITH_HASHES}, which makes only "
-    "what is damaged"
+    "the pair is damaged, or tokenmill did not make it; run the same tokenmill preprocess again with "
+    f"{VERIFY_HASHES_OPTION}, which makes only the damaged files again"
 )
 
 
 class DamagedPair(InputError):
-    """A `.bin` or `.idx` that Megatron-LM could not read, or would read wrongly."""
+    """A `.bin` or `.idx` file that Megatron-LM would fail to read, or would read incorrectly."""
 
-    def __init__(self, path: Path, what: str) -> None:
-        super().__init__(f"{path}: {what}; {REMAKE}")
+    def __init__(self, path: Path, description: str) -> None:
+        super().__init__(f"{path}: {description}; {REMAKE}")
         self.path = path
-        self.what = what
+        self.description = description
 
 
 def dtype_for(vocab_size: int) -> np.dtype[Any]:
-    """Choose the ids' dtype as Megatron-LM does: uint16 below 65,500 vocabulary entries, else int32."""
+    """Return the ids' dtype that Megatron-LM chooses: uint16 below 65,500 vocabulary entries, otherwise int32."""
     return DTYPES[8] if vocab_size < 65_500 else DTYPES[4]
 
 
 def dtype_code(dtype: npt.DTypeLike) -> int:
-    """Look up a dtype's code; a dtype without one is the caller's mistake (ValueError)."""
-    wanted = np.dtype(dtype)
+    """Return a dtype's code; raise ValueError, for an error of the caller, if it has none."""
+    requested = np.dtype(dtype)
     for code, known in DTYPES.items():
-        if known == wanted:
+        if known == requested:
             return code
-    raise ValueError(f"the indexed dataset has no code for dtype {wanted}")
+    raise ValueError(f"the indexed dataset has no code for dtype {requested}")
 
 
 class Index(NamedTuple):
     """An `.idx` mapped read-only: the arrays are views of the file.
 
-    `modes` has an int8 for each sequence in the pairs of multimodal datasets, and is empty in others.
+    `modes` has an int8 for each sequence in the pairs of multimodal datasets, and is empty in other pairs.
     """
 
     dtype: np.dtype[Any]
@@ -60,14 +60,14 @@ class Index(NamedTuple):
 
     @property
     def bin_bytes(self) -> int:
-        """Where the last sequence ends: the size the `.bin` must have."""
+        """The end of the last sequence in bytes, which is the required size of the `.bin`."""
         if not self.lengths.size:
             return 0
         return int(self.pointers[-1]) + int(self.lengths[-1]) * self.dtype.itemsize
 
 
 def open_index(path: Path) -> Index:
-    """Map an `.idx`, checking its header and that its size agrees with its counts; else DamagedPair."""
+    """Map an `.idx`; raise DamagedPair if its header is invalid or its size does not match its counts."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -75,38 +75,39 @@ def open_index(path: Path) -> Index:
     except FileNotFoundError:
         raise DamagedPair(path, "missing") from None
     if not header.startswith(MAGIC):
-        raise DamagedPair(path, f"not an indexed dataset: begins with {header[:9]!r} instead of {MAGIC!r}")
+        raise DamagedPair(path, f"not an indexed dataset: it begins with {header[:9]!r} instead of {MAGIC!r}")
     if len(header) < HEADER.size:
-        raise DamagedPair(path, f"ends after {size} bytes, inside its {HEADER.size}-byte header")
+        raise DamagedPair(path, f"it ends after {size} bytes, inside its {HEADER.size}-byte header")
     _, version, code, sequences, entries = HEADER.unpack(header)
     if version != VERSION:
-        raise DamagedPair(path, f"version {version} at offset 9; Megatron-LM reads version {VERSION}")
+        raise DamagedPair(path, f"version {version} at offset 9, but Megatron-LM reads version {VERSION}")
     if code not in DTYPES:
-        raise DamagedPair(path, f"dtype code {code} at offset 17 does not exist")
+        raise DamagedPair(path, f"unknown dtype code {code} at offset 17")
     expected = HEADER.size + 12 * sequences + 8 * entries
-    # The modes have no flag in the header. Megatron-LM reads them for multimodal datasets alone, and ignores them else.
+    # The header has no flag for the modes. Megatron-LM reads them only for multimodal datasets, and ignores them in
+    # other datasets.
     if entries < 1 or size not in (expected, expected + sequences):
         raise DamagedPair(
             path,
-            f"{size:,} bytes; {sequences:,} sequences and {entries:,} document indices make {expected:,}",
+            f"it has {size:,} bytes, but {sequences:,} sequences and {entries:,} document indices need {expected:,}",
         )
     raw = np.memmap(path, dtype=np.uint8, mode="r")
-    pointers_at = HEADER.size + 4 * sequences
-    documents_at = pointers_at + 8 * sequences
-    modes_at = documents_at + 8 * entries
+    pointers_offset = HEADER.size + 4 * sequences
+    documents_offset = pointers_offset + 8 * sequences
+    modes_offset = documents_offset + 8 * entries
     return Index(
         DTYPES[code],
-        raw[HEADER.size : pointers_at].view("<i4"),
-        raw[pointers_at:documents_at].view("<i8"),
-        raw[documents_at:modes_at].view("<i8"),
-        raw[modes_at:].view("i1"),
+        raw[HEADER.size : pointers_offset].view("<i4"),
+        raw[pointers_offset:documents_offset].view("<i8"),
+        raw[documents_offset:modes_offset].view("<i8"),
+        raw[modes_offset:].view("i1"),
     )
 
 
 class IndexedReader:
     """A pair mapped read-only; `prefix` is the path without `.bin` and `.idx`.
 
-    Opening checks the header and the sizes alone (DamagedPair, an InputError); `check_pair` checks the rest.
+    The constructor checks only the header and the sizes (DamagedPair, an InputError); `check_pair` checks the rest.
     """
 
     def __init__(self, prefix: Path) -> None:
@@ -119,18 +120,18 @@ class IndexedReader:
             raise DamagedPair(path, "missing")
         size = path.stat().st_size
         if size != index.bin_bytes:
-            raise DamagedPair(path, f"{size:,} bytes, where {self._idx.name} ends at {index.bin_bytes:,}")
+            raise DamagedPair(path, f"it has {size:,} bytes, but {self._idx.name} requires {index.bin_bytes:,}")
         # An empty file cannot be mapped.
         self.ids: Array = np.memmap(path, self.dtype, mode="r") if size else np.empty(0, self.dtype)
 
     def sequence(self, number: int) -> Array:
-        """Return the ids of one sequence, a view of the file; IndexError past the last."""
+        """Return the ids of one sequence, as a view of the file; raise IndexError after the last sequence."""
         if not 0 <= number < self.sequences:
             raise IndexError(f"sequence {number} of {self.sequences}")
         return self._ids(number, number + 1)
 
     def document(self, number: int) -> Array:
-        """Return the ids of a document's sequences in a row, a view of the file; IndexError past the last."""
+        """Return the ids of all sequences of a document, as a view of the file; raise IndexError after the last one."""
         if not 0 <= number < self.documents:
             raise IndexError(f"document {number} of {self.documents}")
         first, end = self.document_indices[number : number + 2].tolist()
@@ -140,10 +141,10 @@ class IndexedReader:
         if first == end:
             return self.ids[:0]
         if not 0 <= first < end <= self.sequences:
-            raise DamagedPair(self._idx, f"a document is said to hold sequences {first} to {end}")
+            raise DamagedPair(self._idx, f"a document has the sequences {first} to {end} of {self.sequences}")
         size = self.dtype.itemsize
         start, last = int(self.pointers[first]), int(self.pointers[end - 1])
         stop = last // size + int(self.lengths[end - 1])
         if start % size or not 0 <= start // size <= stop <= self.ids.size:
-            raise DamagedPair(self._idx, f"sequences {first} to {end} lie outside the .bin")
+            raise DamagedPair(self._idx, f"sequences {first} to {end} are outside the .bin file")
         return self.ids[start // size : stop]

@@ -1,17 +1,17 @@
-"""Megatron-LM's indexed dataset, written: batches of token ids come in, one `.bin` and `.idx` go out.
+"""Write Megatron-LM's indexed dataset: batches of token ids come in, a `.bin` and an `.idx` file go out.
 
 The layout, all little-endian (source: Megatron-LM, `megatron/core/datasets/indexed_dataset.py`):
 
-    .bin  token ids of all sequences, one after the other, nothing between them
+    .bin  token ids of all sequences, without separators
     .idx  0   9 bytes  magic "MMIDIDX", two NULs
           9   u64      version, 1
           17  u8       code of the ids' dtype, see CODES
           18  u64      S, number of sequences
           26  u64      D + 1, number of documents plus one
           34  i32[S]   length of each sequence, in tokens
-              i64[S]   where each sequence begins in the .bin, in bytes
+              i64[S]   start of each sequence in the .bin, in bytes
               i64[D+1] first sequence of each document; the last entry is S
-              i8[S]    mode of each sequence: in multimodal datasets alone, never written here
+              i8[S]    mode of each sequence: only in multimodal datasets, never written here
 """
 
 import os
@@ -41,14 +41,14 @@ CODES = {
     "float32": 7,
     "uint16": 8,
 }
-"""Codes of the ids' dtypes, by numpy's names; training data is 8 (uint16) or 4 (int32)."""
+"""Codes of the ids' dtypes, by numpy's names; training data has 8 (uint16) or 4 (int32)."""
 
 CHUNK = 1 << 14
-"""Entries of an index that are in memory at once."""
+"""Index entries in memory at a time."""
 
 
 class WriterState(Record, frozen=True, gc=False):
-    """How far a pair is: what IndexedWriter.mark made durable, and IndexedWriter.resume goes on from."""
+    """The durable part of a pair: IndexedWriter.save_state returns it, IndexedWriter.resume continues from it."""
 
     dtype_code: Count
     sequences: Count
@@ -59,27 +59,27 @@ class WriterState(Record, frozen=True, gc=False):
 
 
 class SupportsWrite(Protocol):
-    """Takes bytes, all of them at once, as a buffered file or a hashing writer does."""
+    """An object that writes all bytes in one call, such as a buffered file or a hashing writer."""
 
     def write(self, data: memoryview, /) -> object: ...
 
 
 class IndexedWriter:
-    """Stream one `.bin` and build its `.idx` on disk, so that memory is bounded by the batch.
+    """Write a `.bin` as a stream and build its `.idx` on disk, so that memory is bounded by the batch.
 
-    The lengths are written where they will stand in the `.idx`, into the file `index`; how many sequences each
-    document has goes to `index` + ".documents", from the first document on that has not just one. `mark` makes
-    both durable and returns what `resume` needs to go on from there. The `.bin` is the caller's: it must be
-    durable before the mark is recorded, and truncated to the mark's `bin_bytes` on resuming.
+    The file `index` receives the lengths at their offset in the `.idx`. The file `index` + ".documents" receives the
+    number of sequences of each document, starting with the first document that does not have exactly one. `save_state`
+    makes both files durable and returns the state for `resume`. The caller owns the `.bin`: it must be durable before
+    the state is recorded, and must be truncated to the state's `bin_bytes` before resuming.
     """
 
     def __init__(self, write_bin: SupportsWrite, index: Path, dtype: str, *, _mode: str = "w+b") -> None:
-        """Begin a pair of ids of a dtype, one of CODES."""
+        """Start a pair whose ids have a dtype of CODES."""
         self.dtype = dtype
         self.sequences = 0
         self.documents = 0
         self.tokens = 0
-        self._even = 0  # documents at the beginning that have one sequence each
+        self._even = 0  # documents at the start of the pair that have one sequence each
         self._code = CODES[dtype]
         self._itemsize = int(dtype.lstrip("uintfloa")) // 8
         self._bin = write_bin
@@ -90,9 +90,10 @@ class IndexedWriter:
 
     @classmethod
     def resume(cls, state: WriterState, write_bin: SupportsWrite, index: Path) -> Self:
-        """Go on from a mark: what was written after it is cut off.
+        """Return a writer that continues from a state, and cut off the data written after the state was saved.
 
-        Files that are missing or shorter than the mark are an InputError: the unit must start over.
+        Raises:
+            InputError: a file is missing or too short for the state, so the unit must start again.
         """
         (dtype,) = (name for name, code in CODES.items() if code == state.dtype_code)
         try:
@@ -104,35 +105,36 @@ class IndexedWriter:
             if writer._even < writer.documents:
                 writer._documents = writer._documents_path.open("r+b")
         except FileNotFoundError as error:
-            raise InputError(f"{error.filename}: missing, though a journal counts on it; start the unit over") from None
+            raise InputError(f"{error.filename}: missing, but required by a journal; start the unit again") from None
         for file, size in (
             (writer._index, HEADER.size + 4 * writer.sequences),
             (writer._documents, 8 * (writer.documents - writer._even)),
         ):
             if file is None:
                 continue
-            found = file.seek(0, os.SEEK_END)
-            if found < size:
+            actual = file.seek(0, os.SEEK_END)
+            if actual < size:
                 writer.close()
-                raise InputError(f"{file.name}: {found} bytes where a journal counts on {size}; start the unit over")
+                raise InputError(f"{file.name}: {actual} bytes, but a journal requires {size}; start the unit again")
             file.truncate(size)
             file.seek(size)
         return writer
 
     @property
     def bin_bytes(self) -> int:
-        """Count the bytes given to the `.bin` so far."""
+        """The bytes written to the `.bin` so far."""
         return self.tokens * self._itemsize
 
     @property
     def index_bytes(self) -> int:
-        """Count the bytes of the `.idx` that lie in the file `index`: header and lengths."""
+        """The bytes of the `.idx` that are in the file `index`: header and lengths."""
         return HEADER.size + 4 * self.sequences
 
     def add(self, ids: Array, lengths: Array, sequences_per_document: Array | None) -> None:
-        """Append a batch as `tokens.assemble` returns it; None for documents of one sequence each.
+        """Append a batch from `tokens.assemble`; None means one sequence in each document.
 
-        A batch that contradicts itself is a ValueError.
+        Raises:
+            ValueError: the lengths do not match the ids or the documents.
         """
         counts = sequences_per_document
         if int(lengths.sum(dtype=np.int64)) != ids.size or (counts is not None and int(counts.sum()) != lengths.size):
@@ -145,7 +147,7 @@ class IndexedWriter:
         else:
             if self._documents is None:
                 self._documents = self._documents_path.open("w+b")
-            # The entry of a document is where the next one begins: Megatron-LM's leading 0 is not among them.
+            # A document's entry is the first sequence of the next document. Megatron-LM's leading 0 is not stored here.
             ends = self.sequences + (np.arange(1, documents + 1) if counts is None else np.cumsum(counts))
             _write(self._documents, ends.astype("<i8", copy=False))
         self._count(ids.size, lengths.size, documents)
@@ -155,8 +157,8 @@ class IndexedWriter:
         self.sequences += sequences
         self.documents += documents
 
-    def mark(self) -> WriterState:
-        """Make what `index` holds durable and return the state to resume from."""
+    def save_state(self) -> WriterState:
+        """Make the files of the index durable and return the state to resume from."""
         for file in (self._index, self._documents):
             if file is not None:
                 file.flush()
@@ -164,16 +166,16 @@ class IndexedWriter:
         return WriterState(self._code, self.sequences, self.documents, self._even, self.tokens, self.bin_bytes)
 
     def write_header(self) -> None:
-        """Complete the beginning of the `.idx` in place: the first `index_bytes` of the file `index`."""
+        """Complete the first `index_bytes` of the `.idx` in the file `index`."""
         self._index.flush()
         os.pwrite(self._index.fileno(), HEADER.pack(MAGIC, VERSION, self._code, self.sequences, self.documents + 1), 0)
 
     def write_rest(self, out: SupportsWrite) -> None:
-        """Write what follows in the `.idx`: where each sequence and each document begins."""
+        """Write the rest of the `.idx`: the start of each sequence and of each document."""
         start = 0
         self._index.flush()
         self._index.seek(HEADER.size)
-        # Not to the file's end: the rest may be written to this very file.
+        # Do not read to the file's end: `out` may append to this file.
         for lengths in _chunks(self._index, 4, self.sequences):
             starts, start = _starts(lengths, start, self._itemsize)
             out.write(starts)
@@ -186,13 +188,13 @@ class IndexedWriter:
                 out.write(memoryview(chunk))
 
     def close(self) -> None:
-        """Close the files and leave them where they are: to resume from, or for the `.idx`."""
+        """Close the files and keep them on disk, to resume from or to become the `.idx`."""
         self._index.close()
         if self._documents is not None:
             self._documents.close()
 
     def discard(self) -> None:
-        """Close and remove them: the attempt is given up, or the pair has no tokens."""
+        """Close and delete the files, when the attempt is abandoned or the pair has no tokens."""
         self.close()
         for name in (self._index.name, self._documents_path):
             Path(name).unlink(missing_ok=True)
@@ -204,7 +206,7 @@ def _write(out: SupportsWrite | IO[bytes], array: Array) -> None:
 
 
 def _chunks(file: IO[bytes], size: int, count: int) -> Iterator[bytes]:
-    """Read so many entries of a size from a file's position on, CHUNK at a time."""
+    """Yield `count` entries of `size` bytes from the file's position on, CHUNK at a time."""
     while count:
         taken = min(CHUNK, count)
         yield file.read(taken * size)
@@ -212,8 +214,8 @@ def _chunks(file: IO[bytes], size: int, count: int) -> Iterator[bytes]:
 
 
 def _starts(lengths: bytes, start: int, itemsize: int) -> tuple[memoryview, int]:
-    """Return where sequences of these int32 lengths begin from `start` on, int64, and where the last ends, in bytes."""
-    places = np.zeros(len(lengths) // 4 + 1, "<i8")
-    np.cumsum(np.frombuffer(lengths, "<i4"), out=places[1:])
-    places = start + places * itemsize
-    return places[:-1].data.cast("B"), int(places[-1])
+    """Return the int64 starts in bytes of sequences with these int32 lengths, and the end of the last sequence."""
+    offsets = np.zeros(len(lengths) // 4 + 1, "<i8")
+    np.cumsum(np.frombuffer(lengths, "<i4"), out=offsets[1:])
+    offsets = start + offsets * itemsize
+    return offsets[:-1].data.cast("B"), int(offsets[-1])
