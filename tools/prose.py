@@ -18,7 +18,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 
 IDIOMS = {
-    r"(?:is|are|was|were) none": "is not valid, there is no ...",
+    r"(?<!here )(?:is|are|was|were) none": "is not valid, there is no ...",
     r"(?<!there )(?<!There )(?:is|are) no(?! (?:longer|more|less)\b)(?= \w)": "is not a ..., is not ...",
     r"for want of": "because ... is missing",
     r"as (?:it|they) (?:came|come|lies?|stands?)": "unchanged",

@@ -1,1 +1,1 @@
-"""`make bench`: tokenmill beside what people use instead, whole processes on one CPU, as ratios in one run."""
+"""`make bench`: compares tokenmill with the usual alternatives, as complete processes on one CPU, in ratios."""

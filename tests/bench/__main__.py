@@ -1,8 +1,8 @@
-"""Measure tokenmill beside what people use instead: `python -m tests.bench --tokenizers DIRECTORY`.
+"""Compare tokenmill with the usual alternatives: `python -m tests.bench --tokenizers DIRECTORY`.
 
-Everything measured is a whole process; one round runs all sides of a comparison, in turn from the front and
-from the back, so that a machine that slows down slows all. Ratios are taken within a round. Each section's result is
-kept as soon as it is there: sections may be measured one by one, in quiet moments.
+Each measurement is a complete process. One round runs all sides of a comparison, and every second round runs them in
+reverse order, so that a slower machine affects all sides. Ratios are taken within a round. The result of a section is
+written at its end, so the sections may be measured one by one, while the machine is idle.
 """
 
 import argparse
@@ -19,13 +19,13 @@ from typing import Any
 from . import encoding, moving
 from .corpora import SLIMPAJAMA, Corpus, shaped
 from .measure import MB, Failed, machine
-from .mill import Setting, say
+from .mill import Setting, log
 from .planning import planning
 from .report import Section, published, read, write
 
 DOCUMENT = Path("docs/benchmarks.md")
 RESULTS = Path("bench-results")
-"""Ignored by git: a release has what was measured for it as an attachment."""
+"""Ignored by git: a release has its own results as an attachment."""
 
 SMALL_BARS = {"hf": 10.0}
 LARGE_BARS = {"raw": 0.65, "aim": 0.80, "hf": 25.0}
@@ -33,17 +33,17 @@ GEMMA_BARS = {"hf": 6.0}
 
 
 def many(s: Setting) -> Corpus:
-    """2,000 files of about 30 kB."""
+    """Return a corpus of 2,000 files of about 30 kB."""
     return shaped(s.cache, "many", s.large, s.size(2000, 20), s.size(2000, 20) * 150_000)
 
 
 def huge(s: Setting) -> Corpus:
-    """512 MB in documents of 10 to 50 MB."""
+    """Return a corpus of 512 MB in documents of 10 to 50 MB."""
     return shaped(s.cache, "huge", s.large, s.size(512, 4), 800 * MB)
 
 
 def speed(tokenizer: str, size: str, bars: dict[str, float], datatrove: bool = False) -> Callable[[Setting], Section]:
-    """Return the comparison of preprocess with one tokenizer on one size."""
+    """Return the comparison of preprocess with one tokenizer on a corpus of one size."""
     return lambda s: encoding.preprocess(s, tokenizer, getattr(s, size), bars, datatrove)
 
 
@@ -70,19 +70,19 @@ SECTIONS: dict[str, Callable[[Setting], Section]] = {
 }
 
 
-def chosen(only: str | None, megatron: bool) -> list[str]:
-    """Return the sections of `--only`: names, or what they begin with up to a hyphen."""
+def select_sections(only: str | None, megatron: bool) -> list[str]:
+    """Return the sections of `--only`: names, or prefixes of names that end before a hyphen."""
     if only is None:
         return [name for name in SECTIONS if megatron or name != "megatron"]
-    wanted = only.split(",")
-    unknown = [want for want in wanted if not any(f"{name}-".startswith(f"{want}-") for name in SECTIONS)]
+    prefixes = only.split(",")
+    unknown = [prefix for prefix in prefixes if not any(f"{name}-".startswith(f"{prefix}-") for name in SECTIONS)]
     if unknown:
-        sys.exit(f"no section {', '.join(unknown)}; there are {', '.join(SECTIONS)}")
-    return [name for name in SECTIONS if any(f"{name}-".startswith(f"{want}-") for want in wanted)]
+        sys.exit(f"there is no section {', '.join(unknown)}; the sections are {', '.join(SECTIONS)}")
+    return [name for name in SECTIONS if any(f"{name}-".startswith(f"{prefix}-") for prefix in prefixes)]
 
 
 def commit() -> str:
-    """Return what is measured, as git knows it; results that were written meanwhile do not count as a change."""
+    """Return the version that is measured, as git describes it; new results do not count as a change."""
 
     def git(*arguments: str) -> str:
         return subprocess.run(["git", *arguments], capture_output=True, text=True, check=False).stdout.strip()
@@ -93,44 +93,44 @@ def commit() -> str:
 
 def describe(s: Setting) -> dict[str, Any]:
     """Describe the machine and the corpora."""
-    where = machine()
+    details = machine()
     if s.alternatives:
-        ask = "from importlib.metadata import version as v; print(v('datatrove'))"
-        where["packages"]["datatrove"] = subprocess.run(
-            [s.alternatives, "-c", ask], check=True, capture_output=True, text=True
+        program = "from importlib.metadata import version as v; print(v('datatrove'))"
+        details["packages"]["datatrove"] = subprocess.run(
+            [s.alternatives, "-c", program], check=True, capture_output=True, text=True
         ).stdout.strip()
     corpora = {
         f"{corpus.megabytes:.0f} MB of mixed text": f"{corpus.about['documents']:,} documents, "
         f"{corpus.about['zst_bytes'] / MB:.1f} MB as .jsonl.zst, xxh3-128 of the .jsonl {corpus.about['xxh3_128']}"
         for corpus in (s.small, s.large)
     }
-    return {"machine": where, "corpora": corpora}
+    return {"machine": details, "corpora": corpora}
 
 
 def measure(s: Setting, names: list[str], earlier: dict[str, Any], directory: Path) -> list[str]:
-    """Measure sections, keeping each as it is done; return those that failed."""
-    where = describe(s)
+    """Measure sections, and write each result at its end; return the sections that failed."""
+    details = describe(s)
     if earlier and earlier["quick"] != s.quick:
-        sys.exit(f"{directory}/results.json is not of the same kind (--quick); name another directory with --results")
-    if earlier and any(earlier["machine"][fact] != where["machine"][fact] for fact in ("cpu", "cores")):
-        sys.exit(f"{directory}/results.json is of another machine; name another directory with --results")
-    results: dict[str, Any] = {"quick": s.quick, "sections": {}} | earlier | where
+        sys.exit(f"{directory}/results.json is of another kind (--quick); choose another directory with --results")
+    if earlier and any(earlier["machine"][fact] != details["machine"][fact] for fact in ("cpu", "cores")):
+        sys.exit(f"{directory}/results.json is of another machine; choose another directory with --results")
+    results: dict[str, Any] = {"quick": s.quick, "sections": {}} | earlier | details
     sections = results["sections"]
     failed = []
     for name in names:
-        say(f"{name} ({time.strftime('%H:%M:%S')})")
+        log(f"{name} ({time.strftime('%H:%M:%S')})")
         load = os.getloadavg()[0]
-        own = s.section(name)
-        own.scratch.mkdir()
+        section_setting = s.section(name)
+        section_setting.scratch.mkdir()
         try:
-            found = SECTIONS[name](own)
+            result = SECTIONS[name](section_setting)
         except Failed as error:
-            say(f"{name} was not measured: {error}")
+            log(f"{name} was not measured: {error}")
             failed.append(name)
             continue
         finally:
-            shutil.rmtree(own.scratch, ignore_errors=True)
-        sections[name] = found.to_json() | {
+            shutil.rmtree(section_setting.scratch, ignore_errors=True)
+        sections[name] = result.to_json() | {
             "rounds": s.rounds,
             "at": time.strftime("%Y-%m-%d %H:%M"),
             "load": [round(load, 1), round(os.getloadavg()[0], 1)],
@@ -144,54 +144,54 @@ def measure(s: Setting, names: list[str], earlier: dict[str, Any], directory: Pa
 def main() -> None:
     """Measure, and write results.json and results.md."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
-    parser.add_argument("--tokenizers", type=Path, help="holds llama3_1, qwen3 and gemma3, a directory each")
+    parser.add_argument("--tokenizers", type=Path, help="directory with llama3_1, qwen3 and gemma3")
     parser.add_argument("--only", metavar="SECTIONS", help=f"comma-separated, of: {', '.join(SECTIONS)}")
-    parser.add_argument("--quick", action="store_true", help="tiny inputs and one round: does it work at all")
+    parser.add_argument("--quick", action="store_true", help="tiny inputs and one round: only checks that all works")
     parser.add_argument("--rounds", type=int, help="runs of each side (5)")
-    parser.add_argument("--cpus", help="two CPUs to use, such as 2,3; pinned to one means the last")
-    parser.add_argument("--cache", type=Path, default=Path(".cache/bench"), help="for corpora and everything made")
-    parser.add_argument("--results", type=Path, help=f"where to write ({RESULTS}; with --quick, the cache)")
+    parser.add_argument("--cpus", help="two CPUs to use, such as 2,3; measurements on one CPU use the last one")
+    parser.add_argument("--cache", type=Path, default=Path(".cache/bench"), help="directory for corpora and outputs")
+    parser.add_argument("--results", type=Path, help=f"directory for results ({RESULTS}; with --quick, in the cache)")
     parser.add_argument("--report", action="store_true", help="write results.md from results.json, measure nothing")
     parser.add_argument("--publish", action="store_true", help=f"write the table of {DOCUMENT}, measure nothing")
-    parser.add_argument("--alternatives", metavar="PYTHON", help="in whose environment datatrove is")
+    parser.add_argument("--alternatives", metavar="PYTHON", help="a Python whose environment has datatrove")
     parser.add_argument("--megatron", type=Path, metavar="DIRECTORY", help="a checkout of Megatron-LM")
-    parser.add_argument("--megatron-python", default=sys.executable, metavar="PYTHON", help="that can run it")
-    asked = parser.parse_args()
+    parser.add_argument("--megatron-python", default=sys.executable, metavar="PYTHON", help="a Python that can run it")
+    options = parser.parse_args()
 
-    directory = asked.results or (asked.cache / "quick" if asked.quick else RESULTS)
+    directory = options.results or (options.cache / "quick" if options.quick else RESULTS)
     results = read(directory)
-    if asked.report or asked.publish:
+    if options.report or options.publish:
         if not results:
-            sys.exit(f"{directory} has no results.json of this form; measure first, or name a directory with --results")
-        if asked.publish and results.get("quick"):
-            sys.exit(f"{directory}/results.json was made with --quick: its figures are not to be published")
+            sys.exit(f"{directory} has no valid results.json; measure first, or choose a directory with --results")
+        if options.publish and results.get("quick"):
+            sys.exit(f"{directory}/results.json was made with --quick: do not publish its figures; measure without it")
         write(results, directory)
-        if asked.publish:
+        if options.publish:
             DOCUMENT.write_text(published(results, DOCUMENT.read_text()))
         return
-    if asked.tokenizers is None:
-        parser.error("--tokenizers is needed; make bench fetches them")
-    # A checkout's modules, ours and Megatron-LM's, are compiled once, as installed ones are: not at each start.
+    if options.tokenizers is None:
+        parser.error("specify --tokenizers, or run make bench, which fetches them")
+    # Compile the modules of both checkouts, tokenmill's and Megatron-LM's, only once, as an installation does.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    names = chosen(asked.only, asked.megatron is not None)
+    names = select_sections(options.only, options.megatron is not None)
     usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    cache = asked.cache.resolve()
+    cache = options.cache.resolve()
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache, prefix="run-") as scratch:
         s = Setting(
-            tokenizers=asked.tokenizers.resolve(),
+            tokenizers=options.tokenizers.resolve(),
             cache=cache,
             kept=Path(scratch),
             scratch=Path(scratch),
-            rounds=asked.rounds or (1 if asked.quick else 5),
-            cpus=[int(cpu) for cpu in asked.cpus.split(",")] if asked.cpus else usable[:2],
-            alternatives=asked.alternatives and str(Path(asked.alternatives).absolute()),
-            megatron=asked.megatron and asked.megatron.resolve(),
-            megatron_python=asked.megatron_python,
-            quick=asked.quick,
+            rounds=options.rounds or (1 if options.quick else 5),
+            cpus=[int(cpu) for cpu in options.cpus.split(",")] if options.cpus else usable[:2],
+            alternatives=options.alternatives and str(Path(options.alternatives).absolute()),
+            megatron=options.megatron and options.megatron.resolve(),
+            megatron_python=options.megatron_python,
+            quick=options.quick,
         )
         failed = measure(s, names, results, directory)
-    say(f"written to {directory}/results.md")
+    log(f"written to {directory}/results.md")
     if failed:
         sys.exit(f"not measured: {', '.join(failed)}")
 

@@ -1,9 +1,9 @@
-"""What people use instead, each a whole process: `alternatives.py NAME TOKENIZER CORPUS [OUTPUT | PART/PARTS]`.
+"""The usual alternatives, each as a process: `alternatives.py NAME TOKENIZER CORPUS [OUTPUT | PART/PARTS]`.
 
-One thread each; the last line printed is {"tokens": N, ...}, so that what is compared can be seen to be the
-same work. hf, fastokens and gigatoken load the tokenizer.json, read the texts of a plain .jsonl (or of one of
-several equal parts of it), encode them and throw the ids away; by their own clocks they say how long loading and
-encoding took, without the reading.
+Each alternative uses one thread. The last line of its output is {"tokens": N, ...}, with which the benchmark checks
+that all sides did the same work. hf, fastokens and gigatoken load the tokenizer.json, read the texts of a plain .jsonl
+(or of one of several equal parts of it), encode them, and discard the ids. They measure the time to load and the time
+to encode, without the reading.
 """
 
 import json
@@ -51,7 +51,7 @@ ENCODERS = {"hf": hf, "fastokens": fastokens, "gigatoken": gigatoken}
 
 
 def batches(corpus: Path, part: int, parts: int) -> Iterator[list[str]]:
-    """Yield the texts of the lines that begin in this part of the file."""
+    """Yield the texts of the lines that start in this part of the file."""
     import orjson
 
     size = corpus.stat().st_size
@@ -61,14 +61,14 @@ def batches(corpus: Path, part: int, parts: int) -> Iterator[list[str]]:
             lines.seek(start - 1)
             lines.readline()
         texts: list[str] = []
-        held = 0
+        batch_bytes = 0
         while lines.tell() < stop:
             line = lines.readline()
             texts.append(orjson.loads(line)["text"])
-            held += len(line)
-            if len(texts) == BATCH or held > BATCH_BYTES:
+            batch_bytes += len(line)
+            if len(texts) == BATCH or batch_bytes > BATCH_BYTES:
                 yield texts
-                texts, held = [], 0
+                texts, batch_bytes = [], 0
         if texts:
             yield texts
 
@@ -111,5 +111,9 @@ def datatrove(tokenizer: Path, corpus: Path, output: Path) -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    name, where, what, last = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
-    print(json.dumps(datatrove(where, what, Path(last)) if name == "datatrove" else encode(name, where, what, last)))
+    name, tokenizer, corpus, last = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
+    print(
+        json.dumps(
+            datatrove(tokenizer, corpus, Path(last)) if name == "datatrove" else encode(name, tokenizer, corpus, last)
+        )
+    )

@@ -1,13 +1,12 @@
 """Make the benchmark's corpus: `corpus.py CORPUS.jsonl MEGABYTES`.
 
-Writes CORPUS.jsonl, CORPUS.jsonl.zst and CORPUS.json (what is in it). The base is what ships with
-Python (`tokenmill.sample.harvest`: prose, docstrings, code, 13 MB). It is gone through as often as needed,
-each time as text that was not there before: in every copy other words and numbers are changed, documents
-are cut and joined anew, and documents in other scripts and tables of numbers come between. So an encoder's
-cache of words fills as on a real corpus, whose vocabulary never stops growing, instead of being warm after
-the first copy. The same Python version gives the same bytes.
+Writes CORPUS.jsonl, CORPUS.jsonl.zst, and CORPUS.json with their counts. The base text is part of Python
+(`tokenmill.sample.harvest`: prose, docstrings, code, 13 MB). The script copies the base as often as necessary, and
+changes each copy: it replaces other words and numbers, cuts and joins documents at other places, and inserts documents
+in other scripts and tables of numbers. An encoder's cache of words therefore fills as with a real corpus, whose
+vocabulary never stops growing, and is not warm after the first copy. The same Python version gives the same bytes.
 
-A process of its own: Linux counts a parent's memory into a child's peak, so `tests.bench` must stay small.
+The script runs as a subprocess: Linux counts a parent's memory in a child's peak, so `tests.bench` must stay small.
 """
 
 import itertools
@@ -23,13 +22,13 @@ from typing import Any
 
 MB = 1_000_000
 CHANGED = 0.4
-"""Share of the distinct words of five letters or more that are changed in a copy."""
+"""Share of the distinct words of five letters or more that a copy changes."""
 OTHER_SCRIPTS, TABLES = 0.12, 0.03
-"""Shares of the bytes."""
+"""Shares of the bytes of the corpus."""
 
 _WORD = re.compile(r"([^\W\d_]+|\d+)")
 _VOWELS, _CONSONANTS = "aeiou", "bcdfghjklmnpqrstvwxz"
-_SCRIPTS = {  # name: first and last letter, lengths of words, what stands between them
+_SCRIPTS = {  # name: first and last letter, lengths of words, separator of words
     "Cyrillic": (0x0430, 0x044F, (2, 11), " "),
     "Greek": (0x03B1, 0x03C9, (2, 11), " "),
     "Arabic": (0x0627, 0x064A, (2, 8), " "),
@@ -43,7 +42,7 @@ _SCRIPTS = {  # name: first and last letter, lengths of words, what stands betwe
 
 
 class _Words(dict[str, str]):
-    """A copy's words: each is looked up once, and changed or not by its hash alone."""
+    """The words of a copy: only the hash of a word decides whether it is changed, and how."""
 
     def __init__(self, copy: int) -> None:
         super().__init__()
@@ -61,11 +60,11 @@ class _Words(dict[str, str]):
             return str(dice % 10 ** len(word)).zfill(len(word)) if len(word) > 2 else word
         if len(word) < 5 or dice % 1000 >= CHANGED * 1000:
             return word
-        place = dice // 1000 % len(word)
-        old = word[place]
+        position = dice // 1000 % len(word)
+        old = word[position]
         letters = _VOWELS if old.lower() in _VOWELS else _CONSONANTS
         new = letters[dice // 100_000 % len(letters)]
-        return word[:place] + (new.upper() if old.isupper() else new) + word[place + 1 :]
+        return word[:position] + (new.upper() if old.isupper() else new) + word[position + 1 :]
 
 
 def documents(base: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -84,7 +83,7 @@ def documents(base: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
             cut = dice.randrange(len(parts)) if copy else len(parts)
             text = "".join(map(words.__getitem__, itertools.chain(parts[:cut], tail)))
             tail = parts[cut:]
-            if not text:  # datatrove passes over empty documents, and so would not do the same work
+            if not text:  # datatrove skips empty documents, and would do less work
                 continue
             yield {**base[index], "text": text}
             owed += len(text.encode()) * (OTHER_SCRIPTS + TABLES) / (1 - OTHER_SCRIPTS - TABLES)
@@ -126,7 +125,7 @@ def _table(dice: random.Random) -> str:
 
 
 def base_documents() -> list[dict[str, Any]]:
-    """Return the records of the sample corpus, in one order."""
+    """Return the records of the sample corpus, in a fixed order."""
     import zstandard
 
     from tokenmill.sample.harvest import harvest
@@ -139,7 +138,7 @@ def base_documents() -> list[dict[str, Any]]:
 
 
 def write(plain: Path, megabytes: int) -> None:
-    """Write the corpus and, last, what is in it; `megabytes` of 10^6 bytes count the text alone, as UTF-8."""
+    """Write the corpus and, last, its counts; `megabytes` of 10^6 bytes count only the text, as UTF-8."""
     import orjson
     import xxhash
     import zstandard
@@ -149,8 +148,8 @@ def write(plain: Path, megabytes: int) -> None:
     text_bytes = count = 0
     with (
         plain.open("wb") as out,
-        Path(f"{plain}.zst").open("wb") as packed,
-        zstandard.ZstdCompressor().stream_writer(packed) as compressor,
+        Path(f"{plain}.zst").open("wb") as compressed,
+        zstandard.ZstdCompressor().stream_writer(compressed) as compressor,
     ):
         for record in documents(base_documents()):
             line = orjson.dumps(record) + b"\n"

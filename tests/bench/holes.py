@@ -1,4 +1,4 @@
-"""A finished download of very many files that are all holes: planning reads its manifest, and no byte of it.
+"""A finished download of very many sparse files: planning reads its manifest, and no byte of the files.
 
 python tests/bench/holes.py DIRECTORY COUNT
 """
@@ -10,23 +10,23 @@ from pathlib import Path
 from tokenmill.files.codec import readable_pieces
 from tokenmill.files.publish import write_atomic
 from tokenmill.flow.contract import FileEntry, Origin, Receipt, RemoteFile
-from tokenmill.flow.provenance import source_parts
+from tokenmill.flow.lineage import source_parts
 from tokenmill.flow.record import Plan, StageRecord, Unit, make_manifest
 from tokenmill.stages.registry import DOWNLOAD
 
 
 def name(number: int) -> str:
-    """Return a file's name at its source."""
+    """Return the name of a file at its source."""
     return f"train/chunk{number % 10 + 1}/example_train_{number // 10}.jsonl.zst"
 
 
 def size(number: int) -> int:
-    """Return a file's size in bytes."""
+    """Return the size of a file in bytes."""
     return 14_000_000 + number * 7919 % 3_000_000
 
 
 def make(output: Path, count: int) -> None:
-    """Write the files, and a download's plan and manifest through the records."""
+    """Write the files, and the plan and the manifest of a download."""
     output.mkdir()
     names = [name(number).replace("/", "__") for number in range(count)]
     units = [

@@ -1,4 +1,4 @@
-"""Run whole processes and say what they took: wall and CPU time, memory, bytes written."""
+"""Complete processes and their costs: wall and CPU time, memory, and bytes written."""
 
 import contextlib
 import json
@@ -19,15 +19,15 @@ MB = 1_000_000
 
 
 class Failed(Exception):
-    """A section cannot be measured, or what it compares did not do the same work."""
+    """A section cannot be measured, or its sides did unequal work."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One command: its wall and CPU seconds, the peak of its largest process, the bytes it made a disk write.
+    """The costs of a command: wall and CPU seconds, the peak of its largest process, the bytes written to disk.
 
-    Of children, those count that were waited for; `peak_bytes` is of all when they were watched, and
-    `first_peak_bytes` then that of the process that was started alone.
+    Only children that their parents waited for count. If the processes were watched, `peak_bytes` includes all of
+    them, and `first_peak_bytes` is the peak of the first process alone.
     """
 
     seconds: float
@@ -39,14 +39,14 @@ class Run:
 
     @property
     def result(self) -> dict[str, Any]:
-        """What the command said last, as JSON."""
-        said: dict[str, Any] = json.loads(self.output.splitlines()[-1])
-        return said
+        """Return the last line of output as JSON."""
+        value: dict[str, Any] = json.loads(self.output.splitlines()[-1])
+        return value
 
 
 @dataclass(frozen=True)
 class Spread:
-    """Least, median and greatest of several runs."""
+    """Least, median and greatest value of several runs."""
 
     least: float
     median: float
@@ -62,14 +62,14 @@ class Spread:
         return f"{self.median:,.{digits}f} ({self.least:,.{digits}f} to {self.greatest:,.{digits}f})"
 
     def to_json(self) -> dict[str, float]:
-        """Return the three, rounded to what a clock can tell."""
+        """Return the three values, rounded to the precision of a clock."""
         return {name: round(value, 4) for name, value in vars(self).items()}
 
 
 def run(
     command: Sequence[str | Path], *, cpus: Sequence[int] = (), watch: bool = False, env: Mapping[str, str] = {}
 ) -> Run:
-    """Run a command to its end on these CPUs (all when there are none); raise Failed with what it said."""
+    """Run a command to its end on these CPUs (default: all CPUs); raise Failed with its output."""
     return together([command], cpus=cpus, watch=watch, env=env)[0]
 
 
@@ -80,29 +80,29 @@ def together(
     watch: bool = False,
     env: Mapping[str, str] = {},
 ) -> list[Run]:
-    """Start commands at once and wait for all; of each `seconds` is at most the time to the end of the last.
+    """Start commands at once and wait for all; each `seconds` ends no later than the last command.
 
-    A child's peak begins with the memory of the process that started it (Linux), so the caller must stay small.
+    On Linux a child's peak starts with the memory of its parent, so the caller must stay small.
     """
     with contextlib.ExitStack() as files:
         started = time.perf_counter()
         processes = []
         peaks: dict[int, int] = {}
-        over = threading.Event()
+        stopped = threading.Event()
         try:
             for command in commands:
-                out, said = (files.enter_context(tempfile.TemporaryFile()) for _ in range(2))
-                with _on(cpus):
+                stdout, stderr = (files.enter_context(tempfile.TemporaryFile()) for _ in range(2))
+                with _pinned(cpus):
                     process = subprocess.Popen(
-                        command, stdout=out, stderr=said, env=os.environ | env, start_new_session=True
+                        command, stdout=stdout, stderr=stderr, env=os.environ | env, start_new_session=True
                     )
-                processes.append((process, out, said))
+                processes.append((process, stdout, stderr))
             if watch:
                 sessions = {process.pid for process, _, _ in processes}
-                watcher = threading.Thread(target=_watch, args=(sessions, peaks, over))
+                watcher = threading.Thread(target=_watch, args=(sessions, peaks, stopped))
                 watcher.start()
                 files.callback(watcher.join)
-                files.callback(over.set)
+                files.callback(stopped.set)
             ended = []
             for process, _, _ in processes:
                 _, status, usage = os.wait4(process.pid, 0)
@@ -114,15 +114,15 @@ def together(
                     os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
             if isinstance(error, FileNotFoundError):
-                raise Failed(f"{error.filename} is not there") from error
+                raise Failed(f"{error.filename} does not exist") from error
             raise
         runs = []
-        for command, (process, out, said), (seconds, _, usage) in zip(commands, processes, ended, strict=True):
+        for command, (process, stdout, stderr), (seconds, _, usage) in zip(commands, processes, ended, strict=True):
             if process.returncode:
-                said.seek(0)
-                words = said.read().decode(errors="replace")[-4000:]
-                raise Failed(f"{' '.join(map(str, command))}\nended with {process.returncode}:\n{words}")
-            out.seek(0)
+                stderr.seek(0)
+                text = stderr.read().decode(errors="replace")[-4000:]
+                raise Failed(f"{' '.join(map(str, command))}\nended with {process.returncode}:\n{text}")
+            stdout.seek(0)
             peak = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
             runs.append(
                 Run(
@@ -130,7 +130,7 @@ def together(
                     cpu_seconds=usage.ru_utime + usage.ru_stime,
                     peak_bytes=max([peak, *peaks.values()]),
                     written_bytes=usage.ru_oublock * 512,
-                    output=out.read().decode(),
+                    output=stdout.read().decode(),
                     first_peak_bytes=peaks.get(process.pid, 0),
                 )
             )
@@ -138,8 +138,8 @@ def together(
 
 
 @contextlib.contextmanager
-def _on(cpus: Sequence[int]) -> Iterator[None]:
-    """Move this thread to some CPUs, which what it starts inherits, and back."""
+def _pinned(cpus: Sequence[int]) -> Iterator[None]:
+    """Move this thread to some CPUs, which its subprocesses inherit, and back."""
     if not cpus or not hasattr(os, "sched_setaffinity"):
         yield
         return
@@ -151,9 +151,9 @@ def _on(cpus: Sequence[int]) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def _watch(sessions: set[int], peaks: dict[int, int], over: threading.Event) -> None:
-    """Note the peak of every process of the sessions: wait4 does not tell of those that nobody waited for."""
-    while not over.wait(0.1):
+def _watch(sessions: set[int], peaks: dict[int, int], stopped: threading.Event) -> None:
+    """Record the peak of every process of the sessions: wait4 omits processes without a waiting parent."""
+    while not stopped.wait(0.1):
         for entry in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError, StopIteration):
                 if int((entry / "stat").read_text().rpartition(")")[2].split()[3]) in sessions:
@@ -162,19 +162,19 @@ def _watch(sessions: set[int], peaks: dict[int, int], over: threading.Event) -> 
                     peaks[int(entry.name)] = int(peak.split()[1]) * 1024
 
 
-def in_rounds(rounds: int, sides: Mapping[str, Callable[[], Run]], say: Callable[[str], None]) -> dict[str, list[Run]]:
-    """Run each side once a round, in turn from the front and from the back."""
+def in_rounds(rounds: int, sides: Mapping[str, Callable[[], Run]], log: Callable[[str], None]) -> dict[str, list[Run]]:
+    """Run each side once per round, and reverse the order of the sides in every second round."""
     runs: dict[str, list[Run]] = {name: [] for name in sides}
     for number in range(rounds):
         for name in list(sides) if number % 2 == 0 else reversed(list(sides)):
-            os.sync()  # what the side before left to be written is not this one's
+            os.sync()  # writes of the side before must not count for this one
             runs[name].append(sides[name]())
-            say(f"  round {number + 1} of {rounds}: {name}: {runs[name][-1].seconds:.2f} s")
+            log(f"  round {number + 1} of {rounds}: {name}: {runs[name][-1].seconds:.2f} s")
     return runs
 
 
 def machine() -> dict[str, Any]:
-    """Describe where the figures were measured, without naming the machine."""
+    """Describe the machine without its name."""
     import platform
     from importlib.metadata import version
 

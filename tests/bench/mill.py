@@ -1,4 +1,4 @@
-"""tokenmill as a person runs it: through its command line, each command a whole process."""
+"""tokenmill as a user runs it: each command is a process of the command line."""
 
 import itertools
 import shutil
@@ -12,17 +12,17 @@ from .measure import Failed, Run, in_rounds, run
 
 TOKENMILL = (sys.executable, "-m", "tokenmill")
 NOTHING_TO_DO = ("--workers", "100000", "--worker-index", "99999")
-"""A worker that plans and then has no share."""
+"""Options of a worker that plans and then has an empty share."""
 
 
-def say(text: str) -> None:
-    """Tell the person how far it is."""
+def log(text: str) -> None:
+    """Print progress to standard error."""
     print(text, file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What the command line chose, and where everything lies."""
+    """The choices of the command line, and the directories of inputs and outputs."""
 
     tokenizers: Path
     cache: Path
@@ -34,37 +34,37 @@ class Setting:
     megatron: Path | None = None
     megatron_python: str = sys.executable
     quick: bool = False
-    _judged: dict[str, Path] = field(default_factory=dict)
+    _resolved: dict[str, Path] = field(default_factory=dict)
 
     def section(self, name: str) -> "Setting":
-        """Return the same with a place of its own for what is made."""
+        """Return this setting with a scratch directory for one section."""
         return replace(self, scratch=self.kept / name)
 
     @property
-    def one(self) -> Sequence[int]:
-        """The CPU to pin to."""
+    def one_cpu(self) -> Sequence[int]:
+        """Return the CPU for measurements on one CPU."""
         return self.cpus[-1:]
 
     def size(self, full: int, quick: int) -> int:
-        """Return a size, or the small one with --quick."""
+        """Return a size, or the small size with --quick."""
         return quick if self.quick else full
 
     @property
     def small(self) -> Corpus:
-        """64 MB of mixed text."""
+        """Return 64 MB of mixed text."""
         return mixed(self.cache, self.size(64, 1))
 
     @property
     def large(self) -> Corpus:
-        """512 MB of mixed text."""
+        """Return 512 MB of mixed text."""
         return mixed(self.cache, self.size(512, 4))
 
     def in_rounds(self, sides: Mapping[str, Callable[[], Run]]) -> dict[str, list[Run]]:
-        """Run the sides in turn, as often as was asked."""
-        return in_rounds(self.rounds, sides, say)
+        """Run the sides in turn, for the requested number of rounds."""
+        return in_rounds(self.rounds, sides, log)
 
     def fresh(self, name: str) -> Path:
-        """Return a path in the scratch directory at which nothing is."""
+        """Return a path in the scratch directory that does not exist."""
         path = self.scratch / name
         shutil.rmtree(path, ignore_errors=True)
         return path
@@ -79,7 +79,7 @@ class Setting:
         watch: bool = False,
         env: Mapping[str, str] = {},
     ) -> Run:
-        """Run a stage, and see that it did all of its work now."""
+        """Run a stage, and check that it did all of its work in this run."""
         command = [*TOKENMILL, stage, source, output, *options, "--json"]
         done = run(command, cpus=cpus or self.cpus, watch=watch, env=env)
         result = done.result
@@ -97,27 +97,27 @@ class Setting:
         cpus: Sequence[int] = (),
         watch: bool = False,
     ) -> Run:
-        """Run `tokenmill preprocess`, on one CPU unless told otherwise."""
-        recipe = ("--tokenizer", self.tokenizers / tokenizer, "--processes", str(processes), *options)
-        return self.mill("preprocess", source, output, *recipe, cpus=cpus or self.one, watch=watch)
+        """Run `tokenmill preprocess`, on one CPU unless `cpus` has more."""
+        arguments = ("--tokenizer", self.tokenizers / tokenizer, "--processes", str(processes), *options)
+        return self.mill("preprocess", source, output, *arguments, cpus=cpus or self.one_cpu, watch=watch)
 
     def planned(self, tokenizer: str, source: Path | str, name: str = "planned", *options: str | Path) -> Path:
-        """Return an output whose plan is made and of which no unit is done."""
-        output = self.judged(tokenizer, self.fresh(name))
+        """Return an output that has a plan and no finished unit."""
+        output = self.with_tokenizer(tokenizer, self.fresh(name))
         arguments = ("--tokenizer", self.tokenizers / tokenizer, *options, *NOTHING_TO_DO)
         run([*TOKENMILL, "preprocess", source, output, *arguments, "--json"])
         return output
 
-    def judged(self, tokenizer: str, output: Path) -> Path:
-        """Bring an output as far as the tokenizer: resolved, and the encoders judged, once for all sections."""
+    def with_tokenizer(self, tokenizer: str, output: Path) -> Path:
+        """Copy a resolved tokenizer and its verdict to an output; both are made once for all sections."""
         records = Path(".tokenmill", "preprocess", "encoders")
-        if tokenizer not in self._judged:
-            made = self.kept / f"judged-{tokenizer}"
+        if tokenizer not in self._resolved:
+            prepared = self.kept / f"tokenizer-{tokenizer}"
             arguments = ("--tokenizer", self.tokenizers / tokenizer, *NOTHING_TO_DO, "--json")
-            run([*TOKENMILL, "preprocess", self.small.given, made, *arguments])
-            self._judged[tokenizer] = made
+            run([*TOKENMILL, "preprocess", self.small.input, prepared, *arguments])
+            self._resolved[tokenizer] = prepared
         for part in (records, Path("tokenizer")):
-            shutil.copytree(self._judged[tokenizer] / part, output / part)
+            shutil.copytree(self._resolved[tokenizer] / part, output / part)
         return output
 
     def worker(
@@ -130,13 +130,13 @@ class Setting:
         cpus: Sequence[int] = (),
         watch: bool = False,
     ) -> Run:
-        """Do the work of a planned output: what each worker of many does. Call `undo` before the next."""
+        """Do the work of a planned output, as each of many workers does. Call `undo` before the next run."""
         undo(output)
         return self.preprocess(tokenizer, source, output, *options, processes=processes, cpus=cpus, watch=watch)
 
 
 def undo(output: Path) -> None:
-    """Leave a preprocess output as it is when the plan is made and no unit is done."""
+    """Return a preprocess output to its state after planning, without finished units."""
     records = output / ".tokenmill" / "preprocess"
     shutil.rmtree(records / "receipts", ignore_errors=True)
     (records / "manifest.json").unlink(missing_ok=True)

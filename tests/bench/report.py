@@ -1,4 +1,4 @@
-"""What a section found: figures with their bars, the runs behind them; a table for people, JSON for machines."""
+"""The results of sections: figures with their bars, and the runs behind them, as Markdown and as JSON."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +11,7 @@ from .measure import MB, Run, Spread
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure of each round, and the bar its median is held to."""
+    """A figure with a value for each round, and the bar for its median."""
 
     what: str
     against: str
@@ -23,14 +23,14 @@ class Figure:
     aim: float | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return it with its values summarised."""
+        """Return the figure with rounded values."""
         facts = asdict(self) | {"values": [round(value, 4) for value in self.values]}
         return {name: value for name, value in facts.items() if value is not None}
 
 
 @dataclass
 class Section:
-    """What was measured together."""
+    """The results of a comparison."""
 
     title: str
     figures: list[Figure] = field(default_factory=list)
@@ -38,7 +38,7 @@ class Section:
     notes: list[str] = field(default_factory=list)
 
     def add_runs(self, runs: Mapping[str, Sequence[Run]], megabytes: float | None = None) -> None:
-        """Keep what the processes took."""
+        """Record the costs of processes."""
         for name, done in runs.items():
             of = {
                 "seconds": [run.seconds for run in done],
@@ -50,7 +50,7 @@ class Section:
             self.runs[name] = {"rounds": len(done)} | {what: Spread.of(v).to_json() for what, v in of.items()}
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as results.json has it."""
+        """Return the section in the format of results.json."""
         return {
             "title": self.title,
             "figures": [figure.to_json() for figure in self.figures],
@@ -66,24 +66,24 @@ def ratios(over: Iterable[Run | float], under: Iterable[Run | float]) -> list[fl
 
 
 BEGIN, END = "<!-- results: make bench FLAGS=--publish -->", "<!-- end of results -->"
-"""Between them stands the table in docs/benchmarks.md."""
+"""The lines around the table in docs/benchmarks.md."""
 
 TEXT = ("what", "against", "whole process", "bar", "")
-"""Columns of words."""
+"""Columns that contain text."""
 
 HEAD = """# Benchmark results
 
-Written by `make bench` from results.json; what is measured, and how: docs/benchmarks.md and tests/bench/README.md.
+Written by `make bench` from results.json; docs/benchmarks.md and tests/bench/README.md describe the measurements.
 Figures are medians (least to greatest); ratios are taken within a round. "times" is how many times as fast.
 """
 
 
 def markdown(results: Mapping[str, Any]) -> str:
-    """Lay the results out as Markdown tables."""
+    """Return the results as Markdown tables."""
     sections: dict[str, Any] = results["sections"]
     lines = [HEAD]
     if results.get("quick"):
-        lines += ["**Made with --quick: tiny inputs and one round, nothing here is worth quoting.**", ""]
+        lines += ["**Made with --quick: tiny inputs and one round; do not quote these figures.**", ""]
     lines += ["## Figures that have a bar", "", *_barred(sections)]
     for name, section in sections.items():
         others = [_row(figure)[:3] for figure in section["figures"] if not _bar(figure)]
@@ -100,7 +100,7 @@ def markdown(results: Mapping[str, Any]) -> str:
 
 
 def published(results: Mapping[str, Any], document: str) -> str:
-    """Return docs/benchmarks.md with the table of these results in place of its earlier one."""
+    """Return docs/benchmarks.md with the table of these results instead of its earlier table."""
     sections: dict[str, Any] = results["sections"]
     times = sorted(section["at"] for section in sections.values())
     commits = sorted({section["commit"] for section in sections.values()})
@@ -165,10 +165,10 @@ def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
 
 
 def read(directory: Path) -> dict[str, Any]:
-    """Return the results in a directory, none when there are none in this form."""
+    """Return the results in a directory; empty if there are no results in this format."""
     path = directory / "results.json"
-    found: dict[str, Any] = json.loads(path.read_bytes()) if path.exists() else {}
-    return found if "sections" in found else {}
+    results: dict[str, Any] = json.loads(path.read_bytes()) if path.exists() else {}
+    return results if "sections" in results else {}
 
 
 def write(results: Mapping[str, Any], directory: Path) -> None:

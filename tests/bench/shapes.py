@@ -1,11 +1,10 @@
 """Give the benchmark's text other shapes: `shapes.py SHAPE BASE.jsonl DIRECTORY SIZE`.
 
-Writes DIRECTORY/files (what tokenmill is given), where something else reads the same DIRECTORY/texts.jsonl (all texts,
-plain), and last DIRECTORY/about.json. BASE is a corpus of `corpus.py`. A shape larger than BASE goes through
-it several times, each time with two letters and all digits exchanged: many words are kept, as in
-a real corpus, and many are new.
+Writes DIRECTORY/files (the input of tokenmill); DIRECTORY/texts.jsonl (all texts, plain), if an alternative reads them;
+and last DIRECTORY/about.json. BASE is a corpus of `corpus.py`. A shape larger than BASE repeats BASE, and each pass
+exchanges two letters and all digits: as in a real corpus, many words repeat and many are new.
 
-A process of its own: Linux counts a parent's memory into a child's peak, so `tests.bench` must stay small.
+The script runs as a subprocess: Linux counts a parent's memory in a child's peak, so `tests.bench` must stay small.
 """
 
 import itertools
@@ -23,25 +22,25 @@ MB = 1_000_000
 MANY_TEXT = 100_000
 """Bytes of text in one of many small files: about 30 kB compressed."""
 HUGE = (10, 50)
-"""Megabytes of a huge document when all of them are HUGE_ALL."""
+"""Megabytes of a huge document, if all documents together have HUGE_ALL megabytes."""
 HUGE_ALL = 512
 PIECES = 200
 TINY, TINY_FILE = 60, 160
-"""Characters of a tiny document; tiny documents of a tiny file. Half of 59,166 such files have 280 MB of text, by which
-fastokens' table of words has reached its size: what still grows grows with the files."""
+"""Characters of a tiny document; tiny documents in a tiny file. Half of 59,166 such files have 280 MB of text, at which
+fastokens' table of words has reached its maximum: further growth is due to the number of files."""
 
 Count = dict[str, int]
 
 
 def texts(base: Path) -> Iterator[str]:
-    """Yield texts without end, other ones in every pass."""
+    """Yield texts without end, different ones in every pass."""
     swaps = list(itertools.combinations("bfgjkpqvwxyz", 2))
     random.Random(0).shuffle(swaps)
     digits = "0123456789"
     for copy in itertools.count():
         a, b = swaps[copy % len(swaps)]
-        turned = digits[copy % 10 :] + digits[: copy % 10]
-        old, new = f"{a}{b}{a.upper()}{b.upper()}{digits}", f"{b}{a}{b.upper()}{a.upper()}{turned}"
+        rotated = digits[copy % 10 :] + digits[: copy % 10]
+        old, new = f"{a}{b}{a.upper()}{b.upper()}{digits}", f"{b}{a}{b.upper()}{a.upper()}{rotated}"
         table = bytes.maketrans(old.encode(), new.encode())
         with base.open("rb") as lines:
             for line in lines:
@@ -50,12 +49,12 @@ def texts(base: Path) -> Iterator[str]:
 
 
 def record(text: str) -> bytes:
-    """Return a line."""
+    """Return the JSON line of a text."""
     return orjson.dumps({"text": text}) + b"\n"
 
 
 class Out:
-    """Where lines go: counts documents and bytes of text, and gives each file a zstd frame every 64 MB."""
+    """An output of lines: counts documents and bytes of text, and starts a zstd frame every 64 MB of a file."""
 
     FRAME = 64 * MB
 
@@ -71,15 +70,15 @@ class Out:
         return record(text)
 
     def file(self, name: str, lines: Iterator[bytes], plain: IO[bytes] | None = None) -> None:
-        """Compress lines into a file, and copy them as they are."""
+        """Compress lines into a file, and copy them uncompressed to `plain`."""
         self.about["files"] += 1
         compressor = zstandard.ZstdCompressor()
         with (self.files / f"{name}.jsonl.zst").open("wb") as out:
             while True:
-                held = list(_up_to(self.FRAME, lines))
-                if not held:
+                block_lines = list(_up_to(self.FRAME, lines))
+                if not block_lines:
                     return
-                block = b"".join(held)
+                block = b"".join(block_lines)
                 out.write(compressor.compress(block))
                 if plain:
                     plain.write(block)
@@ -94,14 +93,14 @@ def _up_to(size: int, lines: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def many(base: Path, directory: Path, count: int) -> Count:
-    """Make `count` small files."""
+    """Write `count` small files."""
     out, source = Out(directory), texts(base)
 
     def lines() -> Iterator[bytes]:
-        held = 0
-        while held < MANY_TEXT:
+        size = 0
+        while size < MANY_TEXT:
             text = next(source)
-            held += len(text.encode())
+            size += len(text.encode())
             yield out.line(text)
 
     with (directory / "texts.jsonl").open("wb") as plain:
@@ -111,18 +110,18 @@ def many(base: Path, directory: Path, count: int) -> Count:
 
 
 def huge(base: Path, directory: Path, megabytes: int) -> Count:
-    """Make one file of a few huge documents; smaller ones where `megabytes` is less than HUGE_ALL."""
+    """Write one file of a few huge documents, which are smaller if `megabytes` is less than HUGE_ALL."""
     out, source, dice = Out(directory), texts(base), random.Random(0)
 
     def lines() -> Iterator[bytes]:
         left = megabytes * MB
         while left > 0:
             size = min(left, dice.uniform(*HUGE) * MB * megabytes / HUGE_ALL)
-            held: list[str] = []
+            texts_of_document: list[str] = []
             while size > 0:
-                held.append(next(source))
-                size -= len(held[-1].encode())
-            text = "\n\n".join(held)
+                texts_of_document.append(next(source))
+                size -= len(texts_of_document[-1].encode())
+            text = "\n\n".join(texts_of_document)
             left -= len(text.encode())
             yield out.line(text)
 
@@ -132,7 +131,7 @@ def huge(base: Path, directory: Path, megabytes: int) -> Count:
 
 
 def long(base: Path, directory: Path, megabytes: int) -> Count:
-    """Make one file of very much text."""
+    """Write one very large file."""
     out, source = Out(directory), texts(base)
 
     def lines() -> Iterator[bytes]:
@@ -144,7 +143,7 @@ def long(base: Path, directory: Path, megabytes: int) -> Count:
 
 
 def pieces(base: Path, directory: Path, megabytes: int) -> Count:
-    """Make PIECES plain files of equal size, repeating the base: nothing here depends on what is in them."""
+    """Write PIECES plain files of equal size that repeat the base: these benchmarks do not depend on the content."""
     out = Out(directory)
     lines = itertools.chain.from_iterable(base.open("rb") for _ in itertools.count())
     for number in range(PIECES):
@@ -164,14 +163,14 @@ def tiny_texts(base: Path) -> Iterator[str]:
 
 
 def documents(base: Path, directory: Path, count: int) -> Count:
-    """Make one file of very many tiny documents."""
+    """Write one file of very many tiny documents."""
     out = Out(directory)
     out.file("texts", map(out.line, itertools.islice(tiny_texts(base), count)))
     return out.about
 
 
 def files(base: Path, directory: Path, count: int) -> Count:
-    """Make very many files of TINY_FILE tiny documents."""
+    """Write very many files of TINY_FILE tiny documents."""
     out, source = Out(directory), tiny_texts(base)
     with (directory / "texts.jsonl").open("wb") as plain:
         for number in range(count):
@@ -184,5 +183,5 @@ SHAPES: dict[str, Callable[[Path, Path, int], Count]] = {
 }
 
 if __name__ == "__main__":
-    made = SHAPES[sys.argv[1]](Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]))
-    Path(sys.argv[3], "about.json").write_text(json.dumps(made, indent=2) + "\n")
+    counts = SHAPES[sys.argv[1]](Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]))
+    Path(sys.argv[3], "about.json").write_text(json.dumps(counts, indent=2) + "\n")

@@ -1,4 +1,4 @@
-"""The benchmark's shapes are reproducible, and its two halves are one whole."""
+"""The benchmark's shapes are reproducible, and the parts of a corpus are disjoint and complete."""
 
 import json
 import subprocess
@@ -25,33 +25,33 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def lines(directory: Path) -> list[bytes]:
-    found = []
+    collected = []
     for path in sorted((directory / "files").iterdir()):
         data = path.read_bytes()
         if path.suffix == ".zst":
             data = zstandard.ZstdDecompressor().stream_reader(data, read_across_frames=True).readall()
-        found += data.splitlines()
-    return found
+        collected += data.splitlines()
+    return collected
 
 
 @pytest.mark.parametrize("shape", SIZES)
 def test_shape_is_reproducible_and_counted(shape: str, base: Path, tmp_path: Path) -> None:
-    made = []
+    outputs = []
     for name in ("one", "two"):
         script = [sys.executable, str(HERE / "shapes.py")]
         subprocess.run([*script, shape, str(base), str(tmp_path / name), str(SIZES[shape])], check=True)
-        made.append(lines(tmp_path / name))
-    assert made[0] == made[1]
+        outputs.append(lines(tmp_path / name))
+    assert outputs[0] == outputs[1]
     about = json.loads((tmp_path / "one" / "about.json").read_bytes())
-    assert about["documents"] == len(made[0])
+    assert about["documents"] == len(outputs[0])
     assert about["files"] == len(list((tmp_path / "one" / "files").iterdir()))
     plain = tmp_path / "one" / "texts.jsonl"
     if plain.exists():
-        assert plain.read_bytes().splitlines() == made[0]
-    texts = [orjson.loads(line)["text"] for line in made[0]]
+        assert plain.read_bytes().splitlines() == outputs[0]
+    texts = [orjson.loads(line)["text"] for line in outputs[0]]
     if shape == "long":
         assert about["text_bytes"] == sum(len(text.encode()) for text in texts) >= ONE_MB
-        assert len(set(texts)) > 2 * len(BASE)  # later passes are other texts
+        assert len(set(texts)) > 2 * len(BASE)  # later passes have other texts
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 7])

@@ -1,4 +1,4 @@
-"""What tests of several charts share."""
+"""Fixtures for the tests of several charts."""
 
 from pathlib import Path
 

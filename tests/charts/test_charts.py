@@ -1,4 +1,4 @@
-"""Charts without a cluster: what they put on a command line, what they refuse, and that they are fresh."""
+"""Charts without a cluster: their command lines, the values they refuse, and the freshness of generated files."""
 
 import json
 import subprocess
@@ -38,15 +38,15 @@ def job_of(documents: list[dict[str, Any]]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("program", HELMS)
 @pytest.mark.parametrize("stage", STAGES)
-def test_the_command_takes_what_a_chart_gives_it_for_every_corpus_and_cluster(stage: str, program: str) -> None:
+def test_the_command_accepts_a_chart_s_arguments_for_every_overlay(stage: str, program: str) -> None:
     cases = [(), *corpora_on_hardware()]
     assert {file for files in cases for file in files} == {*overlays("datasets"), *overlays("clusters")}
     with ThreadPoolExecutor(2) as pool:
         renders = list(pool.map(lambda files: render_text(stage, *files, program=program, workers=3), cases))
     for files, text in zip(cases, renders, strict=True):
         documents = documents_of(text)
-        given = parse(arguments(job_of(documents)))
-        assert given["workers"] == 3, files
+        parsed = parse(arguments(job_of(documents)))
+        assert parsed["workers"] == 3, files
         verify = next(document for document in documents if document["kind"] == "Pod")
         assert parse(arguments(verify))["stage"] == stage
     validate_manifests(*renders)
@@ -59,22 +59,22 @@ def test_values_reach_the_command() -> None:
         "dataset.connections": 3,
         "replace": "true",
     }
-    given = parse(arguments(job_of(render("download", **settings))))
-    assert (given["sample"], [*given["include"]], given["connections"]) == (7, ["train/*", "more"], 3)
-    assert given["replace"] is True
+    parsed = parse(arguments(job_of(render("download", **settings))))
+    assert (parsed["sample"], [*parsed["include"]], parsed["connections"]) == (7, ["train/*", "more"], 3)
+    assert parsed["replace"] is True
     settings = {"tokenizer.appendEod": "false", "dataset.targetFiles": 9, "tokenizer.eodToken": "<|$(HOME)|>"}
-    given = parse(arguments(job_of(render("preprocess", **settings))))
-    assert (given["append_eod"], given["target_files"], given["eod_token"]) == (False, 9, "<|$(HOME)|>")
+    parsed = parse(arguments(job_of(render("preprocess", **settings))))
+    assert (parsed["append_eod"], parsed["target_files"], parsed["eod_token"]) == (False, 9, "<|$(HOME)|>")
 
 
 def test_the_splits_of_slimpajama_never_share_a_directory() -> None:
-    seen = {}
+    outputs = {}
     for file in overlays("datasets"):
         if file.stem.startswith("slimpajama"):
-            given = parse(arguments(job_of(render("download", file))))
-            seen[given["split"]] = str(given["output"])
-    assert sorted(seen) == ["test", "train", "validation"]
-    assert len(set(seen.values())) == 3
+            parsed = parse(arguments(job_of(render("download", file))))
+            outputs[parsed["split"]] = str(parsed["output"])
+    assert sorted(outputs) == ["test", "train", "validation"]
+    assert len(set(outputs.values())) == 3
 
 
 @pytest.mark.parametrize("program", HELMS)
@@ -101,18 +101,18 @@ def test_helm_unittest_of_the_library() -> None:
 
 
 @pytest.mark.parametrize("chart", CHARTS, ids=lambda chart: chart.name)
-def test_a_schema_takes_the_default_values_and_no_others(chart: Path) -> None:
+def test_a_schema_accepts_the_default_values_and_no_others(chart: Path) -> None:
     schema = json.loads((chart / "values.schema.json").read_text())
 
-    def walk(schema: dict[str, Any], values: Any, where: str) -> None:
-        known = schema.get("properties")
-        if known is None:
+    def walk(schema: dict[str, Any], values: Any, path: str) -> None:
+        properties = schema.get("properties")
+        if properties is None:
             return
-        assert schema["additionalProperties"] is False, f"{chart.name}: {where or 'the root'} is open"
+        assert schema["additionalProperties"] is False, f"{chart.name}: {path or 'the root'} is open"
         for key, value in values.items():
-            assert key in known, f"{chart.name}: {where}{key} has a default and is refused"
+            assert key in properties, f"{chart.name}: {path}{key} has a default and is refused"
             if isinstance(value, dict):
-                walk(known[key], value, f"{where}{key}.")
+                walk(properties[key], value, f"{path}{key}.")
 
     walk(schema, yaml.safe_load((chart / "values.yaml").read_text()), "")
     assert {"common", "global"} <= schema["properties"].keys()
@@ -121,14 +121,16 @@ def test_a_schema_takes_the_default_values_and_no_others(chart: Path) -> None:
 @pytest.mark.parametrize("chart", CHARTS, ids=lambda chart: chart.name)
 def test_the_library_is_reached_by_a_link_and_by_a_dependency(chart: Path) -> None:
     assert (chart / "charts/common").readlink() == Path("../../common")
-    about = yaml.safe_load((chart / "Chart.yaml").read_text())
-    assert about["dependencies"] == [{"name": "common", "version": "0.1.0", "repository": "file://../common"}]
-    assert about["version"] == about["appVersion"] == __version__, "a release pushes a chart by its own version"
-    assert not list(chart.glob("charts/*.tgz")), "helm dependency build left an archive, and which wins is random"
+    metadata = yaml.safe_load((chart / "Chart.yaml").read_text())
+    assert metadata["dependencies"] == [{"name": "common", "version": "0.1.0", "repository": "file://../common"}]
+    assert metadata["version"] == metadata["appVersion"] == __version__, "a release pushes a chart by its own version"
+    assert not list(chart.glob("charts/*.tgz")), (
+        "helm dependency build left an archive; Helm would use either, at random"
+    )
 
 
 @pytest.mark.parametrize("chart", CHARTS, ids=lambda chart: chart.name)
-def test_a_stage_is_one_screen(chart: Path) -> None:
+def test_the_templates_of_a_stage_fit_a_screen(chart: Path) -> None:
     for template in (chart / "templates").glob("*.yaml"):
         assert len(template.read_text().splitlines()) <= 24
 
@@ -154,15 +156,15 @@ REFUSED = [
     ("extract", {"storage.outputPvcName": "other"}, "dataset.outputPath is not"),
     ("extract", {"job.maxFailedIndexes": "2"}, "job.maxFailedIndexes=2 is more than workers=1"),
     ("extract", {"job": "null"}, "missing property 'job'"),
-    ("extract", {"storage.mountPath": "/opt"}, 'storage.mountPath="/opt" lies where'),
+    ("extract", {"storage.mountPath": "/opt"}, 'storage.mountPath="/opt" would hide files'),
     ("extract", {"image.repository": "registry/jobs:1"}, "/image/repository"),
     ("extract", {"image.digest": "0123"}, "/image/digest"),
     ("extract", {"networkPolicy.egress[0].too": "all"}, "/networkPolicy/egress/0"),
-    ("download", {"dataset.source": "https://me:secret@host/x"}, "dataset.source holds a password"),
-    ("download", {"dataset.source": "https://me:se/cret@host/x"}, "dataset.source holds a password"),
-    ("download", {"dataset.source": "https://token@host/x"}, "dataset.source holds a password"),
-    ("download", {"dataset.source": "https://host/x?a=b&SIG=c"}, "dataset.source holds a signature"),
-    ("download", {"dataset.source": "https://host/x?X-Amz-Signature=c"}, "dataset.source holds a signature"),
+    ("download", {"dataset.source": "https://me:secret@host/x"}, "dataset.source contains a password"),
+    ("download", {"dataset.source": "https://me:se/cret@host/x"}, "dataset.source contains a password"),
+    ("download", {"dataset.source": "https://token@host/x"}, "dataset.source contains a password"),
+    ("download", {"dataset.source": "https://host/x?a=b&SIG=c"}, "dataset.source contains a signature"),
+    ("download", {"dataset.source": "https://host/x?X-Amz-Signature=c"}, "dataset.source contains a signature"),
     (
         "preprocess",
         {"dataset.stream": "true", "dataset.inputPath": "", "dataset.source": "s3://me:secret@x"},
@@ -171,7 +173,7 @@ REFUSED = [
     ("preprocess", {"encoder": "fast"}, "/encoder"),
     ("preprocess", {"tokenizer.name": ""}, "/tokenizer/name"),
     *(
-        ("download", {"dataset.source": f"{name}://key:12/34@bucket/x"}, "dataset.source holds a password")
+        ("download", {"dataset.source": f"{name}://key:12/34@bucket/x"}, "dataset.source contains a password")
         for name, scheme in SCHEMES.items()
         if scheme.authority in (Authority.NAME, Authority.CONTAINER)
     ),
@@ -201,14 +203,14 @@ def test_wrong_values_are_refused_by_name(stage: str, settings: dict[str, str], 
         "https://[::1]:8080/x.jsonl",
     ],
 )
-def test_addresses_without_a_secret_are_taken(source: str) -> None:
+def test_addresses_without_a_secret_are_accepted(source: str) -> None:
     assert arguments(job_of(render("download", **{"dataset.source": source})))[1] == source
 
 
-def test_only_what_needs_another_job_changes_its_hash() -> None:
+def test_only_changes_that_need_another_job_change_the_hash() -> None:
     def spec(**settings: str) -> str:
-        found: str = job_of(render("extract", **settings))["metadata"]["annotations"]["tokenmill/spec"]
-        return found
+        digest: str = job_of(render("extract", **settings))["metadata"]["annotations"]["tokenmill/spec"]
+        return digest
 
     same = {"job.activeDeadlineSeconds": "9", "job.ttlSecondsAfterFinished": "9", "job.maxFailedIndexes": "1"}
     same |= {"verify.quick": "true", "serviceAccount.annotations.a": "b", "networkPolicy.enabled": "true"}

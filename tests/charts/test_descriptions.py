@@ -1,4 +1,4 @@
-"""A chart's schema is its manual: it describes every key, in the words of the comments in values.yaml."""
+"""A chart's schema describes every key, with the text of the comments in values.yaml."""
 
 import json
 from collections.abc import Iterator
@@ -11,9 +11,9 @@ from support.generation import edit, generate
 from support.rendering import ROOT
 
 CHARTS = sorted(path.parent.name for path in (ROOT / "charts").glob("*/values.schema.json"))
-OF_KUBERNETES = {"resources", "podSecurityContext", "imagePullSecrets", "tolerations", "topologySpreadConstraints"}
-OF_KUBERNETES |= {"extraEnv", "extraVolumes", "extraVolumeMounts", "egress", "dns"}
-"""Keys that hold objects of Kubernetes, whose own keys its reference describes."""
+KUBERNETES_OBJECTS = {"resources", "podSecurityContext", "imagePullSecrets", "tolerations", "topologySpreadConstraints"}
+KUBERNETES_OBJECTS |= {"extraEnv", "extraVolumes", "extraVolumeMounts", "egress", "dns"}
+"""Keys with objects of Kubernetes, whose own keys the Kubernetes reference describes."""
 
 
 def schema_of(chart: str, root: Path = ROOT) -> dict[str, Any]:
@@ -22,10 +22,10 @@ def schema_of(chart: str, root: Path = ROOT) -> dict[str, Any]:
 
 
 def descriptions(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield each key of a schema, at any depth and in the items of lists, with its description."""
+    """Yield each key of a schema with its description, at any depth and in the items of lists."""
     for key, value in schema.get("properties", {}).items():
         yield f"{path}{key}", value.get("description", "")
-        if key not in OF_KUBERNETES:
+        if key not in KUBERNETES_OBJECTS:
             yield from descriptions(value, f"{path}{key}.")
             yield from descriptions(value.get("items", {}), f"{path}{key}[].")
 
@@ -48,7 +48,7 @@ def test_every_key_is_described(chart: str) -> None:
         ),  # of another stage's values
         ("dataset-extract", "environment.caBundle.key", "Key of the certificates"),
         ("dataset-preprocess", "dataset.fromStage", "Read this stage's output instead"),  # begins with (string)
-        ("dataset-preprocess", "tokenizer", "The tokenizer, and what it adds"),  # a section
+        ("dataset-preprocess", "tokenizer", "The tokenizer, and the tokens that it adds"),  # a section
         ("dataset-pipeline", "preprocess.tokenizer.eodToken", "Token to use as EOD instead"),
         ("dataset-pipeline", "extract.storage.pvcName", "Claim that holds the data"),  # of all stages
         ("dataset-pipeline", "concatenate", "Join a corpus's JSONL files"),  # of Chart.yaml
@@ -56,7 +56,7 @@ def test_every_key_is_described(chart: str) -> None:
         ("megatron-training", "dataset.blend.train[].weight", "Weight of this dataset"),
         ("megatron-training", "shmSize", "Size of /dev/shm"),
         ("megatron-training", "training", "Length, batch and optimizer of the run"),
-        ("shared-storage", "blob.blockCache.prefetch", "Blocks to read ahead of each open file; 11, the fewest"),
+        ("shared-storage", "blob.blockCache.prefetch", "Blocks to read ahead of each open file; 11, the minimum"),
         ("shared-storage", "amlfs", "Azure Managed Lustre, by azurelustre.csi.azure.com"),
     ],
 )
@@ -72,7 +72,7 @@ def test_a_description_is_the_comment_of_its_key(chart: str, key: str, text: str
         ("common/stage", "# Admission by Kueue", "kueue", ["concatenate", "pipeline"]),
     ],
 )
-def test_a_comment_that_changes_or_goes_does_so_in_every_schema(
+def test_a_changed_or_removed_comment_reaches_every_schema(
     copy: Path,
     source: str,
     comment: str,

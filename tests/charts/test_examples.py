@@ -1,4 +1,4 @@
-"""examples/ without a cluster: three ways to install the same two stages, each of which the charts take."""
+"""examples/ without a cluster: three ways to install the same two stages, all accepted by the charts."""
 
 import json
 import os
@@ -16,40 +16,40 @@ STAGES = ("download", "preprocess")
 
 
 def job(chart: str, release: str, files: list[str], **job_values: Any) -> dict[str, Any]:
-    """Render a stage as examples/ asks for it, and return its Job."""
+    """Render a stage with the values of examples/, and return its Job."""
     flags = [part for file in files for part in ("-f", (EXAMPLES / file).resolve(strict=True))]
     more = ["--set-json", f"job={json.dumps(job_values)}"]
     done = helm("template", release, (EXAMPLES / chart).resolve(strict=True), *flags, *(more if job_values else []))
     assert done.returncode == 0, done.stderr
-    (found,) = [each for each in yaml.safe_load_all(done.stdout) if each["kind"] == "Job"]
-    return found
+    (rendered,) = [document for document in yaml.safe_load_all(done.stdout) if document["kind"] == "Job"]
+    return rendered
 
 
 def by_script(stage: str) -> dict[str, Any]:
-    """Return the Job that deploy.sh makes of a stage."""
+    """Return the Job that deploy.sh creates for a stage."""
     files = ["../values/datasets/slimpajama.yaml", "values/all.yaml", f"values/{stage}.yaml"]
     return job(f"../charts/dataset-{stage}", f"slimpajama-{stage}", files)
 
 
 def helmfile() -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Return what helmfile.yaml holds, and its releases with their template filled in."""
-    whole = yaml.safe_load((EXAMPLES / "helmfile.yaml").read_text())
+    """Return the content of helmfile.yaml, and its releases with their template applied."""
+    content = yaml.safe_load((EXAMPLES / "helmfile.yaml").read_text())
     releases = []
-    for release in whole["releases"]:
-        text = yaml.safe_dump(whole["templates"]["stage"] | release)
+    for release in content["releases"]:
+        text = yaml.safe_dump(content["templates"]["stage"] | release)
         filled = text.replace("{{ .Release.Labels.stage }}", release["labels"]["stage"])
         releases.append(yaml.safe_load(filled.replace("{{ .Release.Name }}", release["name"])))
-    return whole, releases
+    return content, releases
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_the_commands_take_what_the_script_gives_them(stage: str) -> None:
-    given = parse(arguments(by_script(stage)))
-    assert given["workers"] == {"download": 2, "preprocess": 4}[stage]
+def test_the_commands_accept_the_arguments_of_the_script(stage: str) -> None:
+    parsed = parse(arguments(by_script(stage)))
+    assert parsed["workers"] == {"download": 2, "preprocess": 4}[stage]
 
 
-def test_helmfile_installs_what_the_script_does() -> None:
-    whole, releases = helmfile()
+def test_helmfile_installs_the_jobs_of_the_script() -> None:
+    content, releases = helmfile()
     assert [release["labels"]["stage"] for release in releases] == list(STAGES)
     for before, release in zip([None, *releases], releases, strict=False):
         assert job(release["chart"], release["name"], release["values"]) == by_script(release["labels"]["stage"])
@@ -57,40 +57,40 @@ def test_helmfile_installs_what_the_script_does() -> None:
         (hook,) = release["hooks"]
         assert hook["events"] == ["postsync"] and hook["args"] == [release["name"]]
         assert (EXAMPLES / hook["command"]).stat().st_mode & 0o111
-    assert whole["helmDefaults"]["skipDeps"] is True, "helm dependency build leaves an archive beside the link"
+    assert content["helmDefaults"]["skipDeps"] is True, "helm dependency build leaves an archive next to the link"
 
 
-def test_argo_cd_applies_what_the_script_installs() -> None:
+def test_argo_cd_applies_the_jobs_of_the_script() -> None:
     waves = []
     for stage, source in zip(STAGES, argocd_sources(), strict=True):
         values = source["helm"]["valuesObject"]["job"]
         files = [f"../{source['path']}/{file}" for file in source["helm"]["valueFiles"]]
-        found = job(f"../{source['path']}", source["helm"]["releaseName"], files, **values)
+        applied = job(f"../{source['path']}", source["helm"]["releaseName"], files, **values)
         expected = by_script(stage)
-        assert found["spec"] == expected["spec"]
+        assert applied["spec"] == expected["spec"]
         hashed = f"{expected['metadata']['name']}-{expected['metadata']['annotations']['tokenmill/spec'][:8]}"
-        assert found["metadata"]["name"] == hashed
-        waves.append(int(found["metadata"]["annotations"]["argocd.argoproj.io/sync-wave"]))
+        assert applied["metadata"]["name"] == hashed
+        waves.append(int(applied["metadata"]["annotations"]["argocd.argoproj.io/sync-wave"]))
     assert waves == sorted(set(waves))
 
 
 @pytest.mark.parametrize("option", ["-n", "-nteam", "--namespace=team", "--kube-context", "--kubeconfig=x"])
-def test_the_script_takes_no_option_that_kubectl_would_not_see(option: str) -> None:
+def test_the_script_refuses_options_that_kubectl_would_not_get(option: str) -> None:
     line = ["sh", EXAMPLES / "deploy.sh", "--set", "workers=1", option, "team"]
     done = subprocess.run(line, capture_output=True, text=True, check=False)
-    told = f"{option} applies only to helm, not to kubectl: set NAMESPACE, or KUBECONFIG and its context\n"
-    assert (done.returncode, done.stderr) == (2, told)
+    message = f"{option} applies only to helm, not to kubectl: set NAMESPACE, or KUBECONFIG and its context\n"
+    assert (done.returncode, done.stderr) == (2, message)
 
 
 @pytest.mark.parametrize("script", ["deploy.sh", "wait.sh"])
-def test_a_script_is_one_that_any_shell_reads(script: str) -> None:
+def test_a_script_is_valid_for_any_shell(script: str) -> None:
     done = subprocess.run(["sh", "-n", EXAMPLES / script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert (EXAMPLES / script).stat().st_mode & 0o111
 
 
-def deployed(tmp_path: Path, *options: str) -> tuple[subprocess.CompletedProcess[str], dict[str, dict[str, Any]]]:
-    """Run the script with a Helm that renders what it is to install, and jobs that are complete; return the Jobs."""
+def run_deploy(tmp_path: Path, *options: str) -> tuple[subprocess.CompletedProcess[str], dict[str, dict[str, Any]]]:
+    """Run the script with a Helm that only renders, and with complete Jobs; return the process and the Jobs."""
     (tmp_path / "bin").mkdir(exist_ok=True)
     programs = {
         "helm": f'[ "$1" = test ] || {{ shift 2; exec {TOOLS}/helm template --skip-tests "$@" >{tmp_path}/$1.yaml; }}',
@@ -112,7 +112,7 @@ def deployed(tmp_path: Path, *options: str) -> tuple[subprocess.CompletedProcess
 
 
 def test_a_setting_of_one_stage_reaches_the_stages_that_have_it(tmp_path: Path) -> None:
-    done, jobs = deployed(
+    done, jobs = run_deploy(
         tmp_path,
         *("--set", "tokenizer.name=Qwen/Qwen3-8B-Base,workers=3", "--set=dataset.targetFiles=7"),
         *(
@@ -131,21 +131,21 @@ def test_a_setting_of_one_stage_reaches_the_stages_that_have_it(tmp_path: Path) 
         ),
     )
     assert done.returncode == 0, done.stderr
-    words = {stage: " ".join(arguments(job)) for stage, job in jobs.items()}
+    commands = {stage: " ".join(arguments(job)) for stage, job in jobs.items()}
     assert all(job["spec"]["completions"] == 3 and job["spec"]["maxFailedIndexes"] == 1 for job in jobs.values())
     pods = [job["spec"]["template"] for job in jobs.values()]
     assert all(pod["spec"]["nodeSelector"] == {"a": "x", "b": "y"} for pod in pods) and len(pods) == 3
     assert all(pod["metadata"]["labels"]["team"] == "a" for pod in pods)
-    assert "--tokenizer=Qwen/Qwen3-8B-Base" in words["preprocess"] and "--target-files=7" in words["preprocess"]
-    assert "--tokenizer-revision=a,b=c" in words["preprocess"]
-    assert "--include=a/* --include=b/*" in words["download"]
-    assert "--connections=2" in words["download"] and "--connections" not in words["extract"]
+    assert "--tokenizer=Qwen/Qwen3-8B-Base" in commands["preprocess"] and "--target-files=7" in commands["preprocess"]
+    assert "--tokenizer-revision=a,b=c" in commands["preprocess"]
+    assert "--include=a/* --include=b/*" in commands["download"]
+    assert "--connections=2" in commands["download"] and "--connections" not in commands["extract"]
 
 
 @pytest.mark.parametrize(
     "setting", ["tokeniser.name=x", "workers=2,dataset.targetfiles=3", "dataset.nothing=1", "model.size=13b"]
 )
-def test_a_setting_that_no_stage_has_is_refused_before_anything_is_installed(setting: str, tmp_path: Path) -> None:
-    done, jobs = deployed(tmp_path, "--set", setting)
+def test_a_setting_of_no_stage_is_refused_before_the_installation(setting: str, tmp_path: Path) -> None:
+    done, jobs = run_deploy(tmp_path, "--set", setting)
     assert (done.returncode, jobs) == (2, {})
     assert f"--set {setting}: no stage of download extract preprocess has this setting" in done.stderr

@@ -1,4 +1,4 @@
-"""tools/charts.py on a copy of its sources: what is taken out of a source goes, and what is no source is not kept."""
+"""tools/charts.py on a copy of its sources: removed keys are removed from products, and unknown keys are not kept."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from tokenmill.stages.registry import KINDS
 
 
 def keys(copy: Path, chart: str, *path: str) -> set[str]:
-    """List the keys that a chart's schema takes in a section."""
+    """Return the keys of a section of a chart's schema."""
     part = json.loads((copy / f"charts/{chart}/values.schema.json").read_text())
     for name in path:
         part = part["properties"][name]
@@ -32,9 +32,7 @@ def keys(copy: Path, chart: str, *path: str) -> set[str]:
         ("shared-storage", "nconnect", ["shared-storage/nfs"]),
     ],
 )
-def test_a_key_that_a_source_loses_goes_from_every_schema(
-    copy: Path, source: str, line: str, reached: list[str]
-) -> None:
+def test_a_removed_key_is_removed_from_every_schema(copy: Path, source: str, line: str, reached: list[str]) -> None:
     assert all(line in keys(copy, *place.split("/")) for place in reached)
     edit(copy / f"charts/{source}/schema.yaml", rf"^ *{line}: .*\n")
     checked = generate(copy, "--check")
@@ -45,7 +43,7 @@ def test_a_key_that_a_source_loses_goes_from_every_schema(
     assert generate(copy, "--check").returncode == 0
 
 
-def test_a_key_that_all_stages_lose_goes_from_all_of_them(copy: Path) -> None:
+def test_a_key_removed_from_all_stages_is_removed_from_all_schemas(copy: Path) -> None:
     edit(copy / "charts/common/stage.schema.yaml", r"^  verifyHashes: .*\n")
     edit(copy / "charts/common/stage.schema.yaml", r"verifyHashes, ")
     tool = copy / "tools/charts.py"
@@ -58,7 +56,7 @@ def test_a_key_that_all_stages_lose_goes_from_all_of_them(copy: Path) -> None:
 @pytest.mark.parametrize(
     "chart", ["dataset-download", "dataset-pipeline", "dataset-preprocess", "megatron-training", "shared-storage"]
 )
-def test_a_key_of_a_product_that_no_source_has_is_reported_and_removed(copy: Path, chart: str) -> None:
+def test_a_key_without_a_source_is_reported_and_removed(copy: Path, chart: str) -> None:
     product = copy / f"charts/{chart}/values.schema.json"
     schema = json.loads(product.read_text())
     schema["properties"]["orphan"] = {"type": "string"}
@@ -68,7 +66,7 @@ def test_a_key_of_a_product_that_no_source_has_is_reported_and_removed(copy: Pat
     assert generate(copy).returncode == 0 and "orphan" not in keys(copy, chart)
 
 
-def test_a_schema_that_is_lost_is_made_again(copy: Path) -> None:
+def test_a_missing_schema_is_made_again(copy: Path) -> None:
     products = {file: file.read_text() for file in copy.glob("charts/*/values.schema.json")}
     for file in products:
         file.unlink()
@@ -76,7 +74,7 @@ def test_a_schema_that_is_lost_is_made_again(copy: Path) -> None:
     assert {file: file.read_text() for file in products} == products
 
 
-def test_the_list_of_stages_is_that_of_the_registry(copy: Path) -> None:
+def test_the_list_of_stages_is_the_list_of_the_registry(copy: Path) -> None:
     assert [kind.name for kind in KINDS] == STAGES
     stages = copy / "charts/dataset-pipeline/stages.yaml"
     edit(stages, "^- extract\n")
@@ -90,10 +88,10 @@ BACK_END = """\
       "spec" (dict "csi" (dict "driver" "tape.example" "volumeHandle" .Values.tape.reel))) }}
 {{- end }}
 {{- define "shared-storage.tape.rules" -}}
-{{- include "shared-storage.validateRequired" (dict "root" . "section" "tape" "keys" (list "reel") "remedy" "Wind it.") }}
+{{- include "shared-storage.validateRequired" (dict "root" . "section" "tape" "keys" (list "reel") "remedy" "Add it") }}
 {{- end }}
 {{- define "shared-storage.tape.warnings" }}
-Mind: it is slow.
+Warning: it is slow.
 {{- end }}
 {{- define "shared-storage.tape.properties" -}}
 {{ dict "sizeKey" "tape.reel" "source" "the reel" "noMountOptions" "a tape has none" | toJson }}
@@ -111,17 +109,17 @@ def test_a_storage_back_end_is_a_template_and_its_section_of_values(copy: Path) 
     assert generate(copy).returncode == 0 and "tape" in keys(copy, "shared-storage")
 
     def rendered(*settings: str) -> subprocess.CompletedProcess[str]:
-        return helm("template", "r", chart, *(part for each in settings for part in ("--set", each)))
+        return helm("template", "r", chart, *(part for setting in settings for part in ("--set", setting)))
 
     assert "driver: tape.example" in rendered("backend=tape", "tape.reel=a").stdout
     for settings, message in (
-        (["backend=tape"], "backend=tape needs tape.reel.\nWind it."),
+        (["backend=tape"], "backend=tape needs tape.reel.\nAdd it"),
         (["backend=tape", "tape.reel=a", "pvc.size=1Ti"], "whose size is tape.reel"),
         (["backend=tape", "tape.reel=a", "storage.mountOptions={soft}"], "a tape has none"),
-        (["backend=tape", "tape.reel=a", "storage.parameters.a=b"], "backend=tape makes none"),
+        (["backend=tape", "tape.reel=a", "storage.parameters.a=b"], "backend=tape does not create one"),
         (["backend=tape", "tape.reel=a", "nfs.server=s"], "backend=tape does not read nfs.server"),
         (["backend=existing", "tape.reel=a"], "backend=existing does not read tape.reel"),
-        (["backend=disk"], "there are amlfs, blob, existing, fsx, local, nfs, tape."),
+        (["backend=disk"], "the back ends are amlfs, blob, existing, fsx, local, nfs, tape."),
     ):
         assert message in rendered(*settings).stderr, settings
 
@@ -171,7 +169,7 @@ properties:
 }
 
 
-def test_a_stages_chart_is_five_files_by_hand(copy: Path) -> None:
+def test_a_stage_s_chart_is_five_manual_files(copy: Path) -> None:
     (copy / "jobs").unlink()
     shutil.copytree(ROOT / "jobs", copy / "jobs", ignore=shutil.ignore_patterns("__pycache__"))
     entry = '    StageEntry(StageKind("toy", Files), "toyed", _PREPROCESS_NEXT, optional=True),\n'
@@ -182,17 +180,19 @@ def test_a_stages_chart_is_five_files_by_hand(copy: Path) -> None:
         (chart / name).parent.mkdir(parents=True, exist_ok=True)
         (chart / name).write_text(text)
     assert "charts/dataset-toy/templates/stage.yaml" in generate(copy, "--check").stderr
-    made = generate(copy)
-    assert made.returncode == 0, made.stderr
+    result = generate(copy)
+    assert result.returncode == 0, result.stderr
     assert generate(copy, "--check").returncode == 0
 
-    alone = helm("template", "r", chart, "--set", "storage.pvcName=claim", "--set", "dataset.inputPath=a")
-    assert "- toy\n" in alone.stdout and "r-toy" in alone.stdout, alone.stderr
+    rendered_stage = helm("template", "r", chart, "--set", "storage.pvcName=claim", "--set", "dataset.inputPath=a")
+    assert "- toy\n" in rendered_stage.stdout and "r-toy" in rendered_stage.stdout, rendered_stage.stderr
     refused = helm("template", "r", chart, "--set", "dataset.inputPath=a", "--set", "dataset.fromStage=preprocess")
     assert "fromStage" in refused.stderr
     pipeline = ["--set", "storage.pvcName=claim", "--set", "dataset.root=a", "--set", "toy.enabled=true"]
-    whole = helm("template", "r", copy / "charts/dataset-pipeline", *pipeline, "--set", "preprocess.tokenizer.name=x")
-    assert "name: toy" in whole.stdout, whole.stderr
+    rendered_pipeline = helm(
+        "template", "r", copy / "charts/dataset-pipeline", *pipeline, "--set", "preprocess.tokenizer.name=x"
+    )
+    assert "name: toy" in rendered_pipeline.stdout, rendered_pipeline.stderr
 
 
 PRESET = """\
@@ -209,7 +209,7 @@ recipe:
 """
 
 
-def test_a_preset_is_one_file_by_hand(copy: Path) -> None:
+def test_a_preset_is_one_manual_file(copy: Path) -> None:
     (copy / "jobs").unlink()
     shutil.copytree(ROOT / "jobs", copy / "jobs", ignore=shutil.ignore_patterns("__pycache__"))
     presets, overlays = copy / "jobs/tokenmill/training/models", copy / "values/models"
@@ -217,7 +217,10 @@ def test_a_preset_is_one_file_by_hand(copy: Path) -> None:
     assert "values/models/9m.yaml" in generate(copy, "--check").stderr
     assert generate(copy).returncode == 0
     text = (overlays / "9m.yaml").read_text()
-    assert text.startswith("# 1.5 million tokens an iteration, as nobody did. ") and "1,512,000 tokens each" in text
+    assert (
+        text.startswith("# 1.5 million tokens per iteration, as nobody did. ")
+        and "1,512,000 tokens per iteration" in text
+    )
     assert yaml.safe_load(text) == {
         "model": {"size": "9m"},
         "training": {"nodes": 3, "globalBatchSize": 1512, "learningRate": 0.00001},
@@ -226,9 +229,9 @@ def test_a_preset_is_one_file_by_hand(copy: Path) -> None:
     done = helm("template", "release", copy / "charts/megatron-training", *flags)
     assert done.returncode == 0, done.stderr
     assert '"name":"9m"' in done.stdout.replace(" ", "").replace("\\", "") and "recipe" not in done.stdout
-    asked = [sys.executable, "-m", "tokenmill", "fit", "--model", "9m", "--gpus", "24", "--gpu-memory", "80"]
+    command = [sys.executable, "-m", "tokenmill", "fit", "--model", "9m", "--gpus", "24", "--gpu-memory", "80"]
     environment = os.environ | {"PYTHONPATH": str(copy / "jobs")}
-    planned = subprocess.run(asked, capture_output=True, text=True, check=True, env=environment)
+    planned = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     assert "1,512 sequences = 1,512,000 tokens per iteration (from values/models/9m.yaml)" in planned.stdout
     (presets / "9m.yaml").unlink()
     assert "values/models/9m.yaml" in generate(copy, "--check").stderr

@@ -1,4 +1,4 @@
-"""What every chart promises of its pods, and what a scanner says of all of them."""
+"""The security settings of all pods of all charts, and a scanner's findings."""
 
 import json
 import subprocess
@@ -14,7 +14,7 @@ from support.representative import DIGEST, EVERY_PART, pod_specs, renders
 CHECKOV = ROOT / ".venv-scan/bin/checkov"
 EXCEPTIONS = yaml.safe_load((Path(__file__).parent / "checkov.yaml").read_text())
 OWN_POD_KINDS = ("Pod", "Job", "Deployment")
-"""Kinds whose pods checkov finds by itself."""
+"""Kinds whose pods checkov checks itself."""
 
 
 @pytest.fixture(scope="module")
@@ -34,16 +34,16 @@ def test_no_pod_of_any_chart_gets_a_token_of_the_api_server(rendered: dict[str, 
 
 
 def test_the_hubs_token_goes_to_the_stage_and_not_to_helm_test(rendered: dict[str, list[dict[str, Any]]]) -> None:
-    told = 0
+    jobs_with_token = 0
     for name, documents in rendered.items():
         for document in documents:
             text = json.dumps(document)
             if document["kind"] in ("Job", "JobSet") and name.startswith("dataset-") and name.endswith("-every-part"):
                 assert '{"secretKeyRef": {"name": "hub", "key": "token"}}' in text
-                told += 1
+                jobs_with_token += 1
             else:
                 assert "secretKeyRef" not in text, f"{name}: {document['kind']}"
-    assert told >= 5
+    assert jobs_with_token >= 5
 
 
 def test_every_pod_of_every_chart_is_pinned_where_a_digest_is_given(rendered: dict[str, list[dict[str, Any]]]) -> None:
@@ -54,47 +54,47 @@ def test_every_pod_of_every_chart_is_pinned_where_a_digest_is_given(rendered: di
 
 
 def test_every_pod_of_every_chart_has_its_network_policy(rendered: dict[str, list[dict[str, Any]]]) -> None:
-    """By labels: each pod template is selected by one policy, and no policy selects nothing."""
-    seen = 0
+    """Exactly one policy selects each pod template by its labels, and every policy selects a template."""
+    checked = 0
     for name, documents in rendered.items():
         policies = [document for document in documents if document["kind"] == "NetworkPolicy"]
         if not policies:
             continue
-        wanted = [policy["spec"]["podSelector"]["matchLabels"] for policy in policies]
-        chosen = set()
+        selectors = [policy["spec"]["podSelector"]["matchLabels"] for policy in policies]
+        matched = set()
         for labels in _pod_labels(documents):
-            (one,) = [i for i, selector in enumerate(wanted) if selector.items() <= labels.items()]
-            chosen.add(one)
-        assert chosen == set(range(len(wanted))), name
-        seen += 1
+            (number,) = [i for i, selector in enumerate(selectors) if selector.items() <= labels.items()]
+            matched.add(number)
+        assert matched == set(range(len(selectors))), name
+        checked += 1
     with_pods = {name for name, documents in rendered.items() if list(pod_specs(documents))}
-    assert seen == sum(name.endswith(("-every-part", "-pytorchjob", "-jobset", "-trainjob")) for name in with_pods) > 0
+    assert (
+        checked == sum(name.endswith(("-every-part", "-pytorchjob", "-jobset", "-trainjob")) for name in with_pods) > 0
+    )
     assert EVERY_PART["networkPolicy.enabled"] == "true"
 
 
 def _pod_labels(documents: list[dict[str, Any]]) -> list[dict[str, str]]:
-    found: list[dict[str, str]] = []
+    all_labels: list[dict[str, str]] = []
 
     def walk(thing: Any) -> None:
         if isinstance(thing, list):
-            for each in thing:
-                walk(each)
+            for item in thing:
+                walk(item)
         elif isinstance(thing, dict):
             if isinstance(thing.get("spec"), dict) and "containers" in thing["spec"]:
-                found.append(thing["metadata"]["labels"])
-            for each in thing.values():
-                walk(each)
+                all_labels.append(thing["metadata"]["labels"])
+            for item in thing.values():
+                walk(item)
 
     walk(documents)
-    return found
+    return all_labels
 
 
-def test_a_scanner_finds_nothing_but_what_is_explained(
-    rendered: dict[str, list[dict[str, Any]]], tmp_path: Path
-) -> None:
-    assert CHECKOV.exists(), "checkov is not there: make .venv/.installed-scan"
+def test_a_scanner_finds_only_explained_exceptions(rendered: dict[str, list[dict[str, Any]]], tmp_path: Path) -> None:
+    assert CHECKOV.exists(), "checkov is not installed: run make .venv/.installed-scan"
     for name, documents in rendered.items():
-        # checkov knows the usual kinds: what others run is shown to it as pods.
+        # checkov supports only the usual kinds: the pods of other kinds are added as Pods.
         pods = [
             {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": f"{document['kind'].lower()}-{i}"}, "spec": spec}
             for document in documents
@@ -106,9 +106,9 @@ def test_a_scanner_finds_nothing_but_what_is_explained(
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     report = json.loads(done.stdout)
     assert report["summary"]["parsing_errors"] == 0
-    looked_at = {Path(check["file_path"]).stem for check in report["results"]["passed_checks"]}
-    assert looked_at >= {name for name, documents in rendered.items() if list(pod_specs(documents))}
-    allowed = {(one["check"], kind): one for one in EXCEPTIONS for kind in one["kinds"]}
+    scanned = {Path(check["file_path"]).stem for check in report["results"]["passed_checks"]}
+    assert scanned >= {name for name, documents in rendered.items() if list(pod_specs(documents))}
+    allowed = {(entry["check"], kind): entry for entry in EXCEPTIONS for kind in entry["kinds"]}
     used, new = set(), []
     for finding in report["results"]["failed_checks"]:
         kind = finding["resource"].partition(".")[0]
@@ -120,4 +120,4 @@ def test_a_scanner_finds_nothing_but_what_is_explained(
                 f"{finding['check_id']} {finding['check_name']}: {finding['resource']} of {finding['file_path']}"
             )
     assert not new, "\n".join(new)
-    assert used == allowed.keys(), f"needed no more: {allowed.keys() - used}"
+    assert used == allowed.keys(), f"exceptions without a finding: {allowed.keys() - used}"

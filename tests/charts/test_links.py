@@ -1,4 +1,4 @@
-"""Charts without the symbolic links that Git holds, as Flux's GitRepository leaves them, and packaged charts."""
+"""Charts without Git's symbolic links, as Flux's GitRepository delivers them, and packaged charts."""
 
 import shutil
 import tarfile
@@ -19,13 +19,13 @@ MISSING = {"dataset-pipeline": "templates/download", "megatron-training": "model
 
 
 def settings(chart: str) -> tuple[str, str]:
-    """Return what a chart cannot do without."""
+    """Return the settings that a chart requires."""
     return "--set", NEEDED.get(chart, "storage.pvcName=c,dataset.inputPath=d")
 
 
 @pytest.fixture
 def without_links(tmp_path: Path) -> Path:
-    """Copy the charts, leave links out, and put the library in its place as a dependency build does."""
+    """Copy the charts without links, and copy the library to its place as a dependency build does."""
     shutil.copytree(ROOT / "charts", tmp_path / "charts", symlinks=True)
     for path in [path for path in (tmp_path / "charts").rglob("*") if path.is_symlink()]:
         path.unlink()
@@ -36,7 +36,7 @@ def without_links(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("program", HELMS)
 @pytest.mark.parametrize("chart", CHARTS)
-def test_a_chart_without_its_links_renders_or_says_what_is_missing(
+def test_a_chart_without_links_renders_or_reports_what_is_missing(
     without_links: Path, chart: str, program: str
 ) -> None:
     done = helm("template", "r", without_links / chart, *settings(chart), program=program)
@@ -48,8 +48,8 @@ def test_a_chart_without_its_links_renders_or_says_what_is_missing(
     assert "Use the packaged chart" in done.stderr and "oci://" in done.stderr
 
 
-def test_links_as_files_with_their_target_are_as_good_as_missing(without_links: Path) -> None:
-    """Git writes them so where core.symlinks is off."""
+def test_links_that_are_files_count_as_missing(without_links: Path) -> None:
+    """Git writes such files if core.symlinks is off."""
     for stage in STAGES:
         link = ROOT / "charts/dataset-pipeline/templates" / stage
         (without_links / "dataset-pipeline/templates" / stage).write_text(str(link.readlink()))
@@ -59,12 +59,12 @@ def test_links_as_files_with_their_target_are_as_good_as_missing(without_links: 
         assert done.returncode and f"this copy of the chart has no {missing}" in done.stderr
 
 
-def test_a_model_of_its_own_and_one_that_is_not_known_need_no_message_about_links(without_links: Path) -> None:
+def test_custom_and_unknown_models_need_no_message_about_links(without_links: Path) -> None:
     custom = "model.size=custom,model.custom.numLayers=2,model.custom.hiddenSize=64,model.custom.numAttentionHeads=4"
     done = helm("template", "r", without_links / "megatron-training", *settings("megatron-training"), "--set", custom)
     assert done.returncode == 0, done.stderr
     done = helm("template", "r", ROOT / "charts/megatron-training", "--set", "storage.pvcName=c,model.size=9b")
-    assert "model.size=9b is not known. Known: 1.3b" in done.stderr
+    assert "model.size=9b is not a known size: the sizes are 1.3b" in done.stderr
 
 
 @pytest.mark.parametrize("program", HELMS)

@@ -1,4 +1,4 @@
-"""Files of values: which chart they are for, that they combine, that a chart's package has them, and their tables."""
+"""Overlays: their charts, their combinations, their copies in packages, and their tables."""
 
 import subprocess
 import sys
@@ -29,7 +29,7 @@ from tokenmill.flow.contract import RemoteFile
 from tokenmill.selection import Selection
 
 KINDS = ("clusters", "datasets", "models", "parallelism", "storage")
-FOR = {
+OVERLAY_KINDS = {
     **{f"dataset-{name}": {"clusters", "datasets"} for name in (*STAGES, "pipeline")},
     "megatron-training": {"clusters", "models", "parallelism"},
     "shared-storage": {"storage"},
@@ -37,24 +37,24 @@ FOR = {
 CHARTS = sorted(path.parent.name for path in (ROOT / "charts").glob("*/values.yaml"))
 
 
-def keys(values: Any, at: str = "") -> set[str]:
-    """Return the keys of a file of values, with dots."""
+def keys(values: Any, prefix: str = "") -> set[str]:
+    """Return the keys of values, joined with dots."""
     if not isinstance(values, dict):
-        return {at}
-    return {key for name, value in values.items() for key in keys(value, f"{at}.{name}" if at else name)}
+        return {prefix}
+    return {key for name, value in values.items() for key in keys(value, f"{prefix}.{name}" if prefix else name)}
 
 
-def test_files_of_two_kinds_set_no_key_both_so_that_their_order_does_not_matter() -> None:
-    """So that each file in one combination stands for it in all."""
-    seen = {
+def test_overlays_of_two_kinds_set_different_keys() -> None:
+    """Their order therefore does not matter, and a test of one combination covers all combinations."""
+    kind_keys = {
         kind: {key for file in overlays(kind) for key in keys(yaml.safe_load(file.read_text()))} for kind in KINDS[:-1]
     }
-    for one, other in combinations(seen, 2):
-        assert seen[one] & seen[other] == set(), (one, other)
+    for first, second in combinations(kind_keys, 2):
+        assert kind_keys[first] & kind_keys[second] == set(), (first, second)
 
 
-def test_a_chart_is_for_the_kinds_that_it_is_said_to_be_for() -> None:
-    for chart, kinds in FOR.items():
+def test_a_chart_has_the_kinds_of_overlays_that_it_declares() -> None:
+    for chart, kinds in OVERLAY_KINDS.items():
         assert {kind for kind in KINDS if applicable_overlays(chart, kind)} == kinds, chart
     training = {file.stem for file in applicable_overlays("megatron-training", "clusters")}
     assert training == {file.stem for file in overlays("clusters") if not file.stem.startswith("cpu-")}
@@ -117,36 +117,36 @@ LISTED = {
         "20231101.simple/train-00000-of-00001.parquet": False,
     },
 }
-"""Files of each repository, named as it names them, and which of them a corpus is."""
+"""Files of each repository, with their names there, and whether they belong to the corpus."""
 
 
 @pytest.mark.parametrize("file", overlays("datasets"), ids=lambda file: file.stem)
-def test_a_corpus_is_the_files_that_it_says(file: Path) -> None:
+def test_a_corpus_selects_its_files(file: Path) -> None:
     files = [RemoteFile(path, 1) for path in (*LISTED[file.stem], ".gitattributes")]
     (job,) = (document for document in render("download", file) if document["kind"] == "Job")
-    given = parse(arguments(job))
-    selection = Selection(given["include"], given["exclude"], given["split"], given["sample"], given["layout"])
-    taken, _ = select(Listing(str(given["uri"]), None, files), selection)
-    assert [each.path for each in taken] == sorted(path for path, wanted in LISTED[file.stem].items() if wanted)
-    assert len(set(output_names(taken, given["layout"]))) == len(taken)
+    parsed = parse(arguments(job))
+    selection = Selection(parsed["include"], parsed["exclude"], parsed["split"], parsed["sample"], parsed["layout"])
+    selected, _ = select(Listing(str(parsed["uri"]), None, files), selection)
+    assert [item.path for item in selected] == sorted(path for path, is_part in LISTED[file.stem].items() if is_part)
+    assert len(set(output_names(selected, parsed["layout"]))) == len(selected)
 
 
 @pytest.mark.parametrize("program", HELMS)
 @pytest.mark.parametrize("chart", CHARTS)
-def test_a_package_has_the_files_that_are_for_its_chart(chart: str, program: str, tmp_path: Path) -> None:
+def test_a_package_has_the_overlays_of_its_chart(chart: str, program: str, tmp_path: Path) -> None:
     done = helm("package", ROOT / "charts" / chart, "-d", tmp_path, program=program)
     assert done.returncode == 0, done.stderr
     (package,) = tmp_path.glob("*.tgz")
     with tarfile.open(package) as archive:
         archive.extractall(tmp_path, filter="data")
     packed = {file.relative_to(tmp_path / chart): file.read_bytes() for file in tmp_path.glob(f"{chart}/values/*/*")}
-    wanted = [file for kind in KINDS for file in applicable_overlays(chart, kind)]
-    assert packed == {file.relative_to(ROOT): file.read_bytes() for file in wanted} != {}
+    expected = [file for kind in KINDS for file in applicable_overlays(chart, kind)]
+    assert packed == {file.relative_to(ROOT): file.read_bytes() for file in expected} != {}
 
 
 @pytest.mark.parametrize("program", HELMS)
-@pytest.mark.parametrize("chart", FOR)
-def test_an_install_from_a_package_alone_is_one_from_the_clone(chart: str, program: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("chart", OVERLAY_KINDS)
+def test_a_package_installs_the_same_as_the_clone(chart: str, program: str, tmp_path: Path) -> None:
     assert helm("package", ROOT / "charts" / chart, "-d", tmp_path, program=program).returncode == 0
     with tarfile.open(next(tmp_path.glob("*.tgz"))) as archive:
         archive.extractall(tmp_path, filter="data")
@@ -161,10 +161,10 @@ def test_an_install_from_a_package_alone_is_one_from_the_clone(chart: str, progr
         "storage": "local",
     }
 
-    def render_text(at: Path, values: Path) -> str:
-        given = [f"-f={values}/{kind}/{files[kind]}.yaml" for kind in sorted(FOR[chart], reverse=True)]
+    def render_text(directory: Path, values: Path) -> str:
+        flags = [f"-f={values}/{kind}/{files[kind]}.yaml" for kind in sorted(OVERLAY_KINDS[chart], reverse=True)]
         more = ["--set", "training.nodes=32"] if chart == "megatron-training" else []
-        done = helm("template", "release", at, *given, *needed, *more, program=program)
+        done = helm("template", "release", directory, *flags, *needed, *more, program=program)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -174,18 +174,18 @@ def test_an_install_from_a_package_alone_is_one_from_the_clone(chart: str, progr
 
 
 @pytest.mark.parametrize(
-    ("was", "wrong", "said"),
+    ("was", "wrong", "message"),
     [
         ("backoffLimitPerIndex:", "backoffLimitPerIndx:", "'backoffLimitPerIndx' not allowed"),
         ("parallelism: 1", "parallelism: one", "/spec/parallelism"),
         ("kind: Job", "kind: Jobs", "could not find schema for Jobs"),
     ],
 )
-def test_what_the_api_server_would_refuse_does_not_conform(was: str, wrong: str, said: str) -> None:
+def test_manifests_that_the_api_server_would_refuse_fail(was: str, wrong: str, message: str) -> None:
     text = render_text("extract")
     validate_manifests(text)
     assert was in text
-    with pytest.raises(AssertionError, match=said):
+    with pytest.raises(AssertionError, match=message):
         validate_manifests(text.replace(was, wrong))
 
 

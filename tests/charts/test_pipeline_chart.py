@@ -1,4 +1,4 @@
-"""charts/dataset-pipeline without a cluster: its Jobs are those of the stages' own charts, in the order of the data."""
+"""charts/dataset-pipeline without a cluster: its Jobs equal those of the stages' charts, in the order of the data."""
 
 import os
 import subprocess
@@ -28,10 +28,10 @@ SLIMPAJAMA = ROOT / "values/datasets/slimpajama.yaml"
 
 
 def pipeline(*files: Path, program: str = "helm", **settings: Any) -> list[dict[str, Any]]:
-    """Render the chart with files of values, and settings as `--set` takes them."""
-    given = {"storage.pvcName": "claim"} | settings
+    """Render the chart with overlays, and with settings in the syntax of `--set`."""
+    values = {"storage.pvcName": "claim"} | settings
     flags = [part for file in files or (SLIMPAJAMA,) for part in ("-f", file)]
-    flags += [part for key, value in given.items() for part in ("--set", f"{key}={value}")]
+    flags += [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
     done = helm("template", "release", CHART, *flags, program=program)
     assert done.returncode == 0, done.stderr
     validate_manifests(done.stdout)
@@ -39,33 +39,33 @@ def pipeline(*files: Path, program: str = "helm", **settings: Any) -> list[dict[
 
 
 def stages_of(documents: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the Job of each stage, as a Job of its own would be."""
+    """Return the Job of each stage in the format of a separate Job."""
     (jobset,) = [document for document in documents if document["kind"] == "JobSet"]
-    return {each["name"]: {"kind": "Job", **each["template"]} for each in jobset["spec"]["replicatedJobs"]}
+    return {job["name"]: {"kind": "Job", **job["template"]} for job in jobset["spec"]["replicatedJobs"]}
 
 
 def dependencies(documents: list[dict[str, Any]]) -> dict[str, Any]:
     (jobset,) = [document for document in documents if document["kind"] == "JobSet"]
-    return {each["name"]: each.get("dependsOn") for each in jobset["spec"]["replicatedJobs"]}
+    return {job["name"]: job.get("dependsOn") for job in jobset["spec"]["replicatedJobs"]}
 
 
 @pytest.mark.parametrize("program", HELMS)
 @pytest.mark.parametrize("files", corpora_on_hardware(), ids=lambda files: "+".join(path.stem for path in files))
-def test_the_commands_take_what_the_chart_gives_them(files: tuple[Path, ...], program: str) -> None:
+def test_the_commands_accept_the_arguments_of_the_chart(files: tuple[Path, ...], program: str) -> None:
     documents = pipeline(*files, program=program, **ALL, **{"download.workers": 3})
     jobs = stages_of(documents)
-    given = {stage: parse(arguments(job)) for stage, job in jobs.items()}
-    assert list(given) == list(STAGES)
-    assert [values["workers"] for values in given.values()] == [3, *[1] * (len(STAGES) - 1)]
-    assert [given[stage]["from_stage"] for stage in STAGES[1:]] == list(STAGES[:-1])
+    parsed = {stage: parse(arguments(job)) for stage, job in jobs.items()}
+    assert list(parsed) == list(STAGES)
+    assert [values["workers"] for values in parsed.values()] == [3, *[1] * (len(STAGES) - 1)]
+    assert [parsed[stage]["from_stage"] for stage in STAGES[1:]] == list(STAGES[:-1])
     tests = [parse(arguments(document)) for document in documents if document["kind"] == "Pod"]
     assert [values["stage"] for values in tests] == list(STAGES)
 
 
 @pytest.mark.parametrize("program", HELMS)
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_stage_is_the_job_of_its_own_chart(stage: str, program: str) -> None:
-    """Whatever is said in a section or for all, beside the label that names the chart."""
+def test_a_stage_equals_the_job_of_its_own_chart(stage: str, program: str) -> None:
+    """Values of a section and of all stages have the same effect; only the label with the chart's name differs."""
     own = {"workers": 5, "resources.limits.cpu": 7, "job.backoffLimitPerIndex": 0, "replace": "false"}
     own |= {"podLabels.team": "data", "nodeSelector.pool": "cpu", "scratch.sizeLimit": "9Gi"}
     keys: dict[str, dict[str, Any]] = {
@@ -78,20 +78,20 @@ def test_a_stage_is_the_job_of_its_own_chart(stage: str, program: str) -> None:
     every = {"hub.tokenSecret.name": "hub", "image.tag": 20260422, "replace": "true", "serviceAccount.name": "a"}
     every |= {"environment.caBundle.configMap": "ca", "job.activeDeadlineSeconds": 9, "tolerations[0].key": "t"}
     section = {f"{stage}.{key}": value for key, value in (own | more).items()}
-    found = stages_of(pipeline(SLIMPAJAMA, program=program, **ALL, **every, **section))[stage]
+    job = stages_of(pipeline(SLIMPAJAMA, program=program, **ALL, **every, **section))[stage]
 
     upstream = {} if stage == "download" else {"dataset.fromStage": STAGES[STAGES.index(stage) - 1]}
     alone = render(stage, SLIMPAJAMA, program=program, **(every | own | more | upstream))
     (expected,) = [document for document in alone if document["kind"] == "Job"]
-    for spec in (found["spec"], expected["spec"]):
+    for spec in (job["spec"], expected["spec"]):
         del spec["template"]["metadata"]["labels"]["app.kubernetes.io/name"]
-    assert found["spec"] == expected["spec"]
+    assert job["spec"] == expected["spec"]
 
 
-def test_a_stage_that_is_left_out_is_not_waited_for() -> None:
+def test_no_stage_waits_for_a_disabled_one() -> None:
     def after(*enabled: str) -> dict[str, Any]:
-        found = dependencies(pipeline(**{key: str(key.partition(".")[0] in enabled).lower() for key in ALL}))
-        return {stage: waits and waits[0] for stage, waits in found.items()}
+        waits = dependencies(pipeline(**{key: str(key.partition(".")[0] in enabled).lower() for key in ALL}))
+        return {stage: dependency and dependency[0] for stage, dependency in waits.items()}
 
     def complete(stage: str) -> dict[str, str]:
         return {"name": stage, "status": "Complete"}
@@ -100,25 +100,25 @@ def test_a_stage_that_is_left_out_is_not_waited_for() -> None:
     assert after("extract", "preprocess") == {"extract": None, "preprocess": complete("extract")}
     assert after("preprocess") == {"preprocess": None}
     assert after(*STAGES)["concatenate"] == complete("extract")
-    assert list(stages_of(pipeline())) == ["download", "preprocess"], "which it does by default"
+    assert list(stages_of(pipeline())) == ["download", "preprocess"], "the default stages"
 
 
-def test_the_first_stage_reads_the_furthest_that_lies_there() -> None:
-    found = stages_of(pipeline(**{"download.enabled": "false"}))
-    assert parse(arguments(found["preprocess"]))["from_stage"] is None
+def test_the_first_stage_reads_the_last_finished_stage() -> None:
+    jobs = stages_of(pipeline(**{"download.enabled": "false"}))
+    assert parse(arguments(jobs["preprocess"]))["from_stage"] is None
 
 
-def test_an_input_that_is_named_is_read_as_it_is() -> None:
-    found = stages_of(pipeline(**{"preprocess.dataset.inputPath": "slimpajama/brought"}))
-    given = parse(arguments(found["preprocess"]))
-    assert (str(given["input"]), given["from_stage"]) == ("/data/slimpajama/brought", None)
+def test_a_specified_input_is_read_directly() -> None:
+    jobs = stages_of(pipeline(**{"preprocess.dataset.inputPath": "slimpajama/brought"}))
+    parsed = parse(arguments(jobs["preprocess"]))
+    assert (str(parsed["input"]), parsed["from_stage"]) == ("/data/slimpajama/brought", None)
 
 
 def test_shards_can_be_streamed() -> None:
     settings = {"download.enabled": "false", "preprocess.dataset.stream": "true"}
     (job,) = stages_of(pipeline(**settings, **{"preprocess.dataset.sampleFiles": 3})).values()
-    given = parse(arguments(job))
-    assert (str(given["input"]), given["sample"], given["split"]) == (
+    parsed = parse(arguments(job))
+    assert (str(parsed["input"]), parsed["sample"], parsed["split"]) == (
         "hf://datasets/cerebras/SlimPajama-627B",
         3,
         "train",
@@ -126,11 +126,11 @@ def test_shards_can_be_streamed() -> None:
 
 
 @pytest.mark.parametrize("program", HELMS)
-def test_only_what_needs_another_jobset_changes_its_hash(program: str) -> None:
+def test_only_changes_that_need_another_jobset_change_the_hash(program: str) -> None:
     def hash_of(**settings: Any) -> str:
-        (jobset,) = [each for each in pipeline(program=program, **settings) if each["kind"] == "JobSet"]
-        found: str = jobset["metadata"]["annotations"]["tokenmill/spec"]
-        return found
+        (jobset,) = [item for item in pipeline(program=program, **settings) if item["kind"] == "JobSet"]
+        digest: str = jobset["metadata"]["annotations"]["tokenmill/spec"]
+        return digest
 
     same = {"job.ttlSecondsAfterFinished": 9, "verify.quick": "true", "job.annotations.a": "b"}
     assert {hash_of(**{key: value}) for key, value in same.items()} == {hash_of()}
@@ -141,7 +141,7 @@ def test_only_what_needs_another_jobset_changes_its_hash(program: str) -> None:
         "kueue.queueName": "q",
         "extract.enabled": "true",
     }
-    other |= {"download.job.activeDeadlineSeconds": 9}  # a Job's may change, a JobSet's Jobs' may not
+    other |= {"download.job.activeDeadlineSeconds": 9}  # mutable in a Job, but not in the Jobs of a JobSet
     hashes = {hash_of(**{key: value}) for key, value in other.items()}
     assert len(hashes) == len(other) and hash_of() not in hashes
 
@@ -150,7 +150,7 @@ def test_an_upgrade_with_the_same_values(tmp_path: Path) -> None:
     values = tmp_path / "values.yaml"
     values.write_text("dataset: {root: slimpajama}\n")
     documents = helm("template", "corpus", CHART, "-f", values, "--set", "storage.pvcName=claim").stdout
-    (jobset,) = [each for each in yaml.safe_load_all(documents) if each["kind"] == "JobSet"]
+    (jobset,) = [item for item in yaml.safe_load_all(documents) if item["kind"] == "JobSet"]
     suite = tmp_path / "same_test.yaml"
     text = (ROOT / "tests/charts/suites/dataset-pipeline/same.yaml").read_text()
     suite.write_text(text.replace("HASH", jobset["metadata"]["annotations"]["tokenmill/spec"]))
@@ -160,16 +160,16 @@ def test_an_upgrade_with_the_same_values(tmp_path: Path) -> None:
     assert "2 passed, 2 total" in done.stdout
 
 
-def test_what_removes_a_finished_job_is_the_jobsets_alone() -> None:
-    """JobSet would make a Job again that its time to live had taken away."""
-    (jobset,) = [each for each in pipeline(**{"job.ttlSecondsAfterFinished": 9}) if each["kind"] == "JobSet"]
+def test_only_the_jobset_has_a_time_to_live() -> None:
+    """JobSet would recreate a Job that its own time to live had removed."""
+    (jobset,) = [item for item in pipeline(**{"job.ttlSecondsAfterFinished": 9}) if item["kind"] == "JobSet"]
     assert jobset["spec"]["ttlSecondsAfterFinished"] == 9
-    assert not any("ttlSecondsAfterFinished" in each["template"]["spec"] for each in jobset["spec"]["replicatedJobs"])
+    assert not any("ttlSecondsAfterFinished" in job["template"]["spec"] for job in jobset["spec"]["replicatedJobs"])
 
 
 @pytest.mark.parametrize("program", HELMS)
 @pytest.mark.parametrize(
-    ("settings", "where"),
+    ("settings", "path"),
     [
         ({"download.dataset.root": "x"}, "/download/dataset"),
         ({"preprocess.dataset.keys": "{a}"}, "/preprocess/dataset"),
@@ -182,8 +182,8 @@ def test_what_removes_a_finished_job_is_the_jobsets_alone() -> None:
         ({"dataset.sampleFiles": "3"}, "/dataset"),
     ],
 )
-def test_the_schema_refuses(settings: dict[str, str], where: str, program: str) -> None:
+def test_the_schema_refuses(settings: dict[str, str], path: str, program: str) -> None:
     pairs = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
     done = helm("template", "release", CHART, "-f", SLIMPAJAMA, "--set", "storage.pvcName=c", *pairs, program=program)
     assert done.returncode != 0
-    assert where in done.stderr
+    assert path in done.stderr

@@ -1,4 +1,4 @@
-"""Values that the API server would refuse, or that nobody should give: refused before a release is made of them."""
+"""Values that the API server would refuse, or that contain secrets: refused before Helm creates a release."""
 
 import json
 from typing import Any
@@ -20,7 +20,7 @@ from support.representative import pod_specs
 
 STAGE = ("--set", "storage.pvcName=claim,dataset.inputPath=corpus")
 BYTES = ("2GB", "2 Gi", "512m", "2gi", "-1Gi", "Gi", "1e", "", "two")
-TAKEN = ("2Gi", "2G", "1.5Ti", "1000000000", "1e9", ".5Gi", "2k")
+ACCEPTED = ("2Gi", "2G", "1.5Ti", "1000000000", "1e9", ".5Gi", "2k")
 
 
 def stage(program: str = "helm", **values: Any) -> tuple[int, str]:
@@ -31,32 +31,38 @@ def stage(program: str = "helm", **values: Any) -> tuple[int, str]:
 
 
 SIZES = ("scratch.sizeLimit", "scratch.request", "resources.limits.memory", "resources.requests.ephemeral-storage")
-OF_TRAINING = ("shmSize", "network.hugepages2Mi", "tensorboard.resources.limits.memory")
-OF_TRAINING += ("dataset.buildIndex.resources.requests.memory", "scratch.sizeLimit", "resources.limits.hugepages-1Gi")
+TRAINING_SIZES = ("shmSize", "network.hugepages2Mi", "tensorboard.resources.limits.memory")
+TRAINING_SIZES += (
+    "dataset.buildIndex.resources.requests.memory",
+    "scratch.sizeLimit",
+    "resources.limits.hugepages-1Gi",
+)
 
 
 @pytest.mark.parametrize("text", BYTES)
-def test_a_size_that_is_no_quantity_is_refused_wherever_it_stands(text: str) -> None:
+def test_an_invalid_quantity_is_refused_for_every_key(text: str) -> None:
     for chart, keys in {
         "dataset-extract": SIZES,
         "dataset-pipeline": (*SIZES, "preprocess.scratch.sizeLimit", "download.resources.limits.memory"),
-        "megatron-training": OF_TRAINING,
+        "megatron-training": TRAINING_SIZES,
         "shared-storage": ("pvc.size",),
     }.items():
         for key in keys:
             if text == "" and key in ("network.hugepages2Mi", "pvc.size"):
-                continue  # which is none
+                continue  # these keys may be empty
             done = helm("template", "r", ROOT / "charts" / chart, "--set-json", f"{key}={json.dumps(text)}")
             assert done.returncode and key.rpartition(".")[2] in done.stderr, (chart, key, done.stdout[-200:])
 
 
 @pytest.mark.parametrize("program", HELMS)
-def test_a_quantity_is_taken_in_any_of_its_forms(program: str) -> None:
-    for text in TAKEN:
-        validate_manifests(render_text("extract", program=program, **{"scratch.sizeLimit": text, "resources.requests.memory": "1k"}))
+def test_every_form_of_a_quantity_is_accepted(program: str) -> None:
+    for text in ACCEPTED:
+        validate_manifests(
+            render_text("extract", program=program, **{"scratch.sizeLimit": text, "resources.requests.memory": "1k"})
+        )
     for cpu in ("250m", "1.5", 2, 0.5, "100u"):
-        code, said = stage(program, **{"resources.requests.cpu": cpu})
-        assert code == 0, said
+        code, output = stage(program, **{"resources.requests.cpu": cpu})
+        assert code == 0, output
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -64,11 +70,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "in other units": ({"resources": {"requests": {"cpu": "2001m"}, "limits": {"cpu": 2}}}, "above its limit 2"),
     "exponent": ({"resources.requests.memory": "1e10"}, "requests memory=1e10, above its limit 2Gi"),
     "device": ({"resources": {"requests": {"a.b/c": 1}, "limits": {"a.b/c": 2}}}, "cannot be overcommitted"),
-    "volume twice": ({"extraVolumes": [{"name": "data", "emptyDir": {}}]}, 'two volumes with the name "data"'),
-    "no volume": ({"extraVolumeMounts": [{"name": "x", "mountPath": "/x"}]}, 'no volume has the name "x"'),
+    "volume twice": (
+        {"extraVolumes": [{"name": "data", "emptyDir": {}}]},
+        '"data" is already the name of another volume',
+    ),
+    "no volume": ({"extraVolumeMounts": [{"name": "x", "mountPath": "/x"}]}, 'there is no volume "x"'),
     "place taken": (
         {"extraVolumeMounts": [{"name": "data", "mountPath": "/data"}]},
-        "two volumes are mounted at /data",
+        "another volume is already mounted at /data",
     ),
     "both": (
         {"extraEnv": [{"name": "A", "value": "b", "valueFrom": {"fieldRef": {}}}]},
@@ -88,10 +97,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("program", HELMS)
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_the_api_server_would_refuse_is_refused_before_there_is_a_revision(case: str, program: str) -> None:
+def test_invalid_values_are_refused_before_a_revision_exists(case: str, program: str) -> None:
     values, message = REFUSED[case]
-    code, said = stage(program, **values)
-    assert code and message in said, said
+    code, output = stage(program, **values)
+    assert code and message in output, output
 
 
 SECRETS = {
@@ -136,27 +145,27 @@ PLAIN = {
 @pytest.mark.parametrize("name", SECRETS)
 def test_a_secret_in_the_clear_is_refused_and_not_repeated(name: str) -> None:
     value = SECRETS[name]
-    code, said = stage(**{"extraEnv": [{"name": name, "value": value}]})
-    assert code and f"the value of {name} looks like a secret" in said and "secretKeyRef" in said
-    assert len(value) < 6 or value not in said
-    given = run_training_render(**{f"environmentVariables.{name}": value.replace(",", "\\,")})
-    assert given.returncode and f"environmentVariables: the value of {name} looks like a secret" in given.stderr
+    code, output = stage(**{"extraEnv": [{"name": name, "value": value}]})
+    assert code and f"the value of {name} looks like a secret" in output and "secretKeyRef" in output
+    assert len(value) < 6 or value not in output
+    done = run_training_render(**{f"environmentVariables.{name}": value.replace(",", "\\,")})
+    assert done.returncode and f"environmentVariables: the value of {name} looks like a secret" in done.stderr
 
 
-def test_what_only_looks_like_a_secret_is_taken_and_so_is_a_reference() -> None:
+def test_values_that_only_resemble_secrets_and_references_are_accepted() -> None:
     for name, value in PLAIN.items():
-        code, said = stage(**{"extraEnv": [{"name": name, "value": value}]})
-        assert code == 0, said
+        code, output = stage(**{"extraEnv": [{"name": name, "value": value}]})
+        assert code == 0, output
     reference = {"secretKeyRef": {"name": "hub", "key": "token"}}
-    code, said = stage(**{"extraEnv": [{"name": "HF_TOKEN", "valueFrom": reference}]})
-    assert code == 0, said
+    code, output = stage(**{"extraEnv": [{"name": "HF_TOKEN", "valueFrom": reference}]})
+    assert code == 0, output
 
 
 # -- scratch
 
 
 def scratch(documents: list[Any]) -> list[tuple[dict[str, Any], str | None]]:
-    """Return each pod's scratch volume, and what disk of the node it requests."""
+    """Return each pod's scratch volume, and its request of the node's disk."""
     pods = list(pod_specs(documents))
     assert pods
     return [
@@ -169,19 +178,19 @@ def scratch(documents: list[Any]) -> list[tuple[dict[str, Any], str | None]]:
 
 
 @pytest.mark.parametrize("program", HELMS)
-def test_scratch_requests_the_disk_that_it_may_take(program: str) -> None:
+def test_scratch_requests_its_size_of_the_node_s_disk(program: str) -> None:
     for volume, request in scratch(render("extract", program=program, **{"scratch.sizeLimit": "20Gi"})):
         assert (volume["emptyDir"], request) == ({"sizeLimit": "20Gi"}, "20Gi")
     for _, request in scratch(render("extract", program=program, **{"scratch.request": "3Gi"})):
         assert request == "3Gi"
-    given = {"resources.requests.ephemeral-storage": "5Gi"}
-    assert {request for _, request in scratch(render("extract", program=program, **given))} == {"5Gi"}
-    given = {"resources.limits.ephemeral-storage": "1Gi"}  # then Kubernetes requests as much
-    assert {request for _, request in scratch(render("extract", program=program, **given))} == {None}
+    resources = {"resources.requests.ephemeral-storage": "5Gi"}
+    assert {request for _, request in scratch(render("extract", program=program, **resources))} == {"5Gi"}
+    resources = {"resources.limits.ephemeral-storage": "1Gi"}  # Kubernetes then requests the same amount
+    assert {request for _, request in scratch(render("extract", program=program, **resources))} == {None}
 
 
 @pytest.mark.parametrize("program", HELMS)
-def test_scratch_is_a_volume_of_its_own_where_a_storage_class_is_named(program: str) -> None:
+def test_scratch_with_a_storage_class_is_a_separate_volume(program: str) -> None:
     settings = {"scratch.storageClassName": "managed-csi", "scratch.sizeLimit": "300Gi"}
     text = render_text("preprocess", program=program, **settings)
     validate_manifests(text)
@@ -193,7 +202,7 @@ def test_scratch_is_a_volume_of_its_own_where_a_storage_class_is_named(program: 
         assert volume["ephemeral"] and request is None
 
 
-def test_the_tests_of_helm_are_left_out_of_a_render_that_is_applied() -> None:
+def test_a_render_for_apply_has_no_helm_tests() -> None:
     for chart, settings in {
         "dataset-extract": STAGE[1],
         "dataset-pipeline": "storage.pvcName=c,dataset.root=d,dataset.repo=a/b",

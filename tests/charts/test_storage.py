@@ -1,4 +1,4 @@
-"""charts/shared-storage without a cluster: what each back end renders and refuses."""
+"""charts/shared-storage without a cluster: the objects that each back end renders, and the values that it refuses."""
 
 import json
 from pathlib import Path
@@ -14,30 +14,30 @@ from support.storage_chart import CHART, render, template
 GOLDEN = Path(__file__).parent / "golden/shared-storage"
 
 
-def refused(overlay: str, *words: str, program: str = "helm", **settings: Any) -> str:
-    """Return what Helm says when the chart refuses, from the chart's own line on."""
-    done = template(overlay, *words, program=program, **settings)
+def refusal(overlay: str, *arguments: str, program: str = "helm", **settings: Any) -> str:
+    """Return the message of a refusal, from the chart's own line on."""
+    done = template(overlay, *arguments, program=program, **settings)
     assert done.returncode != 0, done.stdout
-    said: str = done.stderr.partition("): \n")[2].partition("\n\nUse --debug")[0].strip()
-    return said
+    message: str = done.stderr.partition("): \n")[2].partition("\n\nUse --debug")[0].strip()
+    return message
 
 
-# -- what it renders
+# -- rendered objects
 
 
 @pytest.mark.parametrize("program", HELMS)
 @pytest.mark.parametrize("overlay", [file.stem for file in overlays("storage")])
-def test_each_back_end_renders_what_its_driver_takes(overlay: str, program: str) -> None:
+def test_each_back_end_renders_parameters_of_its_driver(overlay: str, program: str) -> None:
     assert render(overlay, program=program) == list(yaml.safe_load_all((GOLDEN / f"{overlay}.yaml").read_text()))
 
 
 @pytest.mark.parametrize("overlay", [*NEEDED])
-def test_the_api_server_would_take_it(overlay: str) -> None:
+def test_the_api_server_would_accept_it(overlay: str) -> None:
     validate_manifests(template(overlay).stdout)
 
 
 @pytest.mark.parametrize("program", HELMS)
-def test_the_guide_s_lines_work_as_they_stand(program: str) -> None:
+def test_the_guide_s_lines_work_unchanged(program: str) -> None:
     storage_class, claim = render("amlfs", *GUIDE_AMLFS, program=program)
     assert storage_class["parameters"]["sku-name"] == SKU
     assert claim["spec"]["resources"]["requests"]["storage"] == "16Ti"
@@ -50,8 +50,8 @@ def test_every_parameter_of_a_driver_reaches_it() -> None:
     sets = {"amlfs.location": "eastus2", "amlfs.resourceGroupName": "g", "amlfs.vnetResourceGroup": "vg"}
     sets |= {"amlfs.vnetName": "v", "amlfs.subnetName": "s", "amlfs.identities": "{/a,/b}", "amlfs.tags.team": "data"}
     sets |= {"amlfs.tags.cost": "7", "amlfs.subDir": "corpora", "amlfs.zone": "2"}
-    found = render("amlfs", **sets)[0]["parameters"]
-    assert found == {
+    parameters = render("amlfs", **sets)[0]["parameters"]
+    assert parameters == {
         "sku-name": SKU,
         "zone": "2",
         "maintenance-day-of-week": "Sunday",
@@ -68,8 +68,8 @@ def test_every_parameter_of_a_driver_reaches_it() -> None:
     sets = {"fsx.dataCompressionType": "LZ4", "fsx.efaEnabled": "true", "fsx.metadataConfigurationMode": "AUTOMATIC"}
     sets |= {"fsx.storageCapacityGiB": "19200", "fsx.extraTags.team": "data", "fsx.kmsKeyId": "k"}
     sets |= {"fsx.automaticBackupRetentionDays": "1", "fsx.dailyAutomaticBackupStartTime": "01:00"}
-    found = render("fsx", **sets)[0]["parameters"]
-    assert found == {
+    parameters = render("fsx", **sets)[0]["parameters"]
+    assert parameters == {
         "deploymentType": "PERSISTENT_2",
         "perUnitStorageThroughput": "250",
         "fileSystemTypeVersion": "2.15",
@@ -89,12 +89,12 @@ def test_every_parameter_of_a_driver_reaches_it() -> None:
         "fsx.s3ExportPath": "s3://b/out",
         "fsx.autoImportPolicy": "NEW_CHANGED",
     }
-    found = render("fsx", **scratch, **imported)[0]["parameters"]
-    assert {f"fsx.{key}": value for key, value in found.items()}.items() >= imported.items()
+    parameters = render("fsx", **scratch, **imported)[0]["parameters"]
+    assert {f"fsx.{key}": value for key, value in parameters.items()}.items() >= imported.items()
     sets = {"blob.isHnsEnabled": "true", "blob.storageAccount": "corpora", "blob.accessTier": "Hot"}
     sets |= {"storage.parameters.softDeleteBlobs": "7"}
-    found = render("blob", **sets)[0]["parameters"]
-    assert found == {
+    parameters = render("blob", **sets)[0]["parameters"]
+    assert parameters == {
         "protocol": "fuse2",
         "isHnsEnabled": "true",
         "storageAccount": "corpora",
@@ -113,7 +113,7 @@ def test_the_caches_of_blobfuse_become_its_options() -> None:
         "--block-cache-parallelism=80",
         "--block-cache-prefetch=20",
     ]
-    # Unasked, BlobFuse reads two blocks ahead for each CPU: more than this pool holds, on a node of 96.
+    # By default BlobFuse prefetches two blocks for each CPU: on a node with 96 CPUs, more than this pool holds.
     assert render("blob", **{"blob.cache": "block"})[0]["mountOptions"][-1] == "--block-cache-prefetch=11"
     sets = {
         "blob.fileCache.timeoutSeconds": "5",
@@ -126,7 +126,7 @@ def test_the_caches_of_blobfuse_become_its_options() -> None:
 
 
 @pytest.mark.parametrize("program", HELMS)
-def test_a_section_that_is_null_is_as_good_as_empty(program: str) -> None:
+def test_a_null_section_equals_an_empty_one(program: str) -> None:
     sets = dict.fromkeys(("amlfs", "fsx", "nfs", "local", "existing", "storage.parameters", "blob.blockCache"), "null")
     assert render("blob", program=program, **sets) == render("blob")
 
@@ -142,31 +142,29 @@ def test_names_belong_to_one_release() -> None:
     assert name("a-b", "r", "nfs", "c") != name("a", "r", "nfs", "b-c")
 
 
-# -- what it refuses
+# -- refused values
 
-STEPS = (
-    "{} is no multiple of {}, the step of amlfs.skuName=AMLFS-Durable-Premium-{}: the file system would have, and cost,"
-)
+STEPS = "{} is not a multiple of {}, the step of amlfs.skuName=AMLFS-Durable-Premium-{}: Azure would create, and bill,"
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "existing",
         {"backend": "glusterfs"},
-        'backend="glusterfs": there is no such back end; there are amlfs, blob, existing, fsx, local, nfs.\n'
-        "Take one with -f values/storage/NAME.yaml, or --set backend=NAME.",
+        'backend="glusterfs" is not a back end; the back ends are amlfs, blob, existing, fsx, local, nfs.\n'
+        "Select one with -f values/storage/NAME.yaml, or --set backend=NAME.",
     ),
     (
         "existing",  # the guide's line without the overlay
         {"amlfs.skuName": SKU, "amlfs.storageCapacityTiB": 16},
         "backend=existing does not read amlfs.skuName, amlfs.storageCapacityTiB.\n"
-        "Set backend=amlfs (-f values/storage/amlfs.yaml does), or leave out what is amlfs's.",
+        "Set backend=amlfs (-f values/storage/amlfs.yaml does), or remove the keys of amlfs.",
     ),
     (
         "blob",
         {"blob.cache": "block", "nfs.server": "s", "backend": "nfs"},
         "backend=nfs does not read blob.cache, blob.protocol.\n"
-        "Set backend=blob (-f values/storage/blob.yaml does), or leave out what is blob's.",
+        "Set backend=blob (-f values/storage/blob.yaml does), or remove the keys of blob.",
     ),
     ("existing", {"storage.pvcName": "x"}, "storage.pvcName is not a value of this chart.\nSet pvc.name instead."),
     (
@@ -178,18 +176,18 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         "amlfs",
         {"pvc.size": "16Ti"},
         "pvc.size=16Ti is not read with backend=amlfs, whose size is amlfs.storageCapacityTiB.\n"
-        "Set that and leave out pvc.size.",
+        "Set that key and remove pvc.size.",
     ),
     (
         "local",
         {"storage.mountOptions": "{noatime}"},
-        "storage.mountOptions are not read with backend=local: a directory of the node is not mounted.\n"
-        "Leave them out, or choose the back end that they are for, as -f values/storage/blob.yaml does.",
+        "storage.mountOptions is not read with backend=local: a directory of the node is not mounted.\n"
+        "Remove it, or select a back end with mount options, for example -f values/storage/blob.yaml.",
     ),
     (
         "nfs",
         {"storage.parameters.a": "b"},
-        "storage.parameters are a StorageClass's, and backend=nfs makes none.\nLeave them out.",
+        "storage.parameters applies to a StorageClass, but backend=nfs does not create one.\nRemove it.",
     ),
     # amlfs
     (
@@ -206,188 +204,202 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "amlfs",
         {"amlfs.skuName": "AMLFS-Durable-Premium-500", "amlfs.storageCapacityTiB": 512},
-        "amlfs.storageCapacityTiB=512 is above 128, the most that a subscription gets unasked for "
+        "amlfs.storageCapacityTiB=512 is above 128, the default maximum of a subscription for "
         "amlfs.skuName=AMLFS-Durable-Premium-500.\n"
-        "Set at most 128, or, where Microsoft raised it for yours, --set amlfs.maximumCapacityTiB=512.",
+        "Set at most 128. If Microsoft raised the maximum of your subscription, add "
+        "--set amlfs.maximumCapacityTiB=512.",
     ),
     (
         "amlfs",
         {"amlfs.storageCapacityTiB": 512, "amlfs.maximumCapacityTiB": 256},
-        "amlfs.storageCapacityTiB=512 is above 256, the most that amlfs.maximumCapacityTiB allows for "
-        "amlfs.skuName=AMLFS-Durable-Premium-125.\nSet at most 256.",
+        "amlfs.storageCapacityTiB=512 is above 256, the value of amlfs.maximumCapacityTiB for "
+        "amlfs.skuName=AMLFS-Durable-Premium-125.\n"
+        "Set at most 256.",
     ),
     (
         "amlfs-static",
         {"amlfs.mgsIpAddress": None},
         "backend=amlfs needs amlfs.skuName, amlfs.maintenanceDayOfWeek, amlfs.maintenanceTimeOfDayUtc.\n"
-        "Add -f values/storage/amlfs.yaml, which sets them; for a file system that is there, "
+        "Add -f values/storage/amlfs.yaml, which sets them. For an existing file system: "
         "-f values/storage/amlfs-static.yaml --set amlfs.mgsIpAddress=ADDRESS.",
     ),
     (
         "amlfs",
         {"amlfs.mgsIpAddress": "10.1.0.4"},
-        "amlfs.mgsIpAddress=10.1.0.4 names what is there, and amlfs.zone, amlfs.maintenanceDayOfWeek, "
-        "amlfs.maintenanceTimeOfDayUtc would make another.\nLeave out the one or the others; "
-        "-f values/storage/amlfs-static.yaml in place of amlfs.yaml sets none of them.",
+        "amlfs.mgsIpAddress=10.1.0.4 names existing storage, but amlfs.zone, amlfs.maintenanceDayOfWeek, "
+        "amlfs.maintenanceTimeOfDayUtc would create a new one.\n"
+        "Remove the first key or the others; -f values/storage/amlfs-static.yaml, used instead of amlfs.yaml, sets "
+        "none of the others.",
     ),
     (
         "amlfs-static",
         {"amlfs.storageCapacityTiB": None},
         "backend=amlfs needs amlfs.storageCapacityTiB.\n"
-        "Add --set amlfs.storageCapacityTiB=SIZE, that of the file system which is there.",
+        "Add --set amlfs.storageCapacityTiB=SIZE, the size of the existing file system.",
     ),
     (
         "amlfs",
         {"amlfs.subDir": "${pod.metadata.name}"},
-        'amlfs.subDir="${pod.metadata.name}" differs from pod to pod, and the stages share one directory.\n'
-        "Leave the pod out of it.",
+        'amlfs.subDir="${pod.metadata.name}" differs from pod to pod, but the stages must share one directory.\n'
+        "Remove the pod from it.",
     ),
     (
         "amlfs-static",
         {"amlfs.subDir": "${pvc.metadata.name}"},
-        'amlfs.subDir="${pvc.metadata.name}": the driver knows no claim and no volume beside amlfs.mgsIpAddress.\n'
-        "Write the directory's name.",
+        'amlfs.subDir="${pvc.metadata.name}" contains a variable of the claim or volume, which the driver cannot '
+        "replace with amlfs.mgsIpAddress.\n"
+        "Set the directory's name.",
     ),
     # blob
     (
         "blob",
         {"blob.cache": "block", "blob.fileCache.sizeMb": 1000},
-        "blob.cache=block and blob.fileCache.sizeMb contradict each other: BlobFuse keeps whole files on disk or "
-        "blocks in memory, never both, and would drop the files' cache.\nLeave out the one or the other.",
+        "blob.cache=block and blob.fileCache.sizeMb contradict each other: BlobFuse caches either complete files on "
+        "disk or blocks in memory, and would not use the file cache.\n"
+        "Remove one of them.",
     ),
     (
         "blob",
         {"blob.blockCache.poolSizeMb": 4096, "blob.fileCache.timeoutSeconds": 0},
-        "blob.blockCache.poolSizeMb and blob.fileCache.timeoutSeconds contradict each other: BlobFuse keeps whole "
-        "files on disk or blocks in memory, never both, and would drop the files' cache.\n"
-        "Leave out the one or the other.",
+        "blob.blockCache.poolSizeMb and blob.fileCache.timeoutSeconds contradict each other: BlobFuse caches either "
+        "complete files on disk or blocks in memory, and would not use the file cache.\n"
+        "Remove one of them.",
     ),
     (
         "blob",
         {"blob.blockCache.poolSizeMb": 4096},
-        "blob.blockCache.poolSizeMb is read with blob.cache=block alone.\nSet that, or leave it out.",
+        "blob.blockCache.poolSizeMb is read only with blob.cache=block.\nSet blob.cache=block, or remove the key.",
     ),
     (
         "blob",
         {"blob.cache": "block", "blob.blockCache.prefetch": 200},
-        "blob.blockCache.prefetch=200 blocks of 32 MB are 6400 MB, above the 4096 MB of blob.blockCache.poolSizeMb: "
-        "the mount would fail.\n"
-        "Lower prefetch, to 11 at least, or blockSizeMb, or raise poolSizeMb, which is memory of each node.",
+        "blob.blockCache.prefetch=200 blocks of 32 MB need 6400 MB, more than the 4096 MB of "
+        "blob.blockCache.poolSizeMb: the mount would fail.\n"
+        "Lower prefetch (at least 11) or blockSizeMb, or raise poolSizeMb, the memory on each node.",
     ),
     (
         "blob",
         {"blob.cache": "block", "blob.blockCache.poolSizeMb": 256},
-        "blob.blockCache.prefetch=11 blocks of 32 MB are 352 MB, above the 256 MB of blob.blockCache.poolSizeMb: "
-        "the mount would fail.\n"
-        "Lower prefetch, to 11 at least, or blockSizeMb, or raise poolSizeMb, which is memory of each node.",
+        "blob.blockCache.prefetch=11 blocks of 32 MB need 352 MB, more than the 256 MB of "
+        "blob.blockCache.poolSizeMb: the mount would fail.\n"
+        "Lower prefetch (at least 11) or blockSizeMb, or raise poolSizeMb, the memory on each node.",
     ),
     (
         "fsx",
         {"fsx.fileSystemTypeVersion": "2.12", "fsx.metadataConfigurationMode": "AUTOMATIC"},
-        "fsx.fileSystemTypeVersion=2.12 is not allowed with fsx.metadataConfigurationMode.\nSet 2.15.",
+        "fsx.fileSystemTypeVersion=2.12 is not allowed with fsx.metadataConfigurationMode.\nSet it to 2.15.",
     ),
     (
         "blob",
         {"storage.parameters.Protocol": "nfs"},
-        'storage.parameters.Protocol stands against protocol="fuse2", which the chart makes of the section blob.\n'
-        "Set it there, and leave it out here.",
+        'storage.parameters.Protocol contradicts protocol="fuse2", which the chart derives from the section blob.\n'
+        "Set the key in that section, and remove it from storage.parameters.",
     ),
     (
         "blob",
         {"blob": "null"},
-        "backend=blob needs its section of values, and blob is null.\nTake out what sets it so.",
+        "backend=blob needs its section of values, but blob is null.\nRemove the setting that makes it null.",
     ),
     (
         "blob",
         {"blob.cache": "file", "storage.mountOptions": "{-o allow_other}"},
-        "storage.mountOptions stand in place of all that the chart makes of blob.cache.\n"
-        "Leave out the one or the others.",
+        "storage.mountOptions replaces all mount options that the chart derives from blob.cache.\n"
+        "Remove storage.mountOptions, or the other keys.",
     ),
     (
         "blob-nfs",
         {"blob.cache": "file", "blob.azureStorageAuthType": "MSI"},
-        "blob.protocol=nfs does not read blob.cache, blob.azureStorageAuthType, which are BlobFuse's.\n"
-        "Leave them out, or set blob.protocol=fuse2.",
+        "blob.protocol=nfs does not read blob.cache, blob.azureStorageAuthType, which apply to BlobFuse.\n"
+        "Remove them, or set blob.protocol=fuse2.",
     ),
     (
         "blob-nfs",
         {"blob.isHnsEnabled": "false"},
-        "blob.isHnsEnabled=false contradicts blob.protocol=nfs, which has a hierarchical namespace always.\n"
-        "Leave it out.",
+        "blob.isHnsEnabled=false contradicts blob.protocol=nfs, which always has a hierarchical namespace.\nRemove it.",
     ),
     (
         "blob-static",
         {"blob.storageAccount": None},
-        "blob.containerName=slimpajama is a container of blob.storageAccount, which is not set.\n"
-        "Add --set blob.storageAccount=ACCOUNT, or leave out the container and have a new one made.",
+        "blob.containerName=slimpajama needs blob.storageAccount, which is not set.\n"
+        "Add --set blob.storageAccount=ACCOUNT, or remove blob.containerName to create a new container.",
     ),
     (
         "blob-static",
         {"blob.skuName": "Premium_LRS", "storage.parameters.a": "b"},
-        "blob.containerName=slimpajama names what is there, and blob.skuName, storage.parameters.a would make "
-        "another.\nLeave out the one or the others; -f values/storage/blob-static.yaml in place of blob.yaml sets none "
-        "of them.",
+        "blob.containerName=slimpajama names existing storage, but blob.skuName, storage.parameters.a would create a "
+        "new one.\n"
+        "Remove the first key or the others; -f values/storage/blob-static.yaml, used instead of blob.yaml, sets "
+        "none of the others.",
     ),
     (
         "blob-static",
         {"blob.containerName": None},
-        "blob.secretName is read for a container that is there, blob.containerName; for a new one the driver keeps the "
-        "key itself.\nLeave it out, or name the container.",
+        "blob.secretName is read only for an existing container, blob.containerName; for a new container the driver "
+        "stores the key itself.\n"
+        "Remove it, or set blob.containerName.",
     ),
     (
         "blob",
         {"blob.subscriptionID": "x"},
-        "blob.subscriptionID needs blob.resourceGroup, the account's.\nAdd --set blob.resourceGroup=GROUP.",
+        "blob.subscriptionID needs blob.resourceGroup, the resource group of the account.\n"
+        "Add --set blob.resourceGroup=GROUP.",
     ),
     # fsx
     (
         "fsx",
         {"fsx.subnetId": None, "fsx.securityGroupIds": None},
         "backend=fsx needs fsx.subnetId, fsx.securityGroupIds.\nAdd -f values/storage/fsx.yaml and --set "
-        "fsx.subnetId=subnet-... --set 'fsx.securityGroupIds={sg-...}', those of the nodes; for a file system that is "
-        "there, -f values/storage/fsx-static.yaml.",
+        "fsx.subnetId=subnet-... --set 'fsx.securityGroupIds={sg-...}', those of the nodes. For an existing file "
+        "system: -f values/storage/fsx-static.yaml.",
     ),
     (
         "fsx",
         {"fsx.perUnitStorageThroughput": 200},
-        "fsx.perUnitStorageThroughput=200 is not allowed for fsx.deploymentType=PERSISTENT_2, which has 125, 250, 500, "
-        "1000 MB/s for each TiB.\nSet one of them.",
+        "fsx.perUnitStorageThroughput=200 is not allowed for fsx.deploymentType=PERSISTENT_2, which allows 125, 250, "
+        "500, 1000 MB/s per TiB.\n"
+        "Set it to one of them.",
     ),
     (
         "fsx",
         {"fsx.deploymentType": "PERSISTENT_1"},
-        "fsx.perUnitStorageThroughput=250 is not allowed for fsx.deploymentType=PERSISTENT_1, which has 50, 100, 200 "
-        "MB/s for each TiB.\nSet one of them.",
+        "fsx.perUnitStorageThroughput=250 is not allowed for fsx.deploymentType=PERSISTENT_1, which allows 50, 100, "
+        "200 MB/s per TiB.\n"
+        "Set it to one of them.",
     ),
     (
         "fsx",
         {"fsx.deploymentType": "PERSISTENT_1", "fsx.storageType": "HDD", "fsx.driveCacheType": "READ"},
-        "fsx.perUnitStorageThroughput=250 is not allowed for fsx.deploymentType=PERSISTENT_1, which has 12, 40 MB/s "
-        "for each TiB on HDD.\nSet one of them.",
+        "fsx.perUnitStorageThroughput=250 is not allowed for fsx.deploymentType=PERSISTENT_1, which allows 12, 40 MB/s "
+        "per TiB on HDD.\n"
+        "Set it to one of them.",
     ),
     (
         "fsx",
         {"fsx.perUnitStorageThroughput": "null"},
-        "fsx.perUnitStorageThroughput is not set for fsx.deploymentType=PERSISTENT_2, which has 125, 250, 500, 1000 "
-        "MB/s for each TiB.\nSet one of them.",
+        "fsx.perUnitStorageThroughput is not set for fsx.deploymentType=PERSISTENT_2, which allows 125, 250, 500, 1000 "
+        "MB/s per TiB.\n"
+        "Set it to one of them.",
     ),
     (
         "fsx",
         {"fsx.deploymentType": "SCRATCH_2"},
-        "fsx.perUnitStorageThroughput=250 is not allowed for fsx.deploymentType=SCRATCH_2, which has 200 MB/s for each "
-        "TiB.\nAdd --set fsx.perUnitStorageThroughput=null, or choose a persistent type.",
+        "fsx.perUnitStorageThroughput=250 is not allowed for fsx.deploymentType=SCRATCH_2, which always has 200 MB/s "
+        "per TiB.\n"
+        "Add --set fsx.perUnitStorageThroughput=null, or choose a persistent type.",
     ),
     (
         "fsx",
         {"fsx.storageCapacityGiB": 3000},
-        "fsx.storageCapacityGiB=3000 is not allowed for fsx.deploymentType=PERSISTENT_2, which has 1200 and multiples "
-        "of 2400.\nSet 1200 or 2400 or 4800.",
+        "fsx.storageCapacityGiB=3000 is not allowed for fsx.deploymentType=PERSISTENT_2, which allows 1200 and "
+        "multiples of 2400.\n"
+        "Set it to 1200 or 2400 or 4800.",
     ),
     (
         "fsx",
         {"fsx.deploymentType": "SCRATCH_1", "fsx.perUnitStorageThroughput": "null", "fsx.storageCapacityGiB": 4800},
-        "fsx.storageCapacityGiB=4800 is not allowed for fsx.deploymentType=SCRATCH_1, which has 1200, 2400 and "
-        "multiples of 3600.\nSet 1200 or 2400 or 3600 or 7200.",
+        "fsx.storageCapacityGiB=4800 is not allowed for fsx.deploymentType=SCRATCH_1, which allows 1200, 2400 and "
+        "multiples of 3600.\n"
+        "Set it to 1200 or 2400 or 3600 or 7200.",
     ),
     (
         "fsx",
@@ -397,38 +409,39 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
             "fsx.driveCacheType": "NONE",
             "fsx.perUnitStorageThroughput": 12,
         },
-        "fsx.storageCapacityGiB=4800 is not allowed for HDD with 12 MB/s for each TiB, which has multiples of 6000.\n"
-        "Set 6000.",
+        "fsx.storageCapacityGiB=4800 is not allowed for HDD with 12 MB/s per TiB, which allows multiples of 6000.\n"
+        "Set it to 6000.",
     ),
     (
         "fsx",
         {"fsx.efaEnabled": "true", "fsx.metadataConfigurationMode": "AUTOMATIC"},
-        "fsx.storageCapacityGiB=4800 is not allowed for EFA with 250 MB/s for each TiB, which has multiples of 19200.\n"
-        "Set 19200.",
+        "fsx.storageCapacityGiB=4800 is not allowed for EFA with 250 MB/s per TiB, which allows multiples of 19200.\n"
+        "Set it to 19200.",
     ),
     (
         "fsx",
         {"fsx.efaEnabled": "true"},
         "fsx.efaEnabled needs fsx.deploymentType=PERSISTENT_2 with fsx.metadataConfigurationMode.\n"
-        "Set both, AUTOMATIC for the second.",
+        "Set both; AUTOMATIC is enough for the second.",
     ),
     (
         "fsx",
         {"fsx.storageType": "HDD"},
         "fsx.storageType=HDD is not allowed for fsx.deploymentType=PERSISTENT_2.\n"
-        "Set fsx.deploymentType=PERSISTENT_1, or take SSD.",
+        "Set fsx.deploymentType=PERSISTENT_1, or fsx.storageType=SSD.",
     ),
     (
         "fsx",
         {"fsx.deploymentType": "PERSISTENT_1", "fsx.storageType": "HDD", "fsx.perUnitStorageThroughput": 12},
-        "fsx.storageType=HDD needs fsx.driveCacheType.\nSet NONE or READ.",
+        "fsx.storageType=HDD needs fsx.driveCacheType.\nSet it to NONE or READ.",
     ),
-    ("fsx", {"fsx.driveCacheType": "READ"}, "fsx.driveCacheType=READ is for fsx.storageType=HDD.\nLeave it out."),
+    ("fsx", {"fsx.driveCacheType": "READ"}, "fsx.driveCacheType=READ applies only to fsx.storageType=HDD.\nRemove it."),
     (
         "fsx",
         {"fsx.s3ImportPath": "s3://b/in"},
-        "fsx.s3ImportPath cannot be set with fsx.deploymentType=PERSISTENT_2.\nChoose SCRATCH_2 or PERSISTENT_1, or "
-        "link the bucket when the file system is there: aws fsx create-data-repository-association.",
+        "fsx.s3ImportPath cannot be set with fsx.deploymentType=PERSISTENT_2.\n"
+        "Choose SCRATCH_2 or PERSISTENT_1, or link the bucket after the file system exists: aws fsx "
+        "create-data-repository-association.",
     ),
     (
         "fsx",
@@ -439,7 +452,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
             "fsx.s3ExportPath": "s3://c/out",
         },
         "fsx.s3ExportPath=s3://c/out is in another bucket than fsx.s3ImportPath=s3://b/in.\n"
-        "Give two paths in one bucket.",
+        "Set two paths in the same bucket.",
     ),
     (
         "fsx",
@@ -448,12 +461,12 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
             "fsx.perUnitStorageThroughput": "null",
             "fsx.autoImportPolicy": "NEW",
         },
-        "fsx.autoImportPolicy needs fsx.s3ImportPath.\nSet it, to the same bucket.",
+        "fsx.autoImportPolicy needs fsx.s3ImportPath.\nSet it to a path in the same bucket.",
     ),
     (
         "fsx",
         {"fsx.deploymentType": "SCRATCH_2", "fsx.perUnitStorageThroughput": "null", "fsx.kmsKeyId": "k"},
-        "fsx.kmsKeyId is not allowed for fsx.deploymentType=SCRATCH_2.\nLeave it out, or choose a persistent type.",
+        "fsx.kmsKeyId is not allowed for fsx.deploymentType=SCRATCH_2.\nRemove it, or choose a persistent type.",
     ),
     (
         "fsx",
@@ -462,43 +475,47 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
             "fsx.perUnitStorageThroughput": "null",
             "fsx.automaticBackupRetentionDays": 3,
         },
-        "fsx.automaticBackupRetentionDays: there are no backups of a file system that is scratch.\nLeave them out.",
+        "fsx.automaticBackupRetentionDays cannot be set: FSx makes no backups of a scratch file system.\nRemove them.",
     ),
     (
         "fsx",
         {"fsx.deploymentType": "PERSISTENT_1", "fsx.perUnitStorageThroughput": 50}
         | {"fsx.s3ImportPath": "s3://b/in", "fsx.automaticBackupRetentionDays": 3},
-        "fsx.automaticBackupRetentionDays: there are no backups of a file system that is linked to S3.\n"
-        "Leave them out.",
+        "fsx.automaticBackupRetentionDays cannot be set: FSx makes no backups of a file system linked to S3.\n"
+        "Remove them.",
     ),
     (
         "fsx",
         {"fsx.deploymentType": "PERSISTENT_1", "fsx.perUnitStorageThroughput": 50}
         | {"fsx.metadataConfigurationMode": "AUTOMATIC"},
         "fsx.metadataConfigurationMode cannot be set with fsx.deploymentType=PERSISTENT_1.\n"
-        "Leave them out, or choose PERSISTENT_2.",
+        "Remove them, or choose PERSISTENT_2.",
     ),
     (
         "fsx",
         {"fsx.metadataIops": 1500},
-        "fsx.metadataIops=1500 is for fsx.metadataConfigurationMode=USER_PROVISIONED.\nSet that, or leave it out.",
+        "fsx.metadataIops=1500 applies only to fsx.metadataConfigurationMode=USER_PROVISIONED.\n"
+        "Set that mode, or remove fsx.metadataIops.",
     ),
     (
         "fsx",
         {"fsx.metadataIops": 5000, "fsx.metadataConfigurationMode": "USER_PROVISIONED"},
-        "fsx.metadataIops=5000 is not allowed.\nSet 1500, 3000, 6000 or a multiple of 12000 up to 192000.",
+        "fsx.metadataIops=5000 is not allowed.\nSet it to 1500, 3000, 6000 or a multiple of 12000 up to 192000.",
     ),
     (
         "fsx-static",
         {"fsx.mountName": None},
-        "backend=fsx needs fsx.mountName.\n`aws fsx describe-file-systems` has them for a file system that is there: "
-        "FileSystemId, DNSName, LustreConfiguration.MountName, StorageCapacity.",
+        "backend=fsx needs fsx.mountName.\n"
+        "Set them to the values of the existing file system, from `aws fsx describe-file-systems`: FileSystemId, "
+        "DNSName, LustreConfiguration.MountName, StorageCapacity.",
     ),
     (
         "fsx-static",
         FSX,
-        "fsx.volumeHandle=fs-0a names what is there, and fsx.securityGroupIds, fsx.subnetId would make another.\n"
-        "Leave out the one or the others; -f values/storage/fsx-static.yaml in place of fsx.yaml sets none of them.",
+        "fsx.volumeHandle=fs-0a names existing storage, but fsx.securityGroupIds, fsx.subnetId would create a new "
+        "one.\n"
+        "Remove the first key or the others; -f values/storage/fsx-static.yaml, used instead of fsx.yaml, sets none "
+        "of the others.",
     ),
     # nfs, local
     (
@@ -510,24 +527,25 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "nfs",
         {"storage.mountOptions": "{hard}"},
-        "storage.mountOptions stand in place of all that the chart makes, nfs.version, nfs.nconnect among them.\n"
-        "Leave out the one or the others: --set nfs.version= --set nfs.nconnect=null.",
+        "storage.mountOptions replaces all mount options of the chart, including nfs.version, nfs.nconnect.\n"
+        "Remove storage.mountOptions, or the other keys: --set nfs.version= --set nfs.nconnect=null.",
     ),
     (
         "local",
         {"local.path": "data"},
-        "backend=local needs local.path, a directory that exists on the node, from its root, and local.nodeName, the "
-        "node's name (kubectl get nodes).\nAdd --set local.path=/DIRECTORY --set local.nodeName=NODE.",
+        "backend=local needs local.path, the absolute path of an existing directory on the node, and local.nodeName, "
+        "the node's name (kubectl get nodes).\n"
+        "Add --set local.path=/DIRECTORY --set local.nodeName=NODE.",
     ),
 ]
 
 
 @pytest.mark.parametrize("program", HELMS)
 @pytest.mark.parametrize(("overlay", "settings", "message"), REFUSED)
-def test_what_the_provider_would_refuse_is_refused_at_once(
+def test_values_that_the_provider_would_refuse_are_refused(
     overlay: str, settings: dict[str, Any], message: str, program: str
 ) -> None:
-    assert refused(overlay, program=program, **settings) == message
+    assert refusal(overlay, program=program, **settings) == message
 
 
 @pytest.mark.parametrize(
@@ -553,17 +571,17 @@ def test_what_the_provider_would_refuse_is_refused_at_once(
         {"pvc.name": "Shared_Storage"},
     ],
 )
-def test_the_schema_refuses_what_no_driver_takes(settings: dict[str, str]) -> None:
+def test_the_schema_refuses_values_that_no_driver_accepts(settings: dict[str, str]) -> None:
     done = template("existing", **settings)
     assert done.returncode != 0
     (key,) = settings
     assert f"/{key.replace('.', '/')}" in done.stderr or f"'{key.rpartition('.')[2]}' not allowed" in done.stderr
 
 
-def test_the_schema_wants_what_every_back_end_reads() -> None:
+def test_the_schema_requires_the_keys_of_every_back_end() -> None:
     assert "missing property 'pvc'" in template("blob", pvc="null").stderr
 
 
-def test_a_maximum_that_was_raised_is_taken() -> None:
+def test_a_raised_maximum_is_accepted() -> None:
     sets = {"amlfs.storageCapacityTiB": 512, "amlfs.maximumCapacityTiB": 512}
     assert render("amlfs", **sets)[1]["spec"]["resources"]["requests"]["storage"] == "512Ti"

@@ -1,4 +1,4 @@
-"""charts/shared-storage: what its NOTES say of speed, of an uninstallation and of options that harm."""
+"""charts/shared-storage: its NOTES about speed, uninstallation and harmful options."""
 
 import json
 import shutil
@@ -14,8 +14,8 @@ from tokenmill.training.planner.storage import parse_storage
 
 
 @pytest.fixture(scope="module")
-def talking(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a copy of the chart that renders its NOTES, which `helm template` leaves out."""
+def chart_with_notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a copy of the chart that renders its NOTES, which `helm template` omits."""
     chart = tmp_path_factory.mktemp("chart") / "shared-storage"
     shutil.copytree(CHART, chart)
     text = (chart / "templates/NOTES.txt").read_text()
@@ -25,11 +25,11 @@ def talking(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return chart
 
 
-def notes(chart: Path, overlay: str, *words: str, **settings: Any) -> str:
-    """Return what an installation says."""
-    done = template(overlay, *words, chart=chart, **settings)
+def notes(chart: Path, overlay: str, *arguments: str, **settings: Any) -> str:
+    """Return the notes of an installation."""
+    done = template(overlay, *arguments, chart=chart, **settings)
     assert done.returncode == 0, done.stderr
-    return next(str(each["notes"]) for each in yaml.safe_load_all(done.stdout) if "notes" in each)
+    return next(str(document["notes"]) for document in yaml.safe_load_all(done.stdout) if "notes" in document)
 
 
 AMLFS_40 = {"amlfs.skuName": "AMLFS-Durable-Premium-40", "amlfs.storageCapacityTiB": 480}
@@ -51,55 +51,55 @@ HDD |= {"fsx.perUnitStorageThroughput": 40, "fsx.storageCapacityGiB": 1800}
         ("fsx", {"fsx.deploymentType": "SCRATCH_2", "fsx.perUnitStorageThroughput": "null"}, "fsx-scratch:4.6875"),
         ("fsx", HDD, "fsx-40:1.7578125"),
         *(
-            ("fsx-static", {"fsx.perUnitStorageThroughput": each}, f"fsx-{each}:2.34375")
-            for each in (12, 50, 100, 125, 200, 500)
+            ("fsx-static", {"fsx.perUnitStorageThroughput": rate}, f"fsx-{rate}:2.34375")
+            for rate in (12, 50, 100, 125, 200, 500)
         ),
         ("fsx-static", {"fsx.deploymentType": "SCRATCH_1", "fsx.perUnitStorageThroughput": 300}, "fsx-scratch:2.34375"),
         ("blob", {}, "blob"),
         ("blob-nfs", {}, "blob"),
     ],
 )
-def test_the_notes_name_the_command_that_fits_a_run_to_the_storage(
-    talking: Path, overlay: str, settings: dict[str, Any], name: str
+def test_the_notes_contain_the_fit_command_for_the_storage(
+    chart_with_notes: Path, overlay: str, settings: dict[str, Any], name: str
 ) -> None:
-    said = notes(talking, overlay, **settings)
-    assert f"tokenmill fit --model NAME --gpus N --gpu-memory GIB --storage {name} --data TB" in said
-    assert parse_storage(name).bytes_per_second, "what the notes name is what the command takes"
+    text = notes(chart_with_notes, overlay, **settings)
+    assert f"tokenmill fit --model NAME --gpus N --gpu-memory GIB --storage {name} --data TB" in text
+    assert parse_storage(name).bytes_per_second, "the command does not accept the name in the notes"
 
 
 @pytest.mark.parametrize(
     ("overlay", "settings"),
     [
         *((overlay, {}) for overlay in ("nfs", "local", "existing", "amlfs-static", "fsx-static")),
-        *(("fsx-static", {"fsx.perUnitStorageThroughput": each}) for each in (1, 300, 2000)),
+        *(("fsx-static", {"fsx.perUnitStorageThroughput": rate}) for rate in (1, 300, 2000)),
     ],
 )
-def test_what_is_not_known_of_a_speed_is_not_said(talking: Path, overlay: str, settings: dict[str, Any]) -> None:
-    said = notes(talking, overlay, **settings)
-    assert "--storage" not in said and "--write-bandwidth GB/S --capacity TB" in said
+def test_an_unknown_speed_is_not_stated(chart_with_notes: Path, overlay: str, settings: dict[str, Any]) -> None:
+    text = notes(chart_with_notes, overlay, **settings)
+    assert "--storage" not in text and "--write-bandwidth GB/S --capacity TB" in text
     server = "the node's disk" if overlay == "local" else "its server"
-    assert f"How fast it is, {server} decides." in said
+    assert f"The speed depends on {server}." in text
 
 
 @pytest.mark.parametrize("overlay", [*NEEDED])
-def test_what_an_uninstallation_leaves_is_said(talking: Path, overlay: str) -> None:
-    said = notes(talking, overlay)
-    kept = any("helm.sh/resource-policy" in each["metadata"].get("annotations", {}) for each in render(overlay))
-    assert ("Uninstalling leaves the claim and its data" in said) == kept
-    assert ("Uninstalling removes the claim and its volume; the " in said) != kept
+def test_the_notes_state_what_an_uninstallation_keeps(chart_with_notes: Path, overlay: str) -> None:
+    text = notes(chart_with_notes, overlay)
+    kept = any("helm.sh/resource-policy" in item["metadata"].get("annotations", {}) for item in render(overlay))
+    assert ("An uninstallation keeps the claim and its data" in text) == kept
+    assert ("An uninstallation deletes the claim and its volume. It keeps the " in text) != kept
 
 
-def warnings(said: str) -> list[str]:
-    return [line.removeprefix("Mind: ") for line in said.splitlines() if line.startswith("Mind: ")]
+def warnings(text: str) -> list[str]:
+    return [line.removeprefix("Warning: ") for line in text.splitlines() if line.startswith("Warning: ")]
 
 
-def test_what_harms_in_the_guide_s_line_is_said(talking: Path) -> None:
-    stale, ignored, memory = warnings(notes(talking, "blob", *GUIDE_BLOB))
-    assert stale.startswith("a node believes for up to 120 s what it knows of a file, that it is missing included ")
-    assert "(attr_timeout; entry_timeout; negative_timeout; attr-cache-timeout, 120 when it is not given)" in stale
+def test_harmful_options_in_the_guide_s_line_are_reported(chart_with_notes: Path) -> None:
+    stale, ignored, memory = warnings(notes(chart_with_notes, "blob", *GUIDE_BLOB))
+    assert stale.startswith("a node caches the attributes of a file, also of a missing one, for up to 120 s ")
+    assert "(attr_timeout; entry_timeout; negative_timeout; attr-cache-timeout, 120 by default)" in stale
     assert "read an old checkpoint tracker" in stale
-    assert ignored.startswith("--file-cache-timeout-in-seconds does nothing beside --block-cache")
-    assert "outside the limits of pods: more than half of it, since --block-cache-pool-size is not given" in memory
+    assert ignored.startswith("--file-cache-timeout-in-seconds has no effect with --block-cache")
+    assert "outside the limits of pods: more than half of it, because --block-cache-pool-size is not set" in memory
 
 
 FRESH = ["-o allow_other", "-o attr_timeout=0", "-o entry_timeout=0", "-o negative_timeout=0", "--attr-cache-timeout=0"]
@@ -109,7 +109,7 @@ ALL_FIVE = ["attr_timeout", "entry_timeout", "negative_timeout", "attr-cache-tim
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "parts"),
     [
         ([*FRESH, "--file-cache-timeout-in-seconds=0"], []),
         ([*FRESH, "--file-cache-timeout=0"], []),
@@ -120,31 +120,33 @@ ALL_FIVE = ["attr_timeout", "entry_timeout", "negative_timeout", "attr-cache-tim
             ["file-cache"],
         ),
         ([*FRESH, "--file-cache-timeout=30"], ["up to 30 s"]),
-        (["-o allow_other"], ["; ".join(f"{name}, 120 when it is not given" for name in ALL_FIVE)]),
-        ([*FRESH[1:], "--file-cache-timeout=0"], ["without -o allow_other only root reads"]),
+        (["-o allow_other"], ["; ".join(f"{name}, 120 by default" for name in ALL_FIVE)]),
+        ([*FRESH[1:], "--file-cache-timeout=0"], ["without -o allow_other only root can read"]),
         ([*FRESH, "--block-cache", "--block-cache-pool-size=1024"], ["--block-cache-pool-size=1024. Checkpoints"]),
     ],
 )
-def test_blobfuse_s_options_are_judged_by_what_they_do(talking: Path, options: list[str], said: list[str]) -> None:
-    found = warnings(notes(talking, "blob", "--set-json", f"storage.mountOptions={json.dumps(options)}"))
-    assert len(found) == len(said), found
-    for line, part in zip(found, said, strict=True):
+def test_blobfuse_s_options_are_checked_by_their_effect(
+    chart_with_notes: Path, options: list[str], parts: list[str]
+) -> None:
+    lines = warnings(notes(chart_with_notes, "blob", "--set-json", f"storage.mountOptions={json.dumps(options)}"))
+    assert len(lines) == len(parts), lines
+    for line, part in zip(lines, parts, strict=True):
         assert part in line
 
 
-def test_what_the_chart_makes_itself_harms_in_nothing(talking: Path) -> None:
+def test_the_chart_s_own_options_cause_no_warnings(chart_with_notes: Path) -> None:
     for overlay in NEEDED:
-        assert warnings(notes(talking, overlay)) == []
-    (line,) = warnings(notes(talking, "blob", **{"blob.cache": "block"}))
+        assert warnings(notes(chart_with_notes, overlay)) == []
+    (line,) = warnings(notes(chart_with_notes, "blob", **{"blob.cache": "block"}))
     assert "--block-cache-pool-size=4096. Checkpoints" in line
-    (line,) = warnings(notes(talking, "blob", **{"blob.attributeTimeoutSeconds": 7}))
+    (line,) = warnings(notes(chart_with_notes, "blob", **{"blob.attributeTimeoutSeconds": 7}))
     assert "for up to 7 s" in line
 
 
-def test_options_of_the_others_that_harm_are_said(talking: Path) -> None:
+def test_harmful_options_of_other_back_ends_are_reported(chart_with_notes: Path) -> None:
     sets = {"nfs.version": "", "nfs.nconnect": "null", "storage.mountOptions": "{soft}"}
-    (line,) = warnings(notes(talking, "nfs", **sets))
+    (line,) = warnings(notes(chart_with_notes, "nfs", **sets))
     assert line.startswith("with the mount option soft, a write fails")
     for overlay in ("amlfs", "fsx"):
-        (line,) = warnings(notes(talking, overlay, **{"storage.mountOptions": "{noatime}"}))
-        assert line.startswith("without the mount option flock, locks of files fail")
+        (line,) = warnings(notes(chart_with_notes, overlay, **{"storage.mountOptions": "{noatime}"}))
+        assert line.startswith("without the mount option flock, file locks fail")

@@ -1,4 +1,4 @@
-"""The training chart without a cluster: what it mounts is what `tokenmill train` reads, for all that people combine."""
+"""The training chart without a cluster: `tokenmill train` reads the mounted settings of all combinations."""
 
 import json
 import os
@@ -52,11 +52,11 @@ from tokenmill.training.planner import layout
 @pytest.mark.parametrize("program", HELMS)
 def test_every_model_runs_on_every_cluster(program: str, engine: str, tmp_path: Path) -> None:
     models, clusters = overlays("models"), applicable_overlays("megatron-training", "clusters")
-    # Helm 4 takes each file once.
+    # Helm 4 renders each file only once.
     cases = list(product(models, clusters) if program == "helm" else zip(models, cycle(clusters), strict=False))
 
     def rendered(files: tuple[Path, Path]) -> str:
-        # One process a pod is too few for what a recipe's nodes hold.
+        # With one process per pod, the nodes of the recipes have too few processes.
         more = {"training.nodes": 128} if files[1].stem == "local" else {}
         done = run_training_render(*files, program=program, engine=engine, **more)
         assert done.returncode == 0, done.stderr
@@ -66,21 +66,23 @@ def test_every_model_runs_on_every_cluster(program: str, engine: str, tmp_path: 
         renders = list(pool.map(rendered, cases))
     for files, text in zip(cases, renders, strict=True):
         documents = documents_of(text)
-        found = read(documents, tmp_path)
-        assert found.model.name == files[0].stem
-        at = found.layout()
-        assert [*layout.find_argument_errors(at), *layout.find_runtime_errors(at)] == [], files
-        check_flags(compose_arguments(found))
+        run_settings = read(documents, tmp_path)
+        assert run_settings.model.name == files[0].stem
+        layout_of_run = run_settings.layout()
+        assert [*layout.find_argument_errors(layout_of_run), *layout.find_runtime_errors(layout_of_run)] == [], files
+        check_flags(compose_arguments(run_settings))
         pod = container(documents)
         assert pod["args"] == ["train", "/etc/tokenmill-training/settings.json"]
         assert find_document(documents, KINDS[engine])["metadata"]["name"] == "megatron-training"
     validate_manifests(*renders)
     if engine == "trainjob":
-        validate_manifests(*(json.dumps(jobset_of(find_document(documents_of(text), "TrainingRuntime"))) for text in renders))
+        validate_manifests(
+            *(json.dumps(jobset_of(find_document(documents_of(text), "TrainingRuntime"))) for text in renders)
+        )
 
 
 def jobset_of(runtime: dict[str, Any]) -> dict[str, Any]:
-    """Return the JobSet that Kubeflow Trainer makes of a runtime: its template is one's spec."""
+    """Return the JobSet that Kubeflow Trainer makes of a runtime, whose template is the spec of a JobSet."""
     spec = runtime["spec"]["template"]["spec"]
     return {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": {"name": "run"}, "spec": spec}
 
@@ -119,36 +121,36 @@ GUIDE = {
         {"size": "175b", "world": 256, "iterations": 1000, "batch": 4096, "save": 100},
     ),
 }
-"""The AKS guide's lines as people type them, and what they come to."""
+"""The lines of the AKS guide, and the settings that result from them."""
 
 
 @pytest.mark.parametrize("program", HELMS)
 @pytest.mark.parametrize("name", GUIDE)
-def test_the_guide_s_lines_work_as_they_stand(name: str, program: str, tmp_path: Path) -> None:
+def test_the_guide_s_lines_work_unchanged(name: str, program: str, tmp_path: Path) -> None:
     line, expected = GUIDE[name]
-    words = shlex.split(line)[2:]
-    done = helm("template", *words, program=program)
+    arguments = shlex.split(line)[2:]
+    done = helm("template", *arguments, program=program)
     assert done.returncode == 0, done.stderr
     documents = list(yaml.safe_load_all(done.stdout))
-    found = read(documents, tmp_path)
-    run = found.training
+    run_settings = read(documents, tmp_path)
+    run = run_settings.training
     assert {
-        "size": found.model.name,
-        "world": found.world_size,
+        "size": run_settings.model.name,
+        "world": run_settings.world_size,
         "iterations": run.iterations,
         "batch": run.global_batch_size,
-        "save": found.checkpoint.save_interval,
+        "save": run_settings.checkpoint.save_interval,
     } == expected
-    assert layout.find_argument_errors(found.layout()) == []
-    assert ("--use-sharp" in compose_arguments(found)) is (name == "SHARP")
+    assert layout.find_argument_errors(run_settings.layout()) == []
+    assert ("--use-sharp" in compose_arguments(run_settings)) is (name == "SHARP")
     assert find_document(documents, "PyTorchJob")["metadata"]["name"] == "megatron-training"
     assert find_document(documents, "Service")["metadata"]["name"] == "tensorboard"
     if name == "175b":
-        assert found.checkpoint.path == "/data/checkpoints/gpt175b"
-        assert found.logs.path == "/data/logs/gpt175b"
+        assert run_settings.checkpoint.path == "/data/checkpoints/gpt175b"
+        assert run_settings.logs.path == "/data/logs/gpt175b"
     else:
-        assert found.checkpoint.path == f"/data/checkpoints/megatron-training-{found.model.name}"
-    assert found.dataset.path == "/data/slimpajama/preprocessed"
+        assert run_settings.checkpoint.path == f"/data/checkpoints/megatron-training-{run_settings.model.name}"
+    assert run_settings.dataset.path == "/data/slimpajama/preprocessed"
     tag = "0.1.0" if name == "SHARP" else "latest"
     assert container(documents)["image"] == f"localhost/tokenmill-training:{tag}"
 
@@ -172,15 +174,19 @@ def test_64_nodes_are_a_master_and_63_workers_of_8_gpus() -> None:
 @pytest.mark.parametrize("program", HELMS)
 def test_the_same_values_give_the_same_bytes(program: str, engine: str) -> None:
     settings = {"engine": engine, "training.nodes": 2, "dataset.buildIndex.enabled": "true"}
-    assert run_training_render(program=program, **settings).stdout == run_training_render(program=program, **settings).stdout != ""
+    assert (
+        run_training_render(program=program, **settings).stdout
+        == run_training_render(program=program, **settings).stdout
+        != ""
+    )
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_the_environment_s_contract_is_the_same_under_every_engine(engine: str) -> None:
+def test_the_environment_is_the_same_for_every_engine(engine: str) -> None:
     documents = training(
         engine=engine, release="run", **{"training.nodes": 3, "environmentVariables.NCCL_IB_HCA": "mlx5"}
     )
-    environment = {each["name"]: each["value"] for each in container(documents)["env"]}
+    environment = {variable["name"]: variable["value"] for variable in container(documents)["env"]}
     run = find_document(documents, KINDS[engine])["metadata"]["annotations"]["tokenmill/spec"]
     assert environment["TOKENMILL_NODES"] == "3"
     assert environment["TOKENMILL_RUN"] == run
@@ -193,10 +199,10 @@ def test_the_environment_s_contract_is_the_same_under_every_engine(engine: str) 
 
 
 def test_a_variable_has_one_value() -> None:
-    given = {"environmentVariables.HOME": "/a", "environmentVariables.USER": "b", "environmentVariables.X": "c"}
+    variables = {"environmentVariables.HOME": "/a", "environmentVariables.USER": "b", "environmentVariables.X": "c"}
     more = {"extraEnv[0].name": "X", "extraEnv[0].value": "d", "extraEnv[1].name": "TMPDIR", "extraEnv[1].value": "/e"}
-    environment = container(training(**given, **more))["env"]
-    values = {each["name"]: each["value"] for each in environment}
+    environment = container(training(**variables, **more))["env"]
+    values = {variable["name"]: variable["value"] for variable in environment}
     assert len(values) == len(environment)
     assert {name: values[name] for name in ("HOME", "USER", "X", "TMPDIR")} == {
         "HOME": "/a",
@@ -206,7 +212,7 @@ def test_a_variable_has_one_value() -> None:
     }
 
 
-def test_a_jobset_starts_and_fails_as_one() -> None:
+def test_a_jobset_starts_and_fails_as_a_whole() -> None:
     spec = find_document(training(engine="jobset", **{"training.nodes": 3}), "JobSet")["spec"]
     (node,) = spec["replicatedJobs"]
     job = node["template"]["spec"]
@@ -217,7 +223,7 @@ def test_a_jobset_starts_and_fails_as_one() -> None:
     assert rule["action"] == "FailJob"
     assert rule["onExitCodes"] == {"containerName": "node", "operator": "In", "values": [*range(1, 128)]}
     assert job["template"]["spec"]["restartPolicy"] == "Never"
-    assert "job-name" not in job["template"]["metadata"]["labels"], "which the Job controller sets, and refuses"
+    assert "job-name" not in job["template"]["metadata"]["labels"], "the Job controller sets it, and refuses others"
     assert spec["failurePolicy"] == {
         "maxRestarts": 1000,
         "restartStrategy": "BlockingRecreate",
@@ -227,7 +233,7 @@ def test_a_jobset_starts_and_fails_as_one() -> None:
     assert "suspend" not in spec
 
 
-def test_a_trainjob_s_runtime_is_there_before_it() -> None:
+def test_a_trainjob_s_runtime_exists_before_it() -> None:
     documents = training(engine="trainjob", **{"training.nodes": 3})
     runtime = find_document(documents, "TrainingRuntime")
     assert runtime["metadata"]["annotations"]["helm.sh/hook"].startswith("pre-install,")
@@ -239,22 +245,22 @@ def test_a_trainjob_s_runtime_is_there_before_it() -> None:
     assert job["trainer"] == {"numNodes": 3}
 
 
-def restricted(pod: dict[str, Any]) -> None:
-    """Hold a pod to the restricted Pod Security Standard."""
+def assert_restricted(pod: dict[str, Any]) -> None:
+    """Check a pod against the restricted Pod Security Standard."""
     spec = pod["spec"]
     assert spec["automountServiceAccountToken"] is False
     assert spec["securityContext"]["runAsNonRoot"] is True
     assert spec["securityContext"]["runAsUser"] == 1000
     assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
     assert not {"hostNetwork", "hostPID", "hostIPC"} & spec.keys()
-    for each in spec["containers"]:
-        assert each["securityContext"] == {
+    for item in spec["containers"]:
+        assert item["securityContext"] == {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         }
-        assert not any("hostPort" in port for port in each.get("ports", []))
-        assert {"requests", "limits"} <= each["resources"].keys()
+        assert not any("hostPort" in port for port in item.get("ports", []))
+        assert {"requests", "limits"} <= item["resources"].keys()
     assert {key for volume in spec["volumes"] for key in volume} <= {
         "name",
         "emptyDir",
@@ -264,18 +270,18 @@ def restricted(pod: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_every_pod_fits_the_restricted_standard_and_knows_no_secret(engine: str) -> None:
+def test_every_pod_fits_the_restricted_standard_and_has_no_secret(engine: str) -> None:
     settings = {"engine": engine, "training.nodes": 2, "dataset.buildIndex.enabled": "true"}
     documents = training(ROOT / "values/clusters/aks-nd-h100-v5.yaml", **settings)
     others = [document["spec"]["template"] for document in documents if document["kind"] in ("Deployment", "Job")]
-    found = [*templates(documents), *others, find_document(documents, "Pod")]
-    assert len(found) == (5 if engine == "pytorchjob" else 4)
-    for pod in found:
-        restricted(pod)
+    pods = [*templates(documents), *others, find_document(documents, "Pod")]
+    assert len(pods) == (5 if engine == "pytorchjob" else 4)
+    for pod in pods:
+        assert_restricted(pod)
         assert "secret" not in json.dumps(pod).lower()
 
 
-def test_what_the_network_needs_is_asked_for_by_name() -> None:
+def test_network_privileges_are_added_only_on_request() -> None:
     documents = training(**{"network.ipcLock": "true", "network.hostNetwork": "true"})
     spec = next(templates(documents))["spec"]
     assert spec["containers"][0]["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
@@ -304,11 +310,11 @@ UNWANTED = {
     *("RDMAV_FORK_SAFE", "NCCL_MIN_CHANNELS", "NCCL_MIN_NCHANNELS", "NCCL_BUFFSIZE", "NCCL_ALGO", "NCCL_PXN_DISABLE"),
     *("TORCH_DISTRIBUTED_DEBUG", "NCCL_COLLNET_ENABLE"),
 }
-"""Obsolete or harmful: the defaults of today's NCCL and libfabric are better, and the last is Megatron-LM's to set."""
+"""Obsolete or harmful variables: the defaults of current NCCL and libfabric are better; Megatron-LM sets the last."""
 
 
 @pytest.mark.parametrize("file", applicable_overlays("megatron-training", "clusters"), ids=lambda file: file.stem)
-def test_a_cluster_s_devices_are_requested_as_they_are_limited(file: Path) -> None:
+def test_a_cluster_s_devices_have_equal_requests_and_limits(file: Path) -> None:
     documents = training(file)
     pod = container(documents)
     devices = DEVICES[file.stem]
@@ -319,7 +325,7 @@ def test_a_cluster_s_devices_are_requested_as_they_are_limited(file: Path) -> No
         assert {name: resources[name] for name in devices} == devices
         assert resources["nvidia.com/gpu"] == 8
         assert resources["memory"]
-    names = {each["name"] for each in pod["env"]}
+    names = {variable["name"] for variable in pod["env"]}
     assert not names & UNWANTED
     if "vpc.amazonaws.com/efa" in devices:
         assert not any(name.startswith(("UCX_", "SHARP_", "NCCL_IB_")) for name in names)
@@ -329,7 +335,7 @@ def test_a_cluster_s_devices_are_requested_as_they_are_limited(file: Path) -> No
 
 @pytest.mark.parametrize("value", ["0", "1", "true", "false"])
 @pytest.mark.parametrize("option", ["--set", "--set-string"])
-def test_sharp_is_turned_on_in_each_way_that_people_write_it(option: str, value: str, tmp_path: Path) -> None:
+def test_sharp_is_enabled_by_every_form_of_the_value(option: str, value: str, tmp_path: Path) -> None:
     settings = ("--set", "storage.pvcName=c", option, f"training.useSharp={value}")
     done = helm("template", "run", CHART, *settings)
     assert done.returncode == 0, done.stderr
@@ -337,8 +343,8 @@ def test_sharp_is_turned_on_in_each_way_that_people_write_it(option: str, value:
 
 
 @pytest.mark.parametrize("program", HELMS)
-def test_any_field_of_a_preset_can_be_replaced_by_nothing_too(program: str, tmp_path: Path) -> None:
-    given = {
+def test_any_field_of_a_preset_can_be_replaced(program: str, tmp_path: Path) -> None:
+    values = {
         "model.size": "llama3-8b",
         "model.custom.untieEmbeddings": "false",
         "model.custom.attentionDropout": "0",
@@ -354,30 +360,38 @@ def test_any_field_of_a_preset_can_be_replaced_by_nothing_too(program: str, tmp_
         "extraArgs": "{--lr-wsd-decay-iters,1000000,--no-one-logger}",
         "job.runAgain": "20261122",
     }
-    found = read(training(program=program, **given), tmp_path)
-    assert found.model.untie_embeddings is False
-    assert (found.model.num_layers, found.model.attention_dropout, found.model.norm_epsilon) == (16, 0.0, 1e-6)
-    assert found.model.hidden_size == 4096
-    assert (found.training.learning_rate, found.training.seed, found.training.iterations) == (0.00003, 0, 1_000_000)
-    assert (found.gpu.memory_gib, found.supervision.hang_minutes) == (39.4, 2.5)
-    assert found.extra_args == ["--lr-wsd-decay-iters", "1000000", "--no-one-logger"]
-    assert found.run_again == "20261122"
-    assert (found.training.max_epochs, found.dataset.allow_change) == (0.5, True)
+    run_settings = read(training(program=program, **values), tmp_path)
+    assert run_settings.model.untie_embeddings is False
+    assert (run_settings.model.num_layers, run_settings.model.attention_dropout, run_settings.model.norm_epsilon) == (
+        16,
+        0.0,
+        1e-6,
+    )
+    assert run_settings.model.hidden_size == 4096
+    assert (run_settings.training.learning_rate, run_settings.training.seed, run_settings.training.iterations) == (
+        0.00003,
+        0,
+        1_000_000,
+    )
+    assert (run_settings.gpu.memory_gib, run_settings.supervision.hang_minutes) == (39.4, 2.5)
+    assert run_settings.extra_args == ["--lr-wsd-decay-iters", "1000000", "--no-one-logger"]
+    assert run_settings.run_again == "20261122"
+    assert (run_settings.training.max_epochs, run_settings.dataset.allow_change) == (0.5, True)
     assert read(training(program=program), tmp_path).dataset.allow_change is False
 
 
-def test_a_blend_is_named_by_its_place_on_the_volume(tmp_path: Path) -> None:
-    given = {
+def test_a_blend_has_paths_on_the_volume(tmp_path: Path) -> None:
+    values = {
         "dataset.blend.all[0].path": "a",
         "dataset.blend.all[0].weight": "0.25",
         "dataset.blend.all[1].path": "b/c",
         "dataset.blend.by": "given",
     }
-    found = read(training(**given), tmp_path).dataset
-    assert found.path is None
-    assert found.blend is not None
-    assert found.blend.by == "given"
-    assert [(part.path, part.weight) for part in found.blend.all] == [("/data/a", 0.25), ("/data/b/c", None)]
+    dataset = read(training(**values), tmp_path).dataset
+    assert dataset.path is None
+    assert dataset.blend is not None
+    assert dataset.blend.by == "given"
+    assert [(part.path, part.weight) for part in dataset.blend.all] == [("/data/a", 0.25), ("/data/b/c", None)]
 
 
 FITTED = {
@@ -391,50 +405,54 @@ FITTED = {
 
 
 @pytest.mark.parametrize("name", FITTED)
-def test_what_fit_writes_makes_the_layout_that_it_lists(name: str, tmp_path: Path) -> None:
+def test_the_values_of_fit_give_the_layout_that_it_lists(name: str, tmp_path: Path) -> None:
     file = tmp_path / "fit.yaml"
     speed = ["--gpu-memory", 80, "--write-bandwidth", 5, "--peak-tflops", 989]
     ended = tokenmill("fit", *FITTED[name], *speed, "--values", file, "--json")
     assert ended.code == 0, ended.err
     best = ended.result["layouts"][0]
     for program in HELMS:
-        found = read(training(file, program=program), tmp_path)
-        at = found.layout()
-        assert [*layout.find_argument_errors(at), *layout.find_runtime_errors(at)] == []
-        for each in ("tensor", "pipeline", "context", "expert", "virtual_stages", "micro_batch", "recompute"):
-            assert getattr(at, each) == best[each], each
-        assert (at.global_batch, at.world) == (ended.result["global_batch"], ended.result["gpus"])
-        assert (found.gpu.memory_gib, found.gpu.peak_tflops) == (80, 989)
-        assert total_bytes(at) == pytest.approx(best["total_bytes"])
-        check_flags(compose_arguments(found))
+        run_settings = read(training(file, program=program), tmp_path)
+        layout_of_run = run_settings.layout()
+        assert [*layout.find_argument_errors(layout_of_run), *layout.find_runtime_errors(layout_of_run)] == []
+        for field in ("tensor", "pipeline", "context", "expert", "virtual_stages", "micro_batch", "recompute"):
+            assert getattr(layout_of_run, field) == best[field], field
+        assert (layout_of_run.global_batch, layout_of_run.world) == (ended.result["global_batch"], ended.result["gpus"])
+        assert (run_settings.gpu.memory_gib, run_settings.gpu.peak_tflops) == (80, 989)
+        assert total_bytes(layout_of_run) == pytest.approx(best["total_bytes"])
+        check_flags(compose_arguments(run_settings))
         if name == "changed":
-            changed = (found.model.norm_epsilon, found.model.attention_dropout, found.model.learning_rate)
-            assert changed == (1e-6, 0.25, 0.00000125) and found.model.rotary_base == 500_000
+            changed = (
+                run_settings.model.norm_epsilon,
+                run_settings.model.attention_dropout,
+                run_settings.model.learning_rate,
+            )
+            assert changed == (1e-6, 0.25, 0.00000125) and run_settings.model.rotary_base == 500_000
 
 
-def test_what_blend_writes_names_datasets_by_their_place_on_the_volume(tmp_path: Path) -> None:
+def test_the_values_of_blend_have_paths_on_the_volume(tmp_path: Path) -> None:
     volume, file = tmp_path / "volume", tmp_path / "blend.yaml"
     volume.mkdir()
-    made = Mill(volume).make("1e5", {"a": 600, "b": 600})  # which Helm takes for a number where it has no quotes
-    ended = tokenmill("blend", file, "1e5=3", made / "b_text_document", "--values", "--root", volume)
+    output = Mill(volume).make("1e5", {"a": 600, "b": 600})  # a number for Helm, unless it is quoted
+    ended = tokenmill("blend", file, "1e5=3", output / "b_text_document", "--values", "--root", volume)
     assert ended.code == 2 and "b_text_document is in" in ended.err
-    ended = tokenmill("blend", file, made, "--validation", "1e5/b_text_document", "--values", "--root", volume)
+    ended = tokenmill("blend", file, output, "--validation", "1e5/b_text_document", "--values", "--root", volume)
     assert ended.code == 0, ended.err
     for program in HELMS:
-        found = read(training(file, program=program), tmp_path).dataset
-        assert found.path is None and found.blend is not None
-        assert [part.path for part in found.blend.train] == ["/data/1e5"]
-        assert [part.path for part in found.blend.validation] == ["/data/1e5/b_text_document"]
+        dataset = read(training(file, program=program), tmp_path).dataset
+        assert dataset.path is None and dataset.blend is not None
+        assert [part.path for part in dataset.blend.train] == ["/data/1e5"]
+        assert [part.path for part in dataset.blend.validation] == ["/data/1e5/b_text_document"]
 
 
-def test_checkpoints_may_have_a_claim_of_their_own(tmp_path: Path) -> None:
-    given = {"storage.checkpointPvcName": "fast", "storage.checkpointSubPath": "team", "checkpoint.loadPath": "old"}
-    documents = training(release="run", **given)
-    found = read(documents, tmp_path)
-    assert found.checkpoint.path == "/checkpoints/checkpoints/run-375m"
-    assert found.checkpoint.load_path == "/checkpoints/old"
-    assert found.logs.path == "/checkpoints/logs/run"
-    assert found.dataset.cache_path is None, "which is below the checkpoints: the data's claim cannot be written to"
+def test_checkpoints_may_have_a_separate_claim(tmp_path: Path) -> None:
+    values = {"storage.checkpointPvcName": "fast", "storage.checkpointSubPath": "team", "checkpoint.loadPath": "old"}
+    documents = training(release="run", **values)
+    run_settings = read(documents, tmp_path)
+    assert run_settings.checkpoint.path == "/checkpoints/checkpoints/run-375m"
+    assert run_settings.checkpoint.load_path == "/checkpoints/old"
+    assert run_settings.logs.path == "/checkpoints/logs/run"
+    assert run_settings.dataset.cache_path is None, "the cache is below the checkpoints: the data's claim is read-only"
     mounts = {mount["name"]: mount for mount in container(documents)["volumeMounts"] if mount["name"] != "scratch"}
     assert mounts["data"] == {"name": "data", "mountPath": "/data", "readOnly": True}
     assert mounts["checkpoints"] == {"name": "checkpoints", "mountPath": "/checkpoints", "subPath": "team"}
@@ -444,10 +462,10 @@ def test_checkpoints_may_have_a_claim_of_their_own(tmp_path: Path) -> None:
     ]
 
 
-def test_only_what_needs_another_run_changes_its_hash() -> None:
-    def spec(**given: Any) -> str:
-        found: str = find_document(training(**given), "PyTorchJob")["metadata"]["annotations"]["tokenmill/spec"]
-        return found
+def test_only_changes_that_need_another_run_change_the_hash() -> None:
+    def spec(**values: Any) -> str:
+        digest: str = find_document(training(**values), "PyTorchJob")["metadata"]["annotations"]["tokenmill/spec"]
+        return digest
 
     same = {"tensorboard.enabled": "false", "job.ttlSecondsAfterFinished": 9, "job.cleanPodPolicy": "All"}
     same |= {"dataset.buildIndex.enabled": "true", "gang.minAvailable": 1, "serviceAccount.annotations.a": "b"}
@@ -458,7 +476,7 @@ def test_only_what_needs_another_run_changes_its_hash() -> None:
     assert len(hashes) == len(other) and spec() not in hashes
 
 
-def test_an_upgrade_with_the_same_values_leaves_a_run_unless_it_failed(tmp_path: Path) -> None:
+def test_an_upgrade_with_the_same_values_keeps_a_run_unless_it_failed(tmp_path: Path) -> None:
     documents = training(release="run", **{"storage.pvcName": "claim", "tensorboard.enabled": "false"})
     run = find_document(documents, "PyTorchJob")["metadata"]["annotations"]["tokenmill/spec"]
     suite = tmp_path / "same_test.yaml"
@@ -469,35 +487,35 @@ def test_an_upgrade_with_the_same_values_leaves_a_run_unless_it_failed(tmp_path:
     assert "4 passed, 4 total" in done.stdout
 
 
-def test_what_helm_test_runs_asks_an_answer_of_a_server() -> None:
+def test_helm_test_needs_a_response_of_a_server() -> None:
     (pod,) = find_document(training(), "Pod")["spec"]["containers"]
     assert pod["command"] == ["python3"]
     flag, program, url = pod["args"]
     with ThreadingHTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler) as server:
         threading.Thread(target=server.serve_forever).start()
         try:
-            here = url.replace("tensorboard:6006/data/environment", f"127.0.0.1:{server.server_port}/")
-            command = [sys.executable, flag, program, here]
+            address = url.replace("tensorboard:6006/data/environment", f"127.0.0.1:{server.server_port}/")
+            command = [sys.executable, flag, program, address]
             done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
         finally:
             server.shutdown()
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(here)
+    assert done.stdout.startswith(address)
 
 
-def test_the_settings_have_a_name_of_their_own_and_never_change() -> None:
-    def name(**given: Any) -> Any:
-        documents = training(**given)
-        found = settings_of(documents)
+def test_the_settings_have_a_unique_name_and_never_change() -> None:
+    def name(**values: Any) -> Any:
+        documents = training(**values)
+        config_map = settings_of(documents)
         volumes = {volume["name"]: volume for volume in next(templates(documents))["spec"]["volumes"]}
-        assert volumes["settings"]["configMap"] == {"name": found["metadata"]["name"]}
-        assert found["immutable"] is True
-        return found["metadata"]["name"]
+        assert volumes["settings"]["configMap"] == {"name": config_map["metadata"]["name"]}
+        assert config_map["immutable"] is True
+        return config_map["metadata"]["name"]
 
     assert name(**{"image.tag": "other"}) == name() != name(**{"training.seed": 2})
 
 
-def test_values_and_schema_name_every_setting() -> None:
+def test_values_and_schema_contain_every_setting() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text())["properties"]
     sections = {
         "training": settings.Training,
@@ -509,10 +527,10 @@ def test_values_and_schema_name_every_setting() -> None:
     elsewhere = {"checkpoint": {"path", "saveInterval"}}
     for name, section in sections.items():
         fields = {field.encode_name: field for field in msgspec.structs.fields(section)}
-        wanted = fields.keys() - elsewhere.get(name, set())
-        assert wanted <= VALUES[name].keys(), name
+        keys = fields.keys() - elsewhere.get(name, set())
+        assert keys <= VALUES[name].keys(), name
         assert VALUES[name].keys() <= schema[name]["properties"].keys()
-        for key in wanted:
+        for key in keys:
             field, value = fields[key], VALUES[name][key]
             if field.default_factory is msgspec.NODEFAULT:
                 assert value == field.default, f"{name}.{key} has another default in the chart"

@@ -1,4 +1,4 @@
-"""charts/megatron-training: what it refuses before a pod is made."""
+"""charts/megatron-training: values that it refuses before any pod exists."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,64 +14,70 @@ from tokenmill.training.planner.memory import GIB, RESERVED_SHARE
 REFUSED = {
     "unknown size": (
         {"model.size": "2.7b"},
-        "model.size=2.7b is not known. Known: 1.3b, 125m, 13b, 175b, 30b, 375m, 857m, llama3-70b, llama3-8b, "
-        "mixtral-8x7b, qwen3-8b, custom.\nChoose one, or describe the model with --set model.size=custom --set "
-        "model.custom.numLayers=... (charts/megatron-training/README.md).",
+        "model.size=2.7b is not a known size: the sizes are 1.3b, 125m, 13b, 175b, 30b, 375m, 857m, llama3-70b, "
+        "llama3-8b, mixtral-8x7b, qwen3-8b and custom.\n"
+        "Set one of them, or describe the model with --set model.size=custom --set model.custom.numLayers=... "
+        "(charts/megatron-training/README.md).",
     ),
     "nothing to a custom one": (
         {"model.size": "custom", "model.custom.numLayers": 2},
-        "model.size=custom has no model.custom.hiddenSize.\nGive numLayers, hiddenSize and numAttentionHeads at least",
+        "model.size=custom needs model.custom.hiddenSize.\nSet at least numLayers, hiddenSize and numAttentionHeads",
     ),
     "world": (
         {"model.size": "175b", "training.nodes": 17},
-        "training.nodes=17 x training.gpusPerNode=8 = 136 GPUs, and the model 175b takes tensor 8 x pipeline 16 x "
-        "context 1 = 128 of them: 136 / 128 leaves 8 over.\nSet training.nodes=32 (256 GPUs), or other values of "
-        "parallelism.tensorModelParallelSize, .pipelineModelParallelSize and .contextParallelSize.",
+        "training.nodes=17 x training.gpusPerNode=8 = 136 GPUs is not a multiple of the GPUs of one copy of the "
+        "model 175b, tensor 8 x pipeline 16 x context 1 = 128: 136 / 128 leaves a remainder of 8.\n"
+        "Set training.nodes=32 (256 GPUs), or change the values of parallelism.tensorModelParallelSize, "
+        ".pipelineModelParallelSize and .contextParallelSize.",
     ),
     "world below a copy": (
         {"model.size": "175b", "training.gpusPerNode": 6},
-        "training.nodes=1 x training.gpusPerNode=6 = 6 GPUs, and the model 175b takes tensor 8 x pipeline 16 x "
-        "context 1 = 128 of them: 6 / 128 leaves 6 over.\nSet training.nodes=64 (384 GPUs)",
+        "training.nodes=1 x training.gpusPerNode=6 = 6 GPUs is not a multiple of the GPUs of one copy of the model "
+        "175b, tensor 8 x pipeline 16 x context 1 = 128: 6 / 128 leaves a remainder of 6.\n"
+        "Set training.nodes=64 (384 GPUs)",
     ),
     "world by values": (
         {"parallelism.contextParallelSize": 3},
-        "takes tensor 1 x pipeline 1 x context 3 = 3 of them: 8 / 3 leaves 2 over.\nSet training.nodes=3 (24 GPUs)",
+        "375m, tensor 1 x pipeline 1 x context 3 = 3: 8 / 3 leaves a remainder of 2.\nSet training.nodes=3 (24 GPUs)",
     ),
     "batch": (
         {"training.globalBatchSize": 33},
-        "training.globalBatchSize=33 is not divisible by data parallel 8 (8 GPUs / (tensor 1 x pipeline 1 x context 1 "
-        "= 1)): it leaves 1 over.\nSet training.globalBatchSize=32 or 40, or leave it out.",
+        "training.globalBatchSize=33 is not divisible by data parallel 8 (8 GPUs / (tensor 1 x pipeline 1 x context "
+        "1 = 1)): it leaves a remainder of 1.\n"
+        "Set training.globalBatchSize=32 or 40, or remove it.",
     ),
     "batch of micro-batches": (
         {"training.globalBatchSize": 8, "training.microBatchSize": 4},
-        "training.globalBatchSize=8 is not divisible by training.microBatchSize=4 x data parallel 8 (8 GPUs / (tensor "
-        "1 x pipeline 1 x context 1 = 1)) = 32: it leaves 8 over.\nSet training.globalBatchSize=32, or leave it out.",
+        "training.globalBatchSize=8 is not divisible by training.microBatchSize=4 x data parallel 8 (8 GPUs / "
+        "(tensor 1 x pipeline 1 x context 1 = 1)) = 32: it leaves a remainder of 8.\n"
+        "Set training.globalBatchSize=32, or remove it.",
     ),
     "save interval": (
         {"training.saveInterval": 1001},
-        "training.saveInterval=1001 is above training.iterations=1000: nothing would be saved before the end.\n"
-        "Lower it, or leave it out: a tenth of the iterations is then taken.",
+        "training.saveInterval=1001 is above training.iterations=1000: the run would not save before its end.\n"
+        "Set a lower interval, or remove it: the default is a tenth of the iterations.",
     ),
     "positions": (
         {"model.custom.maxPositionEmbeddings": 512},
-        "the model 375m has seqLength=1024 and maxPositionEmbeddings=512: a sequence has more tokens than there are "
-        "positions.\nLower model.custom.seqLength to 512, or raise model.custom.maxPositionEmbeddings to 1024.",
+        "the model 375m has seqLength=1024 and maxPositionEmbeddings=512: a sequence must not have more tokens than "
+        "positions.\n"
+        "Lower model.custom.seqLength to 512, or raise model.custom.maxPositionEmbeddings to 1024.",
     ),
     "claim": (
         {"storage.pvcName": ""},
-        "storage.pvcName is not set: it names the claim that holds the data.\nAdd --set",
+        "storage.pvcName is not set: it must name the claim that holds the data.\nAdd --set",
     ),
-    "one checkpoint": ({"checkpoint.keep": 1}, "checkpoint.keep=1: at least 2 are kept"),
+    "one checkpoint": ({"checkpoint.keep": 1}, "checkpoint.keep=1 is too low"),
     "gang of none": (
         {"gang.minAvailable": 2},
-        "gang.minAvailable=2 is more than training.nodes=1: no pod would ever start.\nSet gang.minAvailable=1.",
+        "gang.minAvailable=2 is more than training.nodes=1: no pod would start.\nSet gang.minAvailable=1.",
     ),
-    "gang of another engine": ({"gang.minAvailable": 1, "engine": "jobset"}, "gang.minAvailable=1 is for engine=pyt"),
+    "gang of another engine": ({"gang.minAvailable": 1, "engine": "jobset"}, "gang.minAvailable=1 works only"),
     "outside": ({"storage.checkpointPath": "../x"}, 'storage.checkpointPath="../x" contains ".."'),
     "absolute": ({"storage.datasetPath": "/data/x"}, 'storage.datasetPath="/data/x" begins with a slash'),
     "blend outside": ({"dataset.blend.all[0].path": "/x"}, 'dataset.blend.all="/x" begins with a slash'),
-    "no data": ({"storage.datasetPath": ""}, "neither storage.datasetPath nor dataset.blend says what to train on"),
-    "mount": ({"storage.mountPath": "/dev"}, 'storage.mountPath="/dev" lies where'),
+    "no data": ({"storage.datasetPath": ""}, "storage.datasetPath and dataset.blend are both empty"),
+    "mount": ({"storage.mountPath": "/dev"}, 'storage.mountPath="/dev" would hide files'),
     "one place for two": (
         {"storage.checkpointPvcName": "x", "storage.checkpointMountPath": "/data"},
         "storage.mountPath and storage.checkpointMountPath are both /data",
@@ -87,9 +93,9 @@ REFUSED = {
 
 @pytest.mark.parametrize("program", HELMS)
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_run_is_refused_before_a_pod_is_made(name: str, program: str) -> None:
-    given, message = REFUSED[name]
-    done = run_training_render(program=program, **given)
+def test_impossible_values_are_refused_before_a_pod_exists(name: str, program: str) -> None:
+    values, message = REFUSED[name]
+    done = run_training_render(program=program, **values)
     assert done.returncode != 0
     assert message in done.stderr
 
@@ -97,18 +103,22 @@ def test_what_cannot_run_is_refused_before_a_pod_is_made(name: str, program: str
 @pytest.mark.parametrize(
     ("release", "engine", "message"),
     [
-        ("1st", "pytorchjob", 'the release name "1st" cannot be that of a PyTorchJob, which begins with a letter'),
-        ("a.b", "jobset", 'no dot; choose another, such as "run-a-b"'),
-        ("x" * 53, "pytorchjob", f'too long: it would make "{"x" * 53}-worker-998", 64 characters, and 63 are allowed'),
-        ("x" * 46, "jobset", f'too long: it would make "{"x" * 46}-node-0-999-xxxxx", 63 char'),
+        (
+            "1st",
+            "pytorchjob",
+            'the release name "1st" is not a valid name of a PyTorchJob: it must begin with a letter',
+        ),
+        ("a.b", "jobset", 'must not contain dots; choose another name, such as "run-a-b"'),
+        ("x" * 53, "pytorchjob", f'"{"x" * 53}-worker-998" with 64 characters, and 63 are allowed'),
+        ("x" * 46, "jobset", f'too long: it results in the name "{"x" * 46}-node-0-999-xxxxx" with 63 char'),
     ],
 )
-def test_names_that_pods_cannot_have_are_refused(release: str, engine: str, message: str) -> None:
-    given = {"engine": engine, "training.nodes": 1000, "tensorboard.enabled": "false"}
-    done = run_training_render(release=release, **given)
+def test_release_names_that_are_invalid_for_pods_are_refused(release: str, engine: str, message: str) -> None:
+    values = {"engine": engine, "training.nodes": 1000, "tensorboard.enabled": "false"}
+    done = run_training_render(release=release, **values)
     if "63 char" in message:
         assert done.returncode == 0, done.stderr
-        done = run_training_render(release=release + "x", **given)
+        done = run_training_render(release=release + "x", **values)
         message = "Choose a release name that is at least 1 characters shorter"
     assert done.returncode != 0
     assert message in done.stderr
@@ -124,35 +134,35 @@ TOO_LARGE = "more than a GPU has"
 
 
 APART = {
-    "context-8": {"30b": "128 / 256 leaves 128 over", "175b": "512 / 1024 leaves 512 over"},
+    "context-8": {"30b": "128 / 256 leaves a remainder of 128", "175b": "512 / 1024 leaves a remainder of 512"},
     "data-only": dict.fromkeys(("13b", "30b", "175b", "llama3-8b", "llama3-70b"), TOO_LARGE),
     "expert-8": dict.fromkeys((file.stem for file in overlays("models") if file.stem != "mixtral-8x7b"), NO_EXPERTS),
     "interleaved": dict.fromkeys(("125m", "375m", "857m", "llama3-8b", "qwen3-8b"), NO_PIPELINE),
     "tensor-4-pipeline-8": {
-        **dict.fromkeys(("125m", "375m", "857m"), "8 / 32 leaves 8 over"),
-        "1.3b": "16 / 32 leaves 16 over",
+        **dict.fromkeys(("125m", "375m", "857m"), "8 / 32 leaves a remainder of 8"),
+        "1.3b": "16 / 32 leaves a remainder of 16",
         "mixtral-8x7b": "expert tensor 4 x expert 8 x pipeline 8 = 256",
         "qwen3-8b": "36 layers are not divisible by pipeline 8",
     },
     "tensor-8": {"125m": "12 attention heads are not divisible by tensor 8", "175b": TOO_LARGE},
 }
-"""Which models a layout is not for, on the nodes of their recipes, and with which words they are refused."""
+"""For each layout, the models that it does not fit on the nodes of their recipes, and the messages."""
 
 
 @pytest.mark.parametrize("file", overlays("parallelism"), ids=lambda file: file.stem)
-def test_each_parallelism_takes_a_model_or_says_why_not(file: Path, tmp_path: Path) -> None:
+def test_each_parallelism_accepts_a_model_or_reports_why_not(file: Path, tmp_path: Path) -> None:
     models, cluster = overlays("models"), ROOT / "values/clusters/eks-p5.yaml"
     with ThreadPoolExecutor(2) as pool:
         runs = list(pool.map(lambda size: run_training_render(size, file, cluster), models))
     for size, done in zip(models, runs, strict=True):
-        said = [done.stderr]
+        errors = [done.stderr]
         if done.returncode == 0:
-            found = read(documents_of(done.stdout), tmp_path)
-            at = found.layout()
-            said = [*layout.find_argument_errors(at), *layout.find_runtime_errors(at)]
-            assert found.gpu.memory_gib == 79.6
-            said += [TOO_LARGE] if total_bytes(at) > 79.6 * GIB * (1 - RESERVED_SHARE) else []
-            if not said:
-                check_flags(compose_arguments(found))
+            run_settings = read(documents_of(done.stdout), tmp_path)
+            resolved_layout = run_settings.layout()
+            errors = [*layout.find_argument_errors(resolved_layout), *layout.find_runtime_errors(resolved_layout)]
+            assert run_settings.gpu.memory_gib == 79.6
+            errors += [TOO_LARGE] if total_bytes(resolved_layout) > 79.6 * GIB * (1 - RESERVED_SHARE) else []
+            if not errors:
+                check_flags(compose_arguments(run_settings))
         expected = APART.get(file.stem, {}).get(size.stem)
-        assert (said == []) if expected is None else any(expected in each for each in said), (size.stem, said)
+        assert (errors == []) if expected is None else any(expected in error for error in errors), (size.stem, errors)

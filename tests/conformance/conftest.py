@@ -1,4 +1,4 @@
-"""What the conformance tests share: the real command line and the bundled inputs."""
+"""Fixtures of the conformance tests: the real command line and the bundled inputs."""
 
 import os
 import shutil
@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-SETTLED = (Path(".tokenmill") / "preprocess" / "encoders", Path("tokenizer"))
-"""Where a run keeps what it found of its tokenizer; a run that finds it there need not judge the encoders again."""
+TOKENIZER_FILES = (Path(".tokenmill") / "preprocess" / "encoders", Path("tokenizer"))
+"""Results of the parity gate and the resolved tokenizer; a run that has these files does not run the gate again."""
 
 
 @pytest.fixture(scope="session")
 def preprocess(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
-    """Run `tokenmill preprocess` as a user does, in a process of its own; it must succeed.
+    """Return a function that runs `tokenmill preprocess` as a subprocess, which must succeed.
 
-    A tokenizer is judged in the first run that has it, with the encoder that it asks for, which takes
-    seconds; later ones begin with what that run kept.
+    The first run of a tokenizer runs the parity gate, with the encoder that it requests; this takes seconds. Later runs
+    start with its results.
     """
     kept = tmp_path_factory.mktemp("settled")
     environment = {key: value for key, value in os.environ.items() if key != "JOB_COMPLETION_INDEX"}
@@ -36,7 +36,7 @@ def preprocess(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
             check=False,
         )
         assert result.returncode == 0, f"{' '.join(command)}\n{result.stdout}\n{result.stderr}"
-        for part in SETTLED:
+        for part in TOKENIZER_FILES:
             shutil.copytree(output / part, kept / tokenizer.name / part, dirs_exist_ok=True)
 
     return run

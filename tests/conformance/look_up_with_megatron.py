@@ -1,9 +1,9 @@
-"""Build a run's datasets as Megatron-LM does at its start; test_sample_index.py runs this in an environment of its own.
+"""Build the datasets of a run as Megatron-LM does at its start; test_sample_index.py runs this in its own environment.
 
-Reads a request from standard input and writes the answer to a file, both JSON:
-{"words": command line, "script": pretrain_gpt.py or null, "answer": file} -> samples of each part, or null, and
-the tokens of a few. With a script, its own provider of datasets and Megatron-LM's own parser are used; without
-one, as megatron-core alone is, what they would make of the words is written out here.
+Reads a request from standard input and writes the response to a file, both JSON:
+{"arguments": command line, "script": pretrain_gpt.py or null, "response": file} -> for each split null, or the number
+of samples and hashes of the tokens of a few. With a script, its own provider of datasets and Megatron-LM's own parser
+are used. Without a script, as with megatron-core alone, `build_with_core` repeats their results for these arguments.
 """
 
 import hashlib
@@ -13,25 +13,25 @@ from argparse import Namespace
 from pathlib import Path
 
 
-def by_the_script(words, script):
-    """Do what pretrain() does up to the datasets."""
+def build_with_script(arguments, script):
+    """Perform the steps of pretrain() up to the datasets."""
     sys.path.insert(0, str(Path(script).parent))
-    sys.argv = [script, *words]
+    sys.argv = [script, *arguments]
     import pretrain_gpt
     from megatron.training.arguments import parse_args
     from megatron.training.global_vars import set_args
     from megatron.training.training import get_train_valid_test_num_samples
 
     args = parse_args()
-    # What validate_args derives; the whole of it asks for GPUs.
+    # Derived by validate_args, which as a whole needs GPUs.
     args.data_parallel_size = 1
     args.eval_global_batch_size = args.global_batch_size
     set_args(args)
     return pretrain_gpt.train_valid_test_datasets_provider(get_train_valid_test_num_samples())
 
 
-def by_the_core(words):
-    """Do the same with megatron-core, which asks for its rank; the words are those of the test."""
+def build_with_core(arguments):
+    """Build the same datasets with megatron-core, which needs a rank; the arguments are those of the test."""
     import torch
     from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
     from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
@@ -43,22 +43,22 @@ def by_the_core(words):
         from megatron.core.tokenizers.text.utils.build_tokenizer import build_tokenizer
 
     def value(flag, default=None):
-        return words[words.index(flag) + 1] if flag in words else default
+        return arguments[arguments.index(flag) + 1] if flag in arguments else default
 
-    how = {"split": value("--split")}
+    blend = {"split": value("--split")}
     if value("--per-split-data-args-path"):
         lists = json.loads(Path(value("--per-split-data-args-path")).read_text())
-        how["blend_per_split"] = [get_blend_from_list(lists[name]) for name in ("train", "valid", "test")]
+        blend["blend_per_split"] = [get_blend_from_list(lists[name]) for name in ("train", "valid", "test")]
     elif value("--data-args-path"):
-        how["blend"] = get_blend_from_list(Path(value("--data-args-path")).read_text().split())
+        blend["blend"] = get_blend_from_list(Path(value("--data-args-path")).read_text().split())
     else:
-        how["blend"] = get_blend_from_list([value("--data-path")])
+        blend["blend"] = get_blend_from_list([value("--data-path")])
     unset = ("chat_template", "vocab_file", "merge_file", "special_tokens", "metadata_path", "tokenizer_metadata")
     off = ("tokenizer_hf_no_use_fast", "tokenizer_hf_no_include_special_tokens", "trust_remote_code", "use_gigatoken")
     on = ("tokenizer_hf_use_fast", "tokenizer_hf_include_special_tokens")
     defaults = dict.fromkeys((*unset, "tokenizer_special_tokens")) | dict.fromkeys((*off, "pad_vocab_size"), False)
-    chosen = {"tokenizer_type": value("--tokenizer-type"), "tokenizer_model": value("--tokenizer-model")}
-    tokenizer = build_tokenizer(Namespace(**defaults, **dict.fromkeys(on, True), **chosen))
+    selected = {"tokenizer_type": value("--tokenizer-type"), "tokenizer_model": value("--tokenizer-model")}
+    tokenizer = build_tokenizer(Namespace(**defaults, **dict.fromkeys(on, True), **selected))
     config = GPTDatasetConfig(
         random_seed=int(value("--seed")),
         sequence_length=int(value("--seq-length")),
@@ -68,7 +68,7 @@ def by_the_core(words):
         reset_attention_mask=False,
         eod_mask_loss=False,
         create_attention_mask=False,
-        **how,
+        **blend,
     )
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
     iterations, batch = int(value("--train-iters")), int(value("--global-batch-size"))
@@ -79,8 +79,9 @@ def by_the_core(words):
 
 def main():
     request = json.load(sys.stdin)
-    parts = by_the_script(request["words"], request["script"]) if request["script"] else by_the_core(request["words"])
-    answer = [
+    arguments, script = request["arguments"], request["script"]
+    parts = build_with_script(arguments, script) if script else build_with_core(arguments)
+    response = [
         part
         and {
             "samples": len(part),
@@ -88,7 +89,7 @@ def main():
         }
         for part in parts
     ]
-    Path(request["answer"]).write_text(json.dumps(answer))
+    Path(request["response"]).write_text(json.dumps(response))
 
 
 if __name__ == "__main__":

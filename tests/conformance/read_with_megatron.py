@@ -1,7 +1,7 @@
-"""Open pairs with Megatron-LM's own reader; test_megatron_reader.py runs this under an environment of its own.
+"""Open pairs with Megatron-LM's own reader; test_megatron_reader.py runs this in its own environment.
 
-Reads a request from standard input and writes the answer to a file, since Megatron-LM prints too; both JSON:
-{"prefixes": [...], "cases": [...], "answer": file} -> {"sequences": ..., "samples": ...}.
+Reads a request from standard input and writes the response to a file, because Megatron-LM prints too; both are JSON:
+{"prefixes": [...], "cases": [...], "response": file} -> {"sequences": ..., "samples": ...}.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from megatron.core.datasets.indexed_dataset import IndexedDataset
 
 
 class Tokenizer:
-    """What GPTDataset asks of a tokenizer."""
+    """The attributes of a tokenizer that GPTDataset uses."""
 
     eod = 0
     pad = 0
@@ -28,7 +28,7 @@ def sha256(tokens):
 
 
 def sequences(prefix):
-    """Hash every sequence as IndexedDataset returns it, and name the documents' boundaries."""
+    """Return the hash of every sequence of an IndexedDataset, and the documents' boundaries."""
     dataset = IndexedDataset(prefix)
     return {
         "sequences": [sha256(dataset[i]) for i in range(len(dataset))],
@@ -38,7 +38,7 @@ def sequences(prefix):
 
 
 def samples(case):
-    """Build train, valid and test as pre-training does; hash the first samples of the part asked for."""
+    """Build train, valid and test as pre-training does; hash the first samples of the requested part."""
     config = GPTDatasetConfig(
         random_seed=case["seed"],
         sequence_length=case["sequence_length"],
@@ -52,21 +52,21 @@ def samples(case):
     )
     parts = BlendedMegatronDatasetBuilder(GPTDataset, case["sizes"], lambda: True, config).build()
     dataset = parts[("train", "valid", "test").index(case["part"])]
-    taken = [dataset[i] for i in range(case["take"])]
+    items = [dataset[i] for i in range(case["take"])]
     return {
         "length": len(dataset),
-        "samples": [{name: sha256(item[name].numpy())[:32] for name in ("tokens", "labels")} for item in taken],
-        "first": taken[0]["tokens"][:16].tolist(),
+        "samples": [{name: sha256(item[name].numpy())[:32] for name in ("tokens", "labels")} for item in items],
+        "first": items[0]["tokens"][:16].tolist(),
     }
 
 
 def main():
     request = json.load(sys.stdin)
-    answer = {
+    response = {
         "sequences": {prefix: sequences(prefix) for prefix in request["prefixes"]},
         "samples": [samples(case) for case in request["cases"]],
     }
-    Path(request["answer"]).write_text(json.dumps(answer))
+    Path(request["response"]).write_text(json.dumps(response))
 
 
 if __name__ == "__main__":

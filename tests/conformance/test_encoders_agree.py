@@ -1,7 +1,7 @@
 """50 MB of mixed text give the same bytes through Hugging Face and through the encoder that the gate chooses.
 
-Run by `make conformance`, which fetches the tokenizers and makes the text (`tests/bench/corpus.py`). What the
-AutoTokenizer makes of a tokenizer's files counts, also where that is not what its makers had in mind.
+`make conformance` runs this test; it fetches the tokenizers and makes the text (`tests/bench/corpus.py`). The reference
+is what AutoTokenizer does with a tokenizer's files, even if the authors of these files intended something else.
 """
 
 import hashlib
@@ -34,8 +34,8 @@ NOT_THE_MODEL = ("truncation", "padding", "normalizer", "pre_tokenizer", "post_p
 pytestmark = pytest.mark.conformance
 
 
-def made(variable: str, name: str) -> Path:
-    """Find what make conformance made; what is missing is a failure, so that it cannot go unnoticed."""
+def require_file(variable: str, name: str) -> Path:
+    """Return a path that make conformance creates; a missing path is a failure, so that the test is never skipped."""
     path = Path(os.environ.get(variable, "unset")) / name
     if not path.exists():
         pytest.fail(f"no {path} ({variable}): run make conformance")
@@ -44,9 +44,9 @@ def made(variable: str, name: str) -> Path:
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The mixed text, in two files, and what the gate knows to be hard, in a third."""
+    """Return a directory with the mixed text in two files, and the adversarial texts of the gate in a third file."""
     directory = tmp_path_factory.mktemp("corpus")
-    lines = made("TOKENMILL_CONFORMANCE_CORPUS", "mixed.jsonl").read_bytes().splitlines(keepends=True)
+    lines = require_file("TOKENMILL_CONFORMANCE_CORPUS", "mixed.jsonl").read_bytes().splitlines(keepends=True)
     half = len(lines) // 2
     (directory / "mixed-0.jsonl").write_bytes(b"".join(lines[:half]))
     (directory / "mixed-1.jsonl").write_bytes(b"".join(lines[half:]))
@@ -57,16 +57,16 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def digests(output: Path) -> dict[str, str]:
-    found = {}
+    hashes = {}
     for path in sorted(output.glob("*_text_document.*")):
         with path.open("rb") as file:
-            found[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return found
+            hashes[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+    return hashes
 
 
 @pytest.mark.parametrize("name", CHOSEN)
 def test_same_bytes_by_every_encoder(name: str, corpus: Path, preprocess: Callable[..., None], tmp_path: Path) -> None:
-    tokenizer = made("TOKENMILL_NPM_TOKENIZERS", name)
+    tokenizer = require_file("TOKENMILL_NPM_TOKENIZERS", name)
     for encoder in ("hf", "auto"):
         preprocess(corpus, tmp_path / encoder, tokenizer, "--encoder", encoder, "--tokenizer-source", "class")
     expected = digests(tmp_path / "hf")
@@ -78,13 +78,13 @@ def test_same_bytes_by_every_encoder(name: str, corpus: Path, preprocess: Callab
 
 
 @pytest.mark.parametrize(("name", "kept"), [("llama3_1", 127_615), ("gemma3", 236_336), ("llama2", 28_446)])
-def test_what_each_merge_makes_is_made_without_the_idle_ones(name: str, kept: int) -> None:
-    """Every token that a merge makes, and each two of them side by side, with all merges and with those that happen."""
-    tokenizer = json.loads((made("TOKENMILL_NPM_TOKENIZERS", name) / "tokenizer.json").read_bytes())
-    model = tokenizer["model"] | {"ignore_merges": False}  # else a word that is a token is not put together at all
+def test_every_merge_result_is_made_without_idle_merges(name: str, kept: int) -> None:
+    """Compare the tokens of all merges, alone and in pairs, between all merges and only the reachable merges."""
+    tokenizer = json.loads((require_file("TOKENMILL_NPM_TOKENIZERS", name) / "tokenizer.json").read_bytes())
+    model = tokenizer["model"] | {"ignore_merges": False}  # otherwise a word that is a token needs no merges
     merges = [tuple(merge.split(" ") if isinstance(merge, str) else merge) for merge in model["merges"]]
-    happen = [merges[rank] for rank in reachable_merges(model)]
-    assert len(happen) == kept < len(merges)
+    reachable = [merges[rank] for rank in reachable_merges(model)]
+    assert len(reachable) == kept < len(merges)
 
     def bpe(merges: list[Any]) -> Tokenizer:
         plain = {"version": "1.0", "added_tokens": [], "model": model | {"merges": merges}}
@@ -93,15 +93,15 @@ def test_what_each_merge_makes_is_made_without_the_idle_ones(name: str, kept: in
     words = list(dict.fromkeys(map("".join, merges)))
     shuffled = random.Random(0).sample(words, len(words))
     texts = words + [first + second for first, second in zip(words, shuffled, strict=True)]
-    fewer, full = (bpe(m).encode_batch_fast(texts) for m in (happen, merges))
+    fewer, full = (bpe(m).encode_batch_fast(texts) for m in (reachable, merges))
     assert [e.ids for e in fewer] == [e.ids for e in full]
 
 
 @pytest.mark.parametrize("name", ["qwen3", "deepseek_v3"])
 def test_a_guard_is_needed(name: str, tmp_path: Path) -> None:
-    """gigatoken alone gives other ids than Hugging Face on code points of newer Unicode versions."""
+    """gigatoken alone gives other ids than Hugging Face for code points of newer Unicode versions."""
     _, verdict = resolve_tokenizer(
-        str(made("TOKENMILL_NPM_TOKENIZERS", name)),
+        str(require_file("TOKENMILL_NPM_TOKENIZERS", name)),
         None,
         eod_token=None,
         add_special_tokens=True,

@@ -1,4 +1,4 @@
-"""Megatron-LM's own checks take the command line of every model, as they would at a start."""
+"""Megatron-LM's own checks accept the command line of every model, as they would at a start."""
 
 import json
 import os
@@ -24,10 +24,10 @@ pytestmark = pytest.mark.conformance
 
 @pytest.mark.parametrize("changes", ["defaults", "others"])
 @pytest.mark.parametrize("name", preset_names())
-def test_megatron_takes_the_arguments(name: str, changes: str) -> None:
+def test_megatron_accepts_the_arguments(name: str, changes: str) -> None:
     python, checkout = os.environ.get("TOKENMILL_MEGATRON_PYTHON"), os.environ.get("TOKENMILL_MEGATRON_LM")
     if not python or not checkout:
-        pytest.skip("TOKENMILL_MEGATRON_LM names no checkout of Megatron-LM")
+        pytest.skip("TOKENMILL_MEGATRON_LM is not set to a checkout of Megatron-LM")
     model = load_preset(name)
     copy = model.tensor_model_parallel_size * model.pipeline_model_parallel_size * model.expert_model_parallel_size
     other = changes == "others"

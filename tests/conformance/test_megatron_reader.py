@@ -1,8 +1,8 @@
-"""Megatron-LM's own reader opens our pairs and hands the same samples to training.
+"""Megatron-LM's own reader opens tokenmill's pairs and returns the same samples for training.
 
-`samples.json` holds what Megatron-LM's GPTDataset made of the pairs that its own preprocessing wrote. The
-reader needs megatron-core and torch (locks/megatron.txt), in an environment of their own: its Python is
-named by TOKENMILL_MEGATRON_PYTHON, which `make conformance` sets.
+`samples.json` contains the samples that Megatron-LM's GPTDataset made of the pairs of its own preprocessing. The reader
+needs megatron-core and torch (locks/megatron.txt) in their own environment. TOKENMILL_MEGATRON_PYTHON specifies the
+Python of this environment; `make conformance` sets it.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.conformance
 
 @pytest.fixture(scope="module")
 def prefixes(tmp_path_factory: pytest.TempPathFactory, preprocess: Callable[..., None]) -> dict[str, Path]:
-    """Make one pair of each input, by name."""
+    """Return one pair for each input, by name."""
     directory = tmp_path_factory.mktemp("pairs")
     (directory / "in").mkdir()
     for name in INPUTS:
@@ -36,11 +36,11 @@ def prefixes(tmp_path_factory: pytest.TempPathFactory, preprocess: Callable[...,
 
 
 @pytest.fixture(scope="module")
-def answer(prefixes: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Ask Megatron-LM once for everything: importing torch takes seconds."""
+def response(prefixes: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Return the results of Megatron-LM for all tests together: importing torch takes seconds."""
     python = os.environ.get("TOKENMILL_MEGATRON_PYTHON")
     if not python:
-        pytest.fail("TOKENMILL_MEGATRON_PYTHON names no Python with megatron-core: run make conformance")
+        pytest.fail("TOKENMILL_MEGATRON_PYTHON is not set to a Python with megatron-core: run make conformance")
     directory = tmp_path_factory.mktemp("megatron")
     request = {
         "prefixes": [str(prefix) for prefix in prefixes.values()],
@@ -48,13 +48,13 @@ def answer(prefixes: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) 
             case
             | {
                 "datasets": [str(prefixes[name]) for name in case["datasets"]],
-                # Validation and test were asked for a quarter and an eighth of the training samples.
+                # A quarter and an eighth of the training samples were requested for validation and test.
                 "sizes": [case["asked"], case["asked"] // 4, case["asked"] // 8],
                 "take": len(case["samples"]),
             }
             for case in CASES
         ],
-        "answer": str(directory / "answer.json"),
+        "response": str(directory / "response.json"),
     }
     result = subprocess.run(
         [python, HERE / "read_with_megatron.py"],
@@ -65,23 +65,23 @@ def answer(prefixes: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) 
         check=False,
     )
     assert result.returncode == 0, result.stderr
-    return json.loads((directory / "answer.json").read_text())
+    return json.loads((directory / "response.json").read_text())
 
 
 @pytest.mark.parametrize("name", INPUTS)
 def test_indexed_dataset_returns_the_same_sequences(
-    name: str, prefixes: dict[str, Path], answer: dict[str, Any]
+    name: str, prefixes: dict[str, Path], response: dict[str, Any]
 ) -> None:
     prefix = prefixes[f"{name}_text_document"]
-    ours = IndexedReader(prefix)
-    theirs = answer["sequences"][str(prefix)]
-    sequences = (ours.sequence(i).astype("<i8").tobytes() for i in range(ours.sequences))
-    assert theirs["sequences"] == [hashlib.sha256(data).hexdigest() for data in sequences]
-    assert theirs["document_indices"] == ours.document_indices.tolist()
-    assert theirs["dtype"] == ours.dtype.name
+    reader = IndexedReader(prefix)
+    expected = response["sequences"][str(prefix)]
+    sequences = (reader.sequence(i).astype("<i8").tobytes() for i in range(reader.sequences))
+    assert expected["sequences"] == [hashlib.sha256(data).hexdigest() for data in sequences]
+    assert expected["document_indices"] == reader.document_indices.tolist()
+    assert expected["dtype"] == reader.dtype.name
 
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=lambda i: f"{CASES[i]['name']}, {CASES[i]['part']}")
-def test_gpt_dataset_hands_out_the_same_samples(number: int, answer: dict[str, Any]) -> None:
-    case, found = CASES[number], answer["samples"][number]
-    assert found == {key: case[key] for key in ("length", "samples", "first")}
+def test_gpt_dataset_returns_the_same_samples(number: int, response: dict[str, Any]) -> None:
+    case, samples = CASES[number], response["samples"][number]
+    assert samples == {key: case[key] for key in ("length", "samples", "first")}

@@ -1,7 +1,7 @@
-"""The sample index that `tokenmill train --build-index` makes is the one that Megatron-LM looks up: it adds no file.
+"""`tokenmill train --build-index` makes the sample index that Megatron-LM looks up: Megatron-LM adds no file.
 
-Needs the Python that TOKENMILL_MEGATRON_PYTHON names (`make conformance` sets it). With TOKENMILL_MEGATRON_LM, a
-checkout of Megatron-LM, its own parser and provider of datasets look the index up; else megatron-core alone.
+Needs the Python that TOKENMILL_MEGATRON_PYTHON specifies (`make conformance` sets it). With TOKENMILL_MEGATRON_LM, a
+checkout of Megatron-LM, its own parser and provider of datasets look up the index; otherwise megatron-core does.
 """
 
 import json
@@ -43,15 +43,15 @@ pytestmark = pytest.mark.conformance
 
 @pytest.fixture(scope="module")
 def python() -> str:
-    found = os.environ.get("TOKENMILL_MEGATRON_PYTHON")
-    if not found:
-        pytest.fail("TOKENMILL_MEGATRON_PYTHON names no Python with megatron-core: run make conformance")
-    return found
+    path = os.environ.get("TOKENMILL_MEGATRON_PYTHON")
+    if not path:
+        pytest.fail("TOKENMILL_MEGATRON_PYTHON is not set to a Python with megatron-core: run make conformance")
+    return path
 
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory, preprocess: Callable[..., None]) -> Path:
-    """Two pairs of more than a thousand documents each, and a short one."""
+    """Return two pairs of more than a thousand documents each, and a short pair."""
     directory = tmp_path_factory.mktemp("pairs")
     (directory / "in").mkdir()
     for name in ("escaped", "mixed"):
@@ -61,12 +61,12 @@ def dataset(tmp_path_factory: pytest.TempPathFactory, preprocess: Callable[..., 
 
 
 def run(directory: Path, dataset: DatasetSettings, *extra: str, **training: Any) -> Settings:
-    how = {"gpus_per_node": 1, "iterations": 40, "global_batch_size": 8, "eval_interval": 20, "eval_iterations": 2}
+    defaults = {"gpus_per_node": 1, "iterations": 40, "global_batch_size": 8, "eval_interval": 20, "eval_iterations": 2}
     return derive_settings(
         Settings(
             release="run",
             model=Model(num_layers=2, hidden_size=64, num_attention_heads=4, seq_length=128),
-            training=Training(**{**how, **training}),
+            training=Training(**{**defaults, **training}),
             checkpoint=CheckpointSettings(path=str(directory / "checkpoints")),
             dataset=dataset,
             trainer=Trainer(script=f"{LM or '/nowhere'}/pretrain_gpt.py", backend="gloo"),
@@ -80,9 +80,10 @@ def listing(cache: Path) -> dict[str, tuple[int, int]]:
 
 
 def look_up(settings: Settings, corpus: TrainingData, directory: Path, python: str) -> Any:
-    """Build the datasets as a run does at its start."""
-    words = megatron_arguments(settings, write_data_arguments(corpus, settings, directory))
-    request = {"words": words, "script": settings.trainer.script if LM else None, "answer": str(directory / "answer")}
+    """Build the datasets as a run does at its start, and return their samples."""
+    arguments = megatron_arguments(settings, write_data_arguments(corpus, settings, directory))
+    script, response = settings.trainer.script if LM else None, directory / "response"
+    request = {"arguments": arguments, "script": script, "response": str(response)}
     done = subprocess.run(
         [python, HERE / "look_up_with_megatron.py"],
         input=json.dumps(request),
@@ -93,29 +94,29 @@ def look_up(settings: Settings, corpus: TrainingData, directory: Path, python: s
         env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
     )
     assert done.returncode == 0, done.stderr
-    return json.loads((directory / "answer").read_text())
+    return json.loads(response.read_text())
 
 
 CASES: dict[str, tuple[Callable[[Path], DatasetSettings], dict[str, Any], list[str]]] = {
-    "one pair": (lambda at: DatasetSettings(path=f"{at}/mixed_text_document", split="90,8,2"), {}, []),
-    "weighted": (lambda at: DatasetSettings(path=str(at), split="90,8,2"), {}, []),
+    "one pair": (lambda directory: DatasetSettings(path=f"{directory}/mixed_text_document", split="90,8,2"), {}, []),
+    "weighted": (lambda directory: DatasetSettings(path=str(directory), split="90,8,2"), {}, []),
     "several epochs, another seed": (
-        lambda at: DatasetSettings(path=str(at), split="90, 10"),
+        lambda directory: DatasetSettings(path=str(directory), split="90, 10"),
         {"iterations": 900, "seed": 7},
         [],
     ),
     "a list for each split": (
-        lambda at: DatasetSettings(
+        lambda directory: DatasetSettings(
             blend=Blend(
-                train=[BlendPart(path=f"{at}/mixed_text_document")],
-                validation=[BlendPart(path=f"{at}/escaped_text_document")],
+                train=[BlendPart(path=f"{directory}/mixed_text_document")],
+                validation=[BlendPart(path=f"{directory}/escaped_text_document")],
             )
         ),
         {},
         [],
     ),
     "arguments of its own": (
-        lambda at: DatasetSettings(path=str(at), split="90,8,2"),
+        lambda directory: DatasetSettings(path=str(directory), split="90,8,2"),
         {},
         ["--mid-level-dataset-surplus", "0.02"],
     ),
@@ -124,28 +125,28 @@ CASES: dict[str, tuple[Callable[[Path], DatasetSettings], dict[str, Any], list[s
 
 @pytest.mark.parametrize("name", [name for name in CASES if LM or not CASES[name][2]])
 def test_megatron_finds_the_index(name: str, dataset: Path, python: str, tmp_path: Path) -> None:
-    made, training, extra = CASES[name]
-    settings = run(tmp_path, made(dataset), *extra, **training)
+    make_dataset, training, extra = CASES[name]
+    settings = run(tmp_path, make_dataset(dataset), *extra, **training)
     corpus = resolve(settings, None)
     assert build_index(settings, corpus, python=[python]).startswith("sample index built")
     cache = cache_path(corpus, settings)
     before = listing(cache)
     assert any(path.endswith("-GPTDataset-train-shuffle_index.npy") for path in before)
-    found = look_up(settings, corpus, tmp_path, python)
+    samples = look_up(settings, corpus, tmp_path, python)
     assert listing(cache) == before
-    assert found[0]["samples"] >= settings.training.iterations * 8
+    assert samples[0]["samples"] >= settings.training.iterations * 8
 
-    # The same samples as without it.
-    elsewhere = run(tmp_path / "other", made(dataset), *extra, **training)
-    assert look_up(elsewhere, corpus, tmp_path, python) == found
+    # The samples are the same without the index.
+    elsewhere = run(tmp_path / "other", make_dataset(dataset), *extra, **training)
+    assert look_up(elsewhere, corpus, tmp_path, python) == samples
     assert len(list(cache_path(corpus, elsewhere).glob("*.npy"))) == len(list(cache.glob("*.npy")))
 
     assert build_index(settings, corpus, python=[python]).startswith("the sample index exists")
     assert listing(cache) == before
 
 
-def test_a_killed_build_is_done_again(dataset: Path, python: str, tmp_path: Path) -> None:
-    """Killed with a file cut short in its directory: nothing of it is taken, and it is swept."""
+def test_a_killed_build_is_repeated(dataset: Path, python: str, tmp_path: Path) -> None:
+    """A build killed with a truncated file in its directory: none of its files are used, and all are removed."""
     settings = run(tmp_path, DatasetSettings(path=str(dataset), split="90,8,2"))
     corpus = resolve(settings, None)
     cache = cache_path(corpus, settings)
@@ -155,7 +156,7 @@ def test_a_killed_build_is_done_again(dataset: Path, python: str, tmp_path: Path
         build_index(settings, corpus, python=[python])
         os._exit(0)
     while not list(cache.glob(".index.*.tmp/made/*.npy")):
-        assert os.waitpid(builder, os.WNOHANG) == (0, 0), "it ended before it could be killed"
+        assert os.waitpid(builder, os.WNOHANG) == (0, 0), "the build ended before the test could kill it"
         time.sleep(0.005)
     os.killpg(builder, signal.SIGKILL)
     os.waitpid(builder, 0)
@@ -167,27 +168,29 @@ def test_a_killed_build_is_done_again(dataset: Path, python: str, tmp_path: Path
     assert listing(cache) == before
 
 
-def test_an_index_cut_short_by_a_killed_run_is_swept(dataset: Path, python: str, tmp_path: Path) -> None:
+def test_a_truncated_index_of_a_killed_run_is_removed(dataset: Path, python: str, tmp_path: Path) -> None:
     settings = run(tmp_path, DatasetSettings(path=f"{dataset}/mixed_text_document", split="90,8,2"))
     corpus = resolve(settings, None)
     build_index(settings, corpus, python=[python])
     cache = cache_path(corpus, settings)
-    (torn,) = cache.glob("*-train-sample_index.npy")
-    whole = torn.read_bytes()
-    torn.write_bytes(whole[: len(whole) // 2])
-    assert remove_truncated_files(cache, shared=True) == [] and remove_truncated_files(cache, shared=False) == [torn]
+    (truncated,) = cache.glob("*-train-sample_index.npy")
+    content = truncated.read_bytes()
+    truncated.write_bytes(content[: len(content) // 2])
+    assert remove_truncated_files(cache, shared=True) == [] and remove_truncated_files(cache, shared=False) == [
+        truncated
+    ]
     assert remove_truncated_files(cache, shared=False) == []
     look_up(settings, corpus, tmp_path, python)
-    assert torn.read_bytes() == whole
+    assert truncated.read_bytes() == content
 
 
 @pytest.mark.parametrize(("documents", "batch"), [(300, 1), (600, 2), (600, 16), (1200, 16), (4800, 16)])
 def test_a_blend_that_megatron_cannot_draw_from(
     documents: int, batch: int, preprocess: Callable[..., None], python: str, tmp_path: Path
 ) -> None:
-    """A sample at least of each of twenty small pairs makes the large one give more than it was asked for.
+    """Each of twenty small pairs gives at least one sample, so the large pair must give more than requested.
 
-    What is refused before the start is exactly what Megatron-LM refuses, with its numbers.
+    tokenmill refuses exactly the blends that Megatron-LM refuses, with the same numbers.
     """
     (tmp_path / "in").mkdir()
     for name, count in (("large", documents), *((f"small{i}", 110) for i in range(20))):
@@ -198,17 +201,17 @@ def test_a_blend_that_megatron_cannot_draw_from(
     )
     corpus = collect_datasets(settings.dataset, None)
 
-    def refused(check: Callable[[], object]) -> str:
+    def error_of(check: Callable[[], object]) -> str:
         try:
             check()
         except RequestError as error:
             return str(error)
         return ""
 
-    ours = refused(lambda: resolve(settings))
-    theirs = refused(lambda: build_index(settings, corpus, python=[python]))
-    assert bool(ours) == bool(theirs)
-    if ours:
-        assert "oversamples" in theirs
-        requests, builds = re.search(r"requests (\d+) samples .* in excess of its size (\d+)", theirs).groups()
-        assert f"would draw {requests} " in ours and f"builds {builds}:" in ours and "large_text_document" in ours
+    own = error_of(lambda: resolve(settings))
+    megatron = error_of(lambda: build_index(settings, corpus, python=[python]))
+    assert bool(own) == bool(megatron)
+    if own:
+        assert "oversamples" in megatron
+        requests, builds = re.search(r"requests (\d+) samples .* in excess of its size (\d+)", megatron).groups()
+        assert f"would draw {requests} " in own and f"builds {builds}:" in own and "large_text_document" in own

@@ -1,8 +1,8 @@
-"""Bytes equal to what Megatron-LM's own preprocessing writes, whatever way the corpus takes.
+"""The output has the bytes of Megatron-LM's own preprocessing, for every way of encoding.
 
-`vectors.json` holds, for each case, size and SHA-256 of the `.bin` and `.idx` that Megatron-LM's
-`tools/preprocess_data.py` wrote. The fast run takes each bundled-tokenizer case one way; `make conformance`
-takes every case through every encoder, form of input, and number of processes and workers.
+`vectors.json` contains for each case the size and the SHA-256 of the `.bin` and `.idx` that Megatron-LM's
+`tools/preprocess_data.py` wrote. The fast run encodes each case of the bundled tokenizer in one mode. `make
+conformance` encodes every case with every encoder, input format, and number of processes and workers.
 """
 
 import gzip
@@ -26,11 +26,11 @@ VECTORS = {vector["name"]: vector for vector in json.loads((HERE / "vectors.json
 ENCODERS = ("hf", "gigatoken", "fastokens")
 WORKERS = (1, 3, 7)
 PARTS = 9
-"""Files an input is split into where workers share it: more than workers."""
+"""Number of files of an input that several workers share: more files than workers."""
 
 
 class EncodingMode(NamedTuple):
-    """How a corpus reaches the `.bin`."""
+    """A way to encode a corpus."""
 
     encoder: str
     form: str
@@ -48,25 +48,25 @@ FAST = {
 }
 
 
-def every_way(number: int) -> Iterator[EncodingMode]:
-    """Pair the axes so that a case meets each value of each; the number turns the pairs from case to case."""
+def encoding_modes(number: int) -> Iterator[EncodingMode]:
+    """Yield modes for a case so that it has each encoder, format and count; the number shifts the combinations."""
     for i, form in enumerate((".jsonl", ".jsonl.zst", ".jsonl.gz", ".parquet")):
         yield EncodingMode(ENCODERS[(number + i) % 3], form, 1 + i % 2, WORKERS[(number // 3 + i) % 3])
 
 
 def cases() -> Iterator[Any]:
-    for name, way in FAST.items():
-        yield pytest.param(name, way, id=f"{name}-{'-'.join(map(str, way))}")
+    for name, mode in FAST.items():
+        yield pytest.param(name, mode, id=f"{name}-{'-'.join(map(str, mode))}")
     for number, (name, vector) in enumerate(VECTORS.items()):
-        for way in every_way(number):
-            # Text given as a list, NaN and lone surrogates have no place in a Parquet column of strings.
-            if (vector["input"], way.form) != ("odd", ".parquet"):
-                parameters = f"all-{name}-{'-'.join(map(str, way))}"
-                yield pytest.param(name, way, id=parameters, marks=pytest.mark.conformance)
+        for mode in encoding_modes(number):
+            # A Parquet column of strings cannot contain lists of texts, NaN and lone surrogates.
+            if (vector["input"], mode.form) != ("odd", ".parquet"):
+                parameters = f"all-{name}-{'-'.join(map(str, mode))}"
+                yield pytest.param(name, mode, id=parameters, marks=pytest.mark.conformance)
 
 
 def tokenizer_directory(name: str) -> Path:
-    """Find a vector's tokenizer; a missing download is a failure, so that it cannot go unnoticed."""
+    """Return a vector's tokenizer; a missing download is a failure, so that the test is never skipped."""
     if name == "tiny":
         return HERE / "tokenizers/tiny"
     root = os.environ.get("TOKENMILL_NPM_TOKENIZERS")
@@ -77,7 +77,7 @@ def tokenizer_directory(name: str) -> Path:
 
 
 def write_form(lines: bytes, path: Path, form: str) -> None:
-    """Write JSON lines as a form of input; compressed ones get two frames, which is legal and common."""
+    """Write JSON lines in an input format; compressed files get two frames, which is valid and common."""
     half = len(lines) // 2
     if form == ".parquet":
         records = [json.loads(line) for line in lines.split(b"\n") if line.strip()]
@@ -92,20 +92,20 @@ def write_form(lines: bytes, path: Path, form: str) -> None:
 
 
 def write_input(name: str, form: str, directory: Path, parts: int) -> None:
-    """Write an input as one file of its name, or as several that begin with it, in order."""
+    """Write an input as one file with its name, or as several files with this prefix, in order."""
     directory.mkdir()
     lines = (HERE / "inputs" / f"{name}.jsonl").read_bytes()
     if parts == 1:
         write_form(lines, directory / name, form)
         return
-    kept = io.BytesIO(lines).readlines()
+    all_lines = io.BytesIO(lines).readlines()
     for part in range(parts):
-        share = kept[part * len(kept) // parts : (part + 1) * len(kept) // parts]
+        share = all_lines[part * len(all_lines) // parts : (part + 1) * len(all_lines) // parts]
         write_form(b"".join(share), directory / f"{name}-{part}", form)
 
 
 def join(pairs: list[Path]) -> tuple[bytes, bytes]:
-    """Join pairs, in order, to the one that a single input would have become."""
+    """Join pairs, in order, to the pair of a single input."""
     ids, lengths, documents = [], [], [np.zeros(1, dtype="<i8")]
     header = b""
     for prefix in pairs:
@@ -122,22 +122,22 @@ def join(pairs: list[Path]) -> tuple[bytes, bytes]:
     return b"".join(ids), header + counts + sizes.tobytes() + pointers.tobytes() + index.tobytes()
 
 
-@pytest.mark.parametrize(("name", "way"), list(cases()))
-def test_bytes_equal_megatron(tmp_path: Path, preprocess: Callable[..., None], name: str, way: EncodingMode) -> None:
+@pytest.mark.parametrize(("name", "mode"), list(cases()))
+def test_bytes_equal_megatron(tmp_path: Path, preprocess: Callable[..., None], name: str, mode: EncodingMode) -> None:
     vector = VECTORS[name]
     tokenizer = tokenizer_directory(vector["tokenizer"])
-    parts = 1 if way.workers == 1 else PARTS
-    write_input(vector["input"], way.form, tmp_path / "in", parts)
+    parts = 1 if mode.workers == 1 else PARTS
+    write_input(vector["input"], mode.form, tmp_path / "in", parts)
     keys = vector.get("keys", ["text"])
-    options = ["--keys", ",".join(keys), "--encoder", way.encoder, "--processes", str(way.processes)]
+    options = ["--keys", ",".join(keys), "--encoder", mode.encoder, "--processes", str(mode.processes)]
     if not vector.get("eod", True):
         options.append("--no-append-eod")
     if "--tokenizer-hf-no-include-special-tokens" in vector.get("extra", []):
         options.append("--no-special-tokens")
-    if vector["tokenizer"] != "tiny":  # gpt4o and llama2 are other tokenizers by their own files
+    if vector["tokenizer"] != "tiny":  # gpt4o and llama2 differ without this option
         options += ["--tokenizer-source", "class"]
-    for worker in range(way.workers):
-        share = ["--worker-index", str(worker), "--workers", str(way.workers)]
+    for worker in range(mode.workers):
+        share = ["--worker-index", str(worker), "--workers", str(mode.workers)]
         preprocess(tmp_path / "in", tmp_path / "out", tokenizer, *options, *share)
 
     names = [vector["input"]] if parts == 1 else [f"{vector['input']}-{part}" for part in range(parts)]
@@ -147,6 +147,6 @@ def test_bytes_equal_megatron(tmp_path: Path, preprocess: Callable[..., None], n
         if parts == 1:
             assert joined == tuple(Path(f"{pairs[0]}.{suffix}").read_bytes() for suffix in ("bin", "idx"))
         for data, suffix in zip(joined, ("bin", "idx"), strict=True):
-            found = (len(data), hashlib.sha256(data).hexdigest())
-            assert found == (expected[f"{suffix}_bytes"], expected[f"{suffix}_sha256"]), f"{key} .{suffix}"
+            actual = (len(data), hashlib.sha256(data).hexdigest())
+            assert actual == (expected[f"{suffix}_bytes"], expected[f"{suffix}_sha256"]), f"{key} .{suffix}"
     assert len(list((tmp_path / "out").glob("*.bin"))) == len(names) * len(keys)

@@ -1,6 +1,6 @@
-"""Put a command line to Megatron-LM's own checks, without a GPU: `validate_with_megatron.py CHECKOUT WORLD`.
+"""Validate a command line with Megatron-LM's own checks, without a GPU: `validate_with_megatron.py CHECKOUT WORLD`.
 
-The words come as a JSON list on standard input; the data-parallel size goes to standard output.
+Reads the arguments as a JSON list from standard input, and prints the data-parallel size.
 """
 
 import json
@@ -13,7 +13,7 @@ import torch
 checkout, world = sys.argv[1:]
 sys.path.insert(0, checkout)
 os.environ.update(WORLD_SIZE=world, RANK="0", LOCAL_RANK="0", CUDA_DEVICE_MAX_CONNECTIONS="1")
-torch.cuda.get_device_capability = lambda *_: (9, 0)  # as on a Hopper
+torch.cuda.get_device_capability = lambda *_: (9, 0)  # the values of a Hopper GPU
 torch.cuda.get_device_properties = lambda *_: SimpleNamespace(major=9, minor=0)
 from megatron.training import arguments  # noqa: E402 - from the checkout
 

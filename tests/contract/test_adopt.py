@@ -1,4 +1,4 @@
-"""Pairs that another tool made: whole ones become a dataset like one of preprocess, broken ones are refused."""
+"""Pairs of other tools: adopt makes a dataset of valid pairs, as preprocess does, and refuses broken ones."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def write(
     after: bytes = b"",
     magic: bytes = b"MMIDIDX\0\0",
 ) -> Path:
-    """Write a pair as Megatron-LM's indexed dataset lays it out, sound or with fields of its own."""
+    """Write a pair in the layout of Megatron-LM's indexed dataset, valid or with other fields."""
     prefix.parent.mkdir(parents=True, exist_ok=True)
     size = np.dtype(dtype).itemsize
     if pointers is None:
@@ -46,40 +46,40 @@ def write(
 
 
 @pytest.fixture(scope="session")
-def settled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a directory where the tokenizer was settled once, which takes seconds."""
-    directory = tmp_path_factory.mktemp("settled")
+def resolved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a directory with a resolved tokenizer; to resolve it takes seconds."""
+    directory = tmp_path_factory.mktemp("resolved")
     write(directory / "pair")
-    made = run(["adopt", directory, "--tokenizer", TINY])[0]
-    assert made.code == 0, made.err
+    adopted = run(["adopt", directory, "--tokenizer", TINY])[0]
+    assert adopted.code == 0, adopted.err
     return directory
 
 
 @pytest.fixture
-def begin(tmp_path: Path, settled: Path) -> Callable[[str], Path]:
-    """Make directories in which the tokenizer is settled."""
+def make_directory(tmp_path: Path, resolved: Path) -> Callable[[str], Path]:
+    """Return a function that makes directories with the resolved tokenizer."""
 
     def directory(name: str = "pairs") -> Path:
         for part in ("tokenizer", ".tokenmill/preprocess/encoders"):
-            shutil.copytree(settled / part, tmp_path / name / part)
+            shutil.copytree(resolved / part, tmp_path / name / part)
         return tmp_path / name
 
     return directory
 
 
-def run(*asked: Sequence[Any]) -> list[CommandResult]:
+def run(*commands: Sequence[Any]) -> list[CommandResult]:
     more = {"adopt": ["--processes", "1"]}
-    return run_many([[*map(str, words), *more.get(words[0], [])] for words in asked])[0]
+    return run_many([[*map(str, command), *more.get(command[0], [])] for command in commands])[0]
 
 
-def adopt(*words: Any) -> CommandResult:
-    return run(["adopt", *words, "--tokenizer", TINY])[0]
+def adopt(*arguments: Any) -> CommandResult:
+    return run(["adopt", *arguments, "--tokenizer", TINY])[0]
 
 
 def files(directory: Path) -> dict[str, tuple[bytes, int, int]]:
     """Return the pairs below a directory: content, modification time and inode."""
-    found = [path for path in sorted(directory.rglob("*")) if path.suffix in (".bin", ".idx")]
-    return {str(path): (path.read_bytes(), path.stat().st_mtime_ns, path.stat().st_ino) for path in found}
+    paths = [path for path in sorted(directory.rglob("*")) if path.suffix in (".bin", ".idx")]
+    return {str(path): (path.read_bytes(), path.stat().st_mtime_ns, path.stat().st_ino) for path in paths}
 
 
 def bins(directory: Path) -> dict[str, Any]:
@@ -87,11 +87,11 @@ def bins(directory: Path) -> dict[str, Any]:
     return {entry["prefix"]: entry for entry in manifest["files"] if entry["role"] == "bin"}
 
 
-# -- whole pairs
+# -- valid pairs
 
 
-def test_whatever_megatron_trains_on_is_a_dataset_that_every_command_takes(begin: Callable[..., Path]) -> None:
-    directory = begin()
+def test_every_command_accepts_adopted_pairs(make_directory: Callable[..., Path]) -> None:
+    directory = make_directory()
     for name, dtype in {"ok": "<u2", "int32": "<i4", "int64": "<i8", "int16": "<i2"}.items():
         write(directory / name, dtype=dtype)
     write(directory / "modes", after=b"\1\1\1")
@@ -114,7 +114,7 @@ def test_whatever_megatron_trains_on_is_a_dataset_that_every_command_takes(begin
     )
     changed = {**json.loads(settings.read_text()), "extraArgs": ["--per-dataset-sequences-path=x.json"]}
     (directory.parent / "changed.json").write_text(json.dumps(changed))
-    made, again, verified, one, nested, inspected, shown, status, blended, trained, wrong = run(
+    adopted, again, verified, single, nested, inspected, shown, status, blended, trained, wrong = run(
         ["adopt", directory, "--tokenizer", TINY],
         ["adopt", directory, "--tokenizer", TINY, "--json"],
         ["verify", directory],
@@ -127,8 +127,8 @@ def test_whatever_megatron_trains_on_is_a_dataset_that_every_command_takes(begin
         ["train", settings, "--dry-run"],
         ["train", directory.parent / "changed.json", "--dry-run"],
     )
-    assert made.code == 0, made.err
-    assert "adopt: complete" in made.out and "modes: a multimodal pair" in made.err
+    assert adopted.code == 0, adopted.err
+    assert "adopt: complete" in adopted.out and "modes: a multimodal pair" in adopted.err
     assert again.code == 0 and (again.result["units_done_now"], again.result["units_done_before"]) == (0, 8)
     assert files(directory) == before
     assert {name: entry["dtype"] for name, entry in bins(directory).items()} == {
@@ -141,7 +141,7 @@ def test_whatever_megatron_trains_on_is_a_dataset_that_every_command_takes(begin
         "sub/deeper/with.dots and space": "uint16",
     }
     assert bins(directory)["sub/deeper/with.dots and space"]["documents"] == 5
-    for ended in (verified, one, nested):
+    for ended in (verified, single, nested):
         assert ended.code == 0 and ended.out.endswith("no problems\n"), ended
     assert "every byte of 14 files" in verified.out and "every byte of 2 files" in nested.out
     assert inspected.code == 0 and "ids as int16, int32, int64, uint16, EOD '<|endoftext|>' (0)" in inspected.out
@@ -157,10 +157,8 @@ def test_whatever_megatron_trains_on_is_a_dataset_that_every_command_takes(begin
     assert "--per-split-data-args-path" in trained.out and str(directory / "tokenizer") in trained.out
 
 
-def test_pairs_of_several_directories_are_copied_and_theirs_left_alone(
-    tmp_path: Path, begin: Callable[..., Path]
-) -> None:
-    output = begin("output")
+def test_pairs_of_several_directories_are_copied(tmp_path: Path, make_directory: Callable[..., Path]) -> None:
+    output = make_directory("output")
     write(tmp_path / "a/part", dtype="<i4")
     write(tmp_path / "b/part")
     (tmp_path / "c").mkdir()
@@ -170,8 +168,8 @@ def test_pairs_of_several_directories_are_copied_and_theirs_left_alone(
     named = [tmp_path / "a", tmp_path / "b/part.idx", tmp_path / "c/linked"]
     apart = adopt(*named)
     assert apart.code == 2 and "run adopt for each directory" in apart.err
-    made = adopt(*named, "--output", output)
-    assert made.code == 0, made.err
+    adopted = adopt(*named, "--output", output)
+    assert adopted.code == 0, adopted.err
     assert {key: value for key, value in files(tmp_path).items() if not key.startswith(str(output))} == before
     assert sorted(entry["dtype"] for entry in bins(output).values()) == ["int32", "int32", "uint16"]
     assert not any(path.is_symlink() for path in output.iterdir())
@@ -181,11 +179,11 @@ def test_pairs_of_several_directories_are_copied_and_theirs_left_alone(
         copy.write_bytes(copy.read_bytes()[:-2])
     damaged = run(["verify", output])[0]
     assert damaged.code == 2 and "delete this copy and run the same tokenmill adopt again" in damaged.out
-    mended = adopt(*named, "--output", output)
-    assert mended.code == 0 and "1 units to run" in mended.err
+    repaired = adopt(*named, "--output", output)
+    assert repaired.code == 0 and "1 units to run" in repaired.err
 
 
-# -- broken ones
+# -- broken pairs
 
 BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
     "doc-off": (lambda p: write(p, documents=(0, 1, 2)), "doc-off.idx: document indices end at 2"),
@@ -211,49 +209,49 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
 }
 
 
-def test_a_broken_pair_is_refused_with_its_name(begin: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_broken_pair_is_refused_with_its_name(make_directory: Callable[..., Path], tmp_path: Path) -> None:
     for name, (make, _) in BROKEN.items():
-        make(begin(name) / name)
-    asked = [["adopt", tmp_path / name, "--tokenizer", TINY] for name in BROKEN]
-    for (name, (_, said)), ended in zip(BROKEN.items(), run(*asked), strict=True):
-        assert ended.code == 2 and said in ended.err and name in ended.err, (name, ended)
+        make(make_directory(name) / name)
+    commands = [["adopt", tmp_path / name, "--tokenizer", TINY] for name in BROKEN]
+    for (name, (_, message)), ended in zip(BROKEN.items(), run(*commands), strict=True):
+        assert ended.code == 2 and message in ended.err and name in ended.err, (name, ended)
         assert "Traceback" not in ended.err, ended
 
 
-def test_one_broken_pair_does_not_stop_the_others_and_is_taken_once_it_is_whole(begin: Callable[..., Path]) -> None:
-    directory = begin()
+def test_broken_pair_is_adopted_after_its_repair(make_directory: Callable[..., Path]) -> None:
+    directory = make_directory()
     for name in "abc":
         write(directory / name)
-    whole = (directory / "b.bin").read_bytes()
-    (directory / "b.bin").write_bytes(whole[:-2])
+    content = (directory / "b.bin").read_bytes()
+    (directory / "b.bin").write_bytes(content[:-2])
     refused = adopt(directory)
     assert refused.code == 2 and "b.bin: it has 20 bytes, but b.idx requires 22" in refused.err
-    (directory / "b.bin").write_bytes(whole)
-    mended = adopt(directory)
-    assert mended.code == 0 and "1 units to run" in mended.err and "2 already finished" in mended.err
+    (directory / "b.bin").write_bytes(content)
+    repaired = adopt(directory)
+    assert repaired.code == 0 and "1 units to run" in repaired.err and "2 already finished" in repaired.err
 
 
 # -- EOD
 
 
-def test_pairs_without_eod_are_adopted_and_said(begin: Callable[..., Path]) -> None:
-    directory, mixed = begin(), begin("mixed")
+def test_pairs_without_eod_give_a_warning(make_directory: Callable[..., Path]) -> None:
+    directory, mixed = make_directory(), make_directory("mixed")
     write(directory / "a", range(1, 12))
     write(mixed / "a")
     write(mixed / "b", (*IDS[:-1], 9))
-    for at, some in ((directory, "none of the 3 documents"), (mixed, "only 5 of the 6 documents")):
-        forced, made, verified, inspected = run(
-            ["adopt", at, "--tokenizer", TINY, "--append-eod", "--output", at.parent / f"{at.name}-forced"],
-            ["adopt", at, "--tokenizer", TINY],
-            ["verify", at],
-            ["inspect", at],
+    for pairs, message in ((directory, "none of the 3 documents"), (mixed, "only 5 of the 6 documents")):
+        forced, adopted, verified, inspected = run(
+            ["adopt", pairs, "--tokenizer", TINY, "--append-eod", "--output", pairs.parent / f"{pairs.name}-forced"],
+            ["adopt", pairs, "--tokenizer", TINY],
+            ["verify", pairs],
+            ["inspect", pairs],
         )
         assert forced.code == 2 and "instead of EOD 0" in forced.err and "--no-append-eod" in forced.err
-        assert made.code == 0 and some in made.err, made
+        assert adopted.code == 0 and message in adopted.err, adopted
         assert verified.code == 0 and "no EOD" in inspected.out
     refused = adopt(directory, "--no-append-eod")
     assert refused.code == 2 and "append eod: null -> false" in refused.err
-    other = begin("other")
+    other = make_directory("other")
     write(other / "a", [9 if token == 0 else token for token in IDS])
     token = next(
         name
@@ -264,11 +262,11 @@ def test_pairs_without_eod_are_adopted_and_said(begin: Callable[..., Path]) -> N
     assert f"EOD {token!r} (9)" in run(["inspect", other])[0].out
 
 
-# -- again
+# -- changes after adopt
 
 
-def test_a_changed_pair_or_another_tokenizer_is_noticed(begin: Callable[..., Path], tmp_path: Path) -> None:
-    directory = begin()
+def test_changed_pair_or_tokenizer_is_detected(make_directory: Callable[..., Path], tmp_path: Path) -> None:
+    directory = make_directory()
     for name in "ab":
         write(directory / name)
     assert adopt(directory).code == 0
@@ -287,12 +285,12 @@ def test_a_changed_pair_or_another_tokenizer_is_noticed(begin: Callable[..., Pat
     refused = run(["adopt", directory, "--tokenizer", tmp_path / "other"])[0]
     assert refused.code == 2 and "other parameters" in refused.err and "tokenizer:" in refused.err
     (directory / "a.bin").unlink()
-    gone = run(["blend", tmp_path / "blend", directory])[0]
-    assert gone.code == 2 and "restore the pair that was adopted" in gone.err
+    blended = run(["blend", tmp_path / "blend", directory])[0]
+    assert blended.code == 2 and "restore the pair that was adopted" in blended.err
 
 
-def test_nothing_that_was_adopted_in_place_is_ever_removed(begin: Callable[..., Path], tmp_path: Path) -> None:
-    directory = begin()
+def test_adopted_pairs_are_never_removed(make_directory: Callable[..., Path], tmp_path: Path) -> None:
+    directory = make_directory()
     write(directory / "a")
     write(directory / "text_text_document")
     before = files(directory)
@@ -309,8 +307,8 @@ def test_nothing_that_was_adopted_in_place_is_ever_removed(begin: Callable[..., 
     assert files(directory) == before
 
 
-def test_what_tokenmill_made_has_its_records_already(begin: Callable[..., Path], tmp_path: Path) -> None:
-    directory, output = tmp_path / "made", begin("copies")
+def test_outputs_of_tokenmill_are_refused(make_directory: Callable[..., Path], tmp_path: Path) -> None:
+    directory, output = tmp_path / "made", make_directory("copies")
     (tmp_path / "text.jsonl").write_text('{"text": "some"}\n')
     write(tmp_path / "pair")
     outputs = run(
@@ -318,26 +316,26 @@ def test_what_tokenmill_made_has_its_records_already(begin: Callable[..., Path],
         ["adopt", tmp_path / "pair", "--output", output, "--tokenizer", TINY],
     )
     assert [ended.code for ended in outputs] == [0, 0], outputs
-    for made in (directory, output):
-        before = files(made)
-        ended = adopt(made, "--replace")
+    for dataset in (directory, output):
+        before = files(dataset)
+        ended = adopt(dataset, "--replace")
         assert ended.code == 2 and "which already has its records" in ended.err, ended
-        assert files(made) == before and run(["verify", made])[0].code == 0
+        assert files(dataset) == before and run(["verify", dataset])[0].code == 0
 
 
 # -- names
 
 
-def test_what_cannot_be_adopted_where_it_lies_is_named(begin: Callable[..., Path], tmp_path: Path) -> None:
-    write(begin("newline") / "a\nb")
-    write(begin("bytes") / os.fsdecode(b"a\xff"))
-    linked = write(begin("linked") / "b").parent
+def test_pair_that_cannot_be_adopted_is_named(make_directory: Callable[..., Path], tmp_path: Path) -> None:
+    write(make_directory("newline") / "a\nb")
+    write(make_directory("bytes") / os.fsdecode(b"a\xff"))
+    linked = write(make_directory("linked") / "b").parent
     for suffix in ("bin", "idx"):
         (linked / f"a.{suffix}").symlink_to(linked / f"b.{suffix}")
-    (begin("below") / "link").symlink_to(linked)
+    (make_directory("below") / "link").symlink_to(linked)
     write(tmp_path / "double/x")
     write(tmp_path / "double/x/y")
-    (begin("none") / "model.bin.txt").touch()
+    (make_directory("none") / "model.bin.txt").touch()
     expected = {
         "newline": "has control characters",
         "bytes": "is not UTF-8",
@@ -348,12 +346,12 @@ def test_what_cannot_be_adopted_where_it_lies_is_named(begin: Callable[..., Path
         "below/../none/../nowhere": "is neither a pair",
         "x" * 300: "",
     }
-    for (name, said), ended in zip(
+    for (name, message), ended in zip(
         expected.items(), run(*(["adopt", tmp_path / name, "--tokenizer", TINY] for name in expected)), strict=True
     ):
-        assert ended.code == 2 and said in ended.err and "Traceback" not in ended.err, (name, ended)
-    # A directory that is reached through a link is adopted where it lies.
-    (tmp_path / "way").symlink_to(begin("real"))
+        assert ended.code == 2 and message in ended.err and "Traceback" not in ended.err, (name, ended)
+    # adopt accepts a directory that is reached through a link.
+    (tmp_path / "way").symlink_to(make_directory("real"))
     write(tmp_path / "real/a")
-    made = adopt(tmp_path / "way/../way/a.bin")
-    assert made.code == 0 and bins(tmp_path / "real").keys() == {"a"}, made
+    adopted = adopt(tmp_path / "way/../way/a.bin")
+    assert adopted.code == 0 and bins(tmp_path / "real").keys() == {"a"}, adopted

@@ -1,4 +1,4 @@
-"""The command line as Kubernetes and scripts meet it: help, exit codes, machine-readable output, start-up."""
+"""The command line as Kubernetes and scripts use it: help, exit codes, machine-readable output, start-up."""
 
 import json
 import shutil
@@ -60,13 +60,13 @@ def corpus(tmp_path: Path) -> Path:
 # -- start-up and help
 
 
-def test_every_command_has_help_and_nothing_heavy_is_imported_for_it() -> None:
+def test_every_command_has_help_without_heavy_imports() -> None:
     ended, modules = run_many([["--help"], *([name, "--help"] for name in COMMANDS)])
     assert registered.COMMANDS == COMMANDS, "add the new command here as well"
-    assert [one.code for one in ended] == [0] * (1 + len(COMMANDS))
+    assert [result.code for result in ended] == [0] * (1 + len(COMMANDS))
     assert all(name in ended[0].out for name in COMMANDS)
-    for name, one in zip(COMMANDS, ended[1:], strict=True):
-        assert one.out.startswith(f"Usage: tokenmill {name} ") and "\x1b" not in one.out
+    for name, result in zip(COMMANDS, ended[1:], strict=True):
+        assert result.out.startswith(f"Usage: tokenmill {name} ") and "\x1b" not in result.out
     assert HEAVY & modules == set()
 
 
@@ -83,9 +83,9 @@ def test_a_worker_loads_no_transformers(tmp_path: Path, corpus: Path) -> None:
     vocabulary = description["model"]["vocab"]
     vocabulary |= {f"unused{number}": len(vocabulary) + number for number in range(65_500)}
     (tmp_path / "large/tokenizer.json").write_text(json.dumps(description))
-    asked = ["preprocess", str(corpus), str(tmp_path / "out"), "--tokenizer", str(tmp_path / "large")]
-    assert tokenmill(*asked, "--workers", "2", "--worker-index", "0").code == 0
-    (ended,), modules = run_many([[*asked, "--workers", "2", "--worker-index", "1"]])
+    command = ["preprocess", str(corpus), str(tmp_path / "out"), "--tokenizer", str(tmp_path / "large")]
+    assert tokenmill(*command, "--workers", "2", "--worker-index", "0").code == 0
+    (ended,), modules = run_many([[*command, "--workers", "2", "--worker-index", "1"]])
     assert (ended.code, {"torch", "transformers"} & modules) == (0, set())
     assert tokenmill("verify", tmp_path / "out").code == 0
     assert "ids as int32" in tokenmill("inspect", tmp_path / "out").out
@@ -164,14 +164,12 @@ USAGE = [
 ]
 
 
-def test_wrong_usage_is_exit_2_with_a_word_on_it_and_touches_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_usage_is_exit_2_and_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for arguments, ended in zip(USAGE, run_many(USAGE)[0], strict=True):
         assert ended.code == 2, arguments
         assert "Usage: tokenmill" in ended.err + ended.out and "Traceback" not in ended.err
-        # What is wrong is named: the option, or what is missing.
+        # The message names the option, or the missing argument.
         assert arguments == [] or any(word in ended.err for word in (*arguments[-2:], arguments[-4:][0], "Missing"))
     assert list(tmp_path.iterdir()) == []
 
@@ -192,7 +190,7 @@ EMPTY = [
 
 
 def test_an_empty_path_is_not_the_current_directory(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A variable of the shell that is not set must not read, or write to, wherever the shell happens to be."""
+    """An unset shell variable must not make a command read or write the current directory."""
     monkeypatch.chdir(corpus.parent)
     before = sorted(corpus.parent.rglob("*"))
     for arguments, ended in zip(EMPTY, run_many(EMPTY)[0], strict=True):
@@ -201,7 +199,7 @@ def test_an_empty_path_is_not_the_current_directory(corpus: Path, monkeypatch: p
     assert sorted(corpus.parent.rglob("*")) == before
 
 
-CANNOT = {
+REFUSED = {
     ("extract", "nowhere"): "nowhere does not exist; specify a directory of your own files, the output directory of an "
     "earlier stage, or a file",
     ("preprocess", "corpus", "--tokenizer", "t", "--revision", "main", "--sample", "2"): "Invalid value for "
@@ -216,21 +214,25 @@ CANNOT = {
 }
 
 
-def test_a_request_that_cannot_be_met_is_exit_2_and_says_why(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_impossible_request_is_exit_2_with_a_reason(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(corpus.parent)
-    for (arguments, said), ended in zip(CANNOT.items(), run_many([list(one) for one in CANNOT])[0], strict=True):
+    for (arguments, message), ended in zip(
+        REFUSED.items(), run_many([list(command) for command in REFUSED])[0], strict=True
+    ):
         assert ended.code == 2, (arguments, ended)
-        assert said in ended.err and "Traceback" not in ended.err, (arguments, ended)
+        assert message in ended.err and "Traceback" not in ended.err, (arguments, ended)
         assert ended.out == ""
 
 
 @pytest.mark.slow
-def test_a_failure_among_several_processes_is_the_last_word(corpus: Path, tmp_path: Path) -> None:
-    """Nothing follows from multiprocessing, which looks for semaphores that were left behind."""
+def test_error_of_several_processes_is_the_last_line(corpus: Path, tmp_path: Path) -> None:
+    """multiprocessing, which checks for leaked semaphores, prints nothing after the error."""
     (corpus / "0.jsonl").write_text("[\n")
     ended = tokenmill("extract", corpus, tmp_path / "out", "--processes", 2)
     assert ended.code == 2
-    assert ended.err.splitlines()[-1].startswith("error: 0.jsonl: the content is one JSON array, not one record per line")
+    assert ended.err.splitlines()[-1].startswith(
+        "error: 0.jsonl: the content is one JSON array, not one record per line"
+    )
 
 
 # -- output for machines
@@ -243,8 +245,8 @@ def lines(text: str) -> list[Any]:
 def test_with_json_every_line_is_json_and_results_are_on_standard_output(corpus: Path) -> None:
     output = str(corpus.parent / "out")
     join = ["concatenate", str(corpus), output, "--json", "--target-files"]
-    asked = [[*join, "2"], ["status", output, "--json"], ["verify", output, "--json"], [*join, "3"]]
-    (joined, status, verified, refused), _ = run_many(asked)
+    commands = [[*join, "2"], ["status", output, "--json"], ["verify", output, "--json"], [*join, "3"]]
+    (joined, status, verified, refused), _ = run_many(commands)
     assert joined.code == 0, joined.err
     [result] = lines(joined.out)
     assert result["event"] == "result" and result["complete"] and result["stage"] == "concatenate"
@@ -260,9 +262,9 @@ def test_with_json_every_line_is_json_and_results_are_on_standard_output(corpus:
     assert lines(refused.err)[-1]["exit_code"] == 2
 
 
-def test_one_stage_of_several_is_looked_at_alone(corpus: Path) -> None:
+def test_one_stage_of_several_can_be_selected(corpus: Path) -> None:
     extracted, joined = str(corpus.parent / "out"), str(corpus.parent / "out" / "joined")
-    asked = [
+    commands = [
         ["extract", str(corpus), extracted, "--processes", "1"],
         ["concatenate", extracted, joined, "--target-files", "2", "--workers", "2", "--processes", "1"],
         *(
@@ -271,8 +273,8 @@ def test_one_stage_of_several_is_looked_at_alone(corpus: Path) -> None:
             for stage in ("extract", "concatenate", "preprocess")
         ),
     ]
-    (_, _, whole, unfinished, absent, *states), _ = run_many(asked)
-    assert whole.code == 0 and "of extract in" in whole.out and "concatenate" not in whole.out
+    (_, _, finished, unfinished, absent, *states), _ = run_many(commands)
+    assert finished.code == 0 and "of extract in" in finished.out and "concatenate" not in finished.out
     assert unfinished.code == 2 and "1 of 2 units have no receipt" in unfinished.out
     assert absent.code == 2 and "--stage preprocess: no such stage" in absent.err
     assert "started stages: extract, concatenate" in absent.err
@@ -282,17 +284,17 @@ def test_one_stage_of_several_is_looked_at_alone(corpus: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_was_made_from_a_file_is_found_by_the_files_name(corpus: Path) -> None:
-    """A chart that is given a file to read, and no place to write to, asks for its stage by the same name."""
+def test_output_of_a_file_is_located_by_its_name(corpus: Path) -> None:
+    """A chart with an input file and no output directory uses the file's path to select its stage."""
     file = corpus / "0.jsonl"
-    looks = [["status", str(file)], ["verify", str(file), "--stage", "preprocess"], ["inspect", str(file)]]
-    ended, _ = run_many([["preprocess", str(file), "--tokenizer", str(TOKENIZER)], *looks])
-    assert [one.code for one in ended] == [0] * 4, "".join(one.err for one in ended)
-    for one in ended[1:]:
-        assert str(corpus / "preprocessed") in one.out
+    commands = [["status", str(file)], ["verify", str(file), "--stage", "preprocess"], ["inspect", str(file)]]
+    ended, _ = run_many([["preprocess", str(file), "--tokenizer", str(TOKENIZER)], *commands])
+    assert [result.code for result in ended] == [0] * 4, "".join(result.err for result in ended)
+    for result in ended[1:]:
+        assert str(corpus / "preprocessed") in result.out
 
 
-def test_without_json_the_end_says_where_and_what_next(corpus: Path) -> None:
+def test_last_lines_name_output_and_next_command(corpus: Path) -> None:
     output = corpus.parent / "out"
     ended = tokenmill("extract", corpus, output, "--processes", "2")
     assert ended.code == 0, ended.err
@@ -300,15 +302,15 @@ def test_without_json_the_end_says_where_and_what_next(corpus: Path) -> None:
 
 
 @pytest.mark.slow
-def test_bad_records_kept_aside_are_counted_wherever_one_looks(corpus: Path) -> None:
+def test_quarantined_records_are_counted_by_each_command(corpus: Path) -> None:
     (corpus / "4.jsonl").write_text('{"text": "fine"}\n{}\nnonsense\n')
     root = corpus.parent / "out"
     kept = f"2 bad records kept in {root / 'preprocessed' / 'rejected'}"
     options = ["--tokenizer", str(TOKENIZER), "--on-bad-record", "quarantine", "--processes", "1"]
-    looks = [[command, str(root)] for command in ("status", "verify", "inspect")]
-    ended, _ = run_many([["run", str(corpus), str(root), *options], *looks])
-    for one in ended:
-        assert one.code == 0 and one.out.count(kept) == 1, one
+    commands = [[command, str(root)] for command in ("status", "verify", "inspect")]
+    ended, _ = run_many([["run", str(corpus), str(root), *options], *commands])
+    for result in ended:
+        assert result.code == 0 and result.out.count(kept) == 1, result
     made = tokenmill("preprocess", root, "--from", "download", *options)
     assert made.code == 0 and f", {kept} in " in made.out, made
 
@@ -321,22 +323,22 @@ def done_by(ended: CommandResult) -> tuple[int, int, bool]:
     return ended.result["units_done_now"], ended.result["units_done"], ended.result["complete"]
 
 
-def test_an_indexed_jobs_pod_knows_its_share_from_its_environment(corpus: Path) -> None:
-    asked = ["extract", str(corpus), str(corpus.parent / "out"), "--processes", "1", "--json"]
-    [second], _ = run_many([asked], JOB_COMPLETION_INDEX="1", TOKENMILL_WORKERS="2")
+def test_indexed_pod_gets_its_share_from_the_environment(corpus: Path) -> None:
+    command = ["extract", str(corpus), str(corpus.parent / "out"), "--processes", "1", "--json"]
+    [second], _ = run_many([command], JOB_COMPLETION_INDEX="1", TOKENMILL_WORKERS="2")
     assert done_by(second) == (2, 2, False)
-    # What is typed counts more than what the environment says.
-    typed = [*asked, "--workers", "2", "--worker-index", "0"]
-    (again, lost, first), _ = run_many([[*asked, "--workers", "2"], asked, typed], JOB_COMPLETION_INDEX="1")
+    # Options take precedence over the environment.
+    typed = [*command, "--workers", "2", "--worker-index", "0"]
+    (again, invalid, first), _ = run_many([[*command, "--workers", "2"], command, typed], JOB_COMPLETION_INDEX="1")
     assert done_by(again) == (0, 2, False)
-    assert lost.code == 2 and "indices start at 0" in lost.err
+    assert invalid.code == 2 and "indices start at 0" in invalid.err
     assert done_by(first) == (2, 4, True)
 
 
 def test_a_late_pod_of_an_old_job_does_not_replace_the_plan_back(corpus: Path) -> None:
     def join(files: int, job: str) -> CommandResult:
-        asked = ["concatenate", str(corpus), str(corpus.parent / "out"), "--target-files", str(files), "--replace"]
-        return run_many([asked], TOKENMILL_RUN=job)[0][0]
+        command = ["concatenate", str(corpus), str(corpus.parent / "out"), "--target-files", str(files), "--replace"]
+        return run_many([command], TOKENMILL_RUN=job)[0][0]
 
     assert [join(2, "old").code, join(3, "new").code] == [0, 0]
     late = join(2, "old")
@@ -347,7 +349,7 @@ def test_a_late_pod_of_an_old_job_does_not_replace_the_plan_back(corpus: Path) -
 
 
 @pytest.mark.slow
-def test_text_that_the_locale_cannot_show_is_made_and_shown_all_the_same(tmp_path: Path) -> None:
+def test_text_outside_the_locale_is_processed_and_printed(tmp_path: Path) -> None:
     (tmp_path / "\u65e5.jsonl").write_text('{"text": "\u672c"}\n', encoding="utf-8")
     plain = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
     made = tokenmill("preprocess", tmp_path, tmp_path / "out", "--tokenizer", TOKENIZER, **plain)
@@ -360,7 +362,7 @@ def test_text_that_the_locale_cannot_show_is_made_and_shown_all_the_same(tmp_pat
 
 
 @pytest.mark.slow
-def test_wide_zstd_windows_are_taken_on_request(tmp_path: Path) -> None:
+def test_wide_zstd_windows_are_read_on_request(tmp_path: Path) -> None:
     import zstandard
 
     source = tmp_path / "in"
@@ -372,14 +374,16 @@ def test_wide_zstd_windows_are_taken_on_request(tmp_path: Path) -> None:
     refused = tokenmill("extract", source, tmp_path / "out")
     assert refused.code == 2
     assert "--zstd-window 256MiB" in refused.err and "dataset.zstdWindow=2048MiB" in refused.err
-    some = tokenmill("extract", source, tmp_path / "out", "--zstd-window", "256MiB")
-    assert some.code == 2 and "--zstd-window 256MiB" not in some.err and "--zstd-window 2048MiB" in some.err
+    too_small = tokenmill("extract", source, tmp_path / "out", "--zstd-window", "256MiB")
+    assert (
+        too_small.code == 2 and "--zstd-window 256MiB" not in too_small.err and "--zstd-window 2048MiB" in too_small.err
+    )
     assert tokenmill("extract", source, tmp_path / "out", "--zstd-window", "2GiB").code == 0
     assert set(data_of(tmp_path / "out").values()) == {b'{"text": "a"}\n'}
 
 
-def test_formats_and_sizes_that_are_none_end_with_a_usage_message(tmp_path: Path) -> None:
-    asked = {
+def test_invalid_formats_and_sizes_are_usage_errors(tmp_path: Path) -> None:
+    cases = {
         "--format": [["preprocess", "--format", "csv"], ["run", "--format", "JSONL"], ["extract", "--format", "json"]],
         "--txt-document": [
             ["preprocess", "--txt-document", "line"],
@@ -388,22 +392,22 @@ def test_formats_and_sizes_that_are_none_end_with_a_usage_message(tmp_path: Path
         "--zstd-window": [["preprocess", "--zstd-window", "4GiB"], ["extract", "--zstd-window", "large"]],
         "--max-record-size": [["preprocess", "--max-record-size", "0"], ["preprocess", "--max-record-size", "-1MB"]],
     }
-    for option, commands in asked.items():
-        given = [[*command[:1], str(tmp_path), str(tmp_path / "out"), *command[1:]] for command in commands]
-        given = [[*c, "--tokenizer", "x"] if c[0] in ("preprocess", "run") else c for c in given]
-        for ended in run_many(given)[0]:
+    for option, commands in cases.items():
+        full_commands = [[*command[:1], str(tmp_path), str(tmp_path / "out"), *command[1:]] for command in commands]
+        full_commands = [[*c, "--tokenizer", "x"] if c[0] in ("preprocess", "run") else c for c in full_commands]
+        for ended in run_many(full_commands)[0]:
             assert (ended.code, f"Invalid value for {option}" in ended.err) == (2, True), ended.err
 
 
 @pytest.mark.slow
-def test_run_reads_what_the_format_says(tmp_path: Path) -> None:
+def test_run_reads_files_of_the_format(tmp_path: Path) -> None:
     source = tmp_path / "in"
     source.mkdir()
     (source / "book.txt").write_text("once\n\nupon\n")
     (source / "notes.json").write_text("{}")
-    asked = ["run", source, tmp_path / "out", "--tokenizer", TOKENIZER, "--format", "txt"]
-    joined = tokenmill(*asked, "--extract")
+    command = ["run", source, tmp_path / "out", "--tokenizer", TOKENIZER, "--format", "txt"]
+    joined = tokenmill(*command, "--extract")
     assert joined.code == 2 and "leave out --extract and --concatenate" in joined.err
-    ended = tokenmill(*asked, "--txt-document", "line", "--max-record-size", "1MB")
+    ended = tokenmill(*command, "--txt-document", "line", "--max-record-size", "1MB")
     assert ended.code == 0, ended.err
     assert tokenmill("inspect", tmp_path / "out", "--document", "1").out.endswith("\nupon\n")

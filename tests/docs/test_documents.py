@@ -1,4 +1,4 @@
-"""The documents: links lead somewhere, commands are taken, and the messages of troubleshooting.md are in the code."""
+"""The documents: links have targets, commands are valid, and the messages of troubleshooting.md are in the code."""
 
 import ast
 import os
@@ -15,51 +15,51 @@ from support.rendering import ROOT, STAGES, command_line, helm, render, training
 from tokenmill.training.settings import read_settings
 from trainer.trainer import STEP
 
-NOT_OURS = {"out", "build", "dist"}
+EXCLUDED = {"out", "build", "dist"}
 FENCE = re.compile(r"^( *)(```|~~~).*?^\1\2 *$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[(?:[^\[\]]|\[[^\]]*\])*\]\(<?([^)\s>]+)>?\)|^\[[^\]^]+\]: +(\S+)", re.MULTILINE)
 HOLE = "\0"
-"""What differs in a message, in a quotation and in the code."""
+"""The placeholder for a variable part of a message, in a quotation and in the code."""
 
 
 def documents() -> list[str]:
     """List the documents of the repository; links to directories are not followed."""
-    found = []
+    names = []
     for directory, below, files in os.walk(ROOT):
-        below[:] = [name for name in below if not name.startswith(".") and name not in NOT_OURS]
-        found += [os.path.relpath(Path(directory) / name, ROOT) for name in files if name.endswith(".md")]
-    return sorted(found)
+        below[:] = [name for name in below if not name.startswith(".") and name not in EXCLUDED]
+        names += [os.path.relpath(Path(directory) / name, ROOT) for name in files if name.endswith(".md")]
+    return sorted(names)
 
 
 def prose(path: Path) -> str:
-    """Return a document without what is code in it."""
+    """Return a document without its code."""
     return re.sub(r"(`+)(?!`).*?\1", "`code`", FENCE.sub("", path.read_text()))
 
 
 @cache
 def anchors(path: Path) -> set[str]:
     """Return the anchors of a document's headings, as GitHub makes them."""
-    found: list[str] = []
+    result: list[str] = []
     for title in re.findall(r"^#+ +(.*)$", FENCE.sub("", path.read_text()), re.MULTILINE):
         shown = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title).strip()
         anchor = re.sub(r"[^\w\- ]", "", shown.lower()).replace(" ", "-")
-        found.append(anchor if anchor not in found else f"{anchor}-{sum(a == anchor for a in found)}")
-    return set(found)
+        result.append(anchor if anchor not in result else f"{anchor}-{sum(a == anchor for a in result)}")
+    return set(result)
 
 
 @pytest.mark.parametrize("name", documents())
-def test_every_link_leads_somewhere(name: str) -> None:
+def test_every_link_has_a_target(name: str) -> None:
     path = ROOT / name
-    lost = []
-    for given in (first or second for first, second in LINK.findall(prose(path))):
-        if re.match(r"[a-z]+:", given):
+    broken = []
+    for link in (first or second for first, second in LINK.findall(prose(path))):
+        if re.match(r"[a-z]+:", link):
             continue
-        file, _, anchor = given.partition("#")
+        file, _, anchor = link.partition("#")
         target = (path.parent / file).resolve() if file else path
-        there = target.exists() and target.is_relative_to(ROOT)
-        if not there or (anchor and anchor not in anchors(target)):
-            lost.append(given)
-    assert lost == []
+        exists = target.exists() and target.is_relative_to(ROOT)
+        if not exists or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    assert broken == []
 
 
 def test_no_option_is_broken_at_a_hyphen() -> None:
@@ -69,58 +69,62 @@ def test_no_option_is_broken_at_a_hyphen() -> None:
 
 def test_every_document_is_reached_from_the_index() -> None:
     index = ROOT / "docs/README.md"
-    said = {(index.parent / first.partition("#")[0]).resolve() for first, _ in LINK.findall(prose(index))}
-    wanted = [ROOT / name for name in documents() if re.fullmatch(r"docs/[^/]+\.md|[A-Z]+\.md|values/README\.md", name)]
-    assert [path.name for path in wanted if path not in {*said, index}] == []
+    linked = {(index.parent / first.partition("#")[0]).resolve() for first, _ in LINK.findall(prose(index))}
+    required = [
+        ROOT / name for name in documents() if re.fullmatch(r"docs/[^/]+\.md|[A-Z]+\.md|values/README\.md", name)
+    ]
+    assert [path.name for path in required if path not in {*linked, index}] == []
 
 
 def commands(name: str, *programs: str) -> list[list[str]]:
-    """Return the commands of these programs in a document's blocks of shell, as words."""
-    found = []
+    """Return the commands of these programs in a document's shell blocks, as argument lists."""
+    result = []
     for block in re.findall(r"^ *```sh\n(.*?)^ *```", (ROOT / name).read_text(), re.MULTILINE | re.DOTALL):
         for line in block.replace("\\\n", " ").splitlines():
             program = Path(line.split()[0]).name if line.split() else ""
             if program in programs:
-                found.append(shlex.split(line.partition(" |")[0], comments=True))
-    return found
+                result.append(shlex.split(line.partition(" |")[0], comments=True))
+    return result
 
 
 @pytest.mark.parametrize("name", [name for name in documents() if commands(name, "tokenmill")])
-def test_the_command_line_takes_what_a_document_types(name: str) -> None:
-    for words in commands(name, "tokenmill"):
+def test_documented_tokenmill_commands_are_valid(name: str) -> None:
+    for arguments in commands(name, "tokenmill"):
         command = command_line()
-        rest = words[1:]
+        rest = arguments[1:]
         context = command.make_context("tokenmill", [], resilient_parsing=True)
         while hasattr(command, "commands"):
             command, rest = command.commands[rest[0]], rest[1:]
         command.make_context(command.name, list(rest), parent=context)
 
 
-MINE = "storage: {pvcName: claim}\n"
+VALUES = "storage: {pvcName: claim}\n"
 INSTALLS = [
-    (name, words)
+    (name, arguments)
     for name in documents()
-    for words in commands(name, "helm")
-    if words[1] in ("install", "template") and words[3].startswith("charts/")
+    for arguments in commands(name, "helm")
+    if arguments[1] in ("install", "template") and arguments[3].startswith("charts/")
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "words"), INSTALLS, ids=lambda value: value if isinstance(value, str) else value[2])
-def test_helm_takes_what_a_document_types(name: str, words: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "arguments"), INSTALLS, ids=lambda value: value if isinstance(value, str) else value[2]
+)
+def test_documented_helm_commands_work(name: str, arguments: list[str], tmp_path: Path) -> None:
     for link in ("charts", "values"):
         (tmp_path / link).symlink_to(ROOT / link)
-    for file in ("mine", "fit", "blend", "jobs", "training"):  # which the documents write before
-        (tmp_path / f"{file}.yaml").write_text(MINE)
-    given = [word.replace("$PWD", str(tmp_path)) for word in words[2:]]
-    done = helm("template", *given, directory=tmp_path)
-    assert done.returncode == 0, f"{shlex.join(words)}\n{done.stderr}"
+    for file in ("mine", "fit", "blend", "jobs", "training"):  # files that the documents write earlier
+        (tmp_path / f"{file}.yaml").write_text(VALUES)
+    expanded = [word.replace("$PWD", str(tmp_path)) for word in arguments[2:]]
+    done = helm("template", *expanded, directory=tmp_path)
+    assert done.returncode == 0, f"{shlex.join(arguments)}\n{done.stderr}"
 
 
 @cache
-def sentences() -> list[str]:
-    """Return every text in the code with a hole for what is put in, each as one line."""
-    found = []
+def code_texts() -> list[str]:
+    """Return every string of the code as one line, with a placeholder for each value."""
+    texts = []
     for path in (ROOT / "jobs").rglob("*.py"):
         tree = ast.parse(path.read_text())
         prose_in_code = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
@@ -129,19 +133,19 @@ def sentences() -> list[str]:
                 continue
             if isinstance(node, ast.JoinedStr):
                 parts = (part.value if isinstance(part, ast.Constant) else HOLE for part in node.values)
-                found.append("".join(map(str, parts)))
+                texts.append("".join(map(str, parts)))
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                found.append(node.value)
+                texts.append(node.value)
             elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
-                found.append(joined(node))
+                texts.append(joined(node))
     for path in (ROOT / "charts").rglob("*.tpl"):
         for text in re.findall(r'"((?:[^"\\]|\\.)*)"', path.read_text()):
-            found.append(re.sub(r"%\w", HOLE, text.replace("\\n", "\n").replace('\\"', '"')))
-    return [" ".join(text.split()) for text in found]
+            texts.append(re.sub(r"%\w", HOLE, text.replace("\\n", "\n").replace('\\"', '"')))
+    return [" ".join(text.split()) for text in texts]
 
 
 def joined(node: ast.expr) -> str:
-    """Return a sum of texts."""
+    """Return the text of a concatenation."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         return joined(node.left) + joined(node.right)
     if isinstance(node, ast.JoinedStr):
@@ -151,49 +155,49 @@ def joined(node: ast.expr) -> str:
 
 def quoted() -> list[str]:
     """Return the messages in the tables whose first column is `message`."""
-    found = []
+    messages = []
     for table in re.findall(
         r"^\| message \|.*\n\|[-|]+\n((?:\|.*\n)+)", (ROOT / "docs/troubleshooting.md").read_text(), re.M
     ):
         for row in table.splitlines():
-            found += re.findall(r"`([^`]+)`", row.split("|")[1])
-    return found
+            messages += re.findall(r"`([^`]+)`", row.split("|")[1])
+    return messages
 
 
 @pytest.mark.parametrize("message", quoted())
-def test_a_message_that_is_explained_is_one_that_is_said(message: str) -> None:
+def test_explained_message_is_in_the_code(message: str) -> None:
     parts = [re.escape(part.strip()) for part in message.split("...") if part.strip()]
     pattern = re.compile(".*".join(parts))
-    assert any(pattern.search(text) for text in sentences()), "nothing in jobs/ or charts/ says so"
+    assert any(pattern.search(text) for text in code_texts()), "no text in jobs/ or charts/ matches"
 
 
-def test_a_message_that_nothing_says_is_found_out() -> None:
+def test_unknown_message_is_detected() -> None:
     assert len(quoted()) > 40
-    with pytest.raises(AssertionError, match="nothing in jobs"):
-        test_a_message_that_is_explained_is_one_that_is_said("it hung for ... minutes")
+    with pytest.raises(AssertionError, match="no text in jobs"):
+        test_explained_message_is_in_the_code("it hung for ... minutes")
 
 
-def pods(thing: Any) -> Iterator[dict[str, Any]]:
-    """Yield every pod and template of one: what has labels, and a spec with containers."""
-    if isinstance(thing, dict) and "metadata" in thing and "containers" in (thing.get("spec") or {}):
-        yield thing
-    elif isinstance(thing, dict | list):
-        for each in thing.values() if isinstance(thing, dict) else thing:
-            yield from pods(each)
+def pods(node: Any) -> Iterator[dict[str, Any]]:
+    """Yield every pod and pod template: an object with metadata and a spec with containers."""
+    if isinstance(node, dict) and "metadata" in node and "containers" in (node.get("spec") or {}):
+        yield node
+    elif isinstance(node, dict | list):
+        for child in node.values() if isinstance(node, dict) else node:
+            yield from pods(child)
 
 
 @pytest.mark.slow
-def test_the_selector_for_what_helm_test_leaves_finds_these_pods_and_no_others() -> None:
+def test_selector_for_test_pods_matches_only_test_pods() -> None:
     (selector,) = re.findall(r"kubectl delete pod -l '(.*?)'", (ROOT / "UPGRADING.md").read_text())
     parts = re.findall(r"([^,\s]+?)(?:=([^,]+)| in \((.*?)\))(?:,|$)", selector)
-    wanted = {key: (one or several).replace(" ", "").split(",") for key, one, several in parts}
-    assert [*wanted] == ["app.kubernetes.io/part-of", "app.kubernetes.io/component"]
-    found = []
+    required = {key: (value or values).replace(" ", "").split(",") for key, value, values in parts}
+    assert [*required] == ["app.kubernetes.io/part-of", "app.kubernetes.io/component"]
+    test_pods = []
     for pod in pods([*map(render, STAGES), training()]):
-        left = "helm.sh/hook" in pod["metadata"].get("annotations", {})
-        assert all(pod["metadata"]["labels"].get(key) in values for key, values in wanted.items()) is left
-        found.append(left)
-    assert found.count(True) == len(STAGES) + 1 < len(found)
+        is_test_pod = "helm.sh/hook" in pod["metadata"].get("annotations", {})
+        assert all(pod["metadata"]["labels"].get(key) in values for key, values in required.items()) is is_test_pod
+        test_pods.append(is_test_pod)
+    assert test_pods.count(True) == len(STAGES) + 1 < len(test_pods)
 
 
 @pytest.mark.slow
@@ -202,4 +206,4 @@ def test_the_first_training_run_lasts_long_enough_to_be_interrupted(tmp_path: Pa
     (tmp_path / "settings.json").write_text(text)
     run = read_settings(tmp_path / "settings.json")
     assert run.training.iterations * STEP >= 60
-    assert (run.checkpoint.save_interval or 0) * STEP <= 10, "a checkpoint is there soon"
+    assert (run.checkpoint.save_interval or 0) * STEP <= 10, "the first checkpoint must be saved soon"

@@ -1,4 +1,4 @@
-"""A real cluster as its users meet it: kubectl and helm, typed in a clone of this repository."""
+"""A real cluster as users see it: kubectl and helm commands, run in a clone of this repository."""
 
 import json
 import os
@@ -18,10 +18,10 @@ ROOT = Path(__file__).parents[2]
 IMAGE = f"localhost/tokenmill-jobs:{__version__}"
 CLAIM = "shared-storage-pvc"
 HUB_FILES = ".hub"
-"""Where the test Hub's files lie on the volume."""
+"""Directory on the volume with the test Hub's files."""
 
 HUB_PROGRAM = ROOT / "tests" / "support" / "hub"
-"""The test Hub, which the image does not hold: its pod runs it from a ConfigMap."""
+"""The test Hub. The image does not contain it: its pod runs it from a ConfigMap."""
 
 RESTRICTED = {
     "runAsNonRoot": True,
@@ -36,13 +36,13 @@ CONFINED = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "
 
 @dataclass(frozen=True)
 class Account:
-    """Who types the commands: a kubeconfig with a namespace, and the directory to type them in."""
+    """An account that runs commands: a kubeconfig with a namespace, and a working directory."""
 
     kubeconfig: Path
     directory: Path
 
     def run(self, line: str, text: str | None = None, timeout: float = 180) -> CommandResult:
-        """Run a line as it would be typed in a shell, without the shell; `text` is its standard input."""
+        """Run a command line without a shell; `text` is its standard input."""
         done = subprocess.run(
             shlex.split(line),
             cwd=self.directory,
@@ -55,26 +55,26 @@ class Account:
         )
         return CommandResult(done.returncode, done.stdout, done.stderr)
 
-    def does(self, line: str, text: str | None = None, timeout: float = 180) -> str:
-        """Run a line that must succeed and return what it says."""
+    def check(self, line: str, text: str | None = None, timeout: float = 180) -> str:
+        """Run a command line that must succeed, and return its standard output."""
         ended = self.run(line, text, timeout)
         assert ended.code == 0, f"{line}\nexit code {ended.code}\n{ended.out}{ended.err}"
         return ended.out
 
-    def get(self, what: str) -> Any:
-        """Return what `kubectl get` shows, as JSON."""
-        return json.loads(self.does(f"kubectl get {what} -o json"))
+    def get(self, resource: str) -> Any:
+        """Return the JSON output of `kubectl get`."""
+        return json.loads(self.check(f"kubectl get {resource} -o json"))
 
     def apply(self, *objects: dict[str, Any]) -> None:
-        """Create or change objects."""
-        self.does("kubectl apply -f -", json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
+        """Create or change objects with `kubectl apply`."""
+        self.check("kubectl apply -f -", json.dumps({"apiVersion": "v1", "kind": "List", "items": objects}))
 
 
 @dataclass(frozen=True)
 class Namespace:
-    """A namespace that enforces the restricted standard: `user` has the role edit in it, `admin` every right.
+    """A namespace that enforces the restricted standard; `user` has the role edit in it, and `admin` every right.
 
-    `data` is the directory of the node that the claim shared-storage-pvc stands for, as this machine sees it.
+    `data` is this machine's path of the node's directory that the claim shared-storage-pvc provides.
     """
 
     name: str
@@ -83,38 +83,38 @@ class Namespace:
     data: Path
 
     def make_storage(self) -> None:
-        """Install the shared storage, as admin: a PersistentVolume belongs to the whole cluster."""
-        self.admin.does(
+        """Install the shared storage as admin, because a PersistentVolume belongs to the whole cluster."""
+        self.admin.check(
             f"helm install shared-storage charts/shared-storage --set backend=local --set pvc.name={CLAIM} "
             f"--set local.path={shlex.quote(str(self.data))} --set local.nodeName={node_name(self.admin)}"
         )
 
     def install(self, line: str) -> str:
-        """Install a chart as the user; the line is what follows `helm install`."""
-        return self.user.does(f"helm install {line}")
+        """Install a chart as the user; `line` contains the arguments of `helm install`."""
+        return self.user.check(f"helm install {line}")
 
     def job(self, name: str) -> dict[str, Any]:
         """Return a Job."""
-        found: dict[str, Any] = self.user.get(f"job {name}")
-        return found
+        job: dict[str, Any] = self.user.get(f"job {name}")
+        return job
 
     def pods(self, job: str) -> list[dict[str, Any]]:
-        """Return a Job's pods, in the order in which they were made."""
-        found = self.user.get(f"pods -l batch.kubernetes.io/job-name={job} --sort-by=.metadata.creationTimestamp")
-        items: list[dict[str, Any]] = found["items"]
+        """Return a Job's pods, the oldest first."""
+        listed = self.user.get(f"pods -l batch.kubernetes.io/job-name={job} --sort-by=.metadata.creationTimestamp")
+        items: list[dict[str, Any]] = listed["items"]
         return items
 
     def logs(self, pod: str) -> str:
-        """Return what a pod said."""
+        """Return the logs of a pod."""
         ended = self.user.run(f"kubectl logs {pod} --all-containers")
         return ended.out or ended.err
 
     def kill(self, pod: str) -> None:
         """Delete a pod without a grace period."""
-        self.user.does(f"kubectl delete pod {pod} --grace-period=0 --force --wait=false")
+        self.user.check(f"kubectl delete pod {pod} --grace-period=0 --force --wait=false")
 
     def wait_for_job(self, name: str, end: str = "Complete", timeout: float = 120) -> dict[str, Any]:
-        """Wait until a Job is Complete or Failed, and return it; the other end, or none, is told with its reasons."""
+        """Wait until a Job is Complete or Failed, and return it; raise AssertionError unless `end` is true."""
 
         def ended() -> dict[str, Any] | None:
             job = self.job(name)
@@ -125,7 +125,7 @@ class Namespace:
         return job
 
     def describe(self, job: str) -> str:
-        """Tell how a Job and its pods are, with events and the ends of the logs."""
+        """Describe the state of a Job and its pods, with events and the last log lines."""
         lines = [f"job {job}: {json.dumps(self.job(job).get('status', {}))}"]
         for pod in self.pods(job):
             lines.append(describe_pod(pod))
@@ -140,12 +140,12 @@ class Namespace:
         claim: str = CLAIM,
         token_secret: str | None = None,
     ) -> None:
-        """Serve a directory as the Hub that the stages of this namespace ask; `faults` as support.hub.faults has them.
+        """Serve a directory as the Hub of this namespace's stages; `faults` are those of support.hub.faults.
 
-        It lies on the volume of a claim. With `token_secret`, it refuses whoever has not the token in that Secret.
+        The files are on the volume of a claim. With `token_secret`, the Hub requires the token in that Secret.
         """
         shutil.copytree(files, self.data / HUB_FILES, dirs_exist_ok=True)
-        (self.data / HUB_FILES).chmod(0o755)  # a volume's first pod opens its files to the group, later ones do not
+        (self.data / HUB_FILES).chmod(0o755)  # only the first pod of a volume opens its files to the group
         (self.data / HUB_FILES / "faults.json").write_text(json.dumps(faults or []))
         self.user.apply(*hub_objects(claim, token_secret))
         ended = self.user.run("kubectl rollout status deployment/hub --timeout=90s")
@@ -156,37 +156,38 @@ class Namespace:
 
 def conditions(thing: dict[str, Any]) -> dict[str, str]:
     """Return the conditions of an object that are true, with their messages."""
-    found = thing.get("status", {}).get("conditions", [])
-    return {c["type"]: c.get("message", "") for c in found if c["status"] == "True"}
+    listed = thing.get("status", {}).get("conditions", [])
+    return {c["type"]: c.get("message", "") for c in listed if c["status"] == "True"}
 
 
 def describe_pod(pod: dict[str, Any]) -> str:
-    """Tell how a pod is, in a few lines."""
+    """Describe the state of a pod in a few lines."""
     status = pod["status"]
     states = [json.dumps(container["state"]) for container in status.get("containerStatuses", [])]
-    said = [c.get("message", "") for c in status.get("conditions", []) if c["status"] == "False"]
+    messages = [c.get("message", "") for c in status.get("conditions", []) if c["status"] == "False"]
     return (
-        "\n    ".join([f"  pod {pod['metadata']['name']}: {status.get('phase')}", *states, *filter(None, said)]) + "\n"
+        "\n    ".join([f"  pod {pod['metadata']['name']}: {status.get('phase')}", *states, *filter(None, messages)])
+        + "\n"
     )
 
 
 def exit_code(pod: dict[str, Any]) -> int | None:
-    """Return with which code a pod's container ended, None while it has not."""
+    """Return the exit code of a pod's container, or None before its end."""
     (container,) = pod["status"].get("containerStatuses") or [{"state": {}}]
     code: int | None = container["state"].get("terminated", {}).get("exitCode")
     return code
 
 
-def wait_for(look: Callable[[], Any], timeout: float = 60) -> Any:
-    """Look until there is something to see, and return it; or what was seen last, when time is up."""
+def wait_for(poll: Callable[[], Any], timeout: float = 60) -> Any:
+    """Poll until the result is true, and return it; after the timeout, return the last result."""
     deadline = time.monotonic() + timeout
-    while not (seen := look()) and time.monotonic() < deadline:
+    while not (result := poll()) and time.monotonic() < deadline:
         time.sleep(0.3)
-    return seen
+    return result
 
 
 def hub_objects(claim: str, token_secret: str | None) -> list[dict[str, Any]]:
-    """Return the test Hub's Deployment, the Service that gives it its name, and what points the stages to it."""
+    """Return the test Hub's Deployment, its Service, and the ConfigMap with its endpoint for the stages."""
     labels = {"app": "hub"}
     command = ["python", "-m", "hub", "/hub", "--host", "0.0.0.0", "--port", "8000"]
     container: dict[str, Any] = {
@@ -205,7 +206,7 @@ def hub_objects(claim: str, token_secret: str | None) -> list[dict[str, Any]]:
     if token_secret:
         reference = {"secretKeyRef": {"name": token_secret, "key": "token"}}
         container["env"].append({"name": "TOKEN", "valueFrom": reference})
-        container["command"] += ["--token=$(TOKEN)"]  # which Kubernetes replaces in the pod alone
+        container["command"] += ["--token=$(TOKEN)"]  # Kubernetes replaces it only in the pod
     pod = {
         "automountServiceAccountToken": False,
         "securityContext": RESTRICTED,
@@ -226,7 +227,7 @@ def hub_objects(claim: str, token_secret: str | None) -> list[dict[str, Any]]:
             "data": {path.name: path.read_text() for path in sorted(HUB_PROGRAM.glob("*.py"))},
         },
         {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "hub"}, "spec": deployment},
-        # Without an address of its own: the name leads to the pod, whatever the cluster does with Services.
+        # A headless Service: its name resolves to the pod, in every cluster.
         {
             "apiVersion": "v1",
             "kind": "Service",
@@ -243,7 +244,7 @@ def hub_objects(claim: str, token_secret: str | None) -> list[dict[str, Any]]:
 
 
 def clone(directory: Path) -> Path:
-    """Copy what git would hold of this tree, links as links: what a user has after `git clone`."""
+    """Copy the files that git would track, links as links: the result of `git clone`."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -258,7 +259,7 @@ def clone(directory: Path) -> Path:
 
 
 def node_name(admin: Account) -> str:
-    """Return a node that runs pods, not one that only pretends to; a node that is busy may be back in a moment."""
+    """Return a node that runs pods, not a simulated one; wait for nodes that are briefly not ready."""
 
     def usable() -> list[str]:
         nodes = [node for node in admin.get("nodes")["items"] if "Ready" in conditions(node)]
@@ -267,13 +268,13 @@ def node_name(admin: Account) -> str:
         ]
 
     names: list[str] = wait_for(usable)
-    assert names, "no node of this cluster is ready without a taint:\n" + admin.does("kubectl describe nodes")
+    assert names, "no node of this cluster is ready without a taint:\n" + admin.check("kubectl describe nodes")
     return names[0]
 
 
 def kubeconfig_for(admin: Account, namespace: str, token: str | None, path: Path) -> Path:
-    """Write a kubeconfig for the current cluster and a namespace, as whoever has the token, else as the caller."""
-    config = json.loads(admin.does("kubectl config view --raw --minify --flatten -o json"))
+    """Write a kubeconfig for a namespace of the current cluster, with the token or with the caller's credentials."""
+    config = json.loads(admin.check("kubectl config view --raw --minify --flatten -o json"))
     context = config["contexts"][0]["context"]
     context["namespace"] = namespace
     if token is not None:
@@ -285,21 +286,21 @@ def kubeconfig_for(admin: Account, namespace: str, token: str | None, path: Path
 
 
 def make_namespace(name: str, caller: Account, data: Path, scratch: Path) -> Namespace:
-    """Make a namespace, a user of it, and a directory for its shared storage."""
+    """Create a namespace, a user of it, and a directory for its shared storage."""
     labels = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn")}
     caller.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}})
     admin = Account(kubeconfig_for(caller, name, None, scratch / f"{name}-admin.json"), caller.directory)
-    admin.does("kubectl create serviceaccount editor")
-    admin.does(f"kubectl create rolebinding editor --clusterrole=edit --serviceaccount={name}:editor")
-    token = admin.does("kubectl create token editor --duration=4h").strip()
+    admin.check("kubectl create serviceaccount editor")
+    admin.check(f"kubectl create rolebinding editor --clusterrole=edit --serviceaccount={name}:editor")
+    token = admin.check("kubectl create token editor --duration=4h").strip()
     user = Account(kubeconfig_for(caller, name, token, scratch / f"{name}-user.json"), caller.directory)
     data.mkdir(parents=True)
-    data.chmod(0o777)  # whatever this machine's user is: the pods' is another
+    data.chmod(0o777)  # the pods' user is not this machine's user
     return Namespace(name, user, admin, data)
 
 
 def begin_removal(namespace: Namespace) -> None:
-    """Have the cluster remove a namespace, without waiting for it."""
+    """Start the removal of a namespace, without a wait for its end."""
     namespace.admin.run(f"kubectl delete namespace {namespace.name} --wait=false")
 
 

@@ -1,7 +1,7 @@
 """Fixtures of the end-to-end tests, which run against the cluster of KUBECONFIG: `make e2e`.
 
-The node must have the jobs image, and see a directory of this machine under the same path: where the cluster's node is
-another machine or a container, TOKENMILL_E2E_PATH names one that both share.
+The node must have the jobs image, and see a directory of this machine under the same path. If the cluster's node is
+another machine or a container, TOKENMILL_E2E_PATH specifies such a directory.
 """
 
 import os
@@ -19,7 +19,7 @@ from e2e.corpus import run_locally, serve, write_hub
 
 @pytest.fixture(scope="session")
 def caller(tmp_path_factory: pytest.TempPathFactory) -> Account:
-    """Return whoever runs the tests, in a clone of the tree."""
+    """Return the account that runs the tests, in a clone of the tree."""
     missing = [name for name in ("kubectl", "helm") if shutil.which(name) is None]
     if "KUBECONFIG" not in os.environ or missing:
         pytest.exit(f"the end-to-end tests need KUBECONFIG, and {', '.join(missing) or 'kubectl and helm'} on PATH", 2)
@@ -27,13 +27,13 @@ def caller(tmp_path_factory: pytest.TempPathFactory) -> Account:
     try:
         node_name(account)
     except AssertionError as problem:
-        pytest.exit(str(problem), 2)  # no test could pass, and each would wait
+        pytest.exit(str(problem), 2)  # no test could pass, and each test would wait for its timeout
     return account
 
 
 @pytest.fixture(scope="session")
 def leaving(caller: Account) -> Iterator[list[Namespace]]:
-    """Collect the namespaces that are being removed, and wait for them at the end: each takes ten seconds."""
+    """Collect the namespaces to remove, and wait for them at the end: each removal takes ten seconds."""
     namespaces: list[Namespace] = []
     yield namespaces
     for namespace in namespaces:
@@ -44,19 +44,19 @@ def leaving(caller: Account) -> Iterator[list[Namespace]]:
 def new_namespace(
     caller: Account, leaving: list[Namespace], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], AbstractContextManager[Namespace]]:
-    """Return what makes a namespace whose name begins so, and has it removed at the end."""
+    """Return a context manager that creates a namespace with this prefix, and removes it at its end."""
 
     @contextmanager
     def make(name: str) -> Iterator[Namespace]:
         name = f"{name}-{os.urandom(3).hex()}"
         base = os.environ.get("TOKENMILL_E2E_PATH")
         data = (Path(base) if base else tmp_path_factory.mktemp("node")) / name
-        made = make_namespace(name, caller, data, tmp_path_factory.mktemp("kubeconfig"))
-        leaving.append(made)
+        namespace = make_namespace(name, caller, data, tmp_path_factory.mktemp("kubeconfig"))
+        leaving.append(namespace)
         try:
-            yield made
+            yield namespace
         finally:
-            begin_removal(made)
+            begin_removal(namespace)
 
     return make
 
@@ -65,15 +65,15 @@ def new_namespace(
 def namespace(
     new_namespace: Callable[[str], AbstractContextManager[Namespace]], request: pytest.FixtureRequest
 ) -> Iterator[Namespace]:
-    """Make a namespace for a module, with shared storage."""
-    with new_namespace(re.sub("[^a-z0-9]+", "-", request.module.__name__.rpartition(".")[2])) as made:
-        made.make_storage()
-        yield made
+    """Create a namespace with shared storage for a module."""
+    with new_namespace(re.sub("[^a-z0-9]+", "-", request.module.__name__.rpartition(".")[2])) as namespace:
+        namespace.make_storage()
+        yield namespace
 
 
 @pytest.fixture(scope="session")
 def hub_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write what the test Hub serves."""
+    """Write the files of the test Hub."""
     return write_hub(tmp_path_factory.mktemp("hub"))
 
 
@@ -86,6 +86,6 @@ def with_hub(namespace: Namespace, hub_files: Path) -> Namespace:
 
 @pytest.fixture(scope="session")
 def undisturbed(hub_files: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the output of a local run of the four stages; not to be changed."""
+    """Return the output of a local run of the four stages, which no test changes."""
     with serve(hub_files) as hub:
         return run_locally(hub, tmp_path_factory.mktemp("local") / "slimpajama")

@@ -1,4 +1,4 @@
-"""The corpus of the end-to-end tests as it lies on a Hub, and what an undisturbed run on this machine makes of it."""
+"""The corpus of the end-to-end tests on a test Hub, and the output of an uninterrupted local run."""
 
 import json
 import random
@@ -23,7 +23,7 @@ _WORDS = ("the", "of", "a", "in", "to", "and", "is", "was", "for", "on", "as", "
 
 
 def write_hub(directory: Path) -> Path:
-    """Write the files of a Hub: the dataset as its real one is laid out, and a model with a tokenizer."""
+    """Write the files of a Hub: the dataset in its original layout, and a model with a tokenizer."""
     for part, (name, count) in enumerate(PARTS.items()):
         for number in range(count):
             file = directory / "datasets" / DATASET / f"{name}_{number}.jsonl.zst"
@@ -34,14 +34,14 @@ def write_hub(directory: Path) -> Path:
 
 
 def shard(seed: int, documents: int = 40) -> bytes:
-    """Return JSONL, the same for a seed; sizes differ."""
+    """Return JSONL with a size that depends on the seed; the same seed gives the same text."""
     dice = random.Random(seed)
     texts = (" ".join(dice.choices(_WORDS, k=dice.randint(5, 200))) for _ in range(dice.randint(1, 2 * documents)))
     return b"".join(json.dumps({"text": text, "meta": {"set": "RedPajamaC4"}}).encode() + b"\n" for text in texts)
 
 
 def serve(directory: Path, token: str | None = None) -> Hub:
-    """Return a Hub of this process with the files of `write_hub`; with a token, it wants that."""
+    """Return a Hub in this process with the files of `write_hub`; it requires the token, if there is one."""
     hub = Hub(token=token)
     for kind, add in (("datasets", hub.add_dataset), ("models", hub.add_model)):
         for repo in (directory / kind).glob("*/*"):
@@ -52,35 +52,35 @@ def serve(directory: Path, token: str | None = None) -> Hub:
 
 def run_locally(hub: Hub, root: Path) -> Path:
     """Run the four stages of the README's cluster example on this machine, into `root`."""
-    done("download", f"hf://datasets/{DATASET}", root, "--sample", 100, hub=hub)
-    done("extract", root, root / "preprocessed")
-    done("concatenate", root, "--target-files", 72)
-    done("preprocess", root, root / "preprocessed", "--tokenizer", MODEL, hub=hub)
+    run_checked("download", f"hf://datasets/{DATASET}", root, "--sample", 100, hub=hub)
+    run_checked("extract", root, root / "preprocessed")
+    run_checked("concatenate", root, "--target-files", 72)
+    run_checked("preprocess", root, root / "preprocessed", "--tokenizer", MODEL, hub=hub)
     return root
 
 
-def done(*arguments: Any, hub: Hub | None = None) -> None:
+def run_checked(*arguments: Any, hub: Hub | None = None) -> None:
     """Run a command on this machine, which must succeed."""
-    ended = run(*arguments, hub=hub, real_backoff=True, timeout=180)
-    assert ended.code == 0, ended.err
+    result = run(*arguments, hub=hub, real_backoff=True, timeout=180)
+    assert result.code == 0, result.err
 
 
 def content(root: Path) -> dict[str, bytes]:
-    """Return every file of the outputs below a directory, and the manifests: what runs must have in common."""
+    """Return every file of the outputs below a directory, and the manifests: equal runs have equal content."""
     manifests = {
         path.relative_to(root).as_posix(): path.read_bytes() for path in root.rglob(".tokenmill/*/manifest.json")
     }
     return data_of(root) | manifests
 
 
-def assert_same(found: dict[str, bytes], expected: dict[str, bytes]) -> None:
-    """Compare contents and name the differences, not the bytes."""
-    missing, more = sorted(expected.keys() - found.keys()), sorted(found.keys() - expected.keys())
-    other = sorted(name for name in found.keys() & expected.keys() if found[name] != expected[name])
+def assert_same(actual: dict[str, bytes], expected: dict[str, bytes]) -> None:
+    """Compare contents, and report the names of the differences without the bytes."""
+    missing, more = sorted(expected.keys() - actual.keys()), sorted(actual.keys() - expected.keys())
+    other = sorted(name for name in actual.keys() & expected.keys() if actual[name] != expected[name])
     assert not (missing or more or other), f"missing {missing}, left over {more}, other bytes {other}"
 
 
 def receipts(output: Path, stage: str) -> dict[str, tuple[str, str]]:
-    """Return when and where each unit was finished, which a unit that is kept still says under another plan."""
-    found = (json.loads(path.read_bytes()) for path in (output / f".tokenmill/{stage}/receipts").glob("*.json"))
-    return {receipt["unit"]: (receipt["finished"], receipt["host"]) for receipt in found}
+    """Return for each unit the time and the host of its end; a unit that is kept under another plan keeps both."""
+    contents = (json.loads(path.read_bytes()) for path in (output / f".tokenmill/{stage}/receipts").glob("*.json"))
+    return {receipt["unit"]: (receipt["finished"], receipt["host"]) for receipt in contents}

@@ -1,4 +1,4 @@
-"""A document as its reader types it: its fenced blocks, command by command, and what it says that they print."""
+"""A document as its reader uses it: its fenced commands, one by one, and the output that the document specifies."""
 
 import os
 import re
@@ -14,91 +14,96 @@ from e2e.cluster import ROOT, Account, Namespace
 from support.commandline import CommandResult
 
 AS_USER = re.compile(r"charts/dataset-|\blook\b|\bjob[ /]|\bhelm test\b")
-"""What the role edit is enough for; volumes, nodes and PyTorchJobs are an administrator's here."""
+"""Commands that the role edit permits; volumes, nodes and PyTorchJobs need an administrator here."""
 TOO_EARLY = ("is waiting to start", "not found", "timed out waiting for the condition")
-"""What kubectl says of logs before there are any."""
+"""Errors of `kubectl logs` before there are any logs."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command, its lines joined, and where it stands."""
+    """A command with its lines joined, and its source `FILE:LINE`."""
 
     text: str
-    where: str
+    source: str
 
 
 @dataclass(frozen=True)
 class Block:
-    """A block of commands below a heading, and the lines that the document says it prints."""
+    """A block of commands below a heading, and the lines of output that the document specifies."""
 
     heading: str
     commands: tuple[Command, ...]
-    prints: tuple[str, ...]
+    output: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Instead:
-    """What is typed here in place of what the document says, and why."""
+    """A replacement for a text of the document in this cluster, with its reason."""
 
-    said: str
-    typed: str
-    why: str
+    original: str
+    replacement: str
+    reason: str
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """What is not typed here, and why; the objects of a `helm install` are still offered to the API server."""
+    """A command that is not run here, with its reason; the objects of a `helm install` are still validated."""
 
-    said: str
-    why: str
+    original: str
+    reason: str
 
 
 def blocks(document: Path) -> list[Block]:
-    """Return the blocks of a document; `sh` is typed, `text` is what the block before it prints, others are errors."""
-    found: list[Block] = []
-    heading, fence, begun, held = "", "", 0, [""]
+    """Return the blocks of a document: `sh` contains commands, `text` the output of the block before it.
+
+    Other blocks are errors.
+    """
+    parsed: list[Block] = []
+    heading, fence, first_line, lines = "", "", 0, [""]
     for number, line in enumerate(document.read_text().splitlines(), 1):
         if not line.startswith("```"):
             if fence:
-                held.append(line)
+                lines.append(line)
             elif line.startswith("#"):
                 heading = line.lstrip("# ")
         elif not fence:
-            fence, begun, held = line.removeprefix("```"), number, []
+            fence, first_line, lines = line.removeprefix("```"), number, []
         else:
             if fence == "sh":
-                found.append(Block(heading, tuple(commands(held, document, begun + 1)), ()))
+                parsed.append(Block(heading, tuple(commands(lines, document, first_line + 1)), ()))
             else:
-                assert fence == "text", f"{document.name}:{begun}: a block of {fence!r} is neither typed nor compared"
-                found[-1] = Block(found[-1].heading, found[-1].commands, tuple(held))
+                assert fence == "text", (
+                    f"{document.name}:{first_line}: a block of {fence!r} is neither run nor compared"
+                )
+                parsed[-1] = Block(parsed[-1].heading, parsed[-1].commands, tuple(lines))
             fence = ""
-    return found
+    return parsed
 
 
 def commands(lines: Sequence[str], document: Path, number: int) -> list[Command]:
-    """Return the commands of a block: a line each, with those that a backslash or <<'END' continues."""
-    found: list[Command] = []
+    """Return the commands of a block: one per line, with the lines that a backslash or <<'END' continues."""
+    parsed: list[Command] = []
     rest = list(lines)
     while rest:
-        begun = number + len(lines) - len(rest)
+        command_line = number + len(lines) - len(rest)
         text = rest.pop(0)
         while text.endswith("\\"):
             text = text.removesuffix("\\").rstrip() + " " + rest.pop(0).lstrip()
         if text.endswith("<<'END'"):
             while not text.endswith("\nEND"):
                 text += "\n" + rest.pop(0)
-        found.append(Command(text, f"{document.name}:{begun}"))
-    return found
+        parsed.append(Command(text, f"{document.name}:{command_line}"))
+    return parsed
 
 
-def prints(said: str, output: str) -> bool:
-    """Tell whether a line of an output is as the document says; `...` stands for anything, blanks for blanks."""
-    pattern = ".*".join(re.escape(part) for part in " ".join(said.split()).split("..."))
+def is_printed(expected: str, output: str) -> bool:
+    """Return whether an output has the expected line; `...` matches any text, and blanks match blanks."""
+    pattern = ".*".join(re.escape(part) for part in " ".join(expected.split()).split("..."))
     return any(re.fullmatch(pattern, " ".join(line.split())) for line in output.splitlines())
 
 
 class Reader:
-    """Who reads a document from its first line to its last and types what it says."""
+    """Runs the commands of a document from its first line to its last."""
 
     def __init__(
         self,
@@ -109,63 +114,63 @@ class Reader:
         environment: Mapping[str, str],
         after: Mapping[str, Callable[[], None]],
     ) -> None:
-        """Open the document in a clone; `after` the blocks of a heading, something is done that is not typed."""
+        """Open the document in a clone; `after` maps headings to functions that run after the blocks of the heading."""
         self.blocks = blocks(document)
         self.namespace, self.directory, self.table, self.after = namespace, directory, table, after
         self.environment, self.exports = environment, list[str]()
-        self.at, self.stopped = 0, ""
+        self.position, self.stopped = 0, ""
 
     def read_to(self, heading: str) -> None:
-        """Type what is not typed yet, to the end of a heading's blocks."""
+        """Run the remaining commands to the end of a heading's blocks."""
         end = 1 + max(number for number, block in enumerate(self.blocks) if block.heading == heading)
-        while self.at < end:
+        while self.position < end:
             assert not self.stopped, f"the reader stopped at {self.stopped}"
-            block = self.blocks[self.at]
-            self.stopped = block.commands[0].where
+            block = self.blocks[self.position]
+            self.stopped = block.commands[0].source
             self.read(block)
             self.stopped = ""
-            self.at += 1
-            if block.heading in self.after and block.heading not in [b.heading for b in self.blocks[self.at :]]:
+            self.position += 1
+            if block.heading in self.after and block.heading not in [b.heading for b in self.blocks[self.position :]]:
                 self.after[block.heading]()
 
     def read(self, block: Block) -> None:
-        """Type a block and compare what it prints."""
+        """Run a block, and compare its output."""
         output = ""
         for command in block.commands:
             if command.text.startswith("helm install"):
-                self.offer(command)
-            if not any(isinstance(each, LeftOut) and each.said in command.text for each in self.table):
+                self.validate(command)
+            if not any(isinstance(change, LeftOut) and change.original in command.text for change in self.table):
                 output += self.type(command)
-        missing = [said for said in block.prints if not prints(said, output)]
-        assert not missing, f"{block.commands[0].where}: not printed: {missing}\n{output}"
+        missing = [line for line in block.output if not is_printed(line, output)]
+        assert not missing, f"{block.commands[0].source}: not printed: {missing}\n{output}"
 
     def type(self, command: Command) -> str:
-        """Type a command, which must succeed, and return what it prints."""
+        """Run a command, which must succeed, and return its standard output."""
         text = command.text
-        for each in self.table:
-            if isinstance(each, Instead):
-                text = text.replace(each.said, each.typed)
+        for change in self.table:
+            if isinstance(change, Instead):
+                text = text.replace(change.original, change.replacement)
         account = self.namespace.user if AS_USER.search(text) else self.namespace.admin
         if text.startswith("export "):
             self.exports.append(text)
             return ""
         if text.startswith("kubectl port-forward"):
-            return self.look_through(account, text)
+            return self.check_port_forward(account, text)
         deadline = time.monotonic() + 90
         while (ended := self.shell(account, text)).code and text.startswith("kubectl logs"):
-            if time.monotonic() > deadline or not any(said in ended.err for said in TOO_EARLY):
+            if time.monotonic() > deadline or not any(message in ended.err for message in TOO_EARLY):
                 break
-            time.sleep(0.5)  # as a person would, who typed it too early
-        assert ended.code == 0, f"{command.where}: {text}\nexit code {ended.code}\n{ended.out}{ended.err}"
+            time.sleep(0.5)  # the pod has not started yet
+        assert ended.code == 0, f"{command.source}: {text}\nexit code {ended.code}\n{ended.out}{ended.err}"
         return ended.out
 
-    def shell(self, account: Account, text: str, given: str | None = None) -> CommandResult:
-        """Run a line in a shell of its own, after the exports that were typed."""
+    def shell(self, account: Account, text: str, stdin: str | None = None) -> CommandResult:
+        """Run a line in a new shell, after the earlier exports."""
         done = subprocess.run(
             ["bash", "-c", "\n".join(["set -e -o pipefail", *self.exports, text])],
             cwd=self.directory,
             env=os.environ | self.environment | {"KUBECONFIG": str(account.kubeconfig)},
-            input=given,
+            input=stdin,
             capture_output=True,
             text=True,
             timeout=180,
@@ -173,24 +178,24 @@ class Reader:
         )
         return CommandResult(done.returncode, done.stdout, done.stderr)
 
-    def offer(self, command: Command) -> None:
-        """Have the API server say whether it takes what a `helm install`, as it stands in the document, would make."""
+    def validate(self, command: Command) -> None:
+        """Check that the API server accepts the objects of the document's `helm install`, without replacements."""
         rendered = self.shell(self.namespace.admin, command.text.replace("helm install", "helm template", 1))
-        assert rendered.code == 0, f"{command.where}: {rendered.err}"
-        # Into another namespace, where nothing has these names.
-        taken = self.shell(self.namespace.admin, "kubectl apply --dry-run=server -n default -f -", rendered.out)
-        assert taken.code == 0, f"{command.where}: {taken.err}"
+        assert rendered.code == 0, f"{command.source}: {rendered.err}"
+        # In another namespace, which has no objects of these names.
+        applied = self.shell(self.namespace.admin, "kubectl apply --dry-run=server -n default -f -", rendered.out)
+        assert applied.code == 0, f"{command.source}: {applied.err}"
 
-    def look_through(self, account: Account, text: str) -> str:
-        """Begin to forward a port of TensorBoard's, ask there, and end it, as Ctrl-C does."""
+    def check_port_forward(self, account: Account, text: str) -> str:
+        """Forward a port of TensorBoard, send a request, and stop, as Ctrl-C does."""
         environment = os.environ | {"KUBECONFIG": str(account.kubeconfig)}
         forward = subprocess.Popen(shlex.split(text), env=environment, stdout=subprocess.PIPE, text=True)
         try:
             assert forward.stdout
             port = re.search(r"127\.0\.0\.1:(\d+)", line := forward.stdout.readline())
             assert port, line
-            with urllib.request.urlopen(f"http://localhost:{port[1]}/data/environment", timeout=30) as answer:
-                assert answer.status == 200
+            with urllib.request.urlopen(f"http://localhost:{port[1]}/data/environment", timeout=30) as response:
+                assert response.status == 200
         finally:
             forward.terminate()
             forward.wait(10)
@@ -198,5 +203,5 @@ class Reader:
 
 
 def documents() -> dict[str, Path]:
-    """Return the documents that follow a guide."""
+    """Return the documents that follow a guide, by name."""
     return {name: ROOT / "docs" / f"{name}.md" for name in ("aks", "eks")}

@@ -1,4 +1,4 @@
-"""Every chart with every overlay meant for it, as a real API server takes it in a restricted namespace."""
+"""Every chart with its overlays: a real API server accepts the objects in a restricted namespace."""
 
 from itertools import cycle
 from pathlib import Path
@@ -10,33 +10,35 @@ from support.rendering import STAGES, applicable_overlays, corpora_on_hardware, 
 
 pytestmark = pytest.mark.e2e
 
-FREE = "kubectl apply --dry-run=server -f -"
+DRY_RUN = "kubectl apply --dry-run=server -f -"
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_the_server_takes_a_stage(namespace: Namespace, stage: str) -> None:
+def test_the_server_accepts_a_stage(namespace: Namespace, stage: str) -> None:
     pairs: list[tuple[Path, ...]] = [(), *corpora_on_hardware()]
     for pair in pairs:
         line = f"helm template one charts/dataset-{stage} --set storage.pvcName={CLAIM}"
         line += "".join(f" -f {file.relative_to(ROOT)}" for file in pair)
         if not pair:
             line += f" --set dataset.{'outputPath' if stage == 'download' else 'inputPath'}=corpus"
-        taken = namespace.user.run(FREE, namespace.user.does(line))
-        assert taken.code == 0, f"{line}\n{taken.err}"
-        assert "would violate PodSecurity" not in taken.err
-        assert "job.batch/" in taken.out and "pod/" in taken.out
+        applied = namespace.user.run(DRY_RUN, namespace.user.check(line))
+        assert applied.code == 0, f"{line}\n{applied.err}"
+        assert "would violate PodSecurity" not in applied.err
+        assert "job.batch/" in applied.out and "pod/" in applied.out
 
 
 @pytest.mark.parametrize("engine", ["pytorchjob", "jobset"])
-def test_the_server_takes_a_training_run(namespace: Namespace, engine: str) -> None:
-    for model, cluster in zip(overlays("models"), cycle(applicable_overlays("megatron-training", "clusters")), strict=False):
+def test_the_server_accepts_a_run(namespace: Namespace, engine: str) -> None:
+    for model, cluster in zip(
+        overlays("models"), cycle(applicable_overlays("megatron-training", "clusters")), strict=False
+    ):
         line = f"helm template run charts/megatron-training --set storage.pvcName={CLAIM},engine={engine}"
         line += "".join(f" -f {file.relative_to(ROOT)}" for file in (model, cluster))
         line += " --set dataset.buildIndex.enabled=true"
         line += " --set training.nodes=128" if cluster.stem == "local" else ""
-        taken = namespace.admin.run(FREE, namespace.admin.does(line))
-        assert taken.code == 0, f"{line}\n{taken.err}"
-        assert f"{engine}." in taken.out and "job.batch/run-index" in taken.out
+        applied = namespace.admin.run(DRY_RUN, namespace.admin.check(line))
+        assert applied.code == 0, f"{line}\n{applied.err}"
+        assert f"{engine}." in applied.out and "job.batch/run-index" in applied.out
 
 
 @pytest.mark.parametrize(
@@ -47,12 +49,12 @@ def test_the_server_takes_a_training_run(namespace: Namespace, engine: str) -> N
         "backend=local --set local.path=/srv,local.nodeName=n",
     ],
 )
-def test_the_server_takes_the_storage(namespace: Namespace, settings: str) -> None:
-    rendered = namespace.admin.does(f"helm template one charts/shared-storage --set pvc.name=other --set {settings}")
-    assert "persistentvolumeclaim/other" in namespace.admin.does(FREE, rendered)
+def test_the_server_accepts_storage(namespace: Namespace, settings: str) -> None:
+    rendered = namespace.admin.check(f"helm template one charts/shared-storage --set pvc.name=other --set {settings}")
+    assert "persistentvolumeclaim/other" in namespace.admin.check(DRY_RUN, rendered)
 
 
-def everything() -> str:
+def all_options() -> str:
     """Return settings that render each optional part of a stage's chart."""
     more = {
         "workers": "7",
@@ -90,11 +92,11 @@ def everything() -> str:
 
 
 @pytest.mark.parametrize("stage", STAGES[1:])
-def test_the_server_takes_every_option_at_once(namespace: Namespace, stage: str) -> None:
-    namespace.user.run("kubectl create serviceaccount one")  # the pod of `helm test` is refused without it
+def test_the_server_accepts_all_options(namespace: Namespace, stage: str) -> None:
+    namespace.user.run("kubectl create serviceaccount one")  # the pod of `helm test` needs it
     line = f"helm template one charts/dataset-{stage} --set storage.pvcName={CLAIM} --set dataset.inputPath=corpus"
-    taken = namespace.user.run(FREE, namespace.user.does(f"{line} {everything()}"))
-    assert taken.code == 0, taken.err
-    assert "would violate PodSecurity" not in taken.err
-    assert "unknown field" not in taken.err
-    assert taken.out.count("networkpolicy.networking.k8s.io/") == 2
+    applied = namespace.user.run(DRY_RUN, namespace.user.check(f"{line} {all_options()}"))
+    assert applied.code == 0, applied.err
+    assert "would violate PodSecurity" not in applied.err
+    assert "unknown field" not in applied.err
+    assert applied.out.count("networkpolicy.networking.k8s.io/") == 2

@@ -1,7 +1,7 @@
-"""The guides of AKS and of EKS from the first line to the last, as docs/aks.md and docs/eks.md translate them.
+"""The guides of AKS and EKS from the first line to the last, in the translations of docs/aks.md and docs/eks.md.
 
-The lines are taken out of the documents. What this cluster cannot do as it stands is in the tables here, each with its
-reason; every other line is typed.
+The tests read the commands from the documents. The tables below list the commands that this cluster cannot run
+unchanged, each with its reason. Every other command is run.
 """
 
 import json
@@ -37,16 +37,16 @@ AKS = [
         '-f values/storage/amlfs.yaml --set amlfs.skuName="AMLFS-Durable-Premium-125"'
         " --set amlfs.storageCapacityTiB=16",
         '-f values/storage/local.yaml --set local.path="$VOLUME" --set local.nodeName="$NODE"',
-        "a directory of the node in place of Azure's storage",
+        "a directory of the node instead of Azure's storage",
     ),
     LeftOut("-f values/storage/blob.yaml", "it would be a second claim of the same name"),
-    LeftOut("dataset.fullDataset=true", "the other one of two lines: the sample is taken"),
+    LeftOut("dataset.fullDataset=true", "the alternative to the line with the sample, which is run"),
     Instead(
         "-f values/clusters/aks-nd-h100-v5.yaml", "-f values/clusters/local.yaml -f here.yaml", "no GPU, no InfiniBand"
     ),
     Instead("training.gpusPerNode=8", "training.gpusPerNode=1", "two CPUs for all processes"),
-    LeftOut('model.size="175b"', "there are no 256 GPUs, and the quick test has the name"),
-    LeftOut('model.size="custom"', "the quick test has the name"),
+    LeftOut('model.size="175b"', "there are no 256 GPUs, and the quick test uses the release name"),
+    LeftOut('model.size="custom"', "the quick test uses the release name"),
     LeftOut("kubectl top", "the cluster has no metrics server"),
 ]
 EKS = [
@@ -55,13 +55,13 @@ EKS = [
         "-f values/storage/fsx.yaml --set fsx.subnetId=subnet-0123456789abcdef0"
         " --set 'fsx.securityGroupIds={sg-0123456789abcdef0}'",
         '-f values/storage/local.yaml --set local.path="$VOLUME" --set local.nodeName="$NODE"',
-        "a directory of the node in place of FSx",
+        "a directory of the node instead of FSx",
     ),
     LeftOut("open-volume", "root is refused in this namespace, and the directory is open to all"),
-    Instead("HF_TOKEN=hf_...", "HF_TOKEN=hf_planted", "the Hub's that is asked here"),
+    Instead("HF_TOKEN=hf_...", "HF_TOKEN=hf_planted", "the token of the test Hub"),
     Instead("-f values/clusters/eks-p4d.yaml", "-f values/clusters/local.yaml", "no GPU, no EFA"),
     Instead("-f blend.yaml", "-f blend.yaml -f here.yaml", "a small model on two CPUs"),
-    Instead("training.iterations=10000", "training.iterations=20", "it is to end"),
+    Instead("training.iterations=10000", "training.iterations=20", "the run must end soon"),
 ]
 TRAINER: dict[str, Any] = {
     "environmentVariables": {"TRAINER_GLOO": "1"},
@@ -69,9 +69,9 @@ TRAINER: dict[str, Any] = {
     "training": {"logInterval": 1},
     "job": {"cleanPodPolicy": "None"},
 }
-"""here.yaml: the tests' trainer in the place of Megatron-LM, in pods that can be followed after their end, too."""
+"""Content of here.yaml: the tests' trainer instead of Megatron-LM, in pods whose logs stay after their end."""
 FEW_DOCUMENTS = {"dataset": {"split": "60,20,20"}}
-"""The smallest of the sample's pairs has six."""
+"""A split for the sample, whose smallest pair has six documents."""
 SMALL = {
     "model": {"custom": {"numLayers": 2, "hiddenSize": 64, "numAttentionHeads": 4, "numQueryGroups": 2}},
     "parallelism": {"tensorModelParallelSize": 1, "pipelineModelParallelSize": 1, "sequenceParallel": False},
@@ -87,21 +87,21 @@ JOBS = {
 
 
 def headings(name: str) -> list[str]:
-    """Return the headings of a document that have something to type, in their order."""
+    """Return the headings of a document that have commands, in their order."""
     return list(dict.fromkeys(block.heading for block in blocks(documents()[name])))
 
 
-def opened(
+def open_reader(
     name: str,
     namespace: Namespace,
     directory: Path,
-    here: dict[str, Any],
+    values: dict[str, Any],
     hub: Callable[[], None],
     environment: dict[str, str],
 ) -> Reader:
-    """Return who reads a document in a clone of the tree, where a Hub appears once there is storage."""
+    """Return a reader of a document in a clone of the tree; the test Hub starts when there is storage."""
     clone(directory)
-    (directory / "here.yaml").write_text(yaml.safe_dump(here))
+    (directory / "here.yaml").write_text(yaml.safe_dump(values))
     environment |= {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "VOLUME": str(namespace.data),
@@ -117,34 +117,36 @@ def aks(
     hub_files: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Reader]:
-    """Return who has the AKS guide."""
-    with new_namespace("guide-aks") as made:
-        here = TRAINER | FEW_DOCUMENTS
-        yield opened("aks", made, tmp_path_factory.mktemp("aks"), here, lambda: made.start_hub(hub_files), {})
+    """Return a reader of the AKS guide."""
+    with new_namespace("guide-aks") as namespace:
+        values = TRAINER | FEW_DOCUMENTS
+        yield open_reader(
+            "aks", namespace, tmp_path_factory.mktemp("aks"), values, lambda: namespace.start_hub(hub_files), {}
+        )
 
 
 @pytest.fixture(scope="module")
 def eks(
     new_namespace: Callable[[str], AbstractContextManager[Namespace]], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Reader]:
-    """Return who has the EKS workshop, with their own corpus in the directory and a token that the Hub wants."""
+    """Return a reader of the EKS workshop, with a corpus in the directory and a Hub that requires a token."""
     directory, served = tmp_path_factory.mktemp("eks"), tmp_path_factory.mktemp("llama")
     write_llama(served / "models" / LLAMA)
     (directory / "techpulse_corpus.jsonl").write_text(own_corpus(50_000))
     (directory / "domains").mkdir()
     for name, size in (("news_articles", 4000), ("tech_docs", 3000), ("forums", 2000)):
         (directory / "domains" / f"{name}.jsonl").write_text(own_corpus(size))
-    with new_namespace("guide-eks") as made, serve(served, token="hf_planted") as outside:
+    with new_namespace("guide-eks") as namespace, serve(served, token="hf_planted") as outside:
 
         def hub() -> None:
-            made.user.does("kubectl create secret generic served --from-literal=token=hf_planted")
-            made.start_hub(served, claim="fsx-shared-pvc", token_secret="served")
+            namespace.user.check("kubectl create secret generic served --from-literal=token=hf_planted")
+            namespace.start_hub(served, claim="fsx-shared-pvc", token_secret="served")
 
-        yield opened("eks", made, directory, TRAINER | SMALL, hub, {"HF_ENDPOINT": outside.endpoint})
+        yield open_reader("eks", namespace, directory, TRAINER | SMALL, hub, {"HF_ENDPOINT": outside.endpoint})
 
 
 def write_llama(directory: Path) -> None:
-    """Write a tokenizer with as many entries as Llama 3.1's, and its token for the end of a text."""
+    """Write a tokenizer with the number of entries of Llama 3.1's, and its end-of-text token."""
     shutil.copytree(TOKENIZER, directory)
     tokenizer = json.loads((directory / "tokenizer.json").read_text())
     vocabulary = tokenizer["model"]["vocab"]
@@ -156,7 +158,7 @@ def write_llama(directory: Path) -> None:
 
 
 def own_corpus(documents: int) -> str:
-    """Return JSONL as the workshop has it."""
+    """Return JSONL in the format of the workshop."""
     dice = random.Random(documents)
     words = ["the", "GPU", "of", "a", "cluster", "in", "to", "memory", "and", "is"]
     records = (
@@ -167,10 +169,10 @@ def own_corpus(documents: int) -> str:
 
 
 @pytest.mark.parametrize("name", ["aks", "eks"])
-def test_the_tables_name_what_the_documents_say(name: str) -> None:
-    said = [command.text for block in blocks(documents()[name]) for command in block.commands]
-    for each in {"aks": AKS, "eks": EKS}[name]:
-        assert any(each.said in text for text in said), f"nothing in {name}.md has {each.said!r}"
+def test_the_tables_name_text_of_the_documents(name: str) -> None:
+    texts = [command.text for block in blocks(documents()[name]) for command in block.commands]
+    for change in {"aks": AKS, "eks": EKS}[name]:
+        assert any(change.original in text for text in texts), f"no command of {name}.md contains {change.original!r}"
 
 
 @pytest.mark.parametrize("heading", headings("aks"))
@@ -185,22 +187,22 @@ def test_the_eks_workshop(eks: Reader, heading: str) -> None:
 
 @pytest.fixture
 def prepared(aks: Reader) -> Namespace:
-    """Return the AKS reader's namespace when the data is there."""
+    """Return the AKS reader's namespace after preprocessing."""
     aks.read_to("Verify preprocessing completion")
     return aks.namespace
 
 
-def test_the_outputs_lie_where_the_guide_has_them(prepared: Namespace) -> None:
+def test_the_outputs_are_where_the_guide_has_them(prepared: Namespace) -> None:
     assert len(list((prepared.data / "slimpajama").glob("*.zst"))) == 100
     assert len(list((prepared.data / "slimpajama" / "preprocessed").glob("*.bin"))) == 72
 
 
-def test_the_bytes_are_those_of_a_run_on_one_machine(prepared: Namespace, undisturbed: Path) -> None:
+def test_the_bytes_equal_those_of_a_local_run(prepared: Namespace, undisturbed: Path) -> None:
     assert_same(content(prepared.data / "slimpajama"), content(undisturbed))
 
 
 @pytest.mark.parametrize("job", JOBS.values())
-def test_pods_have_no_token_and_no_root_to_write_to(prepared: Namespace, job: str) -> None:
+def test_pods_have_no_token_and_a_read_only_root(prepared: Namespace, job: str) -> None:
     pods = prepared.pods(job)
     assert pods
     for pod in pods:
@@ -215,14 +217,14 @@ def test_pods_have_no_token_and_no_root_to_write_to(prepared: Namespace, job: st
 
 @pytest.mark.parametrize("release", JOBS)
 def test_helm_test_verifies_the_output(prepared: Namespace, release: str) -> None:
-    prepared.user.does(f"helm test {release} --timeout 120s")
+    prepared.user.check(f"helm test {release} --timeout 120s")
     assert prepared.logs(JOBS[release] + "-verify").endswith("no problems\n")
 
 
 def test_uninstalling_leaves_the_data(prepared: Namespace) -> None:
     before = content(prepared.data / "slimpajama")
     for release in JOBS:
-        prepared.user.does(f"helm uninstall {release} --wait --timeout 60s")
+        prepared.user.check(f"helm uninstall {release} --wait --timeout 60s")
     left = {job["metadata"]["name"] for job in prepared.user.get("jobs")["items"]}
     assert not left & set(JOBS.values())
     assert_same(content(prepared.data / "slimpajama"), before)

@@ -1,4 +1,4 @@
-"""What cannot work is refused when it is installed, in words that say what to change; nothing is left behind."""
+"""Values that cannot work are refused at the installation with a remedy, and leave nothing behind."""
 
 import pytest
 
@@ -52,11 +52,11 @@ def test_refused_at_install(namespace: Namespace, line: str, message: str, progr
     assert namespace.user.get("jobs")["items"] == []
 
 
-def test_a_tag_of_digits_is_taken_as_it_was_typed(namespace: Namespace) -> None:
+def test_a_tag_of_digits_is_used_unchanged(namespace: Namespace) -> None:
     line = f"x charts/dataset-extract --set storage.pvcName={CLAIM} --set dataset.inputPath=a --set image.tag=20260422"
     namespace.install(f"{line} --set image.pullPolicy=Never")
     (container,) = namespace.job("x-extract")["spec"]["template"]["spec"]["containers"]
-    namespace.user.does("helm uninstall x")
+    namespace.user.check("helm uninstall x")
     assert container["image"] == "localhost/tokenmill-jobs:20260422"
 
 
@@ -64,23 +64,23 @@ def test_a_claim_that_is_being_deleted_is_refused(namespace: Namespace) -> None:
     spec = {"accessModes": ["ReadWriteOnce"], "storageClassName": "none", "resources": {"requests": {"storage": "1Gi"}}}
     metadata = {"name": "leaving", "finalizers": ["tokenmill.test/keep"]}
     namespace.user.apply({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec})
-    namespace.user.does("kubectl delete pvc leaving --wait=false")
+    namespace.user.check("kubectl delete pvc leaving --wait=false")
     line = "helm install x charts/dataset-extract --set dataset.inputPath=a,storage.pvcName=leaving"
     refused = namespace.user.run(line)
     removed = """kubectl patch pvc leaving --type=merge -p '{"metadata":{"finalizers":null}}'"""
-    namespace.user.does(removed)
+    namespace.user.check(removed)
     assert refused.code and 'the PersistentVolumeClaim "leaving" is being deleted' in refused.err, refused.err
 
 
-def test_a_job_whose_pods_are_forbidden_says_so_where_the_notes_point(namespace: Namespace) -> None:
+def test_the_notes_lead_to_the_reason_of_forbidden_pods(namespace: Namespace) -> None:
     quota = {"hard": {"pods": "0"}}
     namespace.admin.apply({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "none"}, "spec": quota})
     try:
         line = f"charts/dataset-extract --set dataset.inputPath=a --set storage.pvcName={CLAIM}"
-        said = namespace.install(f"forbidden {line}")
-        (told,) = [row for row in said.splitlines() if row.startswith("When none starts:")]
-        command = told.partition(":")[2].partition("   (")[0].strip()
-        assert wait_for(lambda: "exceeded quota" in namespace.user.does(command), 60), namespace.user.does(command)
+        notes = namespace.install(f"forbidden {line}")
+        (hint,) = [row for row in notes.splitlines() if row.startswith("If no pod starts:")]
+        command = hint.partition(":")[2].partition("   (")[0].strip()
+        assert wait_for(lambda: "exceeded quota" in namespace.user.check(command), 60), namespace.user.check(command)
     finally:
         namespace.admin.run("helm uninstall forbidden")
-        namespace.admin.does("kubectl delete resourcequota none")
+        namespace.admin.check("kubectl delete resourcequota none")

@@ -1,4 +1,4 @@
-"""A thousand workers over SlimPajama's 59,166 files: their shares, and one's memory; its time is a benchmark's."""
+"""A thousand workers for SlimPajama's 59,166 files: their shares, and one worker's memory; benchmarks measure time."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.e2e
 FILES, WORKERS = SLIMPAJAMA, 1_000
 RESIDENT_BYTES = 300e6
 IDLE = ["--workers", FILES + 1, "--worker-index", FILES, "--json"]
-"""A worker more than there are units: it plans, finds that its share is empty, and ends."""
+"""One worker more than units: it plans, has an empty share, and ends."""
 
 MEASURED = """
 import json
@@ -29,14 +29,14 @@ from tokenmill.cli import main
 try:
     main()
 finally:
-    # Not ru_maxrss: it knows the parent before exec.
+    # Not ru_maxrss: it includes the parent before exec.
     _, _, peak = Path("/proc/self/status").read_text().partition("VmHWM:")
     print(json.dumps({"resident": int(peak.split()[0]) * 1024}))
 """
 
 
-def measured(*arguments: Any) -> dict[str, Any]:
-    """Run a command in a process of its own; return its result and peak memory."""
+def measure(*arguments: Any) -> dict[str, Any]:
+    """Run a command in a new process; return its result and its peak memory."""
     done = subprocess.run(
         [sys.executable, "-c", MEASURED, *map(str, arguments)], capture_output=True, text=True, check=False
     )
@@ -48,7 +48,7 @@ def measured(*arguments: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a finished download, written through the records rather than fetched; the files are all holes."""
+    """Return a finished download whose records are written directly; its files consist of holes."""
     output = tmp_path_factory.mktemp("scale") / "corpus"
     make(output, FILES)
     return output
@@ -60,9 +60,9 @@ def assert_small(used: dict[str, Any]) -> None:
 
 
 def test_a_worker_of_extract(corpus: Path, tmp_path: Path) -> None:
-    """The first plans, and a later one reads the plan."""
+    """The first worker plans, and the second one reads the plan."""
     for _ in range(2):
-        assert_small(measured("extract", corpus, tmp_path / "out", *IDLE))
+        assert_small(measure("extract", corpus, tmp_path / "out", *IDLE))
 
 
 def test_a_worker_of_download(tmp_path: Path) -> None:
@@ -70,12 +70,12 @@ def test_a_worker_of_download(tmp_path: Path) -> None:
         hub.add_dataset("org/corpus", {name(number): b"%d" % number for number in range(FILES)})
         command = ["download", "hf://datasets/org/corpus", tmp_path / "out", "--endpoint", hub.endpoint, *IDLE]
         for _ in range(2):
-            assert_small(measured(*command))
+            assert_small(measure(*command))
 
 
 def test_the_shares_of_a_thousand_workers_are_disjoint_complete_and_balanced() -> None:
     units = [Unit(f"{number:05d}", size(number), Record(), []) for number in range(FILES)]
-    found = partition_units(units, WORKERS)
-    assert sorted(unit.id for mine in found for unit in mine) == [unit.id for unit in units]
-    loads = [sum(unit.weight for unit in mine) for mine in found]
+    shares = partition_units(units, WORKERS)
+    assert sorted(unit.id for share in shares for unit in share) == [unit.id for unit in units]
+    loads = [sum(unit.weight for unit in share) for share in shares]
     assert max(loads) < 1.02 * sum(loads) / WORKERS

@@ -1,4 +1,4 @@
-"""Jobs of a size that no test machine runs, on nodes that only pretend to run their pods."""
+"""Jobs of a size that no test machine can run, on simulated nodes whose pods do not run."""
 
 import os
 import shlex
@@ -12,7 +12,7 @@ from e2e.cluster import Namespace, wait_for
 pytestmark = pytest.mark.e2e
 
 SIMULATE = os.environ.get("TOKENMILL_E2E_SIMULATE")
-"""A command that adds so many kwok nodes to the cluster, labelled type=kwok, such as `cluster simulate`."""
+"""A command that adds this many kwok nodes to the cluster, labelled type=kwok, such as `cluster simulate`."""
 CLAIM = "simulated"
 
 
@@ -21,9 +21,9 @@ ANYWHERE = ' --set nodeSelector.type=kwok --set-json \'tolerations=[{"operator":
 
 @pytest.fixture(scope="module")
 def simulated_nodes(namespace: Namespace) -> Iterator[str]:
-    """Add 64 nodes of 8 GPUs, and a claim that pods can have on any of them; name the claim."""
+    """Add 64 nodes of 8 GPUs, and a claim that pods can use on any of them; return the name of the claim."""
     if not SIMULATE:
-        pytest.skip("TOKENMILL_E2E_SIMULATE names no command that adds simulated nodes to this cluster")
+        pytest.skip("set TOKENMILL_E2E_SIMULATE to a command that adds simulated nodes to this cluster")
     subprocess.run([*shlex.split(SIMULATE), "64", "8"], check=True, timeout=120)
     volume = f"{namespace.name}-{CLAIM}"
     spec = {
@@ -39,11 +39,11 @@ def simulated_nodes(namespace: Namespace) -> Iterator[str]:
         f" --set existing.volumeName={volume}"
     )
     yield CLAIM
-    namespace.admin.does("kubectl delete node -l type=kwok")
+    namespace.admin.check("kubectl delete node -l type=kwok")
 
 
 def test_175b_on_64_nodes(namespace: Namespace, simulated_nodes: str) -> None:
-    namespace.admin.does(
+    namespace.admin.check(
         f"helm install gang charts/megatron-training --set storage.pvcName={simulated_nodes} --set model.size=175b"
         " --set training.nodes=64 --set training.iterations=10000 --set training.globalBatchSize=8192"
         f" --set gang.minAvailable=64 --set tensorboard.enabled=false {ANYWHERE}"
@@ -56,10 +56,10 @@ def test_175b_on_64_nodes(namespace: Namespace, simulated_nodes: str) -> None:
     assert wait_for(lambda: running() == (64, 512), 120), running()
     run = namespace.admin.get("pytorchjob gang")
     assert run["spec"]["runPolicy"]["schedulingPolicy"]["minAvailable"] == 64
-    namespace.admin.does("helm uninstall gang")
+    namespace.admin.check("helm uninstall gang")
 
 
-def test_a_thousand_workers_come_to_an_end(namespace: Namespace, simulated_nodes: str) -> None:
+def test_a_thousand_workers_end(namespace: Namespace, simulated_nodes: str) -> None:
     namespace.install(
         f"thousand charts/dataset-extract --set storage.pvcName={simulated_nodes} --set dataset.inputPath=slimpajama"
         f" --set workers=1000 {ANYWHERE}"

@@ -1,4 +1,4 @@
-"""Training on a cluster, with a small trainer in Megatron-LM's place: it starts right, survives, says how it ended."""
+"""Training on a cluster, with a small trainer instead of Megatron-LM: starts, disruptions, and final states."""
 
 import json
 import os
@@ -41,13 +41,13 @@ def test_two_pods_meet_and_reach_the_target(place: Namespace, engine: str) -> No
 
 
 def test_one_fault_after_another(place: Namespace) -> None:
-    """A torn tracker, a save cut off, an end with 0 too early, an exception; each costs at most what was not saved."""
+    """A damaged tracker, an interrupted save, an early exit with 0, an exception: only unsaved iterations are lost."""
     run = Training(place, "faults")
     run.install(60, EVERY_5, step=0.2)
-    at = 0
+    saved = 0
     for name in ("torn-tracker", "die-in-save", "exit-0", "raise"):
-        run.wait_for_iteration(at + 5)
-        at = run.iteration()
+        run.wait_for_iteration(saved + 5)
+        saved = run.iteration()
         (run.faults / name).touch()
         assert wait_for(lambda name=name: not (run.faults / name).exists(), 90), run.describe()
         before = {pod["metadata"]["uid"] for pod in run.pods()}
@@ -64,7 +64,7 @@ def test_evictions_save_first(place: Namespace) -> None:
         assert wait_for(lambda before=before: run.logged() > before + 5, 120), run.describe()
         run.evict(name)
         assert wait_for(lambda before=before: run.iteration() > before, 60), run.describe()
-        assert run.iteration() < 149, "saved because of the eviction"
+        assert run.iteration() < 149, "the eviction causes a save"
     run.succeed()
     run.assert_exact(150)
 
@@ -84,32 +84,34 @@ def test_an_unfinished_dataset_is_refused_in_preflight(place: Namespace) -> None
     assert any("/data/nothing" in message for message in run.messages()), run.describe()
     (pod,) = [pod for pod in run.pods() if "master" in pod["metadata"]["name"]]
     state = pod["status"]["containerStatuses"][0]["state"]["terminated"]
-    begun, ended = (time.mktime(time.strptime(state[key], "%Y-%m-%dT%H:%M:%SZ")) for key in ("startedAt", "finishedAt"))
-    assert ended - begun <= 10 and state["exitCode"] == 2
+    started, ended = (
+        time.mktime(time.strptime(state[key], "%Y-%m-%dT%H:%M:%SZ")) for key in ("startedAt", "finishedAt")
+    )
+    assert ended - started <= 10 and state["exitCode"] == 2
 
 
 def test_refusals_before_a_pod_is_made(place: Namespace) -> None:
-    def refused(*settings: str) -> str:
+    def refuse(*settings: str) -> str:
         ended = place.admin.run(f"helm install refused {SETTINGS} {' '.join(settings)}")
-        assert ended.code, "not refused"
+        assert ended.code, "the installation is not refused"
         return ended.err
 
-    assert "llama3-8b" in refused("--set model.size=376m")
-    assert "no-such-claim" in refused("--set storage.pvcName=no-such-claim")
-    assert "leaves 1 over" in refused("--set training.nodes=3 --set parallelism.tensorModelParallelSize=2")
-    assert "not divisible" in refused("--set training.nodes=3")
-    assert "saveInterval" in refused("--set training.iterations=10 --set training.saveInterval=11")
+    assert "llama3-8b" in refuse("--set model.size=376m")
+    assert "no-such-claim" in refuse("--set storage.pvcName=no-such-claim")
+    assert "leaves a remainder of 1" in refuse("--set training.nodes=3 --set parallelism.tensorModelParallelSize=2")
+    assert "not divisible" in refuse("--set training.nodes=3")
+    assert "saveInterval" in refuse("--set training.iterations=10 --set training.saveInterval=11")
 
 
-def test_an_upgrade_never_mixes_and_a_no_op_touches_nothing(place: Namespace) -> None:
+def test_an_upgrade_never_mixes_and_a_no_op_changes_nothing(place: Namespace) -> None:
     run = Training(place, "upgraded")
     run.install(400, EVERY_5, step=0.1)
     run.wait_for_iteration(5)
     before, pods = run.run(), {pod["metadata"]["uid"] for pod in run.pods()}
-    run.account.does(f"helm upgrade {run.command(400, EVERY_5, step=0.1)}")
+    run.account.check(f"helm upgrade {run.command(400, EVERY_5, step=0.1)}")
     assert run.run()["metadata"]["uid"] == before["metadata"]["uid"]
     assert {pod["metadata"]["uid"] for pod in run.pods()} == pods
-    run.account.does(f"helm upgrade {run.command(60, EVERY_5, nodes=4, step=0.1)}")
+    run.account.check(f"helm upgrade {run.command(60, EVERY_5, nodes=4, step=0.1)}")
     assert run.run()["metadata"]["uid"] != before["metadata"]["uid"]
     assert wait_for(lambda: len(run.pods()) == 4, 90), run.describe()
     assert pods.isdisjoint({pod["metadata"]["uid"] for pod in run.pods()})
@@ -121,29 +123,29 @@ def test_an_upgrade_never_mixes_and_a_no_op_touches_nothing(place: Namespace) ->
 
 
 def test_a_second_release_and_tensorboard(place: Namespace) -> None:
-    place.admin.does(f"helm install megatron-training {RUN} --set training.iterations=10 --set training.nodes=1")
-    place.admin.does(f"helm install other {RUN} --set training.iterations=10 --set training.nodes=1")
+    place.admin.check(f"helm install megatron-training {RUN} --set training.iterations=10 --set training.nodes=1")
+    place.admin.check(f"helm install other {RUN} --set training.iterations=10 --set training.nodes=1")
     services = {s["metadata"]["name"] for s in place.admin.get("services")["items"]}
     assert {"tensorboard", "other-tensorboard"} <= services
-    place.admin.does("kubectl rollout status deployment/tensorboard --timeout=120s", timeout=150)
-    place.admin.does("helm test other --timeout 2m")
+    place.admin.check("kubectl rollout status deployment/tensorboard --timeout=120s", timeout=150)
+    place.admin.check("helm test other --timeout 2m")
     command = shlex.split("kubectl port-forward service/tensorboard 6006:6006")
     environment = {"KUBECONFIG": str(place.admin.kubeconfig)}
     forward = subprocess.Popen(command, env=os.environ | environment, stdout=subprocess.PIPE, text=True)
     try:
         assert forward.stdout and "Forwarding" in forward.stdout.readline()
-        with urllib.request.urlopen("http://localhost:6006/data/environment", timeout=30) as answer:
-            assert json.load(answer)["version"]
+        with urllib.request.urlopen("http://localhost:6006/data/environment", timeout=30) as response:
+            assert json.load(response)["version"]
     finally:
         forward.terminate()
         forward.wait(10)
     for name in ("megatron-training", "other"):
         Training(place, name).succeed()
-    assert "iteration" in place.admin.does("kubectl logs -l job-name=megatron-training --tail=100")
+    assert "iteration" in place.admin.check("kubectl logs -l job-name=megatron-training --tail=100")
 
 
 def test_twenty_random_kills(place: Namespace) -> None:
-    """SIGKILL of everything in a random pod, again and again: nothing is lost beyond the last save."""
+    """Kill everything in a random pod, again and again: the run loses only iterations after its last save."""
     dice = random.Random(20261122)
     run = Training(place, "killed")
     run.install(2000, "--set training.saveInterval=5", step=0.1)
@@ -155,6 +157,6 @@ def test_twenty_random_kills(place: Namespace) -> None:
         running = [p["metadata"]["name"] for p in run.pods() if p["status"].get("phase") == "Running"]
         if running:
             kills += run.kill(dice.choice(running))
-    run.account.does(f"helm upgrade {run.command(run.iteration() + 100, EVERY_5, step=0.02)}")
+    run.account.check(f"helm upgrade {run.command(run.iteration() + 100, EVERY_5, step=0.02)}")
     run.succeed()
     run.assert_exact(run.iteration())

@@ -55,24 +55,24 @@ def extracted(tmp_path_factory: pytest.TempPathFactory, corpus: Path, forge: For
 
 
 @pytest.fixture(scope="session")
-def tokenised(tmp_path_factory: pytest.TempPathFactory, corpus: Path, forge: Forge) -> Path:
+def tokenized(tmp_path_factory: pytest.TempPathFactory, corpus: Path, forge: Forge) -> Path:
     """Return a finished preprocess of the corpus, which no test changes."""
-    output = tmp_path_factory.mktemp("tokenised") / "tokenised"
+    output = tmp_path_factory.mktemp("tokenized") / "tokenized"
     forge.complete(["preprocess", corpus, output, "--tokenizer", TOKENIZER, "--target-files", 6, "--processes", 1])
     return output
 
 
 @pytest.fixture(scope="session")
-def settled(tmp_path_factory: pytest.TempPathFactory, tokenised: Path) -> Path:
+def prepared(tmp_path_factory: pytest.TempPathFactory, tokenized: Path) -> Path:
     """Return a preprocess output that has only its tokenizer and verdict, so that planning there is fast."""
-    output = tmp_path_factory.mktemp("settled") / "out"
+    output = tmp_path_factory.mktemp("prepared") / "out"
     for part in ("tokenizer", ".tokenmill/preprocess/encoders"):
-        shutil.copytree(tokenised / part, output / part)
+        shutil.copytree(tokenized / part, output / part)
     return output
 
 
 @pytest.fixture
-def job(tmp_path: Path, tokenised: Path) -> Iterator[Callable[..., Job]]:
+def job(tmp_path: Path, tokenized: Path) -> Iterator[Callable[..., Job]]:
     """Return a function that makes a training job; a keyword `section__name` replaces one setting."""
     jobs: list[Job] = []
 
@@ -88,7 +88,7 @@ def job(tmp_path: Path, tokenised: Path) -> Iterator[Callable[..., Job]]:
                 "logInterval": 1,
             },
             "checkpoint": {"path": str(tmp_path / "checkpoints"), "saveInterval": 5},
-            "dataset": {"path": str(tokenised), "split": "90,5,5"},
+            "dataset": {"path": str(tokenized), "split": "90,5,5"},
             "trainer": {
                 "backend": "gloo",
                 "launcher": [sys.executable, str(TRAINER / "launcher.py")],

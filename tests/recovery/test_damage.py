@@ -1,4 +1,4 @@
-"""What happens to outputs and records after they were made: a rerun mends it, and makes only what is damaged."""
+"""Outputs and records that are damaged after a run: a rerun repairs them, and repeats only the damaged units."""
 
 import json
 import shutil
@@ -44,7 +44,7 @@ def delete_receipt(output: Path) -> None:
 
 def zero_receipt(output: Path) -> None:
     path = output / ".tokenmill" / "extract" / "receipts" / f"{UNIT}.json"
-    path.write_bytes(bytes(path.stat().st_size))  # what a power cut can leave
+    path.write_bytes(bytes(path.stat().st_size))  # a power cut can leave zeros
 
 
 @pytest.fixture(scope="module")
@@ -71,11 +71,11 @@ def rerun(corpus: Path, output: Path, *options: Any) -> list[Any]:
     [truncate, delete, empty, same_size, cut_receipt, delete_receipt, zero_receipt],
     ids=lambda f: f.__name__,
 )
-def test_rerun_mends_that_unit_alone(
+def test_rerun_repairs_only_that_unit(
     forge: Forge, corpus: Path, finished: Path, output: Path, damage: Callable[[Path], None]
 ) -> None:
     damage(output)
-    others = {name: found for name, found in receipts(finished, "extract").items() if name != f"{UNIT}.json"}
+    others = {name: receipt for name, receipt in receipts(finished, "extract").items() if name != f"{UNIT}.json"}
     forge.complete(rerun(corpus, output, *(["--verify-hashes"] if damage is same_size else [])))
     assert_same_tree(output, tree(finished))
     assert_kept(others, receipts(output, "extract"))
@@ -85,28 +85,28 @@ REMEDY = "with --verify-hashes (in a chart: --set verifyHashes=true), which make
 
 
 @pytest.mark.parametrize("stage", ["extract", "preprocess"])
-def test_what_verify_says_to_do_mends_flipped_bytes(
-    forge: Forge, corpus: Path, finished: Path, tokenised: Path, tmp_path: Path, stage: str
+def test_the_remedy_of_verify_repairs_flipped_bytes(
+    forge: Forge, corpus: Path, finished: Path, tokenized: Path, tmp_path: Path, stage: str
 ) -> None:
-    """A plain rerun looks at sizes, which are right."""
-    whole = finished if stage == "extract" else tokenised
-    output = Path(shutil.copytree(whole, tmp_path / "out"))
+    """A rerun without `--verify-hashes` compares only sizes, and they are right."""
+    reference = finished if stage == "extract" else tokenized
+    output = Path(shutil.copytree(reference, tmp_path / "out"))
     victim = min(output.glob("*.bin")) if stage == "preprocess" else output / UNIT
     data = bytearray(victim.read_bytes())
     data[len(data) // 2] ^= 1
     victim.write_bytes(data)
-    found = forge.run(["verify", output])
-    assert found.exit == 2
-    said = next(line for line in found.output.splitlines(keepends=True) if str(victim) in line)
-    assert said.endswith(f"run the same tokenmill {stage} again {REMEDY}")
+    run = forge.run(["verify", output])
+    assert run.exit == 2
+    message = next(line for line in run.output.splitlines(keepends=True) if str(victim) in line)
+    assert message.endswith(f"run the same tokenmill {stage} again {REMEDY}")
     options = ["--tokenizer", TOKENIZER, "--target-files", 6] if stage == "preprocess" else []
     forge.complete([stage, corpus, output, "--processes", 1, *options, "--verify-hashes"])
     forge.complete(["verify", output])
-    assert_same_tree(output, tree(whole))
+    assert_same_tree(output, tree(reference))
 
 
-def test_no_manifest_stands_over_missing_data(forge: Forge, corpus: Path, finished: Path, output: Path) -> None:
-    """The worker whose share is whole cannot mend the other's, but takes the manifest away."""
+def test_no_manifest_with_missing_data(forge: Forge, corpus: Path, finished: Path, output: Path) -> None:
+    """The worker with a complete share cannot repair the other worker's unit, but it removes the manifest."""
     delete(output)
     runs = [forge.run(rerun(corpus, output, "--workers", 2, "--worker-index", index)) for index in (0, 1)]
     manifest = output / ".tokenmill" / "extract" / "manifest.json"
@@ -114,18 +114,18 @@ def test_no_manifest_stands_over_missing_data(forge: Forge, corpus: Path, finish
     assert_same_tree(output, tree(finished))
 
     delete(output)
-    mine = json.loads(forge.complete(rerun(corpus, output, "--json", "--workers", 2)).output.splitlines()[-1])
-    if mine["units_done"] < mine["units"]:  # the unit is worker 1's
+    summary = json.loads(forge.complete(rerun(corpus, output, "--json", "--workers", 2)).output.splitlines()[-1])
+    if summary["units_done"] < summary["units"]:  # the unit is worker 1's
         assert not manifest.exists()
     forge.complete(rerun(corpus, output))
     assert_same_tree(output, tree(finished))
 
 
 @pytest.mark.parametrize("damage", [truncate, delete, same_size], ids=lambda f: f.__name__)
-def test_the_next_stage_makes_all_but_what_needs_missing_data(
+def test_the_next_stage_finishes_units_without_damaged_inputs(
     forge: Forge, corpus: Path, output: Path, tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
-    """What needs it fails for good and says what to do; once that is done the same command makes only that."""
+    """The unit with the damaged input fails with a remedy; after the repair the same command makes only that unit."""
     damage(output)
     command = ["concatenate", output, tmp_path / "next", "--target-files", 4, "--processes", 1]
     run = forge.run(command)
@@ -139,17 +139,19 @@ def test_the_next_stage_makes_all_but_what_needs_missing_data(
 
 
 def test_text_that_changed_on_the_disk_never_becomes_tokens(
-    forge: Forge, corpus: Path, output: Path, settled: Path, tmp_path: Path
+    forge: Forge, corpus: Path, output: Path, prepared: Path, tmp_path: Path
 ) -> None:
-    """Another letter in a record is as good JSON as before; the hash tells."""
+    """A record with another letter is still valid JSON; only the hash detects the change."""
     data = (output / UNIT).read_bytes()
-    at = data.index(b'"text": "') + 9
-    (output / UNIT).write_bytes(data[:at] + b"Q" + data[at + 1 :])
-    result = shutil.copytree(settled, tmp_path / "next")
+    offset = data.index(b'"text": "') + 9
+    (output / UNIT).write_bytes(data[:offset] + b"Q" + data[offset + 1 :])
+    result = shutil.copytree(prepared, tmp_path / "next")
     command = ["preprocess", output, result, "--tokenizer", TOKENIZER, "--processes", 1]
     run = forge.run(command)
     assert run.exit == 2
-    assert f"{output / UNIT} is damaged" in run.output and "run tokenmill extract again with --verify-hashes" in run.output
+    assert (
+        f"{output / UNIT} is damaged" in run.output and "run tokenmill extract again with --verify-hashes" in run.output
+    )
     before = receipts(result, "preprocess")
     assert len(before) == 7
     forge.complete(rerun(corpus, output, "--verify-hashes"))
@@ -162,14 +164,14 @@ def test_text_that_changed_on_the_disk_never_becomes_tokens(
 def test_stage_record_lost(
     forge: Forge, corpus: Path, finished: Path, output: Path, name: str, keep: float | None
 ) -> None:
-    """A manifest is made again from the receipts, a plan from the input; what is done stays done."""
+    """A manifest is made again from the receipts, and a plan from the input; finished units stay finished."""
     path = output / ".tokenmill" / "extract" / name
     data = path.read_bytes()
     path.unlink()
     if keep is not None:
         path.write_bytes(data[: int(len(data) * keep)])
     run = forge.run(rerun(corpus, output))
-    if name == "plan.json" and run.exit == 2:  # refusing is right as well, with what to do
+    if name == "plan.json" and run.exit == 2:  # a refusal with a remedy is right as well
         assert "plan" in run.output or "move it away" in run.output
         return
     assert run.exit == 0, run.output
@@ -178,7 +180,7 @@ def test_stage_record_lost(
 
 
 def test_a_download_whose_bytes_changed_is_not_extracted(forge: Forge, tmp_path: Path) -> None:
-    """Not every file has a checksum of its own: the manifest does."""
+    """Some downloaded files have no checksum of their own, but the manifest has a hash of each."""
     source, data = tmp_path / "source", tmp_path / "data"
     source.mkdir()
     for name in ("02.jsonl", UNIT):

@@ -1,4 +1,4 @@
-"""Full and read-only file systems, real ones: exit 2 with what to do, nothing half there, and the rerun is right."""
+"""Full and read-only file systems, really mounted: exit code 2 with a remedy, no partial output, and a good rerun."""
 
 import os
 import shutil
@@ -16,20 +16,20 @@ from support.runs import Forge, assert_kept, assert_same_tree, kill_at, receipts
 
 
 class Disk:
-    """A small file system of its own, at `path`."""
+    """A small file system, mounted at `path`."""
 
     def __init__(self, path: Path) -> None:
-        """Mount it."""
+        """Mount the file system."""
         self.path = path
         path.mkdir()
         self._mount("-t", "tmpfs", "-o", "size=64m", "tokenmill-test", str(path))
 
     def remount(self, options: str) -> None:
-        """Change its size, or whether it may be written."""
+        """Change the size of the file system, or whether it is writable."""
         self._mount("-o", f"remount,{options}", str(self.path))
 
     def unmount(self) -> None:
-        """Take it away."""
+        """Unmount the file system."""
         subprocess.run(["umount", "-l", str(self.path)], check=True)
 
     @staticmethod
@@ -53,7 +53,7 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 
 
 def used(path: Path) -> int:
-    """Return the kB that a tree takes on a tmpfs, in pages of 4 kB."""
+    """Return the kB that a tree occupies on a tmpfs, in pages of 4 kB."""
     return sum(4 * -(-p.stat().st_size // 4096) for p in path.rglob("*") if p.is_file())
 
 
@@ -66,7 +66,7 @@ def test_full_disk(
     hub: Hub,
     corpus: Path,
     extracted: Path,
-    settled: Path,
+    prepared: Path,
     tmp_path: Path,
     disk: Disk,
     stage: str,
@@ -85,27 +85,27 @@ def test_full_disk(
         "concatenate": ["concatenate", extracted, "--target-files", 5, "--processes", processes],
         "preprocess": ["preprocess", corpus, "--tokenizer", TOKENIZER, "--processes", processes],
     }
-    whole, output = tmp_path / "whole", disk.path / "out"
+    reference, output = tmp_path / "reference", disk.path / "out"
 
     def run(output: Path) -> list[Any]:
         first, *rest = command[stage]
         return [first, rest[0], output, *rest[1:]]
 
     if stage == "preprocess":
-        for directory in (whole, output):
-            shutil.copytree(settled, directory)
-    before = used(whole)
-    forge.complete(run(whole))
-    expected = tree(whole)
-    disk.remount(f"size={before + (used(whole) - before) // 2 + 60}k")
+        for directory in (reference, output):
+            shutil.copytree(prepared, directory)
+    before = used(reference)
+    forge.complete(run(reference))
+    expected = tree(reference)
+    disk.remount(f"size={before + (used(reference) - before) // 2 + 60}k")
 
     failed = forge.run(run(output))
     assert failed.exit == 2, failed.output
     assert "no space left" in failed.output and "free space" in failed.output
-    assert failed.output.count(f"{stage} of ") == 1, "a full disk is met again and again"
+    assert failed.output.count(f"{stage} of ") == 1, "the worker tries more units on a full disk"
     assert not (output / ".tokenmill" / stage / "manifest.json").exists()
     kept = receipts(output, stage)
-    assert len(kept) < len(receipts(whole, stage))
+    assert len(kept) < len(receipts(reference, stage))
     for _, _, files in kept.values():
         for name in files:
             assert (output / name).read_bytes() == expected[name]
@@ -121,7 +121,7 @@ def test_full_disk(
 
 @pytest.mark.parametrize("stage", ["extract", "concatenate"])
 def test_full_disk_in_the_middle_of_a_large_file(forge: Forge, disk: Disk, stage: str) -> None:
-    """Where a thread writes, what it meets ends the run as it would have without."""
+    """An error in the writer thread ends the run like an error in the main thread."""
     source, output = disk.path / "source", disk.path / "out"
     source.mkdir()
     (source / "a.jsonl").write_bytes(b'{"text": "%s"}\n' % (b"x" * 1000) * 30_000)
@@ -133,14 +133,14 @@ def test_full_disk_in_the_middle_of_a_large_file(forge: Forge, disk: Disk, stage
     assert not list((output / ".tokenmill" / stage / "attempts").iterdir())
     disk.remount("size=70m")
     forge.complete(command)
-    (made,) = output.glob("*.jsonl")
-    assert made.read_bytes() == (source / "a.jsonl").read_bytes()
+    (result,) = output.glob("*.jsonl")
+    assert result.read_bytes() == (source / "a.jsonl").read_bytes()
 
 
 def test_read_only_output(forge: Forge, corpus: Path, disk: Disk, tmp_path: Path) -> None:
-    output, whole = disk.path / "out", tmp_path / "whole"
+    output, reference = disk.path / "out", tmp_path / "reference"
     command = ["extract", corpus, output, "--processes", 1]
-    forge.complete(["extract", corpus, whole, "--processes", 1])
+    forge.complete(["extract", corpus, reference, "--processes", 1])
 
     disk.remount("ro")
     run = forge.run(command)
@@ -156,15 +156,15 @@ def test_read_only_output(forge: Forge, corpus: Path, disk: Disk, tmp_path: Path
 
     disk.remount("rw")
     forge.complete(command)
-    assert_same_tree(output, tree(whole))
+    assert_same_tree(output, tree(reference))
     disk.remount("ro")
-    forge.complete(command)  # nothing is left to do, so nothing needs to be written
+    forge.complete(command)  # all units are finished, so the run writes nothing
 
 
-def test_a_full_scratch_is_named(forge: Forge, settled: Path, disk: Disk, tmp_path: Path) -> None:
-    """A shard that is too large for scratch: the message names scratch, not the output."""
+def test_a_full_scratch_is_named(forge: Forge, prepared: Path, disk: Disk, tmp_path: Path) -> None:
+    """A shard is too large for scratch: the error names scratch, not the output."""
     disk.remount("size=1m")
-    output = shutil.copytree(settled, tmp_path / "out")
+    output = shutil.copytree(prepared, tmp_path / "out")
     with Hub() as hub:
         hub.add_dataset(REPOSITORY, {"train/a.jsonl": text(0, 6000)})
         source = ["preprocess", f"hf://datasets/{REPOSITORY}", output, "--endpoint", hub.endpoint]
@@ -177,7 +177,7 @@ def test_a_full_scratch_is_named(forge: Forge, settled: Path, disk: Disk, tmp_pa
 def test_a_full_directory_for_temporary_files_is_named(
     corpus: Path, disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While the tokenizer is read there, and where shards come to it; neither output nor tokenizer is blamed."""
+    """Both the tokenizer's copy and the downloaded shards are there; the error names neither output nor tokenizer."""
     monkeypatch.setenv("TMPDIR", str(disk.path))
     monkeypatch.setenv("TOKENMILL_CACHE_DIR", "")
     for size, source in (("12k", corpus), ("500k", corpus), ("1m", f"hf://datasets/{REPOSITORY}")):
@@ -186,7 +186,7 @@ def test_a_full_directory_for_temporary_files_is_named(
             hub.add_dataset(REPOSITORY, {"train/a.jsonl": text(0, 6000)})
             command = ["preprocess", source, tmp_path / size, "--endpoint", hub.endpoint, "--tokenizer", TOKENIZER]
             process = tokenmill(*command)
-            _, said = wait_for_exit(process)
-        assert process.returncode == 2, said
-        assert "no space left" in said and "the directory for temporary files, which TMPDIR names" in said
-        assert str(disk.path) in said and "check the tokenizer" not in said and "Traceback" not in said
+            _, log = wait_for_exit(process)
+        assert process.returncode == 2, log
+        assert "no space left" in log and "the directory for temporary files, which TMPDIR names" in log
+        assert str(disk.path) in log and "check the tokenizer" not in log and "Traceback" not in log

@@ -1,4 +1,4 @@
-"""Encoder processes that crash, hang or grow: the run goes on, and its bytes are the same."""
+"""Encoder processes that crash, hang or grow: the run continues, and its output has the same bytes."""
 
 import json
 import os
@@ -28,7 +28,7 @@ LINES = text(0, 50)
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return files of a block each."""
+    """Return files of one block each."""
     source = tmp_path_factory.mktemp("inputs")
     for i in range(8):
         (source / f"{i:02d}.jsonl").write_bytes(text(i, 3000))
@@ -36,60 +36,60 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whole(inputs: Path, settled: Path, forge: Forge, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
-    """Return what an undisturbed run makes."""
-    output = tmp_path_factory.mktemp("whole") / "out"
-    shutil.copytree(settled, output)
-    forge.complete(tokenise(inputs, output))
+def reference(inputs: Path, prepared: Path, forge: Forge, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """Return the tree of an uninterrupted run."""
+    output = tmp_path_factory.mktemp("reference") / "out"
+    shutil.copytree(prepared, output)
+    forge.complete(tokenize(inputs, output))
     return tree(output)
 
 
-def tokenise(source: Path, output: Path, *more: Any) -> list[Any]:
+def tokenize(source: Path, output: Path, *more: Any) -> list[Any]:
     return ["preprocess", source, output, "--tokenizer", TOKENIZER, "--target-files", 1, "--processes", 1, *more]
 
 
-def paused(forge: Forge, inputs: Path, output: Path, settled: Path, *more: Any) -> Any:
-    """Start a run that stops before its fifth file, with blocks in its encoder process and on their way."""
-    shutil.copytree(settled, output)
-    run = forge.start(tokenise(inputs, output, *more), stop_at(inputs, "open .*/04.jsonl"))
+def paused(forge: Forge, inputs: Path, output: Path, prepared: Path, *more: Any) -> Any:
+    """Start a run that pauses before its fifth file, with blocks in its encoder process and in the queue."""
+    shutil.copytree(prepared, output)
+    run = forge.start(tokenize(inputs, output, *more), stop_at(inputs, "open .*/04.jsonl"))
     assert run.wait() == "stopped", run.output
     return run
 
 
 def test_a_killed_encoder_is_replaced(
-    forge: Forge, inputs: Path, settled: Path, whole: dict[str, bytes], tmp_path: Path
+    forge: Forge, inputs: Path, prepared: Path, reference: dict[str, bytes], tmp_path: Path
 ) -> None:
-    run = paused(forge, inputs, tmp_path / "out", settled)
+    run = paused(forge, inputs, tmp_path / "out", prepared)
     (encoder,) = children(run.pid, "tokens.workers.encoder_process")
     os.kill(encoder, signal.SIGKILL)
     os.kill(run.pid, signal.SIGCONT)
     assert run.wait() == 0, run.output
     assert "warning: the encoder fastokens was killed (SIGKILL); Hugging Face encodes its records" in run.output
-    assert_same_tree(tmp_path / "out", whole)
+    assert_same_tree(tmp_path / "out", reference)
     assert not children(run.pid, "tokens.workers.encoder_process")
 
 
 def test_an_encoder_that_hangs_is_replaced(
-    forge: Forge, inputs: Path, settled: Path, whole: dict[str, bytes], tmp_path: Path
+    forge: Forge, inputs: Path, prepared: Path, reference: dict[str, bytes], tmp_path: Path
 ) -> None:
-    run = paused(forge, inputs, tmp_path / "out", settled, "--encoder-patience", 10)  # it takes a second to load
+    run = paused(forge, inputs, tmp_path / "out", prepared, "--encoder-patience", 10)  # an encoder loads in a second
     (encoder,) = children(run.pid, "tokens.workers.encoder_process")
     os.kill(encoder, signal.SIGSTOP)
     os.kill(run.pid, signal.SIGCONT)
     assert run.wait() == 0, run.output
     assert "warning: the encoder fastokens did not respond for" in run.output
-    assert_same_tree(tmp_path / "out", whole)
+    assert_same_tree(tmp_path / "out", reference)
 
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_encoders_end_with_a_run_that_is_killed(
-    forge: Forge, inputs: Path, settled: Path, tmp_path: Path, count: int
+    forge: Forge, inputs: Path, prepared: Path, tmp_path: Path, count: int
 ) -> None:
     twice = tmp_path / "in"  # enough for two processes
     twice.mkdir()
     for i, path in enumerate(sorted(inputs.iterdir()) * 2):
         shutil.copy(path, twice / f"{i:02d}.jsonl")
-    run = paused(forge, twice, tmp_path / "out", settled, "--processes", count)
+    run = paused(forge, twice, tmp_path / "out", prepared, "--processes", count)
     encoders = children(run.pid, "tokens.workers.encoder_process")
     deadline = time.monotonic() + 30
     while len(encoders) < count:
@@ -99,15 +99,15 @@ def test_encoders_end_with_a_run_that_is_killed(
     assert run.wait() == -signal.SIGKILL
     deadline = time.monotonic() + 30
     while any(Path(f"/proc/{pid}/cmdline").exists() for pid in encoders):
-        assert time.monotonic() < deadline, "an encoder process outlives the run it belongs to"
+        assert time.monotonic() < deadline, "an encoder process outlives its run"
         time.sleep(0.01)
 
 
-def test_a_difference_stops_the_run(forge: Forge, settled: Path, tmp_path: Path) -> None:
-    """gigatoken differs on characters of newer Unicode versions, from which its verdict guards it: here no more."""
+def test_a_difference_stops_the_run(forge: Forge, prepared: Path, tmp_path: Path) -> None:
+    """gigatoken differs on characters of newer Unicode versions; this test removes the guard from its verdict."""
     source, output = tmp_path / "a.jsonl", tmp_path / "out"
     source.write_text('{"text": "first"}\n' * 4000 + '{"text": "new \\ua7ce\'s letter"}\n')
-    shutil.copytree(settled, output)
+    shutil.copytree(prepared, output)
     command = ["preprocess", source, output, "--tokenizer", TOKENIZER, "--processes", 1, "--encoder", "gigatoken"]
     forge.complete([*command, "--verify-encoder", "all"])
     exact = (output / "a_text_document.bin").read_bytes()
@@ -119,42 +119,44 @@ def test_a_difference_stops_the_run(forge: Forge, settled: Path, tmp_path: Path)
         return forge.run([*command, *more])
 
     assert again().exit == 0
-    assert (output / "a_text_document.bin").read_bytes() != exact, "else this test shows nothing"
+    assert (output / "a_text_document.bin").read_bytes() != exact, "the encoders must differ on this text"
     run = again("--verify-encoder", "all")
     assert run.exit == 2, run.output
     assert "a.jsonl: the encoder gigatoken differs from Hugging Face on" in run.output
     assert "\\ua7ce" in run.output and "--encoder hf" in run.output
-    assert forge.run([*command, "--verify-encoder", "sample"]).exit == 0, "one text in 1,000 is not this one"
+    assert forge.run([*command, "--verify-encoder", "sample"]).exit == 0, (
+        "the sample, 1 text in 1,000, has another text"
+    )
     (output / "a_text_document.bin").unlink()
     forge.complete([*command[:-1], "hf", "--verify-encoder", "all"])
     assert (output / "a_text_document.bin").read_bytes() == exact
 
 
-def test_each_encoder_finds_what_it_was_judged_with(forge: Forge, tmp_path: Path) -> None:
-    """Where merges never happen, fast encoders load a file that Hugging Face does not: it stays, for their verdict."""
+def test_each_encoder_loads_the_files_of_its_verdict(forge: Forge, tmp_path: Path) -> None:
+    """Where merges never happen, fast encoders load another file than Hugging Face; their verdict keeps the file."""
     tokenizer, source, output = tmp_path / "tokenizer", tmp_path / "a.jsonl", tmp_path / "out"
     shutil.copytree(TOKENIZER, tokenizer)
-    known = json.loads((tokenizer / "tokenizer.json").read_bytes())
-    merges, vocabulary = known["model"]["merges"], known["model"]["vocab"]
-    whole = ["".join(merge) for merge in merges]
-    cuts = ([word[:cut], word[cut:]] for word in whole for cut in range(1, len(word)))
+    content = json.loads((tokenizer / "tokenizer.json").read_bytes())
+    merges, vocabulary = content["model"]["merges"], content["model"]["vocab"]
+    words = ["".join(merge) for merge in merges]
+    cuts = ([word[:cut], word[cut:]] for word in words for cut in range(1, len(word)))
     merges.append(next(pair for pair in cuts if pair not in merges and vocabulary.keys() >= {*pair}))
-    (tokenizer / "tokenizer.json").write_text(json.dumps(known))
+    (tokenizer / "tokenizer.json").write_text(json.dumps(content))
     source.write_bytes(LINES)
     command = ["preprocess", source, output, "--tokenizer", tokenizer, "--processes", 1, "--encoder"]
-    made = set()
+    outputs = set()
     for encoder in ("fastokens", "hf", "fastokens", "hf"):
         forge.complete([*command, encoder])
-        made.add((output / "a_text_document.bin").read_bytes())
+        outputs.add((output / "a_text_document.bin").read_bytes())
         (output / "a_text_document.bin").unlink()
-    assert len(made) == 1
+    assert len(outputs) == 1
     assert len(list(output.glob(".tokenmill/preprocess/encoders/*/encoder.json"))) == 1
 
 
 @pytest.fixture
-def processes(settled: Path, request: pytest.FixtureRequest) -> Callable[..., EncoderProcesses]:
-    """Return a way to start encoder processes."""
-    (backend,) = settled.glob(".tokenmill/preprocess/encoders/*/backend.json")
+def processes(prepared: Path, request: pytest.FixtureRequest) -> Callable[..., EncoderProcesses]:
+    """Return a function that starts encoder processes."""
+    (backend,) = prepared.glob(".tokenmill/preprocess/encoders/*/backend.json")
 
     def start(
         warnings: list[str],
@@ -165,16 +167,16 @@ def processes(settled: Path, request: pytest.FixtureRequest) -> Callable[..., En
         encoder: str = "fastokens",
     ) -> EncoderProcesses:
         task = Task(encoder, str(backend), True, "a7ce" if encoder == "gigatoken" else "", ("text",), 0, "start")
-        found = EncoderProcesses(count, timeout_seconds=timeout_seconds, warn=warnings.append)
-        request.addfinalizer(found.close)
-        found.load_encoder(task, count)
-        return found
+        encoders = EncoderProcesses(count, timeout_seconds=timeout_seconds, warn=warnings.append)
+        request.addfinalizer(encoders.close)
+        encoders.load_encoder(task, count)
+        return encoders
 
     return start
 
 
 def encode(processes: EncoderProcesses, meanwhile: Callable[[], None] = lambda: None) -> bytes:
-    """Return the ids of a block, with something done while it is in work."""
+    """Return the token ids of a block; call `meanwhile` while a process holds a slot for it."""
     (ids,) = encode_on_each(processes, 1, meanwhile)
     return ids
 
@@ -182,7 +184,7 @@ def encode(processes: EncoderProcesses, meanwhile: Callable[[], None] = lambda: 
 def encode_on_each(
     processes: EncoderProcesses, count: int, meanwhile: Callable[[], None] = lambda: None
 ) -> list[bytes]:
-    """Return the ids of a block that each of so many processes has."""
+    """Return the token ids of the same block from each of `count` processes."""
     with processes.share() as share:
         slots = [slot for _ in range(count) if (slot := share.acquire())]
         for slot in slots:
@@ -192,8 +194,8 @@ def encode_on_each(
             slot.submit([Segment(0, len(LINES), block_kinds.LINES, True)])
         ids = []
         for slot in slots:
-            (column,), (found,), refused = slot.result()
-            assert (found.documents, refused) == (50, "")
+            (column,), (counts,), refused = slot.result()
+            assert (counts.documents, refused) == (50, "")
             ids.append(bytes(slot.ids.data[column.start : column.start + column.size]))
         return ids
 
@@ -206,22 +208,22 @@ def test_an_encoder_process_loads_the_encoder_and_no_numpy(processes: Callable[.
     assert not {name for name in loaded if name.startswith(("numpy", "tokenizers"))}
 
 
-def test_an_encoder_lets_who_feeds_it_go_first(processes: Callable[..., EncoderProcesses]) -> None:
+def test_an_encoder_has_a_lower_priority(processes: Callable[..., EncoderProcesses]) -> None:
     encode(processes([]))
     (encoder,) = children(os.getpid(), "tokens.workers.encoder_process")
     assert os.getpriority(os.PRIO_PROCESS, encoder) > os.getpriority(os.PRIO_PROCESS, 0)
 
 
 @pytest.mark.parametrize("killed", [False, True])
-def test_no_slot_is_left_only_when_half_of_them_are_ready(
+def test_acquire_waits_until_half_of_the_slots_are_ready(
     processes: Callable[..., EncoderProcesses], killed: bool
 ) -> None:
-    """Whether the encoder did it or what took its place."""
+    """The encoder or its replacement makes the slots ready."""
     warnings: list[str] = []
     with processes(warnings).share() as share:
         slots = [slot for _ in range(pool.SLOTS) if (slot := share.acquire())]
         assert len(slots) == pool.SLOTS
-        assert share.acquire() is None, "nothing is to be waited for yet"
+        assert share.acquire() is None, "no block is submitted, so there is nothing to wait for"
         for slot in slots:
             slot.text.data[: len(LINES)] = LINES
             slot.submit([Segment(0, len(LINES), block_kinds.LINES, True)])
@@ -230,10 +232,10 @@ def test_no_slot_is_left_only_when_half_of_them_are_ready(
         assert share.acquire() is None
         assert [slot.encoded is not None for slot in slots[: pool.SLOTS // 2]] == [True] * (pool.SLOTS // 2)
         assert {slot.result()[1][0].documents for slot in slots} == {50}
-    assert len(warnings) <= killed  # it may have been through with all
+    assert len(warnings) <= killed  # the encoder may have finished all blocks before
 
 
-def test_an_encoder_that_always_crashes_gives_way_to_hugging_face(processes: Callable[..., EncoderProcesses]) -> None:
+def test_an_encoder_that_always_crashes_is_replaced(processes: Callable[..., EncoderProcesses]) -> None:
     warnings: list[str] = []
     running = processes(warnings)
     expected = encode(running)
@@ -250,7 +252,7 @@ def test_an_encoder_that_always_crashes_gives_way_to_hugging_face(processes: Cal
         assert encode(running, kill) == expected
         exact = exact or {
             min(set(children(os.getpid(), "tokens.workers.encoder_process")) - before)
-        }  # Hugging Face's came first
+        }  # Hugging Face's process started first
     assert len(warnings) == pool.MAX_FAILURES
     assert "Hugging Face encodes all remaining records" in warnings[-1]
     assert encode(running) == expected
@@ -260,10 +262,10 @@ def _state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-def test_when_hugging_face_fails_too_a_retry_is_asked_for(
-    processes: Callable[..., EncoderProcesses], settled: Path, tmp_path: Path
+def test_a_failure_of_hugging_face_too_is_transient(
+    processes: Callable[..., EncoderProcesses], prepared: Path, tmp_path: Path
 ) -> None:
-    (backend,) = settled.glob(".tokenmill/preprocess/encoders/*/backend.json")
+    (backend,) = prepared.glob(".tokenmill/preprocess/encoders/*/backend.json")
     copy = tmp_path / "backend.json"
     shutil.copy(backend, copy)
     running = processes([], copy)
@@ -292,15 +294,15 @@ def test_an_encoder_that_grows_is_replaced_between_two_blocks(
     assert not warnings
 
 
-def family() -> tuple[int, list[int]]:
-    """Return the encoder process that loaded the encoder, and those that it forked."""
+def find_encoders() -> tuple[int, list[int]]:
+    """Return the process that loaded the encoder, and the processes that it forked."""
     (loader,) = children(os.getpid(), "tokens.workers.encoder_process")
     return loader, children(loader, "tokens.workers.encoder_process")
 
 
 @pytest.mark.parametrize("encoder", ["fastokens", "gigatoken", "hf"])
 def test_one_encoder_process_loads_for_all(processes: Callable[..., EncoderProcesses], encoder: str) -> None:
-    """Whatever the encoder, also one that loads numpy, which has threads where it is not told otherwise."""
+    """This includes an encoder that loads numpy, which starts threads unless it is configured not to."""
     warnings: list[str] = []
     running = processes(warnings, count=3, encoder=encoder)
     expected = encode(processes([]))
@@ -321,11 +323,11 @@ def test_a_forked_encoder_that_dies_is_replaced(
     warnings: list[str] = []
     running = processes(warnings, count=3)
     expected = encode_on_each(running, 3)
-    _, forked = family()
+    _, forked = find_encoders()
     assert encode_on_each(running, 3, lambda: os.kill(forked[-1], number)) == expected
-    (said,) = warnings
+    (warning,) = warnings
     how = "was killed (SIGKILL)" if number == signal.SIGKILL else "crashed (SIGSEGV)"
-    assert said.startswith(f"the encoder fastokens {how}; Hugging Face encodes its records")
+    assert warning.startswith(f"the encoder fastokens {how}; Hugging Face encodes its records")
     assert encode_on_each(running, 3) == expected
 
 
@@ -333,17 +335,17 @@ def test_a_forked_encoder_that_hangs_is_replaced(processes: Callable[..., Encode
     warnings: list[str] = []
     running = processes(warnings, count=2, timeout_seconds=10.0)  # on a busy machine it takes seconds to load
     expected = encode_on_each(running, 2)
-    _, (forked,) = family()
+    _, (forked,) = find_encoders()
     assert encode_on_each(running, 2, lambda: os.kill(forked, signal.SIGSTOP)) == expected
-    assert [said.partition(" for ")[0] for said in warnings] == ["the encoder fastokens did not respond"]
-    assert _state(forked) == "Z", "else it holds its memory until the end"
+    assert [warning.partition(" for ")[0] for warning in warnings] == ["the encoder fastokens did not respond"]
+    assert _state(forked) == "Z", "otherwise it holds its memory until the end"
 
 
-def test_encoders_outlive_the_one_that_forked_them(processes: Callable[..., EncoderProcesses]) -> None:
+def test_forked_encoders_outlive_their_parent(processes: Callable[..., EncoderProcesses]) -> None:
     warnings: list[str] = []
     running = processes(warnings, count=3)
     expected = encode_on_each(running, 3)
-    loader, forked = family()
+    loader, forked = find_encoders()
     assert encode_on_each(running, 3, lambda: os.kill(loader, signal.SIGKILL)) == expected
     assert len(warnings) == 1
     assert encode_on_each(running, 3) == expected
@@ -353,7 +355,7 @@ def test_encoders_outlive_the_one_that_forked_them(processes: Callable[..., Enco
 
 
 def test_a_loader_that_dies_too_early_is_one_failure(processes: Callable[..., EncoderProcesses]) -> None:
-    """Were it one for each process that waits for it, many processes would all be Hugging Face after one crash."""
+    """If each waiting process counted a failure, one crash would replace many processes by Hugging Face."""
     warnings: list[str] = []
     running = processes(warnings, count=pool.MAX_FAILURES + 1)
     (loader,) = children(os.getpid(), "tokens.workers.encoder_process")
@@ -364,16 +366,16 @@ def test_a_loader_that_dies_too_early_is_one_failure(processes: Callable[..., En
     assert "a new process replaces it" in warnings[0] and "Hugging Face encodes all" not in warnings[0]
 
 
-def test_no_more_encoders_are_forked_than_are_wanted(settled: Path) -> None:
-    """They are started before it is known how much there is to do."""
-    (backend,) = settled.glob(".tokenmill/preprocess/encoders/*/backend.json")
+def test_only_requested_encoders_are_forked(prepared: Path) -> None:
+    """The processes start before the amount of work is known."""
+    (backend,) = prepared.glob(".tokenmill/preprocess/encoders/*/backend.json")
     task = Task("fastokens", str(backend), True, "", ("text",), 0, "start")
     warnings: list[str] = []
     with closing(EncoderProcesses(4, timeout_seconds=60.0, warn=warnings.append)) as running:
         running.load_encoder(task, 2)
         first, second = encode_on_each(running, 2)
         assert first == second
-        loader, forked = family()
+        loader, forked = find_encoders()
         assert len(forked) == 1
         assert encode_on_each(running, 2, lambda: os.kill(loader, signal.SIGKILL)) == [first, second]
     assert len(warnings) == 1
@@ -401,16 +403,16 @@ running.close()
 """
 
 
-def test_where_open_files_are_few_fewer_encoders_work(settled: Path) -> None:
-    (backend,) = settled.glob(".tokenmill/preprocess/encoders/*/backend.json")
-    for wanted, said in (("2", ""), ("30", "the limit of open files allows 4 encoder processes instead of 30")):
-        command = [sys.executable, "-c", FEW_FILES, str(backend), wanted]
+def test_a_low_limit_of_open_files_reduces_encoders(prepared: Path) -> None:
+    (backend,) = prepared.glob(".tokenmill/preprocess/encoders/*/backend.json")
+    for count, message in (("2", ""), ("30", "the limit of open files allows 4 encoder processes instead of 30")):
+        command = [sys.executable, "-c", FEW_FILES, str(backend), count]
         done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
         assert (done.returncode, done.stderr) == (0, "")
-        assert done.stdout.startswith(said) and bool(done.stdout) == bool(said)
+        assert done.stdout.startswith(message) and bool(done.stdout) == bool(message)
 
 
-def test_encoders_that_were_never_told_what_to_do_end() -> None:
+def test_encoders_without_a_task_end() -> None:
     running = EncoderProcesses(3, timeout_seconds=60.0, warn=lambda _: None)
     started = children(os.getpid(), "tokens.workers.encoder_process")
     assert len(started) == 1
@@ -418,7 +420,7 @@ def test_encoders_that_were_never_told_what_to_do_end() -> None:
     assert all(_gone(pid) for pid in started)
 
 
-def test_where_none_can_be_forked_each_loads(
+def test_without_forks_each_process_loads(
     processes: Callable[..., EncoderProcesses], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = encode(processes([]))
@@ -432,9 +434,9 @@ def test_all_encoders_end_and_their_time_is_counted(processes: Callable[..., Enc
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     running = processes([], count=3)
     encode_on_each(running, 3)
-    loader, forked = family()
+    loader, forked = find_encoders()
     deadline = time.monotonic() + 60
-    while not all(_cpu_seconds(pid) for pid in forked):  # it is counted in hundredths
+    while not all(_cpu_seconds(pid) for pid in forked):  # the kernel counts hundredths of a second
         assert time.monotonic() < deadline
         encode_on_each(running, 3)
     took = sum(_cpu_seconds(pid) for pid in (loader, *forked))
@@ -450,7 +452,7 @@ def _cpu_seconds(pid: int) -> float:
 
 
 def _gone(pid: int) -> bool:
-    """Tell whether it ends; who is to reap it may be another."""
+    """Return whether the process ends in time; it may stay a zombie that another process must reap."""
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         try:

@@ -1,7 +1,7 @@
-"""An output directory in which somebody else left links, pipes and forged records: nothing outside is touched.
+"""Output directories in which another user left links, pipes and forged records: nothing outside is touched.
 
-The places are those at which a record, an attempt or an output lies in an output that was interrupted. Beside it lies a
-victim's directory, whose content and times, also those of the last read, are compared before and after.
+The tests replace each record, attempt and output of an interrupted run. A victim's directory is next to the output;
+its content and times, including the times of the last read, are compared before and after.
 """
 
 import json
@@ -20,11 +20,11 @@ from tokenmill.files.codec import content_id
 from tokenmill.flow.record import Plan
 
 OLD = 1_600_000_000
-"""A time at which everything that was planted seems to be abandoned."""
+"""A time so old that every planted file seems to be abandoned."""
 
 
 class Scene:
-    """An output that was interrupted, a victim beside it, and the commands that somebody runs then."""
+    """An interrupted output, a victim's directory next to it, and the command that a user then runs."""
 
     def __init__(self, forge: Forge, output: Path, command: list[Any], victim: Path) -> None:
         self.forge = forge
@@ -34,7 +34,7 @@ class Scene:
         self.records = output / ".tokenmill" / str(command[0])
 
     def plant(self, place: Path, kind: str) -> None:
-        """Put something hostile in the place of what lies there."""
+        """Replace the file or directory at `place` with something hostile."""
         was_directory = place.is_dir()
         if was_directory:
             shutil.rmtree(place)
@@ -52,7 +52,7 @@ class Scene:
             case "pipe":
                 os.mkfifo(place)
             case "socket":
-                handle = os.open(place.parent, os.O_RDONLY)  # an address is at most 107 bytes long
+                handle = os.open(place.parent, os.O_RDONLY)  # the address of a socket has at most 107 bytes
                 with socket.socket(socket.AF_UNIX) as end:
                     end.bind(f"/proc/self/fd/{handle}/{place.name}")
                 os.close(handle)
@@ -65,34 +65,34 @@ class Scene:
         if kind != "other name":
             os.utime(place, (OLD, OLD), follow_symlinks=False)
 
-    def runs(self, *, words: str = "") -> None:
-        """Run everything that looks at the output; each ends by itself and touches nothing of the victim's."""
+    def check_commands(self, *, message: str = "") -> None:
+        """Run each command that reads the output; it must end without help and not touch the victim's files."""
         before = snapshot(self.victim)
         commands = [self.command, [*self.command, "--replace"], ["status", self.output], ["verify", self.output]]
         for argv in [*commands, *([["inspect", self.output]] if self.command[0] == "preprocess" else [])]:
             run = self.forge.run(argv)
             assert run.exit in (0, 2), f"{argv}: exit {run.exit}\n{run.output}"
             assert "Traceback" not in run.output, f"{argv}\n{run.output}"
-            assert words in run.output or not words, f"{argv}\n{run.output}"
+            assert message in run.output or not message, f"{argv}\n{run.output}"
             assert snapshot(self.victim) == before, f"{argv}\n{run.output}"
 
 
 def snapshot(root: Path) -> dict[str, tuple[Any, ...]]:
-    """Return what is below a directory, with the times of the last change and of the last read.
+    """Return the paths below a directory, with the times of the last change and of the last read.
 
-    The time of the last change of a status is left out: it changes when another name of a file in the output goes.
+    The time of the last status change is left out: it changes when another name of a file in the output is removed.
     """
-    found = {}
+    files = {}
     for path in [root, *sorted(root.rglob("*"))]:
         status = path.lstat()
         times = (status.st_mtime_ns, status.st_atime_ns if path.is_file() else 0)
-        found[str(path)] = (status.st_mode, status.st_uid, status.st_gid, status.st_size, times)
-    return found
+        files[str(path)] = (status.st_mode, status.st_uid, status.st_gid, status.st_size, times)
+    return files
 
 
 @pytest.fixture
 def victim(tmp_path: Path) -> Path:
-    """Return a directory of somebody else's, in which each read shows (relatime: last read before it was written)."""
+    """Return another user's directory, in which each read shows (relatime: the last read is before the last change)."""
     victim = tmp_path / "victim"
     names = (
         "file.json",
@@ -111,16 +111,16 @@ def victim(tmp_path: Path) -> Path:
     probe.write_text("x")
     os.utime(probe, (OLD - 1000, OLD))
     probe.read_text()
-    assert probe.stat().st_atime != OLD - 1000, "this file system does not tell that a file was read"
+    assert probe.stat().st_atime != OLD - 1000, "this file system does not record reads"
     return victim
 
 
 @pytest.fixture(scope="module")
 def interrupted(
-    forge: Forge, corpus: Path, settled: Path, tmp_path_factory: pytest.TempPathFactory
+    forge: Forge, corpus: Path, prepared: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, tuple[Path, list[Any]]]:
-    """Return an output of each kind of stage that was killed, with a dead attempt in it, and what ran there."""
-    made = {}
+    """Return for each kind of stage an output that was killed, with a dead attempt in it, and its command."""
+    outputs = {}
     root = tmp_path_factory.mktemp("interrupted")
     source = root / "source"
     source.mkdir()
@@ -131,7 +131,7 @@ def interrupted(
         "extract": ["extract", corpus, root / "extract", "--processes", 1],
         "preprocess": ["preprocess", corpus, root / "preprocess", "--tokenizer", TOKENIZER, "--processes", 1],
     }
-    shutil.copytree(settled, root / "preprocess")
+    shutil.copytree(prepared, root / "preprocess")
     for stage, command in commands.items():
         output = root / stage
         forge.run([*command], kill_at(output, r"rename .*/receipts/", 3))
@@ -142,8 +142,8 @@ def interrupted(
             (output / ".tokenmill" / stage / folder).mkdir(exist_ok=True)
             (output / ".tokenmill" / stage / folder / name).write_text("{}")
         assert list((output / ".tokenmill" / stage / "attempts").glob("*~*")), "no attempt was left"
-        made[stage] = (output, command)
-    return made
+        outputs[stage] = (output, command)
+    return outputs
 
 
 @pytest.fixture(params=["download", "extract", "preprocess"])
@@ -154,22 +154,22 @@ def scene(
     tmp_path: Path,
     victim: Path,
 ) -> Callable[[], Scene]:
-    """Return what makes a fresh copy of an interrupted output."""
+    """Return a function that makes a fresh copy of an interrupted output."""
     original, command = interrupted[request.param]
 
     def fresh() -> Scene:
         output = tmp_path / "out"
         shutil.rmtree(output, ignore_errors=True)
         shutil.copytree(original, output, copy_function=shutil.copy2)
-        argv = [output if word == original else word for word in command]
+        argv = [output if argument == original else argument for argument in command]
         return Scene(forge, output, argv, victim)
 
     return fresh
 
 
 def places(scene: Scene) -> list[Path]:
-    """Enumerate where a record, an attempt or an output lies, or may lie: one of each kind."""
-    found: dict[str, Path] = {}
+    """Return a path of each kind at which a record, an attempt or an output is or may be."""
+    paths: dict[str, Path] = {}
     for path in [scene.output / ".tokenmill", *sorted(scene.output.rglob("*"))]:
         name = path.relative_to(scene.output).as_posix()
         parts = name.split("/")
@@ -177,16 +177,16 @@ def places(scene: Scene) -> list[Path]:
             parts[-1] = path.suffix if path.is_file() else parts[-1]
         if "attempts" in parts[:-1]:
             parts[3] = "ATTEMPT"
-        found.setdefault("/".join(parts), path)
+        paths.setdefault("/".join(parts), path)
     more = ["plan.json", "manifest.json", "replaced.json", "planning.json"]
-    return [*found.values(), *(scene.records / name for name in more if not (scene.records / name).exists())]
+    return [*paths.values(), *(scene.records / name for name in more if not (scene.records / name).exists())]
 
 
 KINDS = ["link", "link to a name", "link to itself", "pipe", "socket", "swapped"]
 
 
 def test_nothing_outside_is_read_changed_or_deleted(scene: Callable[[], Scene]) -> None:
-    """Each place is a link once, and something else once: with TOKENMILL_TEST_ALL everything, which takes minutes."""
+    """Each place becomes a link and one other kind; with TOKENMILL_TEST_ALL all kinds, which takes minutes."""
     first = scene()
     names = [path.relative_to(first.output) for path in places(first)]
     assert len(names) > 15
@@ -194,27 +194,27 @@ def test_nothing_outside_is_read_changed_or_deleted(scene: Callable[[], Scene]) 
         for kind in KINDS if os.environ.get("TOKENMILL_TEST_ALL") else ("link", KINDS[1 + number % 5]):
             here = scene()
             here.plant(here.output / name, kind)
-            here.runs()
+            here.check_commands()
 
 
 def test_a_file_with_another_name_is_not_written_to(scene: Callable[[], Scene]) -> None:
-    """A hard link cannot be told from a file, but by the number of its names."""
+    """Only the number of names distinguishes a hard link from a file."""
     here = scene()
     attempt = next(here.records.glob("attempts/*~*"))
     for path in [path for path in attempt.iterdir() if path.name != "owner.json"]:
         here = scene()
         here.plant(attempt / path.name if here.output in attempt.parents else path, "other name")
-        here.runs()
+        here.check_commands()
 
 
-@pytest.mark.parametrize("what", ["attempts", "failures", "receipts", "plan.json"])
-def test_a_linked_record_is_refused_with_its_name(scene: Callable[[], Scene], what: str) -> None:
+@pytest.mark.parametrize("name", ["attempts", "failures", "receipts", "plan.json"])
+def test_a_linked_record_is_refused_with_its_name(scene: Callable[[], Scene], name: str) -> None:
     here = scene()
-    if not (here.records / what).exists():
-        (here.records / what).write_text("{}")
-    here.plant(here.records / what, "link")
+    if not (here.records / name).exists():
+        (here.records / name).write_text("{}")
+    here.plant(here.records / name, "link")
     run = here.forge.run([*here.command, "--replace"])
-    assert run.exit == 2 and str(here.records / what) in run.output and "is a symbolic link" in run.output, run.output
+    assert run.exit == 2 and str(here.records / name) in run.output and "is a symbolic link" in run.output, run.output
 
 
 def forge_plan(scene: Scene, change: Callable[[dict[str, Any]], None]) -> None:
@@ -253,11 +253,11 @@ def test_a_forged_path_leads_nowhere(scene: Callable[[], Scene], where: str, pat
                 plan["units"][0]["id"] = path
 
     forge_plan(here, change)
-    here.runs(words=str(here.records / "plan.json"))
+    here.check_commands(message=str(here.records / "plan.json"))
 
 
 FORGED: dict[str, Callable[[dict[str, Any]], object]] = {
-    "units are no list": lambda plan: plan.update(units={"a": 1}),
+    "units are not a list": lambda plan: plan.update(units={"a": 1}),
     "units are numbers": lambda plan: plan.update(units=[1, 2]),
     "a unit is empty": lambda plan: plan["units"].append({}),
     "a weight is text": lambda plan: plan["units"][0].update(weight="9"),
@@ -285,14 +285,14 @@ def test_a_forged_plan_is_refused_with_its_name(scene: Callable[[], Scene], chan
     forge_plan(here, change)
     run = here.forge.run(here.command)
     assert run.exit == 2 and str(here.records / "plan.json") in run.output, run.output
-    here.runs()
+    here.check_commands()
 
 
 VALUES: list[Any] = [None, [], "x", {"": 1}, 0, {"encoder": 5}]
 
 
-def test_forged_records_end_in_no_traceback(scene: Callable[[], Scene]) -> None:
-    """Every JSON record becomes something else; then every value in it."""
+def test_forged_records_cause_no_traceback(scene: Callable[[], Scene]) -> None:
+    """Replace each JSON record, then each value in it, with something else."""
     first, number = scene(), 0
     everything = "TOKENMILL_TEST_ALL" in os.environ
     for place in [path for path in places(first) if path.suffix == ".json" and path.is_file()]:
@@ -306,13 +306,11 @@ def test_forged_records_end_in_no_traceback(scene: Callable[[], Scene]) -> None:
             for value in VALUES if everything else [VALUES[number % len(VALUES)]]:
                 here = scene()
                 path.write_text(json.dumps(value if name is None else old | {name: value}))
-                here.runs()
+                here.check_commands()
 
 
-def test_a_forged_dataset_ends_in_no_traceback_where_it_is_used(
-    tokenised: Path, forge: Forge, tmp_path: Path, victim: Path
-) -> None:
-    """Every value of the records of a finished dataset becomes something else, then it is blended and trained on."""
+def test_a_forged_dataset_causes_no_traceback(tokenized: Path, forge: Forge, tmp_path: Path, victim: Path) -> None:
+    """Replace each value in the records of a finished dataset, then use the dataset in each command."""
     output, settings = tmp_path / "out", tmp_path / "settings.json"
     settings.write_text(
         json.dumps(
@@ -333,7 +331,7 @@ def test_a_forged_dataset_ends_in_no_traceback_where_it_is_used(
         ["inspect", output],
     ]
     before, number = snapshot(victim), 0
-    shutil.copytree(tokenised, output)
+    shutil.copytree(tokenized, output)
     for command in commands:
         forge.complete(command)
     names = ["plan.json", "manifest.json", "receipts/" + next((output / ".tokenmill").glob("*/receipts/*.json")).name]
@@ -351,8 +349,8 @@ def test_a_forged_dataset_ends_in_no_traceback_where_it_is_used(
     assert snapshot(victim) == before
 
 
-def test_a_planted_plan_of_nothing_is_no_reason_to_delete(scene: Callable[[], Scene]) -> None:
-    """`--replace` removes what the old plan names, and it names what an attacker wants."""
+def test_a_planted_plan_deletes_nothing_outside(scene: Callable[[], Scene]) -> None:
+    """`--replace` removes the files that the old plan names, and an attacker can choose these names."""
     here = scene()
     (here.output / "link").symlink_to(here.victim)
     stage = str(here.command[0])
@@ -361,20 +359,20 @@ def test_a_planted_plan_of_nothing_is_no_reason_to_delete(scene: Callable[[], Sc
     value["units"] = [{"id": "x", "weight": 1, "spec": {}, "outputs": ["link/config.json", "link/folder/a.json"]}]
     value["id"] = content_id({name: part for name, part in value.items() if name != "id"})
     (here.records / "plan.json").write_text(json.dumps(value))
-    here.runs()
+    here.check_commands()
     assert (here.victim / "config.json").exists()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to somebody else")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
 def test_a_record_of_another_user_is_not_used_unless_that_user_is_trusted(scene: Callable[[], Scene]) -> None:
     here = scene()
     stranger = 54321
-    for what in ("plan.json", "attempts"):
-        os.chown(here.records / what, stranger, stranger)
+    for name in ("plan.json", "attempts"):
+        os.chown(here.records / name, stranger, stranger)
         run = here.forge.run(here.command)
-        assert run.exit == 2 and f"{here.records / what} belongs to user {stranger}" in run.output, run.output
+        assert run.exit == 2 and f"{here.records / name} belongs to user {stranger}" in run.output, run.output
         here.forge.complete(here.command, env={"TOKENMILL_TRUSTED_UIDS": f"1,{stranger}"})
         here = scene()
     os.chown(here.records / "plan.json", stranger, stranger)
-    os.chown(here.output, stranger, stranger)  # who owns the output may write its records
+    os.chown(here.output, stranger, stranger)  # the owner of the output may write its records
     here.forge.complete(here.command)

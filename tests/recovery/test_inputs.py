@@ -35,7 +35,7 @@ def replaced(path: Path, content: bytes) -> None:
 @pytest.mark.parametrize("change", [rewritten, replaced])
 @pytest.mark.parametrize("stage", COMMANDS)
 def test_a_change_of_the_same_size_during_reading_is_detected(
-    stage: str, change: Callable[[Path, bytes], None], forge: Forge, settled: Path, tmp_path: Path
+    stage: str, change: Callable[[Path, bytes], None], forge: Forge, prepared: Path, tmp_path: Path
 ) -> None:
     """The run pauses just before it opens the second file for reading; it has checked that file already."""
     source, opened = tmp_path / "in", tmp_path / "opened"
@@ -45,7 +45,7 @@ def test_a_change_of_the_same_size_during_reading_is_detected(
 
     def command(output: Path) -> list[Any]:
         if stage == "preprocess":
-            shutil.copytree(settled, output)
+            shutil.copytree(prepared, output)
         return [stage, source, output, *COMMANDS[stage]]
 
     forge.complete(command(tmp_path / "out"), watch=str(source), opened=str(opened))

@@ -1,4 +1,4 @@
-"""SIGKILL at random points of each stage, then a rerun: the same bytes, nothing left over, nothing done twice."""
+"""SIGKILL at random points of each stage, then a rerun: the same bytes, no files left over, no unit made twice."""
 
 import itertools
 import os
@@ -18,13 +18,13 @@ from support.hub import Fault, Hub
 from support.runs import Forge, assert_kept, assert_same_tree, children, kill_at, receipts, tree, wait_for_group_end
 
 KILLS = int(os.environ.get("TOKENMILL_KILLS", "50"))
-"""Kills for each stage."""
+"""Number of kills for each stage."""
 SEED = int(os.environ.get("TOKENMILL_KILL_SEED", "20261121"))
 
 
 @dataclass
 class Attack:
-    """One stage on one output, run again and again and killed."""
+    """One stage and one output: runs are started and killed again and again."""
 
     forge: Forge
     stage: str
@@ -32,21 +32,21 @@ class Attack:
     output: Path
     expected: dict[str, bytes]
     events: int
-    """File system operations of an uninterrupted run, about."""
+    """Approximate number of file system operations of an uninterrupted run."""
     seconds: float
-    """What an uninterrupted run takes, about."""
+    """Approximate seconds of an uninterrupted run."""
     begin: Path | None = None
-    """A tree to begin with in place of an empty directory."""
+    """A tree to start from instead of an empty directory."""
     widths: Sequence[Sequence[str]] = (("--processes", "1"),)
-    """Options for how many units are done at a time, which change no byte."""
+    """Options for the number of concurrent units, which change no byte."""
     kills: int = 0
 
     def __post_init__(self) -> None:
-        """Seed: the same kills every time, as far as processes allow."""
+        """Seed the random numbers: the kills are the same every time, as far as subprocesses allow."""
         self.dice = random.Random(f"{SEED} {self.stage}")
 
     def until(self, kills: int) -> None:
-        """Kill runs so many times, finishing and comparing every few."""
+        """Kill runs until there are `kills` kills; finish and compare the output after a few of them."""
         while self.kills < kills:
             shutil.rmtree(self.output, ignore_errors=True)
             if self.begin:
@@ -64,16 +64,18 @@ class Attack:
         for index in range(workers):
             width = self.dice.choice(self.widths)
             share = ["--worker-index", index, "--workers", workers, *width]
-            at = []
+            triggers = []
             if self.dice.random() < 0.7:
-                most = self.dice.choice((25, 100, self.events))
-                at = [kill_at(self.output, count=self.dice.randint(1, most))]
-            runs.append((self.forge.start([*self.command(self.output), *share], *at), at, width))
-        deaths = sorted((self.dice.uniform(0, self.seconds), index) for index, (_, at, _) in enumerate(runs) if not at)
-        begun = time.monotonic()
+                max_count = self.dice.choice((25, 100, self.events))
+                triggers = [kill_at(self.output, count=self.dice.randint(1, max_count))]
+            runs.append((self.forge.start([*self.command(self.output), *share], *triggers), triggers, width))
+        deaths = sorted(
+            (self.dice.uniform(0, self.seconds), index) for index, (_, triggers, _) in enumerate(runs) if not triggers
+        )
+        started = time.monotonic()
         for delay, index in deaths:
             run = runs[index][0]
-            if run.poll(max(0.0, begun + delay - time.monotonic())) is None:
+            if run.poll(max(0.0, started + delay - time.monotonic())) is None:
                 run.kill(group=self.dice.random() < 0.5)
         for run, _, width in runs:
             assert run.wait() in (0, -signal.SIGKILL), run.output
@@ -83,7 +85,7 @@ class Attack:
         after = receipts(self.output, self.stage)
         assert_kept(before, after)
         if (self.output / ".tokenmill" / self.stage / "manifest.json").exists():
-            assert len(after) == sum("/receipts/" in name for name in self.expected), "a manifest over missing data"
+            assert len(after) == sum("/receipts/" in name for name in self.expected), "the manifest lacks data"
 
     def _finish(self) -> None:
         before = receipts(self.output, self.stage)
@@ -94,19 +96,19 @@ class Attack:
         for run in runs:
             assert run.wait() == 0, run.output
         assert_kept(before, receipts(self.output, self.stage))
-        said = "\n".join(run.output for run in runs)
-        assert_same_tree(self.output, self.expected, f"after {self.kills} kills, {workers} workers, {width}:\n{said}")
+        logs = "\n".join(run.output for run in runs)
+        assert_same_tree(self.output, self.expected, f"after {self.kills} kills, {workers} workers, {width}:\n{logs}")
 
 
 def uninterrupted(forge: Forge, command: Sequence[Any], output: Path) -> dict[str, bytes]:
-    """Return what a run that is left alone makes."""
+    """Return the tree of a run that is not killed."""
     forge.complete(command)
     return tree(output)
 
 
 @pytest.fixture(scope="module")
 def slow_hub(shards: dict[str, bytes]) -> Iterator[Hub]:
-    """Serve the corpus with one large file that takes its time, so that kills hit a transfer."""
+    """Serve the corpus and one large, slow file, so that kills hit a transfer."""
     with Hub() as hub:
         hub.add_dataset(REPOSITORY, {**shards, "train/large.jsonl.zst": random.Random(0).randbytes(5 << 19)})
         hub.faults.add(Fault("slow", path="*/large*", times=None, rate=20 << 20))
@@ -117,7 +119,7 @@ def test_download(forge: Forge, slow_hub: Hub, tmp_path: Path) -> None:
     def command(output: Path) -> list[Any]:
         return ["download", f"hf://datasets/{REPOSITORY}", output, "--endpoint", slow_hub.endpoint]
 
-    expected = uninterrupted(forge, command(tmp_path / "whole"), tmp_path / "whole")
+    expected = uninterrupted(forge, command(tmp_path / "reference"), tmp_path / "reference")
     widths = [("--connections", n) for n in ("1", "3", "8")]
     Attack(forge, "download", command, tmp_path / "out", expected, 250, 0.4, widths=widths).until(KILLS)
 
@@ -126,7 +128,7 @@ def test_extract(forge: Forge, corpus: Path, tmp_path: Path) -> None:
     def command(output: Path) -> list[Any]:
         return ["extract", corpus, output]
 
-    expected = uninterrupted(forge, command(tmp_path / "whole"), tmp_path / "whole")
+    expected = uninterrupted(forge, command(tmp_path / "reference"), tmp_path / "reference")
     Attack(forge, "extract", command, tmp_path / "out", expected, 300, 0.15).until(KILLS)
 
 
@@ -134,25 +136,25 @@ def test_concatenate(forge: Forge, extracted: Path, tmp_path: Path) -> None:
     def command(output: Path) -> list[Any]:
         return ["concatenate", extracted, output, "--target-files", 6]
 
-    expected = uninterrupted(forge, command(tmp_path / "whole"), tmp_path / "whole")
+    expected = uninterrupted(forge, command(tmp_path / "reference"), tmp_path / "reference")
     Attack(forge, "concatenate", command, tmp_path / "out", expected, 250, 0.15).until(KILLS)
 
 
-def test_preprocess(forge: Forge, corpus: Path, settled: Path, tokenised: Path, tmp_path: Path) -> None:
+def test_preprocess(forge: Forge, corpus: Path, prepared: Path, tokenized: Path, tmp_path: Path) -> None:
     def command(output: Path) -> list[Any]:
         return ["preprocess", corpus, output, "--tokenizer", TOKENIZER, "--target-files", 6]
 
-    expected = tree(tokenised)
-    Attack(forge, "preprocess", command, tmp_path / "out", expected, 300, 0.4, begin=settled).until(KILLS)
+    expected = tree(tokenized)
+    Attack(forge, "preprocess", command, tmp_path / "out", expected, 300, 0.4, begin=prepared).until(KILLS)
 
 
-def test_adopt(forge: Forge, tokenised: Path, tmp_path: Path) -> None:
-    """In place, and with copies: the pairs themselves are the same after each kill."""
-    begin, whole, copied = (tmp_path / name / "pairs" for name in ("begin", "whole", "copied"))
-    for path in (*tokenised.glob("*.bin"), *tokenised.glob("*.idx")):
+def test_adopt(forge: Forge, tokenized: Path, tmp_path: Path) -> None:
+    """In place and with copies: the pairs are the same after each kill."""
+    begin, reference, copied = (tmp_path / name / "pairs" for name in ("begin", "reference", "copied"))
+    for path in (*tokenized.glob("*.bin"), *tokenized.glob("*.idx")):
         begin.mkdir(parents=True, exist_ok=True)
         shutil.copy2(path, begin)
-    shutil.copytree(begin, whole)
+    shutil.copytree(begin, reference)
 
     def in_place(output: Path) -> list[Any]:
         return ["adopt", output, "--tokenizer", TOKENIZER]
@@ -160,40 +162,42 @@ def test_adopt(forge: Forge, tokenised: Path, tmp_path: Path) -> None:
     def copy(output: Path) -> list[Any]:
         return ["adopt", begin, "--tokenizer", TOKENIZER, "--output", output]
 
-    expected = uninterrupted(forge, [*in_place(whole), "--processes", 1], whole)
-    settled = tmp_path / "settled"
+    expected = uninterrupted(forge, [*in_place(reference), "--processes", 1], reference)
+    prepared = tmp_path / "prepared"
     for part in ("tokenizer", ".tokenmill/preprocess/encoders"):
-        shutil.copytree(whole / part, settled / part)
-    shutil.copytree(settled, begin, dirs_exist_ok=True)
-    shutil.copytree(settled, copied)
+        shutil.copytree(reference / part, prepared / part)
+    shutil.copytree(prepared, begin, dirs_exist_ok=True)
+    shutil.copytree(prepared, copied)
     output = tmp_path / "out" / "pairs"
     Attack(forge, "preprocess", in_place, output, expected, 100, 0.2, begin=begin).until(min(KILLS, 20))
     expected = uninterrupted(forge, [*copy(copied), "--processes", 1], copied)
-    Attack(forge, "preprocess", copy, output, expected, 150, 0.2, begin=settled).until(min(KILLS, 20))
+    Attack(forge, "preprocess", copy, output, expected, 150, 0.2, begin=prepared).until(min(KILLS, 20))
 
 
 def test_preprocess_while_planning(forge: Forge, corpus: Path, tmp_path: Path) -> None:
-    """Alone, the planner dies while its children load the tokenizer and judge; then just before its plan."""
-    output, whole = tmp_path / "out", tmp_path / "whole"
+    """The planner is killed while its children load the tokenizer and run the gate, then just before its plan."""
+    output, reference = tmp_path / "out", tmp_path / "reference"
     options = ["--tokenizer", TOKENIZER, "--target-files", 6, "--processes", 1]
     command = ["preprocess", corpus, output, *options]
-    judging = {"env": {"TOKENMILL_CACHE_DIR": ""}}  # a cached verdict counts the texts of the corpus that came first
-    forge.complete(["preprocess", corpus, whole, *options], **judging)
-    run = forge.start(command, **judging)
+    uncached = {
+        "env": {"TOKENMILL_CACHE_DIR": ""}
+    }  # a cached verdict counts the texts of the first corpus that used it
+    forge.complete(["preprocess", corpus, reference, *options], **uncached)
+    run = forge.start(command, **uncached)
     while not children(run.pid, "tokens.gate"):
         assert run.poll(0.001) is None, run.output
     assert run.poll(random.Random(SEED).uniform(0, 0.1)) is None, run.output
     run.kill(group=False)
     assert run.wait() == -signal.SIGKILL
-    run = forge.run(command, kill_at(output, "link .*/plan.json"), **judging)
+    run = forge.run(command, kill_at(output, "link .*/plan.json"), **uncached)
     assert run.exit == -signal.SIGKILL, run.output
     assert wait_for_group_end(run.pid)
-    forge.complete(command, **judging)
-    assert_same_tree(output, tree(whole))
+    forge.complete(command, **uncached)
+    assert_same_tree(output, tree(reference))
 
 
 def test_several_processes(forge: Forge, corpus: Path, extracted: Path, tmp_path: Path) -> None:
-    """The whole group is killed, or the parent alone: its children die with it."""
+    """Kill the process group, or only the parent: its children end with it."""
 
     def command(output: Path) -> list[Any]:
         return ["extract", corpus, output]
@@ -203,14 +207,14 @@ def test_several_processes(forge: Forge, corpus: Path, extracted: Path, tmp_path
 
 
 def test_at_every_operation(forge: Forge, extracted: Path, tmp_path: Path) -> None:
-    """Killed just before each file system operation of a small run in turn, each time from the beginning."""
-    output, whole = tmp_path / "out", tmp_path / "whole"
+    """Kill a small run just before each of its file system operations, each time from the beginning."""
+    output, reference = tmp_path / "out", tmp_path / "reference"
     source = next(iter(extracted.glob("*.jsonl")))
 
     def command(output: Path) -> list[Any]:
         return ["extract", source, output, "--processes", 1]
 
-    expected = uninterrupted(forge, command(whole), whole)
+    expected = uninterrupted(forge, command(reference), reference)
     for count in itertools.count(1):
         shutil.rmtree(output, ignore_errors=True)
         run = forge.run(command(output), kill_at(output, count=count))

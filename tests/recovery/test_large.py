@@ -1,4 +1,4 @@
-"""Inputs so large that extract and concatenate work in two threads: what goes wrong in either is told, and mended."""
+"""Inputs so large that extract and concatenate use two threads: errors in both are reported, and a rerun is right."""
 
 import json
 import os
@@ -16,7 +16,7 @@ BOM = b"\xef\xbb\xbf"
 
 
 def lines(seed: int, megabytes: int) -> bytes:
-    """Return JSONL of about so many MB: long lines, then short ones, some blank."""
+    """Return about so many MB of JSONL: long lines, then short ones, some of them blank."""
     dice = random.Random(seed)
     long = b"".join(b'{"text": "%s"}\n' % (b"%x " % dice.getrandbits(64) * 60) for _ in range(megabytes * 800))
     short = b"".join(b'{"text": "%d"}\n%s' % (i, b" \n" * (i % 1000 == 0)) for i in range(8000))
@@ -25,7 +25,7 @@ def lines(seed: int, megabytes: int) -> bytes:
 
 @pytest.fixture(scope="module")
 def texts() -> dict[str, bytes]:
-    """Five files; the ends of some are traps."""
+    """Return five files, some with a difficult end."""
     return {
         "a.jsonl": BOM + lines(1, 20),
         "b.jsonl": lines(2, 3)[:-1],
@@ -37,7 +37,7 @@ def texts() -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def packed(texts: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the files, compressed."""
+    """Return a directory with the files, compressed."""
     directory = tmp_path_factory.mktemp("packed")
     for name, data in texts.items():
         (directory / f"{name}.zst").write_bytes(zstandard.ZstdCompressor(level=1).compress(data))
@@ -46,7 +46,7 @@ def packed(texts: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(scope="module")
 def unpacked(packed: Path, forge: Forge, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Extract them."""
+    """Return the output of extract."""
     output = tmp_path_factory.mktemp("unpacked") / "out"
     forge.complete(["extract", packed, output, "--processes", 1])
     return output
@@ -54,14 +54,14 @@ def unpacked(packed: Path, forge: Forge, tmp_path_factory: pytest.TempPathFactor
 
 def counts(data: bytes) -> tuple[int, int]:
     """Return a file's records and blank lines."""
-    found = data.removeprefix(BOM).split(b"\n")
-    if not found[-1]:
-        found.pop()
-    return sum(bool(line.strip()) for line in found), sum(not line.strip() for line in found)
+    lines = data.removeprefix(BOM).split(b"\n")
+    if not lines[-1]:
+        lines.pop()
+    return sum(bool(line.strip()) for line in lines), sum(not line.strip() for line in lines)
 
 
 def join(source: Path, output: Path) -> list[Any]:
-    """Return the command that makes one file of all."""
+    """Return the command that makes one file from all inputs."""
     return ["concatenate", source, output, "--target-files", 1, "--processes", 1]
 
 
@@ -75,25 +75,25 @@ def test_extracted(texts: dict[str, bytes], unpacked: Path) -> None:
 def test_joined_with_known_and_with_new_counts(
     texts: dict[str, bytes], unpacked: Path, forge: Forge, tmp_path: Path
 ) -> None:
-    """What extract counted need not be counted again, and what somebody brought must be: the result is the same."""
-    brought = tmp_path / "brought"
-    brought.mkdir()
+    """Files of extract have counts in its manifest, other files must be counted: the result is the same."""
+    copies = tmp_path / "brought"
+    copies.mkdir()
     for name, data in texts.items():
-        (brought / name).write_bytes(data)
+        (copies / name).write_bytes(data)
     expected = b"".join(
         body + b"\n" * (body[-1:] not in (b"", b"\n")) for body in (t.removeprefix(BOM) for t in texts.values())
     )
-    found = []
-    for source, output in ((unpacked, tmp_path / "one"), (brought, tmp_path / "two")):
+    results = []
+    for source, output in ((unpacked, tmp_path / "one"), (copies, tmp_path / "two")):
         forge.complete(join(source, output))
         part = output / "part-00000-of-00001.jsonl"
         assert part.read_bytes() == expected
         done = receipt(output, "concatenate", part.name)
         assert (done["counts"]["in"], done["counts"]["blank"]) == counts(expected)
         forge.complete([*join(source, output), "--verify-hashes", "--json"])
-        assert receipt(output, "concatenate", part.name) == done, "its hash is not that of its bytes"
-        found.append((done["counts"], done["inputs"], done["outputs"][0]["xxh3_128"], done["outputs"][0]["records"]))
-    assert found[0] == found[1]
+        assert receipt(output, "concatenate", part.name) == done, "the recorded hash is not the hash of the bytes"
+        results.append((done["counts"], done["inputs"], done["outputs"][0]["xxh3_128"], done["outputs"][0]["records"]))
+    assert results[0] == results[1]
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "e.jsonl"])
@@ -128,7 +128,7 @@ def test_a_truncated_input_is_not_extracted(packed: Path, forge: Forge, tmp_path
 
 
 def terminate(run: Run) -> int | str:
-    """Send SIGTERM to a run that is paused, let it go on, and return how it ended."""
+    """Send SIGTERM to a paused run, continue it, and return how it ended."""
     assert run.wait() == "stopped", run.output
     os.kill(run.pid, signal.SIGTERM)
     os.kill(run.pid, signal.SIGCONT)
@@ -139,16 +139,16 @@ def terminate(run: Run) -> int | str:
 def test_terminated_in_the_middle_of_a_file(
     packed: Path, unpacked: Path, forge: Forge, tmp_path: Path, stage: str
 ) -> None:
-    """The signal is seen after the first piece, which the thread is at then."""
-    whole, output = tmp_path / "whole", tmp_path / "out"
+    """The run handles the signal after the first block, while the thread works on that block."""
+    reference, output = tmp_path / "reference", tmp_path / "out"
 
     def command(output: Path) -> list[Any]:
         return join(unpacked, output) if stage == "concatenate" else ["extract", packed, output, "--processes", 1]
 
-    forge.complete(command(whole))
+    forge.complete(command(reference))
     run = forge.start(command(output), stop_at(output, "open .*/attempts/.*out-0"))
     assert terminate(run) == 143, run.output
     assert "Traceback" not in run.output
     assert not list(output.glob("*.jsonl"))
     forge.complete(command(output))
-    assert_same_tree(output, tree(whole))
+    assert_same_tree(output, tree(reference))

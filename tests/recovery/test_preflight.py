@@ -16,7 +16,7 @@ SMALL = {"numLayers": 2, "hiddenSize": 64, "numAttentionHeads": 4, "seqLength": 
 
 
 @pytest.fixture
-def refused(tmp_path: Path, tokenised: Path) -> Callable[..., str]:
+def refused(tmp_path: Path, tokenized: Path) -> Callable[..., str]:
     """Return a function that runs node 0 with changed settings, which must be refused, and returns its stderr."""
 
     def run(*options: str, **changed: Any) -> str:
@@ -25,7 +25,7 @@ def refused(tmp_path: Path, tokenised: Path) -> Callable[..., str]:
             "model": SMALL,
             "training": {"gpusPerNode": 2, "iterations": 40, "globalBatchSize": 4},
             "checkpoint": {"path": str(tmp_path / "checkpoints")},
-            "dataset": {"path": str(tokenised), "split": "90,5,5"},
+            "dataset": {"path": str(tokenized), "split": "90,5,5"},
             "trainer": {"backend": "gloo", "launcher": ["false"], "script": "nowhere"},
         }
         for section, value in changed.items():
@@ -73,7 +73,7 @@ def test_all_errors_are_reported_together(refused: Callable[..., str]) -> None:
     assert "global batch 5" in message and "saveInterval 41" in message
 
 
-def test_a_dry_run_prints_the_command_and_starts_nothing(tmp_path: Path, tokenised: Path) -> None:
+def test_a_dry_run_prints_the_command_and_starts_nothing(tmp_path: Path, tokenized: Path) -> None:
     path = tmp_path / "settings.json"
     settings = {
         "release": "run",
@@ -81,7 +81,7 @@ def test_a_dry_run_prints_the_command_and_starts_nothing(tmp_path: Path, tokenis
         "training": {"nodes": 2, "gpusPerNode": 2, "iterations": 40, "globalBatchSize": 4},
         "parallelism": {"tensorModelParallelSize": 4},
         "checkpoint": {"path": str(tmp_path / "checkpoints")},
-        "dataset": {"path": str(tokenised), "split": "90,5,5"},
+        "dataset": {"path": str(tokenized), "split": "90,5,5"},
     }
     path.write_text(json.dumps(settings))
     command = [sys.executable, "-m", "tokenmill", "train", str(path), "--dry-run"]

@@ -1,4 +1,4 @@
-"""Other parameters on the same output: refused with the difference, or replaced, also when that is killed."""
+"""Other parameters for the same output: refused with the difference, or replaced, also after a kill."""
 
 import os
 import random
@@ -19,13 +19,13 @@ SEED = int(os.environ.get("TOKENMILL_KILL_SEED", "20261121"))
 
 
 def concatenate(source: Path, output: Path, files: int, *options: Any) -> list[Any]:
-    """Return a command whose outputs' names tell its parameters."""
+    """Return a concatenate command; the names of its outputs depend on its parameters."""
     return ["concatenate", source, output, "--processes", 1, "--target-files", files, *options]
 
 
 @pytest.fixture
 def download(hub: Hub, tmp_path: Path) -> Any:
-    """Return a function that makes commands of which a larger one's units hold a smaller one's."""
+    """Return a function that makes download commands; a larger sample contains the units of a smaller one."""
 
     def command(output: Path, sample: int, *options: Any) -> list[Any]:
         source = ["download", f"hf://datasets/{REPOSITORY}", output, "--endpoint", hub.endpoint]
@@ -34,17 +34,19 @@ def download(hub: Hub, tmp_path: Path) -> Any:
     return command
 
 
-def test_refused_with_the_difference(forge: Forge, extracted: Path, tmp_path: Path) -> None:
+def test_other_parameters_refused(forge: Forge, extracted: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
     forge.complete(concatenate(extracted, output, 4))
     before = tree(output)
     run = forge.run(concatenate(extracted, output, 3, "--name", "joined"))
     assert run.exit == 2
-    assert "target files: 4 -> 3" in run.output and 'name: "part" -> "joined"' in run.output and "--replace" in run.output
+    assert (
+        "target files: 4 -> 3" in run.output and 'name: "part" -> "joined"' in run.output and "--replace" in run.output
+    )
     assert_same_tree(output, before)
 
 
-def test_replace_removes_what_the_old_run_made_and_nothing_else(forge: Forge, extracted: Path, tmp_path: Path) -> None:
+def test_replace_removes_only_files_of_the_old_run(forge: Forge, extracted: Path, tmp_path: Path) -> None:
     output, fresh = tmp_path / "out", tmp_path / "fresh"
     forge.complete(concatenate(extracted, output, 4))
     (output / "part-of-my-own.jsonl").write_text("mine\n")
@@ -52,8 +54,8 @@ def test_replace_removes_what_the_old_run_made_and_nothing_else(forge: Forge, ex
     (output / "folder" / "part-00000-of-00004.jsonl").write_text("mine\n")
     forge.complete(concatenate(extracted, output, 3, "--replace"))
     forge.complete(concatenate(extracted, fresh, 3))
-    mine = {"part-of-my-own.jsonl": b"mine\n", "folder/part-00000-of-00004.jsonl": b"mine\n"}
-    assert_same_tree(output, tree(fresh) | mine)
+    user_files = {"part-of-my-own.jsonl": b"mine\n", "folder/part-00000-of-00004.jsonl": b"mine\n"}
+    assert_same_tree(output, tree(fresh) | user_files)
 
 
 def test_replace_does_not_overwrite_a_file_of_the_user(forge: Forge, extracted: Path, tmp_path: Path) -> None:
@@ -67,8 +69,8 @@ def test_replace_does_not_overwrite_a_file_of_the_user(forge: Forge, extracted: 
     assert_same_tree(output, before)
 
 
-def test_units_that_are_the_same_are_kept(forge: Forge, download: Any, tmp_path: Path) -> None:
-    """More files, then fewer: what is in both is neither fetched nor written again."""
+def test_replace_keeps_unchanged_units(forge: Forge, download: Any, tmp_path: Path) -> None:
+    """Replace with more files, then with fewer: a file of both plans is neither fetched nor written again."""
     output, fresh = tmp_path / "out", tmp_path / "fresh"
     forge.complete(download(output, 5))
     before = receipts(output, "download")
@@ -82,15 +84,15 @@ def test_units_that_are_the_same_are_kept(forge: Forge, download: Any, tmp_path:
         for name in both:
             old, new = before[name], receipts(output, "download")[name]
             finished = re.search(rb'"finished": "[^"]*"', old[1])
-            assert finished and finished.group() in new[1] and old[2] == new[2], f"{name} was done again"
+            assert finished and finished.group() in new[1] and old[2] == new[2], f"{name} was made again"
         before = receipts(output, "download")
 
 
 @pytest.mark.parametrize("new", [8, 3], ids=["more", "fewer"])
 def test_a_killed_replacement(forge: Forge, download: Any, tmp_path: Path, new: int) -> None:
-    """Killed at random points, then run again: as if it had not been, and what is in both plans is kept.
+    """A replacement that was killed at random points completes when it runs again; units of both plans are kept.
 
-    Meanwhile nothing but --replace replaces: other parameters are still refused.
+    Until then, other parameters without `--replace` are still refused.
     """
     dice = random.Random(f"{SEED} {new}")
     first, fresh, output = tmp_path / "first", tmp_path / "fresh", tmp_path / "out"
@@ -114,7 +116,7 @@ def test_a_killed_replacement(forge: Forge, download: Any, tmp_path: Path, new: 
         for name in common:
             unit = name.removesuffix(".json")
             finished = receipt(first, "download", unit)["finished"]
-            assert receipt(output, "download", unit)["finished"] == finished, f"{unit} was done again"
+            assert receipt(output, "download", unit)["finished"] == finished, f"{unit} was made again"
 
 
 STEPS = [
@@ -128,7 +130,7 @@ STEPS = [
 
 @pytest.mark.parametrize("where", STEPS, ids=["plan", "manifest", "kept", "removed", "end"])
 def test_a_replacement_killed_at_each_step(forge: Forge, download: Any, tmp_path: Path, where: str) -> None:
-    """Killed just before a step: the old parameters, or others, without --replace are refused or go on as they were."""
+    """Only the old parameters may resume before the new plan exists, and only the new ones afterwards."""
     output, fresh = tmp_path / "out", tmp_path / "fresh"
     forge.complete(download(output, 5))
     for sample in (3, 5, 6):

@@ -1,4 +1,4 @@
-"""SIGTERM and the journal: 143 with work left, 0 without, and a long unit goes on at an input file's end."""
+"""SIGTERM and the journal: exit code 143 with units left, 0 without; a long unit resumes after an input file."""
 
 import os
 import random
@@ -31,7 +31,7 @@ SEED = int(os.environ.get("TOKENMILL_KILL_SEED", "20261121"))
 
 
 def terminate(run: Run) -> int | str:
-    """Send SIGTERM to a run that is paused, let it go on, and return how it ended."""
+    """Send SIGTERM to a paused run, continue it, and return how it ended."""
     assert run.wait() == "stopped", run.output
     os.kill(run.pid, signal.SIGTERM)
     os.kill(run.pid, signal.SIGCONT)
@@ -55,7 +55,7 @@ def test_terminated_with_work_left(forge: Forge, corpus: Path, extracted: Path, 
 def test_terminated_when_its_share_is_complete(
     forge: Forge, corpus: Path, extracted: Path, tmp_path: Path, where: str
 ) -> None:
-    """Kubernetes sends SIGTERM to a pod that is just done as well: done is done."""
+    """Kubernetes also sends SIGTERM to a pod that has just finished; its exit code stays 0."""
     output = tmp_path / "out"
     smallest_is_last = sorted((p.stat().st_size, p.name) for p in corpus.glob("*.zst"))[0][1].removesuffix(".zst")
     command = ["extract", corpus, output, "--processes", 1]
@@ -73,8 +73,8 @@ def test_terminated_while_planning(forge: Forge, corpus: Path, extracted: Path, 
     assert_same_tree(output, tree(extracted))
 
 
-def test_terminated_while_the_hub_lets_the_planner_wait(forge: Forge, tmp_path: Path) -> None:
-    """The Hub's own client sleeps for as long as a server says; a grace period is shorter than that."""
+def test_terminated_while_the_planner_waits_for_the_hub(forge: Forge, tmp_path: Path) -> None:
+    """The Hub's own client sleeps as long as a server requests, which can exceed the grace period of a pod."""
     output = tmp_path / "out"
     with Hub() as hub:
         hub.add_dataset(REPOSITORY, {"a.jsonl": b'{"text": "a"}\n'})
@@ -86,7 +86,7 @@ def test_terminated_while_the_hub_lets_the_planner_wait(forge: Forge, tmp_path: 
         assert "503" in run.output
         os.kill(run.pid, signal.SIGTERM)
         assert run.wait(25) == 143, run.output
-        assert "failed" not in wait_for_exit(tokenmill("status", output))[1], "to be told to stop is no failure"
+        assert "failed" not in wait_for_exit(tokenmill("status", output))[1], "a requested stop is not a failure"
         forge.complete(command)
     assert (output / "a.jsonl").exists()
 
@@ -105,7 +105,7 @@ def test_terminated_while_another_worker_plans(forge: Forge, corpus: Path, tmp_p
 
 
 def test_terminated_while_the_network_stalls(forge: Forge, tmp_path: Path) -> None:
-    """A server that says nothing for longer than any grace period does not hold the worker."""
+    """A server that sends nothing for longer than any grace period does not delay the worker's end."""
     content = random.Random(1).randbytes(3 << 20)
     output, fresh = tmp_path / "out", tmp_path / "fresh"
     with Hub() as hub:
@@ -122,14 +122,14 @@ def test_terminated_while_the_network_stalls(forge: Forge, tmp_path: Path) -> No
         hub.requests.clear()
         forge.complete(command)
         ranges = [r.headers.get("Range") for r in hub.requests if r.kind == "cdn" and r.file.startswith("a")]
-        assert ranges and all(found and int(found[6:-1]) >= 2 << 20 for found in ranges), "fetched again from the start"
+        assert ranges and all(h and int(h[6:-1]) >= 2 << 20 for h in ranges), "the file is fetched again from the start"
         forge.complete([*command[:2], fresh, *command[3:]])
     assert_same_tree(output, tree(fresh))
 
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return twelve files to make one output of, each too large to share a block with the next."""
+    """Return twelve files for one output, each too large to share a block with the next."""
     source = tmp_path_factory.mktemp("inputs")
     for i in range(12):
         (source / f"{i:02d}.jsonl").write_bytes(text(i, 3600))
@@ -137,35 +137,35 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return source
 
 
-def tokenise(source: Path, output: Path) -> list[Any]:
-    """Return the command that makes one output of all inputs."""
+def tokenize(source: Path, output: Path) -> list[Any]:
+    """Return the command that makes one output from all inputs."""
     return ["preprocess", source, output, "--tokenizer", TOKENIZER, "--target-files", 1, "--processes", 1]
 
 
-def go_on_and_journal(run: Run) -> None:
-    """Let a paused run go on when so much time has gone that it journals at the next file's end."""
+def resume_and_journal(run: Run) -> None:
+    """Continue a paused run after so much time that it journals at the end of the next file."""
     time.sleep(1.1)
     os.kill(run.pid, signal.SIGCONT)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_a_long_unit_goes_on_where_its_journal_ends(
-    forge: Forge, inputs: Path, settled: Path, tmp_path: Path, how: signal.Signals
+def test_a_long_unit_resumes_after_its_journal(
+    forge: Forge, inputs: Path, prepared: Path, tmp_path: Path, how: signal.Signals
 ) -> None:
-    """The next run opens the files alone that the journal does not have."""
-    output, whole, opened = tmp_path / "out", tmp_path / "whole", tmp_path / "opened"
-    for directory in (output, whole):
-        shutil.copytree(settled, directory)
+    """The next run opens only the files that the journal does not contain."""
+    output, reference, opened = tmp_path / "out", tmp_path / "reference", tmp_path / "opened"
+    for directory in (output, reference):
+        shutil.copytree(prepared, directory)
     files = sorted(path.name for path in inputs.iterdir())
-    forge.complete(tokenise(inputs, whole))
+    forge.complete(tokenize(inputs, reference))
 
     end = kill_at if how == signal.SIGKILL else stop_at
-    run = forge.start(tokenise(inputs, output), stop_at(inputs, "open .*/09.jsonl"), end(inputs, "open .*/11.jsonl"))
+    run = forge.start(tokenize(inputs, output), stop_at(inputs, "open .*/09.jsonl"), end(inputs, "open .*/11.jsonl"))
     assert run.wait() == "stopped", run.output
-    go_on_and_journal(run)
+    resume_and_journal(run)
     if how == signal.SIGKILL:
         assert run.wait() == -signal.SIGKILL, run.output
-    else:  # with an encoder that hangs: else the last files might be done before anybody looks at the signal
+    else:  # with an encoder that hangs: otherwise the run might finish the last files before it handles the signal
         assert run.wait() == "stopped", run.output
         (encoder,) = children(run.pid, "tokens.workers.encoder_process")
         os.kill(encoder, signal.SIGSTOP)
@@ -175,32 +175,32 @@ def test_a_long_unit_goes_on_where_its_journal_ends(
         os.kill(encoder, signal.SIGCONT)
     assert not receipts(output, "preprocess")
 
-    forge.complete(tokenise(inputs, output), watch=str(inputs), opened=str(opened))
+    forge.complete(tokenize(inputs, output), watch=str(inputs), opened=str(opened))
     again = {Path(line).name for line in opened.read_text().splitlines()}
-    assert again == set(files[-len(again) :]), "no file between is left out"
-    assert 3 <= len(again) <= 8, "when the tenth is opened, three at the least are written; the next one is journaled"
-    assert_same_tree(output, tree(whole))
+    assert again == set(files[-len(again) :]), "the run skips a file"
+    assert 3 <= len(again) <= 8, "at the tenth file at least three files are written, and the next one is journaled"
+    assert_same_tree(output, tree(reference))
 
 
-def test_a_long_unit_killed_at_random(forge: Forge, inputs: Path, settled: Path, tmp_path: Path) -> None:
-    """Each run journals somewhere and is killed anywhere after that, taking over from the one before it."""
-    output, whole = tmp_path / "out", tmp_path / "whole"
-    for directory in (output, whole):
-        shutil.copytree(settled, directory)
-    forge.complete(tokenise(inputs, whole))
+def test_a_long_unit_killed_at_random(forge: Forge, inputs: Path, prepared: Path, tmp_path: Path) -> None:
+    """Each run journals, is killed at a random later operation, and resumes the run before it."""
+    output, reference = tmp_path / "out", tmp_path / "reference"
+    for directory in (output, reference):
+        shutil.copytree(prepared, directory)
+    forge.complete(tokenize(inputs, reference))
     dice = random.Random(SEED)
     for first in (2, 5, 8):
         kill = kill_at(output, "/attempts/", count=dice.randint(3, 30))
-        run = forge.start(tokenise(inputs, output), stop_at(inputs, f"open .*/{first:02d}.jsonl"), kill)
+        run = forge.start(tokenize(inputs, output), stop_at(inputs, f"open .*/{first:02d}.jsonl"), kill)
         if run.wait() == "stopped":
-            go_on_and_journal(run)
+            resume_and_journal(run)
         assert run.wait() in (0, -signal.SIGKILL), run.output
-    forge.complete(tokenise(inputs, output))
-    assert_same_tree(output, tree(whole))
+    forge.complete(tokenize(inputs, output))
+    assert_same_tree(output, tree(reference))
 
 
 def test_terminated_with_several_processes(forge: Forge, tmp_path: Path) -> None:
-    """Only the parent gets the signal, as in a container; its children stop with it."""
+    """Only the parent receives the signal, as in a container; its children stop with it."""
     source, output, fresh = tmp_path / "in", tmp_path / "out", tmp_path / "fresh"
     source.mkdir()
     for i in range(80):
@@ -210,10 +210,10 @@ def test_terminated_with_several_processes(forge: Forge, tmp_path: Path) -> None
     while not any((output / ".tokenmill" / "extract" / "receipts").glob("[!.]*")) and run.poll() is None:
         time.sleep(0.005)
     os.kill(run.pid, signal.SIGTERM)
-    code, said = wait_for_exit(run)
+    code, log = wait_for_exit(run)
     done = len(receipts(output, "extract"))
-    assert code == (143 if done < 80 else 0), said
-    assert "Traceback" not in said
+    assert code == (143 if done < 80 else 0), log
+    assert "Traceback" not in log
     forge.complete(command)
     forge.complete(["extract", source, fresh, "--processes", 1])
     assert_same_tree(output, tree(fresh))

@@ -1,4 +1,4 @@
-"""preprocess straight from the Hub: the bytes of download and preprocess, through scratch, whatever happens."""
+"""preprocess directly from the Hub: the bytes of download and preprocess, also after faults, and an empty scratch."""
 
 import json
 import os
@@ -26,39 +26,39 @@ def pairs(output: Path) -> dict[str, bytes]:
 
 
 def assert_traced(output: Path, expected: Path) -> None:
-    """Compare the pairs, and what the manifest says that they come from."""
+    """Compare the pairs, and the sources that the manifests record."""
     assert pairs(output) and pairs(output) == pairs(expected)
-    one, other = (
+    manifest, other = (
         json.loads((path / ".tokenmill/preprocess/manifest.json").read_bytes()) for path in (output, expected)
     )
-    assert one["files"] == other["files"]
-    assert (one["counts"], one["source"]) == (other["counts"], other["source"])
+    assert manifest["files"] == other["files"]
+    assert (manifest["counts"], manifest["source"]) == (other["counts"], other["source"])
 
 
 @pytest.fixture
-def output(settled: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(settled, tmp_path / "out"))
+def output(prepared: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(prepared, tmp_path / "out"))
 
 
 @pytest.mark.parametrize("target_files", [None, 3])
 def test_the_same_as_download_and_preprocess(
-    forge: Forge, hub: Hub, corpus: Path, output: Path, settled: Path, tmp_path: Path, target_files: int | None
+    forge: Forge, hub: Hub, corpus: Path, output: Path, prepared: Path, tmp_path: Path, target_files: int | None
 ) -> None:
     more = ["--target-files", target_files] if target_files else []
-    expected = Path(shutil.copytree(settled, tmp_path / "expected"))
+    expected = Path(shutil.copytree(prepared, tmp_path / "expected"))
     forge.complete(["preprocess", corpus, expected, "--tokenizer", TOKENIZER, "--processes", 1, *more])
     forge.complete(command(hub, output, tmp_path / "scratch", *more))
     assert_traced(output, expected)
-    assert not any((tmp_path / "scratch").iterdir()), "nothing stays in scratch"
-    said = forge.complete(["inspect", output, "--document", 3]).output
-    assert f"hf://datasets/{REPOSITORY} at revision" in said
+    assert not any((tmp_path / "scratch").iterdir()), "scratch is not empty"
+    inspection = forge.complete(["inspect", output, "--document", 3]).output
+    assert f"hf://datasets/{REPOSITORY} at revision" in inspection
 
 
-def test_a_killed_run_goes_on_and_leaves_no_scratch(
-    forge: Forge, hub: Hub, output: Path, settled: Path, tmp_path: Path
+def test_a_killed_run_resumes_and_leaves_no_scratch(
+    forge: Forge, hub: Hub, output: Path, prepared: Path, tmp_path: Path
 ) -> None:
-    scratch, whole = tmp_path / "scratch", Path(shutil.copytree(settled, tmp_path / "whole"))
-    forge.complete(command(hub, whole, scratch))
+    scratch, reference = tmp_path / "scratch", Path(shutil.copytree(prepared, tmp_path / "reference"))
+    forge.complete(command(hub, reference, scratch))
     run = forge.start(command(hub, output, scratch))
     while len(receipts(output, "preprocess")) < 3 and run.poll(0.005) is None:
         pass
@@ -68,12 +68,12 @@ def test_a_killed_run_goes_on_and_leaves_no_scratch(
     assert 3 <= len(done) <= 8
     forge.complete(command(hub, output, scratch))
     assert_kept(done, receipts(output, "preprocess"))
-    assert_traced(output, whole)
+    assert_traced(output, reference)
     assert not any(scratch.iterdir())
 
 
 def test_wrong_bytes_never_become_tokens(forge: Forge, shards: dict[str, bytes], output: Path, tmp_path: Path) -> None:
-    """A server that gives a wrong byte is asked again; one that always does fails the unit, which leaves nothing."""
+    """A wrong byte causes another request; if every response has one, the unit fails and leaves no output."""
     with Hub() as hub:
         hub.add_dataset(REPOSITORY, shards)
         hub.faults.add(Fault("flip", path="*05*", where="cdn", at=100, times=1000))
@@ -84,10 +84,10 @@ def test_wrong_bytes_never_become_tokens(forge: Forge, shards: dict[str, bytes],
     assert "05_text_document.bin" not in pairs(output)
 
 
-def test_terminated_while_a_shard_comes(forge: Forge, shards: dict[str, bytes], output: Path, tmp_path: Path) -> None:
+def test_terminated_during_a_download(forge: Forge, shards: dict[str, bytes], output: Path, tmp_path: Path) -> None:
     with Hub() as hub:
         hub.add_dataset(REPOSITORY, shards)
-        # Planning has its looks at the first shards; the last one never comes.
+        # Planning reads only the first shards; the last shard never arrives.
         hub.faults.add(Fault("stall", path="*07*", where="cdn", at=10, seconds=HANG_TIMEOUT_SECONDS))
         run = forge.start(command(hub, output, tmp_path / "scratch"))
         while len(receipts(output, "preprocess")) < len(shards) - 1 and run.poll(0.0) is None:
@@ -110,7 +110,7 @@ def test_another_source_on_the_same_output_is_refused(forge: Forge, hub: Hub, ou
     assert [after[name][2] for name in done] == [files for _, _, files in done.values()], "the smaller sample is kept"
 
 
-def test_a_wrong_key_is_said_before_any_shard_is_read(forge: Forge, hub: Hub, output: Path, tmp_path: Path) -> None:
+def test_a_wrong_key_is_reported_before_reading(forge: Forge, hub: Hub, output: Path, tmp_path: Path) -> None:
     run = forge.run(command(hub, output, tmp_path / "scratch", "--keys", "body"))
     assert run.exit == 2 and "no key 'body'" in run.output and "--keys" in run.output
     assert not receipts(output, "preprocess")

@@ -127,7 +127,7 @@ def test_a_run_without_progress_ends_with_the_reason(job: Callable[..., Job]) ->
     last = log.rstrip().splitlines()[-1]
     assert code == 2 and "3 attempts in a row started at iteration 0" in last and "illegal memory access" in last
     (run.faults / "raise.always").unlink()
-    run.settings["runAgain"] = "mended"
+    run.settings["runAgain"] = "fixed"
     assert run.once()[0] == 0
     run.assert_exact()
 

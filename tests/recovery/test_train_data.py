@@ -32,19 +32,17 @@ def other(tmp_path_factory: pytest.TempPathFactory, forge: Forge) -> Path:
     return root / "made"
 
 
-def test_a_checkpoint_with_other_data_is_refused(
-    job: Callable[..., Job], tokenised: Path, other: Path
-) -> None:
+def test_a_checkpoint_with_other_data_is_refused(job: Callable[..., Job], tokenized: Path, other: Path) -> None:
     run = job(training__iterations=20)
     assert run.once()[0] == 0
     before, settings = tree(run.checkpoints), run.settings
     changes: dict[str, Callable[[dict[str, Any]], Any]] = {
-        f"data: {tokenised} (": lambda s: s["dataset"].update(path=str(other)),
+        f"data: {tokenized} (": lambda s: s["dataset"].update(path=str(other)),
         "split: 90,5,5 -> 80,10,10": lambda s: s["dataset"].update(split="80,10,10"),
         "seed: 1234 -> 7": lambda s: s["training"].update(seed=7),
         "seed: 1234 -> 8": lambda s: s.update(extraArgs=["--seed=8"]),
         "sequence length: 32 -> 16": lambda s: s["model"].update(seqLength=16),
-        "data: nothing removed -> ": lambda s: s.update(dataset=blend((tokenised, 1), (other, 1))),
+        "data: nothing removed -> ": lambda s: s.update(dataset=blend((tokenized, 1), (other, 1))),
         "extraArgs: none -> --mock-data": lambda s: s.update(extraArgs=["--mock-data"]),
     }
     for difference, change in changes.items():
@@ -53,43 +51,43 @@ def test_a_checkpoint_with_other_data_is_refused(
         for iterations in (20, 40):  # also when the run has already reached its target
             run.settings["training"]["iterations"] = iterations
             code, log = run.once()
-            assert code == 2 and f"\n  - {said}" in log and "dataset.allowChange" in log, log
+            assert code == 2 and f"\n  - {difference}" in log and "dataset.allowChange" in log, log
     assert tree(run.checkpoints) == before
 
 
 def test_an_allowed_change_of_data_is_recorded_with_its_iteration(
-    job: Callable[..., Job], tokenised: Path, other: Path
+    job: Callable[..., Job], tokenized: Path, other: Path
 ) -> None:
     run = job(training__iterations=20, checkpoint__keep=20)
     assert run.once()[0] == 0
     run.settings["training"]["iterations"] = 30
-    run.settings["dataset"] = blend((tokenised, 3), (other, 1)) | {"allowChange": True}
+    run.settings["dataset"] = blend((tokenized, 3), (other, 1)) | {"allowChange": True}
     code, log = run.once()
     assert code == 0 and "warning: from iteration 20 on, the run continues with other data" in log, log
     run.assert_exact()
-    for parts in (((tokenised, 1), (other, 1)), ((other, 1), (tokenised, 3))):  # other weights, another order
+    for parts in (((tokenized, 1), (other, 1)), ((other, 1), (tokenized, 3))):  # other weights, another order
         run.settings["dataset"] = blend(*parts)
         code, log = run.once()
-        assert code == 2 and f"\n  - blend: all 75.0000% {tokenised} + 25.0000% {other} -> " in log, log
-    run.settings["dataset"] = {"path": str(tokenised), "split": "90,5,5"}
+        assert code == 2 and f"\n  - blend: all 75.0000% {tokenized} + 25.0000% {other} -> " in log, log
+    run.settings["dataset"] = {"path": str(tokenized), "split": "90,5,5"}
     assert run.once()[0] == 2, "the data of the newest checkpoint counts, not the data of an older one"
-    run.settings["dataset"] = blend((tokenised, 0.75), (other, 0.25))
+    run.settings["dataset"] = blend((tokenized, 0.75), (other, 0.25))
     run.settings["training"]["iterations"] = 40
     assert run.once()[0] == 0
     run.assert_exact()
     assert [event["iteration"] for event in events(run)] == [0, 20]
     # Return to the checkpoint that was trained on the first dataset only.
     (run.checkpoints / "latest_checkpointed_iteration.txt").write_text("20")
-    run.settings["dataset"] = {"path": str(tokenised), "split": "90,5,5"}
+    run.settings["dataset"] = {"path": str(tokenized), "split": "90,5,5"}
     assert run.once()[0] == 0
     assert [event["iteration"] for event in events(run)] == [0, 20, 20]
 
 
-def test_settings_that_keep_samples_may_change(job: Callable[..., Job], tokenised: Path, tmp_path: Path) -> None:
+def test_settings_that_keep_samples_may_change(job: Callable[..., Job], tokenized: Path, tmp_path: Path) -> None:
     run = job(training__iterations=10)
     assert run.once()[0] == 0
     moved, linked = tmp_path / "moved", tmp_path / "linked"
-    shutil.copytree(tokenised, moved)
+    shutil.copytree(tokenized, moved)
     linked.symlink_to(moved)
     same = [
         ("training", "learningRate", 1e-5),

@@ -126,7 +126,9 @@ def test_sigterm_before_the_start_ends_it(job: Callable[..., Job], tmp_path: Pat
     run.variables["PATH"] = f"{program(tmp_path, 'nvidia-smi', 'sleep 60')}:{os.environ['PATH']}"
     node = run.start()
     deadline = time.monotonic() + 10
-    while not any(b"nvidia-smi" in read_if_possible(p) and b"sleep" not in read_if_possible(p) for p in children(node.pid)):
+    while not any(
+        b"nvidia-smi" in read_if_possible(p) and b"sleep" not in read_if_possible(p) for p in children(node.pid)
+    ):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     node.terminate()
@@ -275,6 +277,6 @@ def test_a_faulty_machine_of_another_node_is_reported(job: Callable[..., Job], t
     records = RunRecords(run.checkpoints)
     first = Rendezvous(records, Node(0, 2, "localhost", 29500), "", print)
     assert run.start(1).wait(60) == 143
-    assert first.poll(ranks_started=False), "it is here"
+    assert first.poll(ranks_started=False), "node 1 has arrived"
     failure = json.loads((records.directory / "failure-1.json").read_text())
     assert failure["cause"] in last_line(run.log(1)) and "nvidia-smi" in failure["cause"]

@@ -50,7 +50,7 @@ def test_one_of_two_nodes_is_lost(job: Callable[..., Job], rank: int, number: si
     run.assert_exact()
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["master restarts later", "master restarts before the worker polls"])
+@pytest.mark.parametrize("late", [False, True], ids=["master restarts later", "master restarts before the poll"])
 def test_a_worker_does_not_wait_for_a_lost_master(job: Callable[..., Job], late: bool) -> None:
     """The ranks of both nodes save and end with exit code 0; node 0 is killed before it records its verdict."""
     run = job(training__nodes=2, training__gpusPerNode=1, step=0.03)

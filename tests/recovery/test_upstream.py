@@ -1,4 +1,4 @@
-"""A stage and the one before it: made again with the same content, unfinished, or changed."""
+"""A stage whose upstream stage was made again with the same content, is unfinished, or has changed."""
 
 import shutil
 import signal
@@ -11,7 +11,7 @@ from support.runs import Forge, assert_kept, assert_same_tree, kill_at, receipts
 
 
 def test_the_same_content_again(forge: Forge, hub: Hub, tmp_path: Path) -> None:
-    """A download that was deleted and made again invalidates nothing that was made from it."""
+    """A download that is deleted and made again does not invalidate the outputs of later stages."""
     root = tmp_path / "corpus"
     fetch = ["download", f"hf://datasets/{REPOSITORY}", root, "--endpoint", hub.endpoint]
     stages: list[tuple[str, list[Any]]] = [
@@ -36,7 +36,7 @@ def test_the_same_content_again(forge: Forge, hub: Hub, tmp_path: Path) -> None:
 
 
 def test_an_unfinished_upstream(forge: Forge, hub: Hub, tmp_path: Path) -> None:
-    """The stage after it says which stage is unfinished, how far it is and what to do, and leaves nothing behind."""
+    """The next stage reports which stage is unfinished, its progress and the remedy, and leaves no files."""
     root = tmp_path / "corpus"
     fetch = ["download", f"hf://datasets/{REPOSITORY}", root, "--endpoint", hub.endpoint, "--connections", 1]
     assert forge.run(fetch, kill_at(root, "rename .*/receipts/", 5)).exit == -signal.SIGKILL
@@ -50,19 +50,19 @@ def test_an_unfinished_upstream(forge: Forge, hub: Hub, tmp_path: Path) -> None:
 
 
 def test_an_upstream_that_has_only_its_manifest_left_to_write(forge: Forge, hub: Hub, tmp_path: Path) -> None:
-    """Killed just before its manifest: the reader completes it."""
-    root, whole = tmp_path / "corpus", tmp_path / "whole"
+    """The upstream run is killed just before it writes its manifest; the next stage writes the manifest."""
+    root, reference = tmp_path / "corpus", tmp_path / "reference"
     fetch = ["download", f"hf://datasets/{REPOSITORY}", root, "--endpoint", hub.endpoint]
     assert forge.run(fetch, kill_at(root, "rename .*/manifest.json")).exit == -signal.SIGKILL
-    for directory in (root, whole):
-        if directory is whole:
-            forge.complete([*fetch[:2], whole, *fetch[3:]])
+    for directory in (root, reference):
+        if directory is reference:
+            forge.complete([*fetch[:2], reference, *fetch[3:]])
         forge.complete(["extract", directory, "--processes", 1])
-    assert_same_tree(root / "extracted", tree(whole / "extracted"))
+    assert_same_tree(root / "extracted", tree(reference / "extracted"))
 
 
 def test_a_changed_upstream(forge: Forge, tmp_path: Path, extracted: Path) -> None:
-    """Other content is another plan: refused with the difference, and replaced on request."""
+    """Other content gives another plan: the run is refused with the difference, and `--replace` allows it."""
     first, second, output = tmp_path / "first", tmp_path / "second", tmp_path / "out"
     for directory, count in ((first, 6), (second, 5)):
         directory.mkdir()

@@ -1,4 +1,4 @@
-"""Runs that meet: the same unit twice, a plan changed under a worker, a killed child, one planner of many."""
+"""Concurrent runs: the same unit twice, a plan replaced during a run, a killed child, one planner of many workers."""
 
 import os
 import signal
@@ -29,7 +29,7 @@ STEPS = ["open .*/attempts/.*out-0", r"rename .*/attempts/[^ ]*/out-0 ", "rename
 
 
 def test_two_workers_at_the_same_units(forge: Forge, corpus: Path, extracted: Path, hub: Hub, tmp_path: Path) -> None:
-    """Started together, with the same index: both end well, with one receipt each and nothing left over."""
+    """Runs with the same index start together: all exit with 0, leave one receipt for each unit, and no other files."""
     stages: dict[str, list[Any]] = {
         "download": [f"hf://datasets/{REPOSITORY}", "--endpoint", hub.endpoint],
         "extract": [corpus, "--processes", 1],
@@ -49,7 +49,7 @@ def test_two_workers_at_the_same_units(forge: Forge, corpus: Path, extracted: Pa
 
 @pytest.mark.parametrize("where", [*STEPS, "rename .*manifest.json"], ids=["write", "rename", "receipt", "manifest"])
 def test_a_worker_that_is_overtaken(forge: Forge, corpus: Path, extracted: Path, tmp_path: Path, where: str) -> None:
-    """It pauses on its way, another does everything meanwhile, and it goes on: the bytes stay right."""
+    """A worker pauses, another worker finishes all units, and the first one continues: the bytes stay right."""
     output = tmp_path / "out"
     command = ["extract", corpus, output, "--processes", 1]
     slow = forge.start(command, stop_at(output, where))
@@ -62,9 +62,9 @@ def test_a_worker_that_is_overtaken(forge: Forge, corpus: Path, extracted: Path,
 
 @pytest.mark.parametrize("where", STEPS, ids=["write", "rename", "receipt"])
 def test_a_worker_of_a_replaced_plan(forge: Forge, tmp_path: Path, where: str) -> None:
-    """It was paused while another run replaced the plan, and goes on: nothing of it may count for the new one.
+    """A worker pauses while another run replaces the plan, then continues; its results must not enter the new plan.
 
-    The new input has the same names and sizes, so that sizes alone would not tell the outputs apart.
+    The new input has the same names and sizes, so that sizes alone do not distinguish the outputs.
     """
     source, output, fresh = tmp_path / "in", tmp_path / "out", tmp_path / "fresh"
     source.mkdir()
@@ -86,10 +86,10 @@ def test_a_worker_of_a_replaced_plan(forge: Forge, tmp_path: Path, where: str) -
 
 
 @pytest.mark.parametrize("where", ["link .*/plan.json", "link .*/planning.json"], ids=["planning", "before"])
-def test_two_runs_that_want_different_things(forge: Forge, extracted: Path, tmp_path: Path, where: str) -> None:
-    """Neither was told to replace: the plan that is first stands, and the other run is refused.
+def test_two_runs_with_different_parameters(forge: Forge, extracted: Path, tmp_path: Path, where: str) -> None:
+    """Without `--replace` the first plan counts, and the other run is refused.
 
-    The other comes while there is no plan: the first is making it, or begins after that look.
+    The other run finds no plan: the first run is still making it, or starts after the other run's check.
     """
     output, fresh = tmp_path / "out", tmp_path / "fresh"
     options = ["--processes", 1, "--target-files"]
@@ -104,7 +104,7 @@ def test_two_runs_that_want_different_things(forge: Forge, extracted: Path, tmp_
         first = forge.start(commands[0], stop_at(output, where))
         assert first.wait() == "stopped", first.output
         second = forge.start(commands[1])
-        assert second.poll(0.5) is None  # it waits for the planner
+        assert second.poll(0.5) is None  # the second run waits for the planner
         os.kill(first.pid, signal.SIGCONT)
     assert second.wait() == 2, second.output
     assert "target files: 2 -> 3" in second.output
@@ -114,7 +114,7 @@ def test_two_runs_that_want_different_things(forge: Forge, extracted: Path, tmp_
 
 
 def test_a_killed_child(forge: Forge, tmp_path: Path) -> None:
-    """One of two child processes is killed, as a kernel short of memory does: no hang, and a retry is worth it."""
+    """One of two child processes is killed, as a kernel short of memory does: no hang, and an exit code for a retry."""
     source, output, fresh = tmp_path / "in", tmp_path / "out", tmp_path / "fresh"
     source.mkdir()
     for i in range(60):
@@ -124,14 +124,14 @@ def test_a_killed_child(forge: Forge, tmp_path: Path) -> None:
     child = 0
     while not child and run.poll() is None:
         time.sleep(0.01)
-        begun = [p.name for p in (output / ".tokenmill" / "extract" / "attempts").glob("*~*")]
-        pids = {int(name.rpartition("~")[2].split("-")[0]) for name in begun}
+        attempts = [p.name for p in (output / ".tokenmill" / "extract" / "attempts").glob("*~*")]
+        pids = {int(name.rpartition("~")[2].split("-")[0]) for name in attempts}
         child = next(iter(pids & set(group_members(run.pid))), 0)
     assert child, wait_for_exit(run)
     os.kill(child, signal.SIGKILL)
-    code, said = wait_for_exit(run)
-    assert code not in (0, 2), said
-    assert "worker process died" in said and "memory limit" in said and "Traceback" not in said
+    code, log = wait_for_exit(run)
+    assert code not in (0, 2), log
+    assert "worker process died" in log and "memory limit" in log and "Traceback" not in log
     assert wait_for_group_end(run.pid)
     assert not (output / ".tokenmill" / "extract" / "manifest.json").exists()
     forge.complete(command)
@@ -165,8 +165,8 @@ class Kills(Stage):
 
     def do(self, unit, workspace, shared):
         names = (unit.id, {"short": "long", "long": "short"}[unit.id])
-        mine, other = map(Path(__file__).with_name, names)
-        mine.write_text(str(os.getpid()))
+        own, other = map(Path(__file__).with_name, names)
+        own.write_text(str(os.getpid()))
         while unit.id == "short" and not other.exists():
             time.sleep(0.01)
         if unit.id == "long":
@@ -185,8 +185,8 @@ if __name__ == "__main__":
 """
 
 
-def test_a_child_that_is_killed_while_it_waits_holds_nobody_up(tmp_path: Path) -> None:
-    """It has the lock of the queue from which the others take their units."""
+def test_a_child_killed_while_it_waits_blocks_no_other(tmp_path: Path) -> None:
+    """The killed child holds the lock of the queue from which the others take their units."""
     (tmp_path / "kills.py").write_text(KILLS)
     run = subprocess.Popen(
         [sys.executable, tmp_path / "kills.py"],
@@ -195,19 +195,19 @@ def test_a_child_that_is_killed_while_it_waits_holds_nobody_up(tmp_path: Path) -
         start_new_session=True,
         text=True,
     )
-    code, said = wait_for_exit(run)
-    assert code == 1 and "kills of long failed: a worker process died" in said, said
+    code, log = wait_for_exit(run)
+    assert code == 1 and "kills of long failed: a worker process died" in log, log
     assert wait_for_group_end(run.pid)
 
 
 def test_the_last_line_of_a_killed_worker_names_unit_and_limit(forge: Forge, corpus: Path, tmp_path: Path) -> None:
-    """It is all that is left of a pod that used more memory than it may."""
+    """A pod that used more memory than its limit leaves only this line."""
     output = tmp_path / "out"
     run = forge.run(["extract", corpus, output, "--processes", 1], kill_at(output, "open .*/attempts/.*out-0"))
     assert run.exit == -signal.SIGKILL
-    [left] = (output / ".tokenmill" / "extract" / "attempts").glob("*~*")
+    [attempt] = (output / ".tokenmill" / "extract" / "attempts").glob("*~*")
     last = run.output.splitlines()[-1]
-    assert f"running: {left.name.partition('~')[0]} (" in last and "memory limit" in last
+    assert f"running: {attempt.name.partition('~')[0]} (" in last and "memory limit" in last
 
 
 def test_one_of_eight_workers_lists_the_source(forge: Forge, shards: dict[str, bytes], tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def test_one_of_eight_workers_lists_the_source(forge: Forge, shards: dict[str, b
 
 
 def test_the_lease_of_a_killed_planner(forge: Forge, shards: dict[str, bytes], tmp_path: Path) -> None:
-    """It dies while it lists the source; those who wait take over, and one of them lists again."""
+    """The planner dies while it lists the source; a waiting worker takes over, and only one lists again."""
     output = tmp_path / "out"
     with Hub() as hub:
         hub.add_dataset(REPOSITORY, shards)

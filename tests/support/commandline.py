@@ -46,7 +46,9 @@ def _environment(more: dict[str, str]) -> dict[str, str]:
     return clean | {"HF_HOME": _home(), "NO_PROXY": "*"} | more
 
 
-def start(*arguments: Any, hub: Hub | None = None, real_backoff: bool = False, **environment: str) -> subprocess.Popen[str]:
+def start(
+    *arguments: Any, hub: Hub | None = None, real_backoff: bool = False, **environment: str
+) -> subprocess.Popen[str]:
     """Start a command."""
     if hub:
         environment["HF_ENDPOINT"] = hub.endpoint
@@ -141,5 +143,5 @@ def run_many(
         text=True,
         check=True,
     )
-    ended, modules = json.loads(process.stdout)
-    return [CommandResult(*fields) for fields in ended], set(modules)
+    results, modules = json.loads(process.stdout)
+    return [CommandResult(*fields) for fields in results], set(modules)

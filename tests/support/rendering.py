@@ -44,10 +44,10 @@ def corpora_on_hardware() -> list[tuple[Path, ...]]:
 def validate_manifests(*renders: str) -> None:
     """Check renders against the API server's schemas; the kinds of Kubeflow Trainer 2 have no schemas here."""
     options = ["-schema-location", str(SCHEMAS), "-skip", "TrainJob,TrainingRuntime"]
-    done = subprocess.run(
+    result = subprocess.run(
         [TOOLS / "kubeconform", *options], input="\n---\n".join(renders), text=True, capture_output=True, check=False
     )
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert result.returncode == 0, result.stdout + result.stderr
 
 
 def helm(*arguments: Any, program: str = "helm", directory: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -67,9 +67,9 @@ def render_text(stage: str, *files: Path, program: str = "helm", **settings: Any
     if not any("root:" in file.read_text() for file in files):
         values = REQUIRED[stage] + values
     flags = [part for file in files for part in ("-f", file)] + [part for pair in values for part in ("--set", pair)]
-    done = helm("template", "release", ROOT / f"charts/dataset-{stage}", *flags, program=program)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    result = helm("template", "release", ROOT / f"charts/dataset-{stage}", *flags, program=program)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
 def documents_of(text: str) -> list[Any]:
@@ -79,9 +79,9 @@ def documents_of(text: str) -> list[Any]:
 
 def training(*files: Path, program: str = "helm", release: str = "megatron-training", **settings: Any) -> list[Any]:
     """Render the training chart with files of values, and with settings in the form of `--set`."""
-    done = run_training_render(*files, program=program, release=release, **settings)
-    assert done.returncode == 0, done.stderr
-    return documents_of(done.stdout)
+    result = run_training_render(*files, program=program, release=release, **settings)
+    assert result.returncode == 0, result.stderr
+    return documents_of(result.stdout)
 
 
 def run_training_render(

@@ -27,9 +27,9 @@ def renders() -> Iterator[tuple[str, list[dict[str, Any]]]]:
             flags = [part for file in files for part in ("-f", file)]
             values = settings | ({} if chart.name == "shared-storage" else {"image.digest": DIGEST})
             flags += [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
-            done = helm("template", "release", chart, *flags)
-            assert done.returncode == 0, f"{name}: {done.stderr}"
-            yield name, [document for document in yaml.load_all(done.stdout, Loader=LOADER) if document]
+            result = helm("template", "release", chart, *flags)
+            assert result.returncode == 0, f"{name}: {result.stderr}"
+            yield name, [document for document in yaml.load_all(result.stdout, Loader=LOADER) if document]
 
 
 def _cases(chart: Path) -> Iterator[tuple[str, list[Path], dict[str, Any]]]:

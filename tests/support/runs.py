@@ -219,8 +219,8 @@ def receipts(output: Path, stage: str) -> Receipts:
 
 def assert_kept(before: Receipts, after: Receipts) -> None:
     """Check that units with a receipt did not run again."""
-    again = sorted(name for name in before if after.get(name) != before[name])
-    assert not again, f"units that ran twice: {again}"
+    repeated = sorted(name for name in before if after.get(name) != before[name])
+    assert not repeated, f"units that ran twice: {repeated}"
 
 
 def receipt(output: Path, stage: str, unit: str) -> dict[str, Any]:

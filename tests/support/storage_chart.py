@@ -21,9 +21,9 @@ def template(overlay: str, *arguments: str, chart: Path = CHART, program: str = 
 
 def render(overlay: str, *arguments: str, program: str = "helm", **settings: Any) -> list[dict[str, Any]]:
     """Return the rendered documents without their labels, which are always the same."""
-    done = template(overlay, *arguments, program=program, **settings)
-    assert done.returncode == 0, done.stderr
-    documents = [document for document in yaml.safe_load_all(done.stdout) if document]
+    result = template(overlay, *arguments, program=program, **settings)
+    assert result.returncode == 0, result.stderr
+    documents = [document for document in yaml.safe_load_all(result.stdout) if document]
     for document in documents:
         assert document["metadata"].pop("labels")["app.kubernetes.io/instance"] == "storage"
     return documents

@@ -106,10 +106,10 @@ def write(file: Path, data: bytes, mtime: float) -> None:
     os.utime(file, (mtime, mtime))
 
 
-def save(path: Path, iteration: int | str, *, ranks: int = 2, steps: int = 99, at: float | None = None) -> Path:
+def save(path: Path, iteration: int | str, *, ranks: int = 2, steps: int = 99, mtime: float | None = None) -> Path:
     """Perform the first `steps` of a save: one file per rank, .metadata, metadata.json, the tracker."""
     name = iteration if isinstance(iteration, str) else f"iter_{iteration:07d}"
-    started = NOW + (0 if isinstance(iteration, str) else iteration * 60) if at is None else at
+    started = NOW + (0 if isinstance(iteration, str) else iteration * 60) if mtime is None else mtime
     data = {f"__{rank}_0.distcp": name.encode() * (10 + rank) for rank in range(ranks)}
     config = json.dumps({"sharded_backend": "torch_dist", "sharded_backend_version": 1}).encode()
     directory = path / name

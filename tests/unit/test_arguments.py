@@ -1,4 +1,4 @@
-"""Megatron-LM's command line: every preset's words are words that it takes, and say what the settings say."""
+"""The arguments of every preset: Megatron-LM's parser accepts them, and their values are those of the settings."""
 
 from pathlib import Path
 from typing import Any
@@ -50,85 +50,98 @@ def settings(model: str = "125m", *, changed: dict[str, Any] | None = None, **se
     return derive_settings(msgspec.convert(base | sections, Settings))
 
 
-def words(*, model: str = "125m", **sections: Any) -> dict[str, list[Any]]:
+def parse_arguments(*, model: str = "125m", **sections: Any) -> dict[str, list[Any]]:
     return parse(megatron_arguments(settings(model, **sections), DATA))
 
 
 @pytest.mark.parametrize("name", preset_names())
-def test_every_preset_composes_what_megatron_takes(name: str) -> None:
+def test_every_preset_gives_valid_arguments(name: str) -> None:
     model = load_preset(name)
     for sections in ({}, EVERYTHING, *({"parallelism": {"recomputeGranularity": g}} for g in ("none", "full"))):
-        found = words(model=name, **sections)
-        assert found["--num-layers"] == [model.num_layers]
-        assert found["--hidden-size"] == [model.hidden_size]
-        assert found["--num-attention-heads"] == [model.num_attention_heads]
-        assert found["--tensor-model-parallel-size"] == [model.tensor_model_parallel_size]
-        assert found["--pipeline-model-parallel-size"] == [model.pipeline_model_parallel_size]
-        assert found["--lr"] == [model.learning_rate]
-        assert ("--num-query-groups" in found) == ("--group-query-attention" in found) == bool(model.num_query_groups)
-        assert ("--num-experts" in found) == ("--expert-model-parallel-size" in found) == bool(model.num_experts)
-        assert ("--rotary-base" in found) == (model.position_embedding == "rope")
-        assert ("--swiglu" in found) == (model.activation == "swiglu")
-        assert ("--disable-bias-linear" in found) != model.add_bias_linear
-        assert ("--sequence-parallel" in found) == (model.tensor_model_parallel_size > 1)
+        arguments = parse_arguments(model=name, **sections)
+        assert arguments["--num-layers"] == [model.num_layers]
+        assert arguments["--hidden-size"] == [model.hidden_size]
+        assert arguments["--num-attention-heads"] == [model.num_attention_heads]
+        assert arguments["--tensor-model-parallel-size"] == [model.tensor_model_parallel_size]
+        assert arguments["--pipeline-model-parallel-size"] == [model.pipeline_model_parallel_size]
+        assert arguments["--lr"] == [model.learning_rate]
+        assert (
+            ("--num-query-groups" in arguments)
+            == ("--group-query-attention" in arguments)
+            == bool(model.num_query_groups)
+        )
+        assert (
+            ("--num-experts" in arguments) == ("--expert-model-parallel-size" in arguments) == bool(model.num_experts)
+        )
+        assert ("--rotary-base" in arguments) == (model.position_embedding == "rope")
+        assert ("--swiglu" in arguments) == (model.activation == "swiglu")
+        assert ("--disable-bias-linear" in arguments) != model.add_bias_linear
+        assert ("--sequence-parallel" in arguments) == (model.tensor_model_parallel_size > 1)
 
 
 @pytest.mark.parametrize("name", preset_names())
-def test_every_preset_composes_for_a_cpu_too(name: str) -> None:
-    found = words(model=name, trainer={"backend": "gloo"})
-    assert found["--distributed-backend"] == ["gloo"] and found["--transformer-impl"] == ["local"]
+def test_every_preset_supports_a_cpu(name: str) -> None:
+    arguments = parse_arguments(model=name, trainer={"backend": "gloo"})
+    assert arguments["--distributed-backend"] == ["gloo"] and arguments["--transformer-impl"] == ["local"]
 
 
-def test_everything_that_can_be_said_is_said() -> None:
-    found = words(model="mixtral-8x7b", changed={"ropeScalingFactor": 8, "expertFfnHiddenSize": 512}, **EVERYTHING)
-    assert found["--iterations-to-skip"] == [7, 8]
-    assert found["--recompute-granularity"] == ["full"]
-    assert found["--recompute-method"] == ["uniform"] and found["--recompute-num-layers"] == [1]
-    assert found["--lr-decay-style"] == ["WSD"]
-    assert found["--exit-duration-in-mins"] == [60]
-    assert found["--tensorboard-dir"] == ["/logs"]
-    assert found["--moe-ffn-hidden-size"] == [512] and found["--rope-scaling-factor"] == [8.0]
+def test_every_setting_has_an_argument() -> None:
+    arguments = parse_arguments(
+        model="mixtral-8x7b", changed={"ropeScalingFactor": 8, "expertFfnHiddenSize": 512}, **EVERYTHING
+    )
+    assert arguments["--iterations-to-skip"] == [7, 8]
+    assert arguments["--recompute-granularity"] == ["full"]
+    assert arguments["--recompute-method"] == ["uniform"] and arguments["--recompute-num-layers"] == [1]
+    assert arguments["--lr-decay-style"] == ["WSD"]
+    assert arguments["--exit-duration-in-mins"] == [60]
+    assert arguments["--tensorboard-dir"] == ["/logs"]
+    assert arguments["--moe-ffn-hidden-size"] == [512] and arguments["--rope-scaling-factor"] == [8.0]
     flags = {"--use-sharp", "--fp16", "--reset-position-ids", "--reset-attention-mask", "--eod-mask-loss"}
     flags |= {"--check-for-spiky-loss", "--no-check-for-nan-in-loss-and-grad", "--dist-ckpt-optim-fully-reshardable"}
     flags |= {"--async-save", "--use-persistent-ckpt-worker", "--use-rope-scaling"}
-    assert flags <= found.keys()
-    assert not {"--bf16", "--no-create-attention-mask-in-dataloader"} & found.keys()
+    assert flags <= arguments.keys()
+    assert not {"--bf16", "--no-create-attention-mask-in-dataloader"} & arguments.keys()
 
 
-def test_nothing_is_said_twice_or_for_nothing() -> None:
-    found = words()
-    assert found["--bf16"] == [] and "--fp16" not in found
+def test_unused_settings_have_no_argument() -> None:
+    arguments = parse_arguments()
+    assert arguments["--bf16"] == [] and "--fp16" not in arguments
     assert (
-        not {"--recompute-method", "--async-save", "--tensorboard-dir", "--use-sharp", "--kv-channels"} & found.keys()
+        not {"--recompute-method", "--async-save", "--tensorboard-dir", "--use-sharp", "--kv-channels"}
+        & arguments.keys()
     )
-    assert found["--data-path"] == ["0.25", "/data/a", "0.75", "/data/b"]
-    assert found["--min-lr"] == [pytest.approx(6e-5)]
+    assert arguments["--data-path"] == ["0.25", "/data/a", "0.75", "/data/b"]
+    assert arguments["--min-lr"] == [pytest.approx(6e-5)]
 
 
-def test_asynchronous_saves_come_with_the_worker_they_need() -> None:
-    found = words(checkpoint={"path": "/c", "asynchronous": True})
-    assert {"--async-save", "--use-persistent-ckpt-worker"} <= found.keys()
+def test_asynchronous_saves_use_a_persistent_worker() -> None:
+    arguments = parse_arguments(checkpoint={"path": "/c", "asynchronous": True})
+    assert {"--async-save", "--use-persistent-ckpt-worker"} <= arguments.keys()
 
 
-def test_other_weights_are_for_a_run_without_a_checkpoint_of_its_own() -> None:
-    assert "--pretrained-checkpoint" not in words()
-    found = words(checkpoint={"path": "/c", "loadPath": "/other"})
-    assert (found["--save"], found["--load"], found["--pretrained-checkpoint"]) == (["/c"], ["/c"], ["/other"])
+def test_load_path_sets_the_pretrained_checkpoint() -> None:
+    assert "--pretrained-checkpoint" not in parse_arguments()
+    arguments = parse_arguments(checkpoint={"path": "/c", "loadPath": "/other"})
+    assert (arguments["--save"], arguments["--load"], arguments["--pretrained-checkpoint"]) == (
+        ["/c"],
+        ["/c"],
+        ["/other"],
+    )
 
 
-def test_extra_arguments_come_last_and_win() -> None:
+def test_extra_arguments_override_others() -> None:
     composed = megatron_arguments(settings(extraArgs=["--lr", "0.5", "--fp8-format", "hybrid"]), DATA)
     assert composed[-4:] == ["--lr", "0.5", "--fp8-format", "hybrid"]
     assert parse(composed, repeats=["--lr"])["--lr"] == [0.5]
 
 
 @pytest.mark.parametrize("number", [1e-5, 6e-5, 1e-12, 0.1, 1e6])
-def test_numbers_are_written_so_that_they_come_back(number: float) -> None:
-    assert words(training={"nodes": 16, "learningRate": number})["--lr"] == [number]
+def test_numbers_survive_a_round_trip(number: float) -> None:
+    assert parse_arguments(training={"nodes": 16, "learningRate": number})["--lr"] == [number]
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "arguments",
     [
         ["--num-layer", "2"],
         ["--num-layers"],
@@ -143,6 +156,6 @@ def test_numbers_are_written_so_that_they_come_back(number: float) -> None:
         ["2"],
     ],
 )
-def test_the_parser_takes_nothing_else(wrong: list[str]) -> None:
+def test_parser_refuses_the_rest(arguments: list[str]) -> None:
     with pytest.raises(InvalidArguments):
-        parse(wrong)
+        parse(arguments)

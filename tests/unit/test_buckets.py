@@ -1,4 +1,4 @@
-"""Buckets as sources, against servers that keep objects: moto for s3://, Azurite (where there is node) for az://."""
+"""Buckets as sources, against test servers: moto for s3://, Azurite (if node is installed) for az://."""
 
 import json
 import os
@@ -20,11 +20,11 @@ ROOT = Path(__file__).parents[2]
 AZURITE = ROOT / ".cache/azurite/node_modules/azurite/dist/src/blob/main.js"
 TOKENIZER = ROOT / "tests/conformance/tokenizers/tiny"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
-"""Of the account that every Azure emulator has."""
+"""The account key that every Azure emulator has."""
 
 
 class Store(NamedTuple):
-    """A bucket: its address, what the environment says of its server, and ways to change what it holds."""
+    """A bucket: its URI, the environment variables of its server, and functions that change its objects."""
 
     uri: str
     environment: dict[str, str]
@@ -43,7 +43,7 @@ class Store(NamedTuple):
 
 @pytest.fixture(scope="module")
 def s3_server() -> Iterator[str]:
-    """Return the address of a server of S3."""
+    """Return the address of an S3 server."""
     from moto.server import ThreadedMotoServer
 
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
@@ -55,7 +55,7 @@ def s3_server() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def azure_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Return the connection string of a server of Azure Blob Storage."""
+    """Return the connection string of an Azure Blob Storage server."""
     node = shutil.which("node")
     if node is None or not AZURITE.exists():
         pytest.skip("no node, or no Azurite (make azurite)")
@@ -72,7 +72,7 @@ def azure_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(params=["s3", "az"])
 def store(request: pytest.FixtureRequest) -> Store:
-    """Return an empty bucket of its own."""
+    """Return a new, empty bucket."""
     name = f"bucket-{time.monotonic_ns()}"
     if request.param == "s3":
         import boto3
@@ -101,7 +101,7 @@ def store(request: pytest.FixtureRequest) -> Store:
 
 
 def lines(name: str, count: int = 100) -> bytes:
-    """Return records that are different for every name, of one length for names of one length."""
+    """Return records that differ for every name; names of equal length give records of equal length."""
     return (json.dumps({"text": f"of {name}"}) + "\n").encode() * count
 
 
@@ -111,12 +111,12 @@ FILES = {
 }
 
 
-def test_a_bucket_is_fetched_whole_or_in_part_with_the_right_bytes(store: Store, tmp_path: Path) -> None:
+def test_bucket_downloads_all_or_selected_files(store: Store, tmp_path: Path) -> None:
     store.fill(FILES)
-    store.put("corpus/train/", b"")  # what consoles make to show a folder
+    store.put("corpus/train/", b"")  # the folder marker that cloud consoles create
     store.put("corpus2/x.jsonl", b"{}\n")
     source = f"{store.uri}/corpus"
-    for output, wanted, options in (
+    for output, expected, options in (
         ("train", ["train/a.jsonl", "train/b.jsonl"], []),
         ("test", ["test/t.jsonl"], ["--split", "test"]),
         ("all", sorted(FILES), ["--split", "any", "--include", "*"]),
@@ -124,28 +124,30 @@ def test_a_bucket_is_fetched_whole_or_in_part_with_the_right_bytes(store: Store,
     ):
         ended = store.run("download", source, tmp_path / output, "--layout", "tree", *options)
         assert ended.code == 0, ended.err
-        found = data_of(tmp_path / output)
-        assert sorted(found.values()) == sorted(FILES[name] for name in wanted)
-        assert {name for name in found if name.isascii() and " " not in name} >= {n for n in wanted if "%" not in n}
-    one = store.run("download", f"{source}/train/a.jsonl", tmp_path / "one")
-    assert one.code == 0 and data_of(tmp_path / "one") == {"a.jsonl": FILES["train/a.jsonl"]}
+        downloaded = data_of(tmp_path / output)
+        assert sorted(downloaded.values()) == sorted(FILES[name] for name in expected)
+        assert {name for name in downloaded if name.isascii() and " " not in name} >= {
+            n for n in expected if "%" not in n
+        }
+    single = store.run("download", f"{source}/train/a.jsonl", tmp_path / "one")
+    assert single.code == 0 and data_of(tmp_path / "one") == {"a.jsonl": FILES["train/a.jsonl"]}
     assert tokenmill("verify", tmp_path / "all").code == 0
     assert store.run("download", source, tmp_path / "train", "--layout", "tree", "--json").result["units_done_now"] == 0
 
 
-def half_done(store: Store, output: Path) -> list[str]:
-    """Let one of two workers do its share; return the keys of what is left to the other."""
+def download_half(store: Store, output: Path) -> list[str]:
+    """Run one of two workers; return the keys of the objects that remain for the other worker."""
     files = {f"{number}.jsonl": lines(f"number {number}") for number in range(6)}
     store.fill(files)
     ended = store.run("download", f"{store.uri}/corpus", output, "--workers", 2, "--worker-index", 1)
     assert ended.code == 0, ended.err
-    left = sorted(files.keys() - data_of(output).keys())
-    assert len(left) == 3
-    return [f"corpus/{name}" for name in left]
+    remaining = sorted(files.keys() - data_of(output).keys())
+    assert len(remaining) == 3
+    return [f"corpus/{name}" for name in remaining]
 
 
-def test_an_object_of_the_same_size_put_in_place_of_another_is_not_taken_for_it(store: Store, tmp_path: Path) -> None:
-    for key in half_done(store, tmp_path / "out"):
+def test_replaced_object_of_the_same_size_is_refused(store: Store, tmp_path: Path) -> None:
+    for key in download_half(store, tmp_path / "out"):
         store.put(key, lines("another!"))
     ended = store.run("download", f"{store.uri}/corpus", tmp_path / "out", "--workers", 2)
     assert ended.code == 2 and "changed since it was planned" in ended.err, ended.err
@@ -153,16 +155,16 @@ def test_an_object_of_the_same_size_put_in_place_of_another_is_not_taken_for_it(
     assert lines("another!") not in data_of(tmp_path / "out").values()
 
 
-def test_an_object_that_is_deleted_after_it_was_listed_fails_by_name(store: Store, tmp_path: Path) -> None:
-    gone, *_ = half_done(store, tmp_path / "out")
-    store.delete(gone)
+def test_object_deleted_after_the_listing_is_named(store: Store, tmp_path: Path) -> None:
+    deleted, *_ = download_half(store, tmp_path / "out")
+    store.delete(deleted)
     ended = store.run("download", f"{store.uri}/corpus", tmp_path / "out", "--workers", 2)
     assert ended.code == 2 and "the object was deleted from the bucket" in ended.err, ended.err
-    assert Path(gone).name in ended.err and "HF_TOKEN" not in ended.err
+    assert Path(deleted).name in ended.err and "HF_TOKEN" not in ended.err
     assert len(data_of(tmp_path / "out")) == 5
 
 
-def test_a_killed_download_goes_on(store: Store, tmp_path: Path) -> None:
+def test_killed_download_resumes(store: Store, tmp_path: Path) -> None:
     content = lines("something large", 800_000)
     store.fill({"big.jsonl": content})
     command = ("download", f"{store.uri}/corpus", tmp_path / "out")
@@ -178,31 +180,31 @@ def test_a_killed_download_goes_on(store: Store, tmp_path: Path) -> None:
     assert data_of(tmp_path / "out") == {"big.jsonl": content}
 
 
-def test_what_is_not_there_or_not_allowed_is_refused_by_name(store: Store, tmp_path: Path) -> None:
+def test_missing_or_forbidden_objects_are_refused(store: Store, tmp_path: Path) -> None:
     store.fill(FILES)
     for source in (f"{store.uri}/nothing", f"{store.uri}nothing/corpus", f"{store.uri}nothing"):
         ended = store.run("download", source, tmp_path / "out")
         assert ended.code == 2 and f"there are no files at {source}" in ended.err, ended.err
     wrong = {word: value.replace("AccountKey=Eby8", "AccountKey=Eby9") for word, value in store.environment.items()}
-    if store.uri.startswith("s3"):  # moto lets everybody in, but for those who come without a name
+    if store.uri.startswith("s3"):  # moto accepts any credentials, but requires some
         wrong = {"AWS_ENDPOINT_URL": store.environment["AWS_ENDPOINT_URL"], "AWS_EC2_METADATA_DISABLED": "true"}
     ended = tokenmill("download", f"{store.uri}/corpus", tmp_path / "out", **wrong)
     assert ended.code == 2 and "check the address and the credentials" in ended.err, ended.err
     assert "not-to-be-printed" not in ended.err and KEY not in ended.err
 
 
-def test_preprocess_reads_a_bucket_as_it_reads_a_directory(store: Store, tmp_path: Path) -> None:
+def test_preprocess_reads_a_bucket_like_a_directory(store: Store, tmp_path: Path) -> None:
     files = {f"{number}.jsonl": lines(f"number {number}") for number in range(3)}
     store.fill(files)
     local = tmp_path / "local"
     local.mkdir()
     for name, data in files.items():
         (local / name).write_bytes(data)
-    made = {}
+    outputs = {}
     for output, source in (("from-disk", str(local)), ("from-bucket", f"{store.uri}/corpus")):
         ended = store.run(
             "preprocess", source, tmp_path / output, "--tokenizer", TOKENIZER, "--processes", 1, "--encoder", "hf"
         )
         assert ended.code == 0, ended.err
-        made[output] = {path.name: path.read_bytes() for path in (tmp_path / output).glob("*_document.*")}
-    assert len(made["from-bucket"]) == 6 and made["from-bucket"] == made["from-disk"]
+        outputs[output] = {path.name: path.read_bytes() for path in (tmp_path / output).glob("*_document.*")}
+    assert len(outputs["from-bucket"]) == 6 and outputs["from-bucket"] == outputs["from-disk"]

@@ -1,4 +1,4 @@
-"""check_pair notices each kind of damage, names the place, and is silent about a sound pair."""
+"""check_pair detects each kind of damage, names its location, and accepts a valid pair."""
 
 import io
 import struct
@@ -43,14 +43,14 @@ def receipt(prefix: Path) -> dict[str, Any]:
     }
 
 
-def put(path: Path, at: int, layout: str, *values: int) -> None:
+def put(path: Path, offset: int, layout: str, *values: int) -> None:
     """Overwrite part of a file in place."""
     data = bytearray(path.read_bytes())
-    struct.pack_into(layout, data, at, *values)
+    struct.pack_into(layout, data, offset, *values)
     path.write_bytes(data)
 
 
-def found(prefix: Path, **options: Any) -> str:
+def find_problems(prefix: Path, **options: Any) -> str:
     options = {"vocab_size": VOCABULARY, "eod": EOD} | options
     return "\n".join(str(problem) for problem in check_pair(prefix, **options))
 
@@ -63,7 +63,7 @@ def pair(tmp_path: Path) -> Path:
 
 @pytest.fixture(params=["one block", "many blocks"])
 def _blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let files be smaller and larger than what is in memory at once."""
+    """Test files that are smaller and larger than one block in memory."""
     if request.param == "many blocks":
         monkeypatch.setattr(check, "BLOCK", 8)
         monkeypatch.setattr(check, "CHUNK", 2)
@@ -72,7 +72,7 @@ def _blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.usefixtures("_blocks")
 @pytest.mark.parametrize("lengths", [LENGTHS, [1], [0, 0], []])
 @pytest.mark.parametrize("eod", [EOD, None])
-def test_a_sound_pair_has_no_problems(tmp_path: Path, lengths: list[int], eod: int | None) -> None:
+def test_valid_pair_has_no_problems(tmp_path: Path, lengths: list[int], eod: int | None) -> None:
     write_pair(tmp_path / "p", lengths, eod)
     expected = receipt(tmp_path / "p")
     assert check_pair(tmp_path / "p", vocab_size=VOCABULARY, eod=eod, expected=expected) == []
@@ -80,14 +80,14 @@ def test_a_sound_pair_has_no_problems(tmp_path: Path, lengths: list[int], eod: i
 
 
 @pytest.mark.usefixtures("_blocks")
-def test_megatrons_own_pair_has_no_problems() -> None:
+def test_megatron_pair_has_no_problems() -> None:
     prefix = Path(__file__).parents[1] / "conformance/small-tiny_text_document"
     assert check_pair(prefix, vocab_size=4096, eod=0) == []
 
 
 @pytest.mark.usefixtures("_blocks")
 @pytest.mark.parametrize(
-    ("at", "layout", "value", "messages"),
+    ("offset", "layout", "value", "messages"),
     [
         (0, "<B", 0x4E, ["begins with"]),
         (9, "<Q", 2, ["version 2"]),
@@ -106,42 +106,44 @@ def test_megatrons_own_pair_has_no_problems() -> None:
         (DOCUMENTS + 56, "<q", 6, ["end at 6, not at the number of sequences, 5"]),
     ],
 )
-def test_a_wrong_field_of_the_index(pair: Path, at: int, layout: str, value: int, messages: list[str]) -> None:
-    put(Path(f"{pair}.idx"), at, layout, value)
+def test_wrong_field_of_the_index(pair: Path, offset: int, layout: str, value: int, messages: list[str]) -> None:
+    put(Path(f"{pair}.idx"), offset, layout, value)
     for full in (True, False):
         for message in messages:
-            assert message in found(pair, full=full)
+            assert message in find_problems(pair, full=full)
 
 
-def test_a_flipped_byte_is_found_by_its_hash(pair: Path) -> None:
+def test_flipped_byte_changes_the_hash(pair: Path) -> None:
     expected = receipt(pair)
     data = Path(f"{pair}.bin").read_bytes()
     put(Path(f"{pair}.bin"), 2, "<B", data[2] ^ 1)
-    assert found(pair) == ""
-    assert found(pair, expected=expected, full=False) == ""
-    assert "p.bin: its content changed after it was written" in found(pair, expected=expected)
+    assert find_problems(pair) == ""
+    assert find_problems(pair, expected=expected, full=False) == ""
+    assert "p.bin: its content changed after it was written" in find_problems(pair, expected=expected)
 
 
-def test_a_truncated_bin(pair: Path) -> None:
+def test_truncated_bin(pair: Path) -> None:
     expected = receipt(pair)
     for size in (39, 38, 0):
         with Path(f"{pair}.bin").open("r+b") as file:
             file.truncate(size)
-        assert f"p.bin: it has {size} bytes, but p.idx requires 40" in found(pair)
-        assert f"p.bin: it has {size} bytes, but its receipt has 40" in found(pair, expected=expected, full=False)
+        assert f"p.bin: it has {size} bytes, but p.idx requires 40" in find_problems(pair)
+        assert f"p.bin: it has {size} bytes, but its receipt has 40" in find_problems(
+            pair, expected=expected, full=False
+        )
 
 
-def test_a_truncated_index(pair: Path) -> None:
+def test_truncated_index(pair: Path) -> None:
     expected = receipt(pair)
     Path(f"{pair}.idx").write_bytes(Path(f"{pair}.idx").read_bytes()[:-8])
-    assert "bytes, but 5 sequences and 8 document indices need" in found(pair)
-    assert "its receipt has" in found(pair, expected=expected)
+    assert "bytes, but 5 sequences and 8 document indices need" in find_problems(pair)
+    assert "its receipt has" in find_problems(pair, expected=expected)
 
 
 @pytest.mark.parametrize("suffix", [".bin", ".idx"])
-def test_a_missing_file(pair: Path, suffix: str) -> None:
+def test_missing_file(pair: Path, suffix: str) -> None:
     Path(f"{pair}{suffix}").unlink()
-    assert f"p{suffix}: missing" in found(pair)
+    assert f"p{suffix}: missing" in find_problems(pair)
 
 
 @pytest.mark.usefixtures("_blocks")
@@ -153,37 +155,37 @@ def test_ids_outside_the_vocabulary(tmp_path: Path, dtype: Any, layout: str, val
     # Documents 0 and 2 have 4 and 6 tokens with EOD: tokens 6 and 12 of the file are 2/2 and 4/0.
     for token in (6, 12):
         put(tmp_path / "p.bin", token * np.dtype(dtype).itemsize, layout, value)
-    message = found(tmp_path / "p", vocab_size=vocabulary)
+    message = find_problems(tmp_path / "p", vocab_size=vocabulary)
     assert f"token 2 of document 2 has the id {value}, outside 0..{vocabulary - 1}; 2 ids in all" in message
-    assert found(tmp_path / "p", vocab_size=vocabulary, full=False) == ""
+    assert find_problems(tmp_path / "p", vocab_size=vocabulary, full=False) == ""
 
 
 def test_negative_ids_without_a_vocabulary(tmp_path: Path) -> None:
     write_pair(tmp_path / "p", LENGTHS, dtype="int32")
     put(tmp_path / "p.bin", 0, "<i", -1)
-    assert "token 0 of document 0 has the id -1" in found(tmp_path / "p", vocab_size=None)
+    assert "token 0 of document 0 has the id -1" in find_problems(tmp_path / "p", vocab_size=None)
 
 
 @pytest.mark.usefixtures("_blocks")
 def test_documents_without_eod(pair: Path) -> None:
     for token in (11, 16):  # the last tokens of documents 3 and 4
         put(Path(f"{pair}.bin"), token * 2, "<H", 7)
-    assert "document 3 ends with token id 7 instead of EOD 0, as do 2 documents in all" in found(pair)
-    assert found(pair, eod=None) == ""
+    assert "document 3 ends with token id 7 instead of EOD 0, as do 2 documents in all" in find_problems(pair)
+    assert find_problems(pair, eod=None) == ""
 
 
 @pytest.mark.parametrize("other", [[4, 0, 4, 1, 4, 0, 2], [1, 0, 2]])
-def test_an_index_of_another_bin(tmp_path: Path, pair: Path, other: list[int]) -> None:
-    """The first has the same sizes: only the content can tell."""
+def test_index_of_another_bin(tmp_path: Path, pair: Path, other: list[int]) -> None:
+    """The first index has the same sizes: only its content differs."""
     expected = receipt(pair)
     write_pair(tmp_path / "q", other, seed=2)
     (tmp_path / "q.idx").rename(f"{pair}.idx")
-    assert found(pair) != ""
-    assert "p.idx" in found(pair, eod=None, expected=expected)
+    assert find_problems(pair) != ""
+    assert "p.idx" in find_problems(pair, eod=None, expected=expected)
 
 
 @pytest.mark.parametrize("name", ["p.q.0", "p_text_document"])
-def test_a_prefix_may_have_dots(tmp_path: Path, name: str, pair: Path) -> None:
+def test_prefix_may_have_dots(tmp_path: Path, name: str, pair: Path) -> None:
     for suffix in (".bin", ".idx"):
         Path(f"{pair}{suffix}").rename(f"{tmp_path / name}{suffix}")
-    assert found(tmp_path / name) == ""
+    assert find_problems(tmp_path / name) == ""

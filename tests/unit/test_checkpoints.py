@@ -1,4 +1,4 @@
-"""Checkpoints: which are whole, and what is wrong with the others; the commands that say it."""
+"""Checkpoints: which are complete, what is wrong with the others, and the commands that report it."""
 
 import io
 import json
@@ -27,21 +27,26 @@ DATA = Path(__file__).parent / "data"
 REAL = sorted(DATA.glob("torch_dist*"))
 
 
-# -- what is whole
+# -- complete checkpoints
 
 
-def test_a_finished_save_is_whole(tmp_path: Path) -> None:
+def test_finished_save_is_complete(tmp_path: Path) -> None:
     directory = save(tmp_path, 100)
-    found = only_checkpoint(tmp_path, full=True)
-    assert (found.complete, found.state, found.problems, found.finished) == (True, "complete", (), True)
-    assert (found.iteration, found.path, found.mtime) == (100, directory, NOW + 6000 + 3)
-    assert found.bytes == sum(file.stat().st_size for file in directory.iterdir())
-    assert examine_tracked(tmp_path) == found
+    checkpoint = only_checkpoint(tmp_path, full=True)
+    assert (checkpoint.complete, checkpoint.state, checkpoint.problems, checkpoint.finished) == (
+        True,
+        "complete",
+        (),
+        True,
+    )
+    assert (checkpoint.iteration, checkpoint.path, checkpoint.mtime) == (100, directory, NOW + 6000 + 3)
+    assert checkpoint.bytes == sum(file.stat().st_size for file in directory.iterdir())
+    assert examine_tracked(tmp_path) == checkpoint
 
 
 @pytest.mark.parametrize("real", REAL, ids=lambda path: path.name)
-def test_what_megatron_itself_saved_is_whole_and_a_byte_less_is_not(real: Path, tmp_path: Path) -> None:
-    """See data/README.md for how they were made."""
+def test_megatron_checkpoints_are_complete_until_truncated(real: Path, tmp_path: Path) -> None:
+    """See data/README.md for how these checkpoints were made."""
     directory = tmp_path / "iter_0000100"
     shutil.copytree(real, directory)
     for number, file in enumerate(
@@ -54,7 +59,10 @@ def test_what_megatron_itself_saved_is_whole_and_a_byte_less_is_not(real: Path, 
     for file in sorted(directory.glob("*.distcp")):
         data = file.read_bytes()
         write(file, data[:-1], NOW)
-        assert f"{file.name} has {len(data) - 1:,} bytes, but .metadata requires {len(data):,}" in only_checkpoint(tmp_path).state
+        assert (
+            f"{file.name} has {len(data) - 1:,} bytes, but .metadata requires {len(data):,}"
+            in only_checkpoint(tmp_path).state
+        )
         write(file, data, NOW)
     assert only_checkpoint(tmp_path).complete
     write(file, bytes(len(data)), NOW)
@@ -63,37 +71,40 @@ def test_what_megatron_itself_saved_is_whole_and_a_byte_less_is_not(real: Path, 
         assert only_checkpoint(tmp_path, full=True).state == f"{file.name} does not match its hash in integrity.json"
 
 
-def test_there_are_real_ones_and_one_has_hashes() -> None:
-    assert len(REAL) == 2 and sum((one / "integrity.json").exists() for one in REAL) == 1
+def test_one_real_checkpoint_has_hashes() -> None:
+    assert len(REAL) == 2 and sum((path / "integrity.json").exists() for path in REAL) == 1
 
 
-def test_oldest_first_and_what_no_tracker_can_name_is_somebody_elses(tmp_path: Path) -> None:
+def test_list_is_sorted_and_ignores_foreign_names(tmp_path: Path) -> None:
     for iteration in (300, 100, 12345678, 200, "release"):
         save(tmp_path, iteration)
     for name in ("iter_100", "iter_0000100.bak", "iter_00000100", "iter_x", "iterations", "non_persistent"):
         (tmp_path / name).mkdir()
-    assert [one.iteration for one in list_checkpoints(tmp_path)] == [0, 100, 200, 300, 12345678]
+    assert [checkpoint.iteration for checkpoint in list_checkpoints(tmp_path)] == [0, 100, 200, 300, 12345678]
     assert list_checkpoints(tmp_path / "nowhere") == []
 
 
-def short(file: Path) -> None:
+def shorten(file: Path) -> None:
     write(file, file.read_bytes()[:-1], file.stat().st_mtime)
 
 
-def at(file: Path, after: float) -> None:
-    os.utime(file, (after, after))
+def set_mtime(file: Path, mtime: float) -> None:
+    os.utime(file, (mtime, mtime))
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "missing distcp": (lambda d: (d / "__1_0.distcp").unlink(), "__1_0.distcp is missing"),
-    "short distcp": (lambda d: short(d / "__1_0.distcp"), "__1_0.distcp has 131 bytes, but .metadata requires 132"),
+    "short distcp": (lambda d: shorten(d / "__1_0.distcp"), "__1_0.distcp has 131 bytes, but .metadata requires 132"),
     "empty distcp": (lambda d: write(d / "__1_0.distcp", b"", SAVED), "__1_0.distcp has 0 bytes"),
-    "two things": (lambda d: ((d / "__0_0.distcp").unlink(), short(d / "__1_0.distcp")), r"is missing \(and 1 more\)"),
+    "two things": (
+        lambda d: ((d / "__0_0.distcp").unlink(), shorten(d / "__1_0.distcp")),
+        r"is missing \(and 1 more\)",
+    ),
     "no .metadata": (lambda d: (d / ".metadata").unlink(), "has no .metadata: a save over it was interrupted"),
     "empty .metadata": (lambda d: write(d / ".metadata", b"", SAVED), ".metadata is damaged"),
     "no metadata.json": (lambda d: (d / "metadata.json").unlink(), r"no metadata.json: .* such as torch_dcp"),
     "empty metadata.json": (lambda d: write(d / "metadata.json", b"", SAVED), "metadata.json is not JSON"),
-    "half metadata.json": (lambda d: short(d / "metadata.json"), "metadata.json is not JSON"),
+    "half metadata.json": (lambda d: shorten(d / "metadata.json"), "metadata.json is not JSON"),
     "another format": (
         lambda d: write(d / "metadata.json", b'{"sharded_backend": "zarr"}', SAVED + 3),
         "names the format 'zarr', not 'torch_dist'",
@@ -120,24 +131,24 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
         "names the format 'x{99}, not 'torch_dist'$",
     ),
     "newer data": (
-        lambda d: at(d / "__1_0.distcp", SAVED + 3 + 1000),
+        lambda d: set_mtime(d / "__1_0.distcp", SAVED + 3 + 1000),
         r"__1_0.distcp is 1,001 s newer than .metadata: a save over it was interrupted .*touch",
     ),
     "newer data and .metadata": (
-        lambda d: (at(d / "__1_0.distcp", SAVED + 1000), at(d / ".metadata", SAVED + 1001)),
+        lambda d: (set_mtime(d / "__1_0.distcp", SAVED + 1000), set_mtime(d / ".metadata", SAVED + 1001)),
         "__1_0.distcp is 997 s newer than metadata.json",
     ),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damage_is_found_and_named(damage: str, tmp_path: Path) -> None:
+def test_damage_is_reported(damage: str, tmp_path: Path) -> None:
     directory = save(tmp_path, 100)
-    hurt, said = DAMAGES[damage]
-    hurt(directory)
-    found = only_checkpoint(tmp_path)
-    assert not found.complete
-    assert re.search(said, found.state), found.state
+    apply_damage, expected = DAMAGES[damage]
+    apply_damage(directory)
+    checkpoint = only_checkpoint(tmp_path)
+    assert not checkpoint.complete
+    assert re.search(expected, checkpoint.state), checkpoint.state
 
 
 COMMON = {"args": {"seq_length": 32}, "iteration": 100, "optimizer": {"param_groups": [{"lr": 0.1}]}}
@@ -147,8 +158,8 @@ ARCHIVE = archive(COMMON)
 
 
 @pytest.mark.parametrize("common", [ARCHIVE, legacy(), archive({}), (REAL[0] / "common.pt").read_bytes()])
-def test_a_common_file_that_torch_wrote_is_whole_and_no_beginning_of_it_is(common: bytes, tmp_path: Path) -> None:
-    """What older Megatron-LM leaves when power fails under it: it syncs neither that file nor metadata.json."""
+def test_every_truncation_of_a_common_file_is_detected(common: bytes, tmp_path: Path) -> None:
+    """Older Megatron-LM syncs neither common.pt nor metadata.json: a power failure can truncate them."""
     save(tmp_path, 100)
     directory = make_older(save(tmp_path, 200), common)
     assert only_newest(tmp_path).complete
@@ -182,26 +193,26 @@ BAD_COMMON: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 
 def overlapping() -> bytes:
-    """Return an archive whose directory names one large part again and again."""
+    """Return an archive whose directory lists one large member many times."""
     file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as made:
-        made.writestr("common/data.pkl", bytes(100_000))
-        made.filelist *= 1000
+    with zipfile.ZipFile(file, "w") as writer:
+        writer.writestr("common/data.pkl", bytes(100_000))
+        writer.filelist *= 1000
     return file.getvalue()
 
 
 @pytest.mark.parametrize("damage", BAD_COMMON)
-def test_a_common_file_that_is_not_whole_is_damage(damage: str, tmp_path: Path) -> None:
+def test_damaged_common_file_is_reported(damage: str, tmp_path: Path) -> None:
     directory = make_older(save(tmp_path, 100), ARCHIVE)
-    hurt, said = BAD_COMMON[damage]
-    hurt(directory / "common.pt")
-    assert said in only_checkpoint(tmp_path).state
+    apply_damage, expected = BAD_COMMON[damage]
+    apply_damage(directory / "common.pt")
+    assert expected in only_checkpoint(tmp_path).state
 
 
-def test_a_common_file_is_missed_only_where_megatron_wrote_one(tmp_path: Path) -> None:
+def test_common_file_is_optional(tmp_path: Path) -> None:
     directory = save(tmp_path, 100)
     assert only_checkpoint(tmp_path).complete
-    write(directory / "common.pt", ARCHIVE[:-1], SAVED)  # read by every Megatron-LM wherever there is one
+    write(directory / "common.pt", ARCHIVE[:-1], SAVED)  # every Megatron-LM reads it if it exists
     assert "common.pt is truncated or damaged" in only_checkpoint(tmp_path).state
 
 
@@ -209,18 +220,18 @@ def only_newest(path: Path) -> Checkpoint:
     return list_checkpoints(path)[-1]
 
 
-def test_clocks_may_differ_a_little_and_touching_says_that_a_copy_is_whole(tmp_path: Path) -> None:
+def test_small_clock_differences_are_tolerated_and_touch_accepts_a_copy(tmp_path: Path) -> None:
     directory = save(tmp_path, 100)
-    at(directory / "__0_0.distcp", SAVED + 2 + CLOCK_TOLERANCE_SECONDS)
+    set_mtime(directory / "__0_0.distcp", SAVED + 2 + CLOCK_TOLERANCE_SECONDS)
     assert only_checkpoint(tmp_path).complete
-    at(directory / "__0_0.distcp", SAVED + 2 + CLOCK_TOLERANCE_SECONDS + 1)
+    set_mtime(directory / "__0_0.distcp", SAVED + 2 + CLOCK_TOLERANCE_SECONDS + 1)
     assert not only_checkpoint(tmp_path).complete
     (directory / ".metadata").touch()
     (directory / "metadata.json").touch()
     assert only_checkpoint(tmp_path).complete
 
 
-def test_a_truncated_metadata_is_damage_wherever_it_ends(tmp_path: Path) -> None:
+def test_every_truncation_of_metadata_is_detected(tmp_path: Path) -> None:
     file = save(tmp_path, 100) / ".metadata"
     data = file.read_bytes()
     for end in range(len(data)):
@@ -243,7 +254,7 @@ PATHS: list[Any] = [
 
 
 @pytest.mark.parametrize("path", PATHS, ids=ascii)
-def test_a_path_that_leads_out_of_the_checkpoint_is_damage(path: str, tmp_path: Path) -> None:
+def test_path_outside_the_checkpoint_is_damage(path: str, tmp_path: Path) -> None:
     directory = save(tmp_path, 100)
     write(tmp_path / "outside", bytes(1000), SAVED)
     write(directory / ".metadata", metadata([("__0_0.distcp", 0, 10), (path, 0, 10)]), SAVED + 2)
@@ -253,7 +264,7 @@ def test_a_path_that_leads_out_of_the_checkpoint_is_damage(path: str, tmp_path: 
 @pytest.mark.parametrize(
     "entry", [(1, 0, 1), ("x", -1, 1), ("x", 0, -1), ("x", "0", 1), ("x", True, 1), ("x", 0, None)]
 )
-def test_an_entry_that_is_no_stretch_of_a_file_is_damage(entry: Any, tmp_path: Path) -> None:
+def test_entry_that_is_not_an_extent_is_damage(entry: Any, tmp_path: Path) -> None:
     write(save(tmp_path, 100) / ".metadata", metadata([entry]), SAVED + 2)
     assert "does not name an extent of a file" in only_checkpoint(tmp_path).state
 
@@ -265,7 +276,7 @@ def test_metadata_without_data_is_damage(tmp_path: Path) -> None:
         assert only_checkpoint(tmp_path).state == ".metadata lists no data files"
 
 
-def test_links_inside_a_checkpoint_are_followed_and_links_out_of_it_are_damage(tmp_path: Path) -> None:
+def test_links_must_stay_inside_the_checkpoint(tmp_path: Path) -> None:
     directory = save(tmp_path, 100)
     file, moved = directory / "__0_0.distcp", directory / "sub" / "data"
     write(moved, file.read_bytes(), SAVED)
@@ -281,21 +292,21 @@ def test_links_inside_a_checkpoint_are_followed_and_links_out_of_it_are_damage(t
     assert link("/etc/passwd").state == "__0_0.distcp is a symbolic link that leads out of the checkpoint"
     assert link("sub/gone").state == "__0_0.distcp is missing"
     assert "is not a valid path" in link("__0_0.distcp").state
-    # A directory on the way may be a link too.
+    # A parent directory may also be a link.
     shutil.rmtree(moved.parent)
     moved.parent.symlink_to("../outside")
     write(directory / ".metadata", metadata([("sub/data", 0, 10)]), SAVED + 2)
     assert only_checkpoint(tmp_path).state == "sub/data is a symbolic link that leads out of the checkpoint"
 
 
-def test_a_checkpoint_may_be_a_link_as_a_whole(tmp_path: Path) -> None:
+def test_checkpoint_directory_may_be_a_link(tmp_path: Path) -> None:
     save(tmp_path / "base", 100)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "iter_0000100").symlink_to("../base/iter_0000100")
     assert only_checkpoint(tmp_path / "run").complete
 
 
-def test_recorded_hashes_are_compared_when_asked(tmp_path: Path) -> None:
+def test_recorded_hashes_are_compared_on_request(tmp_path: Path) -> None:
     directory = save(tmp_path, 100)
     integrity(directory)
     assert only_checkpoint(tmp_path, full=True).complete
@@ -307,13 +318,15 @@ def test_recorded_hashes_are_compared_when_asked(tmp_path: Path) -> None:
     assert only_checkpoint(tmp_path, full=True).state == "common is missing, but integrity.json has its hash"
     integrity(directory, **{"../iter_0000100/__0_0.distcp": "0" * 64})
     assert "is outside the checkpoint" in only_checkpoint(tmp_path, full=True).state
-    for torn in (b"", b"{}", b"[]", b'{"algorithm": "md5", "files": {}}', b'{"files": 3}'):
-        write(directory / "integrity.json", torn, SAVED + 4)
+    for content in (b"", b"{}", b"[]", b'{"algorithm": "md5", "files": {}}', b'{"files": 3}'):
+        write(directory / "integrity.json", content, SAVED + 4)
         assert only_checkpoint(tmp_path).complete
-        assert ("'md5', not of 'sha256'" if b"md5" in torn else "is truncated") in only_checkpoint(tmp_path, full=True).state
+        assert ("'md5', not of 'sha256'" if b"md5" in content else "is truncated") in only_checkpoint(
+            tmp_path, full=True
+        ).state
 
 
-def two_and_a_cut_off(path: Path) -> None:
+def save_two_and_interrupt_a_third(path: Path) -> None:
     save(path, 100)
     save(path, 200)
     save(path, 300, steps=1)
@@ -323,33 +336,35 @@ def two_and_a_cut_off(path: Path) -> None:
 
 
 def test_list_verify_and_repair(tmp_path: Path) -> None:
-    good, torn, lost = tmp_path / "good", tmp_path / "torn", tmp_path / "lost"
+    good, broken, lost = tmp_path / "good", tmp_path / "broken", tmp_path / "lost"
     save(good, 100)
     integrity(save(good, 200))
-    for path in (torn, lost):
-        two_and_a_cut_off(path)
-    tracker(torn, "")
+    for path in (broken, lost):
+        save_two_and_interrupt_a_third(path)
+    tracker(broken, "")
     remove_shard(lost, 200)
-    asked = [
-        ["list", good], ["list", good, "--json"], ["list", torn], ["list", tmp_path / "nowhere"],
+    commands = [
+        ["list", good], ["list", good, "--json"], ["list", broken], ["list", tmp_path / "nowhere"],
         ["verify", good], ["verify", good, "--json"], ["verify", lost], ["verify", lost, "--quick", "--json"],
-        ["verify", torn], ["verify", tmp_path],
-        ["repair", torn, "--dry-run"], ["repair", torn, "--json"], ["verify", torn], ["repair", lost], ["repair", lost],
-        ["repair", lost, "--start-over"],
+        ["verify", broken], ["verify", tmp_path],
+        ["repair", broken, "--dry-run"], ["repair", broken, "--json"], ["verify", broken],
+        ["repair", lost], ["repair", lost], ["repair", lost, "--start-over"],
         *([command, tmp_path / name] for command in ("list", "verify", "repair") for name in ("nowhere", "x" * 300)),
     ]  # fmt: skip
-    ended, _ = run_many([["checkpoint", *map(str, one)] for one in asked])
-    assert [one.code for one in ended] == [0, 0, 0, 2, 0, 0, 2, 2, 2, 2, 0, 0, 0, 0, 0, 2] + [2] * 6
-    assert all("is not a directory" in one.err for one in ended[16:])
-    assert not any("Traceback" in one.err for one in ended)
+    ended, _ = run_many([["checkpoint", *map(str, command)] for command in commands])
+    assert [result.code for result in ended] == [0, 0, 0, 2, 0, 0, 2, 2, 2, 2, 0, 0, 0, 0, 0, 2] + [2] * 6
+    assert all("is not a directory" in result.err for result in ended[16:])
+    assert not any("Traceback" in result.err for result in ended)
 
     lines = ended[0].out.splitlines()
-    bytes_there = sum(file.stat().st_size for file in (good / START(100)).iterdir())
-    assert lines[0].split()[:3] == ["100", *format_bytes(bytes_there).split()] and lines[0].endswith("complete")
+    size = sum(file.stat().st_size for file in (good / START(100)).iterdir())
+    assert lines[0].split()[:3] == ["100", *format_bytes(size).split()] and lines[0].endswith("complete")
     assert lines[1].split()[:2] == ["*", "200"] and lines[1].endswith("complete")
-    facts = json.loads(ended[1].out)
-    assert facts["tracker"] == "iter_0000200" and [one["tracked"] for one in facts["checkpoints"]] == [False, True]
-    assert {"iteration": 100, "complete": True, "bytes": bytes_there}.items() <= facts["checkpoints"][0].items()
+    listing = json.loads(ended[1].out)
+    assert listing["tracker"] == "iter_0000200" and [
+        checkpoint["tracked"] for checkpoint in listing["checkpoints"]
+    ] == [False, True]
+    assert {"iteration": 100, "complete": True, "bytes": size}.items() <= listing["checkpoints"][0].items()
     assert "is empty" in ended[2].out and "has no metadata.json" in ended[2].out
     assert "is not a directory" in ended[3].err
 

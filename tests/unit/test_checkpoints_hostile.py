@@ -1,4 +1,4 @@
-"""Checkpoints: a hostile .metadata is read without running anything of it, and in bounded time."""
+"""Checkpoints: tokenmill reads a hostile .metadata without executing any of it, and in bounded time."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ from support.torchdist import NOW, metadata, save, write
 from tokenmill.training.checkpoints.metadata import Damage, read_extents
 from tokenmill.training.checkpoints.torch_dist import Checkpoint
 
-MADE = [
+COMBINATIONS = [
     b"2\x86\x94",
     b"2\x85\x94",
     b"22\x87\x94",
@@ -30,11 +30,11 @@ MADE = [
     b"2",
     b"}22s\x94",
 ]
-"""What makes something of the top of the stack, or of the first thing in the memo, and remembers it."""
+"""Opcodes that build an object from the top of the stack, or from the first object in the memo, and memoize it."""
 
 
 class Call:
-    """Pickles as a call."""
+    """An object that pickles as a function call."""
 
     def __init__(self, function: Any, *arguments: Any) -> None:
         self.call = function, arguments
@@ -49,7 +49,7 @@ class Persistent(pickle.Pickler):
 
 
 def hostile(path: Path) -> dict[str, bytes]:
-    """Return pickles that would create a file if anything of them were run."""
+    """Return pickles that would create a file if an unpickler executed any of them."""
     bad = path / "executed"
     with open(path / "p", "wb") as file:
         Persistent(file).dump("persistent")
@@ -82,12 +82,12 @@ def hostile(path: Path) -> dict[str, bytes]:
 
 
 def endless() -> dict[str, bytes]:
-    """Return small pickles that Python's own unpickler would work on for years, or take all memory for."""
-    doubled = b")" + b"2\x86" * 60  # DUP, TUPLE2: a tuple of two of the one before
+    """Return small pickles that would keep Python's own unpickler busy for years or exhaust the memory."""
+    doubled = b")" + b"2\x86" * 60  # DUP, TUPLE2: a tuple of two copies of the previous object
     remembered = b")\x94" + b"".join(b"h%ch%c\x86\x94" % (n, n) for n in range(60))
     tripled = b")q\x00" + b"".join(b"h%ch%ch%c\x87q%c" % (n, n, n, n + 1) for n in range(60))
     frozen = b"(" + b"N" * 4 + b"\x91" + b"".join(b"\x94(h%ch%c\x86\x91" % (n, n) for n in range(60))
-    # Integers whose hashes are all 0: each is compared with all before it.
+    # All these integers have the hash 0: a dictionary compares each integer with all previous ones.
     collisions = b"".join(b"\x8a\x10" + (n * (2**61 - 1)).to_bytes(16, "little") + b"N" for n in range(20_000))
     floats = b"".join(b"G" + struct.pack(">d", float(n * (2**61 - 1))) + b"N" for n in range(20_000))
     million = b"\x8b" + struct.pack("<i", 1_000_000) + b"\xff" * 999_999 + b"\x7f"
@@ -121,15 +121,19 @@ def endless() -> dict[str, bytes]:
     }
 
 
-def test_a_hostile_metadata_is_refused_and_nothing_of_it_runs(tmp_path: Path) -> None:
+def test_hostile_metadata_is_refused_and_not_executed(tmp_path: Path) -> None:
     file = save(tmp_path, 100) / ".metadata"
     for name, content in hostile(tmp_path).items():
         write(file, content, SAVED + 2)
-        found = only_checkpoint(tmp_path)
-        assert not found.complete and ".metadata" in found.state, name
-        assert name[:10] != "getattr of" or "reads an attribute" in found.state or "which no checkpoint" in found.state
+        checkpoint = only_checkpoint(tmp_path)
+        assert not checkpoint.complete and ".metadata" in checkpoint.state, name
+        assert (
+            name[:10] != "getattr of"
+            or "reads an attribute" in checkpoint.state
+            or "which no checkpoint" in checkpoint.state
+        )
         assert not (tmp_path / "executed").exists(), name
-    # It is no pickle for nothing: the real thing runs it.
+    # The pickle is really hostile: Python's own unpickler executes it.
     pickle.loads(hostile(tmp_path)["os.system"])
     assert (tmp_path / "executed").exists()
 
@@ -142,7 +146,7 @@ def test_no_pickle_keeps_the_command_line_busy(tmp_path: Path) -> None:
     ended = tokenmill("checkpoint", "list", tmp_path, "--json")
     assert ended.code == 0, ended
     states = dict(zip(endless(), ended.result["checkpoints"], strict=True))
-    assert {name: one["problems"] for name, one in states.items() if one["complete"]} == {}
+    assert {name: checkpoint["problems"] for name, checkpoint in states.items() if checkpoint["complete"]} == {}
     for command, code in (("verify", 2), ("repair", 2)):
         ended = tokenmill("checkpoint", command, tmp_path)
         assert (ended.code, "Traceback" in ended.err) == (code, False) and f"iter_{last:07d}" in ended.err, ended
@@ -150,10 +154,11 @@ def test_no_pickle_keeps_the_command_line_busy(tmp_path: Path) -> None:
 
 @settings(max_examples=300)
 @given(
-    st.lists(st.sampled_from(MADE), max_size=200), st.sampled_from([b"}", b"\x8f", b"ccollections\nOrderedDict\n)R"])
+    st.lists(st.sampled_from(COMBINATIONS), max_size=200),
+    st.sampled_from([b"}", b"\x8f", b"ccollections\nOrderedDict\n)R"]),
 )
-def test_what_is_made_of_parts_of_itself_is_never_looked_through(parts: list[bytes], last: bytes) -> None:
-    """Random growth by tuples, lists, sets and dictionaries of what is there; then all of it as a key or an item."""
+def test_recursive_structures_take_bounded_time(parts: list[bytes], last: bytes) -> None:
+    """Nest random tuples, lists, sets and dictionaries in each other; then use them as a key or an item."""
     content = b"\x80\x04)\x94" + b"".join(parts) + last + b"h\x00" + b"".join(parts) + b"Ns."
     with contextlib.suppress(Damage):
         read_extents(content)
@@ -165,7 +170,7 @@ def test_what_is_made_of_parts_of_itself_is_never_looked_through(parts: list[byt
     st.integers(3, pickle.HIGHEST_PROTOCOL),
     st.booleans(),
 )
-def test_every_pickler_of_an_honest_metadata_is_understood(
+def test_valid_metadata_of_every_protocol_is_read(
     entries: list[tuple[str, int, int]], protocol: int, optimized: bool
 ) -> None:
     content = metadata(entries, protocol)
@@ -174,7 +179,7 @@ def test_every_pickler_of_an_honest_metadata_is_understood(
 
 
 @pytest.mark.slow
-def test_a_large_honest_metadata_is_whole(tmp_path: Path) -> None:
+def test_large_valid_metadata_is_complete(tmp_path: Path) -> None:
     directory = save(tmp_path, 100)
     sizes = {f"__{rank}_{part}.distcp": 100 for rank in range(500) for part in range(2)}
     for name, length in sizes.items():
@@ -187,22 +192,22 @@ def test_a_large_honest_metadata_is_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("bound", "content", "said"),
+    ("bound", "content", "message"),
     [
         ("MAX_OPCODES", b"\x80\x02" + b"N0" * 50 + b"N.", "more than 60 opcodes"),
         ("MAX_OBJECTS", b"\x80\x02" + b"}0" * 61 + b"N.", "more than 60 objects"),
         ("MAX_DEPTH", b"\x80\x02" + b"(" * 61 + b"t" * 61 + b".", "more than 60 nested collections"),
     ],
 )
-def test_work_is_bounded(bound: str, content: bytes, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_is_bounded(bound: str, content: bytes, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"tokenmill.training.checkpoints.metadata.{bound}", 60)
     if bound != "MAX_OPCODES":
         monkeypatch.setattr("tokenmill.training.checkpoints.metadata.MAX_OPCODES", 1000)
-    with pytest.raises(Damage, match=said):
+    with pytest.raises(Damage, match=message):
         read_extents(content)
 
 
-def test_a_refused_name_is_said_and_fit_to_print(tmp_path: Path) -> None:
+def test_refused_name_is_printable(tmp_path: Path) -> None:
     file = save(tmp_path, 100) / ".metadata"
     write(file, pickle.dumps(Call(os.system, "x")), SAVED + 2)
     assert only_checkpoint(tmp_path).state == ".metadata names posix.system, which no checkpoint needs: do not load it"
@@ -213,8 +218,8 @@ def test_a_refused_name_is_said_and_fit_to_print(tmp_path: Path) -> None:
 @pytest.mark.slow
 @settings(max_examples=300)
 @given(st.data())
-def test_no_damage_to_metadata_does_more_than_be_found(data: st.DataObject) -> None:
-    """A byte or two other, anywhere: the answer is whole or damaged, never an error or a run-away."""
+def test_random_damage_to_metadata_is_handled(data: st.DataObject) -> None:
+    """Change one to three random bytes: the result is complete or damaged, never an error or a hang."""
     pristine = metadata({"__0_0.distcp": 70, "__1_0.distcp": 77})
     content = bytearray(pristine)
     for _ in range(data.draw(st.integers(1, 3))):

@@ -1,4 +1,4 @@
-"""Checkpoints: which old ones are deleted, also when the deletion is killed at any step."""
+"""Retention of checkpoints: which old ones are deleted, also if the deletion is killed at any step."""
 
 import os
 from collections.abc import Callable
@@ -29,8 +29,8 @@ from tokenmill.training.checkpoints.repair import (
 )
 
 
-def run_of(path: Path) -> None:
-    """Five whole checkpoints up to the tracker's, one cut off, two newer, a link, and release."""
+def make_run(path: Path) -> None:
+    """Make five checkpoints up to the tracker's (one is damaged), two newer ones, a link, and release."""
     for iteration in (100, 200, 300, 400, 500):
         save(path, iteration)
     remove_shard(path, 300)
@@ -42,16 +42,18 @@ def run_of(path: Path) -> None:
 
 
 ALWAYS = ["iter_0000050", "iter_0000300", "iter_0000500", "iter_0000600", "iter_0000700", "release"]
-"""A link, a damaged one, the tracker's, the newer ones, release."""
+"""Checkpoints that retention never deletes: a link, a damaged one, the tracker's, the newer ones, release."""
 
 
 @pytest.mark.parametrize(("keep", "also"), [(2, [400]), (3, [200, 400]), (4, [100, 200, 400]), (9, [100, 200, 400])])
-def test_the_newest_whole_ones_up_to_the_tracker_are_kept(keep: int, also: list[int], tmp_path: Path) -> None:
+def test_newest_complete_checkpoints_are_kept(keep: int, also: list[int], tmp_path: Path) -> None:
     path = tmp_path / "run"
-    run_of(path)
-    said = prune(path, keep)
-    assert iterations(path) == sorted([*ALWAYS, *(f"iter_{one:07d}" for one in also)])
-    assert len(said) == 3 - len(also) and all(f"deleted: {keep} newer checkpoints are kept" in one for one in said)
+    make_run(path)
+    actions = prune(path, keep)
+    assert iterations(path) == sorted([*ALWAYS, *(f"iter_{iteration:07d}" for iteration in also)])
+    assert len(actions) == 3 - len(also) and all(
+        f"deleted: {keep} newer checkpoints are kept" in action for action in actions
+    )
     assert examine_tracked(path).complete  # type: ignore[union-attr]
     assert list(tmp_path.rglob("*-1")) == [] and (tmp_path / "base" / "iter_0000050" / ".metadata").exists()
     assert prune(path, keep) == []
@@ -64,30 +66,30 @@ def test_fewer_than_two_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "hurt",
+    "apply_damage",
     [tracking(""), tracking(None), tracking("900"), tracking("release"), removing_shard(500)],
     ids=["torn", "missing", "nowhere", "release", "damaged"],
 )
-def test_nothing_is_deleted_unless_the_tracker_names_a_whole_one(hurt: Callable[[Path], Any], tmp_path: Path) -> None:
+def test_nothing_is_deleted_without_a_valid_tracker(apply_damage: Callable[[Path], Any], tmp_path: Path) -> None:
     path = tmp_path / "run"
-    run_of(path)
-    hurt(path)
+    make_run(path)
+    apply_damage(path)
     before = tree(path)
     assert prune(path, 2) == []
     assert tree(path) == before
 
 
 @pytest.mark.slow
-def test_retention_that_is_killed_anywhere_leaves_nothing_that_is_half_there(tmp_path: Path) -> None:
-    run_of(tmp_path / "whole" / "run")
+def test_killed_retention_leaves_no_partial_checkpoint(tmp_path: Path) -> None:
+    make_run(tmp_path / "whole" / "run")
     prune(tmp_path / "whole" / "run", 2)
     for count in range(1, 200):
         path = tmp_path / f"{count}" / "run"
-        run_of(path)
+        make_run(path)
         died = dies_at_change(lambda path=path: prune(path, 2), count)
-        # Whatever is left under its name is as it was; two whole ones up to the tracker are there.
-        left = {one.iteration: one.complete for one in list_checkpoints(path)}
-        assert {one for one, whole in left.items() if not whole} == {300, 700}
+        # A checkpoint that keeps its name is unchanged, and two complete ones up to the tracker exist.
+        left = {checkpoint.iteration: checkpoint.complete for checkpoint in list_checkpoints(path)}
+        assert {iteration for iteration, complete in left.items() if not complete} == {300, 700}
         assert left[500] and left[400]
         assert repair_checkpoints(path, dry_run=True).name == "iter_0000500"
         prune(path, 2)
@@ -97,7 +99,7 @@ def test_retention_that_is_killed_anywhere_leaves_nothing_that_is_half_there(tmp
     assert count > 8
 
 
-def test_what_lies_aside_is_bounded_and_what_was_finished_stays_longest(tmp_path: Path) -> None:
+def test_checkpoints_aside_are_bounded_and_finished_ones_stay(tmp_path: Path) -> None:
     for iteration in (100, 200, 300, 400, 500):
         save(tmp_path, iteration)
     tracker(tmp_path, "100")
@@ -107,28 +109,29 @@ def test_what_lies_aside_is_bounded_and_what_was_finished_stays_longest(tmp_path
         save(tmp_path, iteration, steps=1)
         repair_checkpoints(tmp_path)
     assert names_moved_aside(tmp_path) == [START(200), START(300), START(300), START(400), START(500)]
-    said = prune(tmp_path, 2)
+    actions = prune(tmp_path, 2)
     assert names_moved_aside(tmp_path) == [START(300), START(400), START(500)] and MAX_FINISHED_ASIDE == 2
-    assert len(said) == 2 and all("deleted: newer ones are kept aside" in one for one in said)
+    assert len(actions) == 2 and all("deleted: newer ones are kept aside" in action for action in actions)
     assert list((tmp_path / ".tokenmill" / "trash").iterdir()) == []
 
 
-def test_what_cannot_be_deleted_now_is_said_and_tried_again(tmp_path: Path) -> None:
+def test_failed_deletion_is_reported_and_retried(tmp_path: Path) -> None:
     for iteration in (100, 200, 300):
         save(tmp_path, iteration)
     (tmp_path / ".tokenmill" / "trash").mkdir(parents=True)
     (tmp_path / ".tokenmill" / "trash" / "iter_0000050-1").write_text("no directory")
-    said = prune(tmp_path, 2)
-    assert "iter_0000100 deleted" in said[0] and "iter_0000050-1 is not deleted yet" in said[1]
+    actions = prune(tmp_path, 2)
+    assert "iter_0000100 deleted" in actions[0] and "iter_0000050-1 is not deleted yet" in actions[1]
     assert iterations(tmp_path) == ["iter_0000200", "iter_0000300"]
 
 
-def test_a_pipe_in_the_trash_is_left_and_said(tmp_path: Path) -> None:
+def test_pipe_in_the_trash_is_reported(tmp_path: Path) -> None:
     save(tmp_path, 100)
     (tmp_path / ".tokenmill" / "trash").mkdir(parents=True)
     os.mkfifo(tmp_path / ".tokenmill" / "trash" / "iter_0000050-1")
     assert [
-        "iter_0000050-1 is not deleted yet: Not a directory" in one for one in repair_checkpoints(tmp_path).actions
+        "iter_0000050-1 is not deleted yet: Not a directory" in action
+        for action in repair_checkpoints(tmp_path).actions
     ] == [True]
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints: the tracker, where a start resumes, and starts that are killed at every step."""
+"""Checkpoints: the tracker, the checkpoint that a start resumes from, and starts that are killed at every step."""
 
 import os
 import threading
@@ -40,7 +40,7 @@ def test_the_tracker_is_read_as_megatron_reads_it(content: bytes, iteration: int
     assert read_tracked_iteration(tmp_path) == iteration
 
 
-TORN = [
+INVALID = [
     b"",
     b"\n",
     b"\0\0\0",
@@ -57,15 +57,15 @@ TORN = [
 ]
 
 
-@pytest.mark.parametrize("content", TORN, ids=lambda content: ascii(content[:12]))
-def test_a_torn_tracker_is_an_error_of_its_own(content: bytes, tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", INVALID, ids=lambda content: ascii(content[:12]))
+def test_invalid_tracker_has_its_own_error(content: bytes, tmp_path: Path) -> None:
     write(tmp_path / TRACKER, content, NOW)
     with pytest.raises(InvalidTracker, match="tokenmill checkpoint repair") as problem:
         read_tracked_iteration(tmp_path)
     assert problem.value.exit_code == 2 and TRACKER in str(problem.value)
 
 
-def test_a_tracker_that_is_no_file_is_torn(tmp_path: Path) -> None:
+def test_tracker_that_is_not_a_file_is_invalid(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / TRACKER)
     with pytest.raises(InvalidTracker, match="cannot use the tracker"):
         read_tracked_iteration(tmp_path)
@@ -76,7 +76,7 @@ def test_a_tracker_that_is_no_file_is_torn(tmp_path: Path) -> None:
 
 
 class Case:
-    """What lies there, what a start makes of it."""
+    """The content of a directory, and the result of a start in it."""
 
     def __init__(
         self,
@@ -85,16 +85,18 @@ class Case:
         holds: str | None,
         left: list[int | str],
         moved: list[int | str] = [],  # noqa: B006
-        said: list[str] = [],  # noqa: B006
+        actions: list[str] = [],  # noqa: B006
     ) -> None:
-        def names(of: list[int | str]) -> list[str]:
-            return sorted(f"iter_{one:07d}" if isinstance(one, int) else one for one in of)
+        def names(checkpoints: list[int | str]) -> list[str]:
+            return sorted(
+                f"iter_{checkpoint:07d}" if isinstance(checkpoint, int) else checkpoint for checkpoint in checkpoints
+            )
 
-        self.make, self.start, self.holds, self.said = make, start, holds, said
+        self.make, self.start, self.holds, self.actions = make, start, holds, actions
         self.left, self.moved = names(left), names(moved)
 
 
-def made(*steps: Callable[[Path], Any]) -> Callable[[Path], None]:
+def prepare(*steps: Callable[[Path], Any]) -> Callable[[Path], None]:
     def make(path: Path) -> None:
         path.mkdir()
         for step in steps:
@@ -103,18 +105,18 @@ def made(*steps: Callable[[Path], Any]) -> Callable[[Path], None]:
     return make
 
 
-UNTRUE = "it is complete, but the tracker never named it or was set back"
+NEVER_TRACKED = "it is complete, but the tracker never named it or was set back"
 
 
 CASES = {
-    "nothing": Case(made(), None, None, []),
+    "nothing": Case(prepare(), None, None, []),
     "no directory": Case(lambda path: None, None, None, []),
-    "logs alone": Case(made(lambda p: write(p / "progress.txt", b"x", NOW)), None, None, []),
-    "in order": Case(made(saving(100), saving(200)), START(200), "200", [100, 200]),
-    "a long run": Case(made(saving(12_345_678)), "iter_12345678", "12345678", [12_345_678]),
-    "tracker with a newline": Case(made(saving(100), tracking("100\n")), START(100), "100\n", [100]),
+    "logs alone": Case(prepare(lambda p: write(p / "progress.txt", b"x", NOW)), None, None, []),
+    "in order": Case(prepare(saving(100), saving(200)), START(200), "200", [100, 200]),
+    "a long run": Case(prepare(saving(12_345_678)), "iter_12345678", "12345678", [12_345_678]),
+    "tracker with a newline": Case(prepare(saving(100), tracking("100\n")), START(100), "100\n", [100]),
     "cut off while saving": Case(
-        made(saving(100), saving(200), saving(300, CUT_OFF)),
+        prepare(saving(100), saving(200), saving(300, CUT_OFF)),
         START(200),
         "200",
         [100, 200],
@@ -122,26 +124,26 @@ CASES = {
         ["iter_0000300 moved aside: newer than the checkpoint to resume from (has no metadata.json"],
     ),
     "cut off at once": Case(
-        made(saving(100), saving(200, 0)), START(100), "100", [100], [200], ["iter_0000200 moved aside"]
+        prepare(saving(100), saving(200, 0)), START(100), "100", [100], [200], ["iter_0000200 moved aside"]
     ),
     "cut off before the tracker": Case(
-        made(saving(100), saving(200, UNTRACKED)),
+        prepare(saving(100), saving(200, UNTRACKED)),
         START(100),
         "100",
         [100],
         [200],
-        [f"iter_0000200 moved aside: newer than the checkpoint to resume from ({UNTRUE})"],
+        [f"iter_0000200 moved aside: newer than the checkpoint to resume from ({NEVER_TRACKED})"],
     ),
     "set back": Case(
-        made(saving(100), saving(200), saving(300), tracking("100")),
+        prepare(saving(100), saving(200), saving(300), tracking("100")),
         START(100),
         "100",
         [100],
         [200, 300],
-        [UNTRUE, UNTRUE],
+        [NEVER_TRACKED, NEVER_TRACKED],
     ),
     "empty tracker": Case(
-        made(saving(100), saving(200), tracking("")),
+        prepare(saving(100), saving(200), tracking("")),
         START(200),
         "200",
         [100, 200],
@@ -149,7 +151,7 @@ CASES = {
         [f"tracker set to 200, the newest complete checkpoint: {{path}}/{TRACKER} is empty"],
     ),
     "partial tracker": Case(
-        made(saving(100), saving(1000), tracking("10")),
+        prepare(saving(100), saving(1000), tracking("10")),
         START(1000),
         "1000",
         [100, 1000],
@@ -157,10 +159,15 @@ CASES = {
         ["the tracker named iter_0000010, which is not complete (does not exist)"],
     ),
     "tracker of garbage": Case(
-        made(saving(100), tracking("x;y")), START(100), "100", [100], [], ["contains b'x;y', which is not an iteration"]
+        prepare(saving(100), tracking("x;y")),
+        START(100),
+        "100",
+        [100],
+        [],
+        ["contains b'x;y', which is not an iteration"],
     ),
     "tracker cut off over a cut-off save": Case(
-        made(saving(100), saving(200), saving(300, CUT_OFF), tracking("")),
+        prepare(saving(100), saving(200), saving(300, CUT_OFF), tracking("")),
         START(200),
         "200",
         [100, 200],
@@ -168,13 +175,13 @@ CASES = {
         ["is empty", "iter_0000300"],
     ),
     "no tracker": Case(
-        made(saving(100), saving(200), tracking(None)), START(200), "200", [100, 200], [], ["there was no tracker"]
+        prepare(saving(100), saving(200), tracking(None)), START(200), "200", [100, 200], [], ["there was no tracker"]
     ),
     "first save, killed before the tracker": Case(
-        made(saving(100, UNTRACKED)), START(100), "100", [100], [], ["there was no tracker"]
+        prepare(saving(100, UNTRACKED)), START(100), "100", [100], [], ["there was no tracker"]
     ),
     "names nothing": Case(
-        made(saving(100), tracking("500")),
+        prepare(saving(100), tracking("500")),
         START(100),
         "100",
         [100],
@@ -182,7 +189,7 @@ CASES = {
         ["iter_0000500, which is not complete (does not exist)"],
     ),
     "names a damaged one": Case(
-        made(saving(100), saving(200), removing_shard(200)),
+        prepare(saving(100), saving(200), removing_shard(200)),
         START(100),
         "100",
         [100],
@@ -190,7 +197,7 @@ CASES = {
         ["which is not complete (__0_0.distcp is missing)", "iter_0000200 moved"],
     ),
     "names a damaged one, older and newer whole": Case(
-        made(saving(100), saving(200), saving(300), removing_shard(200), tracking("200")),
+        prepare(saving(100), saving(200), saving(300), removing_shard(200), tracking("200")),
         START(300),
         "300",
         [100, 200, 300],
@@ -198,20 +205,22 @@ CASES = {
         ["tracker set to 300"],
     ),
     "names a damaged one, newer cut off": Case(
-        made(saving(100), saving(200), removing_shard(200), saving(300, 2)),
+        prepare(saving(100), saving(200), removing_shard(200), saving(300, 2)),
         START(100),
         "100",
         [100],
         [200, 300],
         ["tracker", "0200 moved", "0300 moved"],
     ),
-    "an older one is damaged": Case(made(saving(100), saving(200), removing_shard(100)), START(200), "200", [100, 200]),
-    "tracker release": Case(made(saving("release")), "release", "release", ["release"]),
+    "an older one is damaged": Case(
+        prepare(saving(100), saving(200), removing_shard(100)), START(200), "200", [100, 200]
+    ),
+    "tracker release": Case(prepare(saving("release")), "release", "release", ["release"]),
     "tracker release, a save cut off": Case(
-        made(saving("release"), saving(100, 2)), "release", "release", ["release"], [100], ["iter_0000100"]
+        prepare(saving("release"), saving(100, 2)), "release", "release", ["release"], [100], ["iter_0000100"]
     ),
     "torn after release": Case(
-        made(saving("release"), saving(100), tracking("")),
+        prepare(saving("release"), saving(100), tracking("")),
         START(100),
         "100",
         [100, "release"],
@@ -219,7 +228,7 @@ CASES = {
         ["tracker set to 100"],
     ),
     "only release is whole": Case(
-        made(saving("release"), saving(100), removing_shard(100)),
+        prepare(saving("release"), saving(100), removing_shard(100)),
         "release",
         "release",
         ["release"],
@@ -227,7 +236,7 @@ CASES = {
         ["tracker set to release", "iter_0000100"],
     ),
     "first save cut off": Case(
-        made(saving(100, 1)),
+        prepare(saving(100, 1)),
         None,
         None,
         [],
@@ -235,7 +244,7 @@ CASES = {
         ["iter_0000100 moved aside: the first save of the run did not finish"],
     ),
     "first save cut off in metadata.json": Case(
-        made(saving(100, UNTRACKED), lambda p: write(p / "iter_0000100" / "metadata.json", b"", NOW)),
+        prepare(saving(100, UNTRACKED), lambda p: write(p / "iter_0000100" / "metadata.json", b"", NOW)),
         None,
         None,
         [],
@@ -243,7 +252,7 @@ CASES = {
         ["did not finish"],
     ),
     "first save cut off twice": Case(
-        made(saving(100, 0), saving(200, CUT_OFF)),
+        prepare(saving(100, 0), saving(200, CUT_OFF)),
         None,
         None,
         [],
@@ -254,7 +263,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_start_resumes_from_the_right_one(name: str, tmp_path: Path) -> None:
+def test_start_resumes_from_the_right_checkpoint(name: str, tmp_path: Path) -> None:
     case, path = CASES[name], tmp_path / "run"
     case.make(path)
     before = tree(path)
@@ -267,13 +276,13 @@ def test_a_start_resumes_from_the_right_one(name: str, tmp_path: Path) -> None:
     )
     assert (start.name, start.has_checkpoint) == (case.start, case.start is not None)
     assert start.iteration == (int(case.start[5:]) if case.start and case.start != "release" else 0)
-    for sentence, said in zip(start.actions, case.said, strict=True):
-        assert said.format(path=path) in sentence
+    for action, expected in zip(start.actions, case.actions, strict=True):
+        assert expected.format(path=path) in action
     if not path.exists():
         return
     assert ((path / TRACKER).read_text() if (path / TRACKER).exists() else None) == case.holds
     assert (iterations(path), names_moved_aside(path)) == (case.left, case.moved)
-    # What was there is there, here or aside; and a second start has nothing to do.
+    # Every checkpoint still exists, in place or aside, and a second start does nothing.
     after = tree(path)
     for kept in case.left:
         assert {k: v for k, v in before.items() if k.startswith(kept)} == {
@@ -282,59 +291,61 @@ def test_a_start_resumes_from_the_right_one(name: str, tmp_path: Path) -> None:
     assert repair_checkpoints(path) == type(start)(start.iteration, start.name)
     assert tree(path) == after
     if case.start:
-        assert examine_tracked(path) == next(one for one in list_checkpoints(path) if one.path.name == case.start)
+        assert examine_tracked(path) == next(
+            checkpoint for checkpoint in list_checkpoints(path) if checkpoint.path.name == case.start
+        )
 
 
 REFUSED = {
     "the only one is damaged": (
-        made(saving(100), removing_shard(100)),
+        prepare(saving(100), removing_shard(100)),
         "the tracker names iter_0000100; iter_0000100: __0_0.distcp is missing",
     ),
     "damaged, without a tracker": (
-        made(saving(100), removing_shard(100), tracking(None)),
+        prepare(saving(100), removing_shard(100), tracking(None)),
         "there is no tracker; iter_0000100: __0_0.distcp is missing",
     ),
     "damaged, and one cut off": (
-        made(saving(100), removing_shard(100), saving(200, 1)),
+        prepare(saving(100), removing_shard(100), saving(200, 1)),
         "iter_0000200: has no metadata.json: .*; iter_0000100: __0_0",
     ),
-    "a tracker alone": (made(tracking("100")), "the tracker names iter_0000100; there are no checkpoints"),
-    "a torn tracker alone": (made(tracking("")), "is empty; there are no checkpoints"),
+    "a tracker alone": (prepare(tracking("100")), "the tracker names iter_0000100; there are no checkpoints"),
+    "a torn tracker alone": (prepare(tracking("")), "is empty; there are no checkpoints"),
     "a torn tracker over a cut-off save": (
-        made(saving(100, CUT_OFF), tracking("")),
+        prepare(saving(100, CUT_OFF), tracking("")),
         "is empty; iter_0000100: has no metadata.json",
     ),
     "an older format": (
-        made(lambda p: write(p / "iter_0000100" / "mp_rank_00" / "model_optim_rng.pt", b"x", NOW)),
+        prepare(lambda p: write(p / "iter_0000100" / "mp_rank_00" / "model_optim_rng.pt", b"x", NOW)),
         "older format, torch",
     ),
     "a release of an older format": (
-        made(lambda p: write(p / "release" / "mp_rank_00" / "model_optim_rng.pt", b"x", NOW), tracking("release")),
+        prepare(lambda p: write(p / "release" / "mp_rank_00" / "model_optim_rng.pt", b"x", NOW), tracking("release")),
         "the tracker names release; release: .* older format, torch",
     ),
     "a link to what went": (
-        made(lambda p: (p / "iter_0000100").symlink_to("/nonexistent/x")),
+        prepare(lambda p: (p / "iter_0000100").symlink_to("/nonexistent/x")),
         "is a dangling symbolic link",
     ),
     "a hostile one": (
-        made(saving(100), lambda p: write(p / "iter_0000100" / ".metadata", b"cos\nsystem\n.", NOW)),
+        prepare(saving(100), lambda p: write(p / "iter_0000100" / ".metadata", b"cos\nsystem\n.", NOW)),
         "names os.system",
     ),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_was_a_checkpoint_is_never_passed_over_in_silence(name: str, tmp_path: Path) -> None:
-    make, said = REFUSED[name]
+def test_damaged_checkpoints_are_never_ignored(name: str, tmp_path: Path) -> None:
+    make, message = REFUSED[name]
     path = tmp_path / "run"
     make(path)
     before = tree(path)
-    with pytest.raises(RequestError, match=said) as refusal:
+    with pytest.raises(RequestError, match=message) as refusal:
         repair_checkpoints(path)
     assert tree(path) == before
     for word in (str(path), "storage.checkpointPath", "tokenmill checkpoint repair", "--start-over"):
         assert word in str(refusal.value)
-    # Told to, it begins anew, and throws nothing away.
+    # With start_over, the run starts again, and no checkpoint is deleted.
     assert (
         repair_checkpoints(path, start_over=True, dry_run=True).actions
         == repair_checkpoints(path, start_over=True).actions
@@ -346,7 +357,7 @@ def test_what_was_a_checkpoint_is_never_passed_over_in_silence(name: str, tmp_pa
     assert repair_checkpoints(path) == type(repair_checkpoints(path))(0, None)
 
 
-def test_starting_over_is_refused_where_there_is_something_to_resume_from(tmp_path: Path) -> None:
+def test_start_over_is_refused_if_a_run_can_resume(tmp_path: Path) -> None:
     save(tmp_path, 100)
     tracker(tmp_path, "")
     before = tree(tmp_path)
@@ -362,40 +373,40 @@ def test_a_file_in_place_of_the_directory_is_refused(tmp_path: Path) -> None:
             call(tmp_path / "file")
 
 
-def test_what_is_moved_aside_never_meets_what_was_moved_before(tmp_path: Path) -> None:
+def test_moving_aside_never_overwrites(tmp_path: Path) -> None:
     save(tmp_path, 100)
     for _ in range(5):
         save(tmp_path, 200, steps=CUT_OFF)
         assert repair_checkpoints(tmp_path).name == "iter_0000100"
-    # The newest stays for somebody who wants to know; a run that dies in every save does not fill the disk.
-    assert [each.name for each in (tmp_path / ".tokenmill" / "aside").iterdir()] == ["iter_0000200-5"]
+    # The newest stays for inspection; a run that dies in every save does not fill the disk.
+    assert [path.name for path in (tmp_path / ".tokenmill" / "aside").iterdir()] == ["iter_0000200-5"]
     assert list((tmp_path / ".tokenmill" / "trash").iterdir()) == []
     assert MAX_UNFINISHED_ASIDE == 1
 
 
 @pytest.mark.slow
-def test_an_old_view_of_a_network_file_system_moves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tracker seems to be behind, and is not once the cache has expired."""
+def test_stale_network_file_system_moves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tracker looks outdated until the directory cache expires."""
     save(tmp_path, 100)
     save(tmp_path, 200)
     tracker(tmp_path, "100")
     for module in (mounts, repair):
         monkeypatch.setattr(module, "directory_cache_seconds", lambda _: 60.0)
-    said: list[str] = []
+    messages: list[str] = []
 
     def log(message: str) -> None:
-        said.append(message)
+        messages.append(message)
         threading.Timer(0.1, lambda: tracker(tmp_path, "200")).start()
 
     assert repair_checkpoints(tmp_path, log=log) == type(repair_checkpoints(tmp_path))(200, "iter_0000200")
-    assert iterations(tmp_path) == ["iter_0000100", "iter_0000200"] and "network file system" in said[0]
-    # In order, it does not wait.
+    assert iterations(tmp_path) == ["iter_0000100", "iter_0000200"] and "network file system" in messages[0]
+    # A start without a difference does not wait.
     repair_checkpoints(tmp_path, log=log)
-    assert len(said) == 1
+    assert len(messages) == 1
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_start_that_is_killed_anywhere_comes_to_the_same_end(name: str, tmp_path: Path) -> None:
+def test_killed_start_reaches_the_same_end(name: str, tmp_path: Path) -> None:
     case = CASES[name]
     case.make(tmp_path / "whole")
     start = repair_checkpoints(tmp_path / "whole")
@@ -411,12 +422,12 @@ def test_a_start_that_is_killed_anywhere_comes_to_the_same_end(name: str, tmp_pa
         if not died:
             break
     else:
-        raise AssertionError("it never ended")
-    assert count > 1 or not (case.moved or case.said)
+        raise AssertionError("the start never finished")
+    assert count > 1 or not (case.moved or case.actions)
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_starting_over_that_is_killed_anywhere_can_be_done_again(name: str, tmp_path: Path) -> None:
+def test_killed_start_over_can_be_repeated(name: str, tmp_path: Path) -> None:
     for count in range(1, 100):
         path = tmp_path / f"{count}"
         REFUSED[name][0](path)
@@ -428,7 +439,7 @@ def test_starting_over_that_is_killed_anywhere_can_be_done_again(name: str, tmp_
     assert count > 2
 
 
-def test_temporary_trackers_of_the_dead_are_cleared_away(tmp_path: Path) -> None:
+def test_stale_temporary_trackers_are_removed(tmp_path: Path) -> None:
     save(tmp_path, 100)
     tracker(tmp_path, "")
     counts = iter(range(1, 10))

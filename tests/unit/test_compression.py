@@ -1,4 +1,4 @@
-"""Decompression: every frame of a file, bounded memory, and no damage that passes as a short file."""
+"""Decompression: every frame of a file, bounded memory, and no damage that looks like a short file."""
 
 import bz2
 import ctypes
@@ -51,29 +51,29 @@ def _write(tmp_path: Path, name: str, data: bytes) -> Path:
 
 
 def _read(path: Path) -> bytes:
-    """Read a file in both ways, which must agree on the bytes or on what is wrong with them."""
+    """Read a file in both ways, which must give the same bytes or the same error."""
     try:
         into: bytes | InputError = _read_into(path, 1 << 20)
     except InputError as error:
         into = error
     if isinstance(into, InputError):
-        with pytest.raises(InputError) as found:
+        with pytest.raises(InputError) as caught:
             list(open_decompressed(path))
-        assert str(found.value) == str(into)
+        assert str(caught.value) == str(into)
         raise into
     assert b"".join(open_decompressed(path)) == into
     return into
 
 
 def _read_into(path: Path, size: int) -> bytes:
-    """Read a file through buffers of one size, of which only the last is not full."""
+    """Read a file through buffers of one size; only the last buffer is not full."""
     data = bytearray()
     buffer = memoryview(bytearray(size))
     with open_decompressed(path) as reader:
-        got = size
-        while got == size:
-            got = reader.readinto(buffer)
-            data += buffer[:got]
+        count = size
+        while count == size:
+            count = reader.readinto(buffer)
+            data += buffer[:count]
         assert reader.readinto(buffer) == 0
         assert reader.compressed_read == path.stat().st_size
     return bytes(data)
@@ -115,12 +115,12 @@ def test_zstd_skippable_frames_anywhere(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("codec", ["gz", "bz2", "xz"])
 def test_zero_padding_after_a_stream(tmp_path: Path, codec: str) -> None:
-    one, two = CODECS[codec](b"one "), CODECS[codec](b"two")
-    assert _read(_write(tmp_path, f"a.{codec}", one + bytes(8) + two + bytes(100_000))) == b"one two"
+    first, second = CODECS[codec](b"one "), CODECS[codec](b"two")
+    assert _read(_write(tmp_path, f"a.{codec}", first + bytes(8) + second + bytes(100_000))) == b"one two"
 
 
 @every_codec
-def test_every_truncation_is_noticed(tmp_path: Path, codec: str) -> None:
+def test_every_truncation_is_detected(tmp_path: Path, codec: str) -> None:
     """A cut at any byte that is not the end of a frame."""
     frames = [CODECS[codec](_text(size)) for size in (30, 150)]
     whole = b"".join(frames)
@@ -142,22 +142,22 @@ def test_truncation_of_a_large_file(tmp_path: Path, codec: str) -> None:
 
 
 @every_codec
-def test_flipped_bits_never_pass_for_other_data(tmp_path: Path, codec: str) -> None:
+def test_flipped_bits_never_give_other_data(tmp_path: Path, codec: str) -> None:
     data = _text(60_000)
     whole = CODECS[codec](data)
     pick = random.Random(5)
     path = tmp_path / f"a.{codec}"
-    noticed = 0
+    detected = 0
     for _ in range(60):
         flipped = bytearray(whole)
         flipped[pick.randrange(len(whole))] ^= 1 << pick.randrange(8)
         path.write_bytes(flipped)
         try:
-            assert _read(path) == data  # some header bits, gzip's time for one, mean nothing
+            assert _read(path) == data  # some header bits, such as gzip's time, have no effect
         except InputError as error:
-            noticed += 1
+            detected += 1
             assert str(path) in str(error)
-    assert noticed > 50
+    assert detected > 50
 
 
 @every_codec
@@ -170,7 +170,7 @@ def test_trailing_garbage_is_refused(tmp_path: Path, codec: str, garbage: bytes)
 
 
 @every_codec
-def test_a_suffix_that_lies(tmp_path: Path, codec: str) -> None:
+def test_wrong_suffix_is_refused(tmp_path: Path, codec: str) -> None:
     path = _write(tmp_path, f"a.jsonl.{codec}", b'{"text": "plain after all"}\n')
     with pytest.raises(InputError, match=f"the name indicates {codec} data, but the content has another format"):
         _read(path)
@@ -182,7 +182,7 @@ def test_error_names_the_display_name(tmp_path: Path) -> None:
         list(open_decompressed(path, display="train/chunk1/a.zst"))
 
 
-def test_zstd_window_beyond_128_mb_is_said(tmp_path: Path) -> None:
+def test_zstd_window_above_128_mb_is_refused(tmp_path: Path) -> None:
     parameters = zstandard.ZstdCompressionParameters(window_log=28, enable_ldm=True)
     stream = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
     path = _write(tmp_path, "a.zst", stream.compress(_text(1000)) + stream.flush())
@@ -190,14 +190,14 @@ def test_zstd_window_beyond_128_mb_is_said(tmp_path: Path) -> None:
         _read(path)
 
 
-def test_zstd_window_of_128_mb_is_taken(tmp_path: Path) -> None:
+def test_zstd_window_of_128_mb_is_accepted(tmp_path: Path) -> None:
     parameters = zstandard.ZstdCompressionParameters(window_log=27, enable_ldm=True)
     stream = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
     data = _text(1000)
     assert _read(_write(tmp_path, "a.zst", stream.compress(data) + stream.flush())) == data
 
 
-def test_zstd_dictionary_is_said(tmp_path: Path) -> None:
+def test_zstd_dictionary_is_refused(tmp_path: Path) -> None:
     samples = [_text(2000, seed) for seed in range(50)]
     trained = zstandard.train_dictionary(8192, samples)
     frame = zstandard.ZstdCompressor(dict_data=trained).compress(samples[0])
@@ -206,7 +206,7 @@ def test_zstd_dictionary_is_said(tmp_path: Path) -> None:
 
 
 @every_codec
-def test_a_bomb_comes_in_bounded_blocks(tmp_path: Path, codec: str) -> None:
+def test_bomb_gives_bounded_blocks(tmp_path: Path, codec: str) -> None:
     """32 MB of zero bytes in a few KB: no block holds more than a few megabytes."""
     path = _write(tmp_path, f"a.{codec}", CODECS[codec](bytes(32 << 20)))
     sizes = [len(block) for block in open_decompressed(path)]
@@ -271,8 +271,8 @@ PIECES = [
 def test_records_are_counted_as_a_loop_would(pieces: list[bytes], repeat: int, size: int) -> None:
     data = b"".join(pieces) * repeat
     counter = RecordCounter()
-    for at in range(0, len(data), size):
-        counter.update(data[at : at + size])
+    for start in range(0, len(data), size):
+        counter.update(data[start : start + size])
     records, blank = _count_like_a_loop(data)
     assert counter.finish() == counter.records == records
     assert counter.blank == blank
@@ -297,7 +297,7 @@ def test_records_of_small_files(data: bytes, records: int) -> None:
 
 
 def test_closed_files_leave_no_decoders_to_the_garbage_collector(tmp_path: Path) -> None:
-    """Its threshold is high, and a decoder has a quarter of a megabyte: 59,166 files took 3.5 GB."""
+    """The collector runs rarely, and a decoder has a quarter of a megabyte: 59,166 files took 3.5 GB."""
     path = tmp_path / "a.jsonl.zst"
     path.write_bytes(zstandard.ZstdCompressor().compress(b"text\n" * 1000))
 
@@ -316,7 +316,7 @@ def test_closed_files_leave_no_decoders_to_the_garbage_collector(tmp_path: Path)
 
 
 def _pages_in_memory(path: Path) -> int:
-    """Count the pages of a file that are in the page cache: mincore(2), which leaves them as they are."""
+    """Count the pages of a file in the page cache, with mincore(2), which does not change them."""
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as memory:
         pages = (ctypes.c_ubyte * -(-len(memory) // mmap.PAGESIZE))()
         start = ctypes.c_char.from_buffer(memory)
@@ -328,14 +328,14 @@ def _pages_in_memory(path: Path) -> int:
     return sum(page & 1 for page in pages)
 
 
-def _out_of_memory(path: Path) -> None:
+def _drop_from_cache(path: Path) -> None:
     with path.open("rb") as file:
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _can_pass(path: Path) -> bool:
-    """Tell whether the system can read a file without keeping it: Linux 6.14 on some file systems."""
+def _has_uncached_reads(path: Path) -> bool:
+    """Return whether the system can read a file without caching it: Linux 6.14 on some file systems."""
     with path.open("rb", buffering=0) as file:
         try:
             return os.preadv(file.fileno(), [bytearray(1)], 0, 0x80) == 1
@@ -344,29 +344,29 @@ def _can_pass(path: Path) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone tells what is in the page cache")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows the pages in the page cache")
 @pytest.mark.parametrize("codec", [None, *CODECS])
-def test_what_is_read_once_does_not_fill_the_page_cache(tmp_path: Path, codec: str | None) -> None:
+def test_reads_do_not_fill_the_page_cache(tmp_path: Path, codec: str | None) -> None:
     data = random.Random(0).randbytes(4 << 20)
     path = _write(tmp_path, f"a.jsonl.{codec}" if codec else "a.jsonl", CODECS[codec](data) if codec else data)
-    if not _can_pass(path):
-        pytest.skip("this system keeps what it has read")
-    _out_of_memory(path)
+    if not _has_uncached_reads(path):
+        pytest.skip("this system has no uncached reads")
+    _drop_from_cache(path)
     assert b"".join(open_decompressed(path)) == data
     assert _pages_in_memory(path) * mmap.PAGESIZE < len(data) // 4
     path.read_bytes()
     assert b"".join(open_decompressed(path)) == data
-    assert _pages_in_memory(path) * mmap.PAGESIZE >= len(data)  # whoever else needs it still finds it there
+    assert _pages_in_memory(path) * mmap.PAGESIZE >= len(data)  # pages that another reader cached stay cached
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no file system in memory here")
 @every_codec
-def test_a_file_system_without_uncached_reads_is_read_as_well(codec: str) -> None:
+def test_file_system_without_uncached_reads_works(codec: str) -> None:
     data = _text(3 << 20)
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as place:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
         for path in (
-            _write(Path(place), "a.jsonl", data),
-            _write(Path(place), f"a.jsonl.{codec}", CODECS[codec](data)),
+            _write(Path(directory), "a.jsonl", data),
+            _write(Path(directory), f"a.jsonl.{codec}", CODECS[codec](data)),
         ):
             assert _read(path) == data

@@ -1,4 +1,4 @@
-"""download's choice of files, and its sources other than the Hub: an address, a directory."""
+"""download: the choice of files, and its sources other than the Hub: a URL and a directory."""
 
 import http.server
 import importlib
@@ -37,35 +37,35 @@ SLIMPAJAMA = [
 ]
 
 
-def fetch(uri: Any, output: Path, **wanted: Any) -> None:
-    """Download in this process, where what is asked is not how a process ends."""
-    how_much = {"connections": 4, "deadline": 20, "stall_seconds": 1}
-    stages.download(uri, output, StageRun(Reporter()), Selection(**wanted), **how_much)
+def fetch(uri: Any, output: Path, **selection: Any) -> None:
+    """Download in this process, for tests that do not check how a process ends."""
+    options = {"connections": 4, "deadline": 20, "stall_seconds": 1}
+    stages.download(uri, output, StageRun(Reporter()), Selection(**selection), **options)
 
 
 def listing(*paths: str) -> Listing:
     return Listing("hf://datasets/org/c", "0" * 40, [RemoteFile(path, 1) for path in paths])
 
 
-def chosen(paths: list[str], **wanted: Any) -> list[str]:
-    return [file.path for file in select(listing(*paths), Selection(**wanted))[0]]
+def chosen(paths: list[str], **selection: Any) -> list[str]:
+    return [file.path for file in select(listing(*paths), Selection(**selection))[0]]
 
 
-# -- which files
+# -- choice of files
 
 
-def test_without_patterns_data_files_of_train_are_taken_and_it_is_said() -> None:
+def test_default_selects_the_data_files_of_train() -> None:
     files, notes = select(listing(*SLIMPAJAMA), Selection())
     assert [file.path for file in files] == sorted(path for path in SLIMPAJAMA if path.startswith("train/"))
     assert any("left out 1 files that are not data files" in note for note in notes)
     assert any("reading only split train" in note for note in notes)
 
 
-def test_a_format_takes_the_names_of_a_listing_that_may_be_of_it() -> None:
+def test_format_selects_possible_names() -> None:
     paths = ["README.md", "train/wiki_00", "train/b.jsonl.gz", "train/c.txt", "train/d.parquet", "test/wiki_01"]
 
-    def taken(wanted: str, **selected: Any) -> list[str]:
-        return [file.path for file in select(listing(*paths), Selection(**selected), wanted)[0]]
+    def taken(format_name: str, **selection: Any) -> list[str]:
+        return [file.path for file in select(listing(*paths), Selection(**selection), format_name)[0]]
 
     assert taken("jsonl") == ["train/b.jsonl.gz", "train/c.txt", "train/wiki_00"]
     assert taken("txt") == ["train/c.txt", "train/wiki_00"]
@@ -76,7 +76,7 @@ def test_a_format_takes_the_names_of_a_listing_that_may_be_of_it() -> None:
     assert chosen(saved) == saved[:1]
 
 
-def test_splits_never_mix_unless_asked() -> None:
+def test_splits_never_mix_by_default() -> None:
     for split in ("validation", "test"):
         assert all(path.startswith(split) for path in chosen(SLIMPAJAMA, split=split))
     assert len(chosen(SLIMPAJAMA, split="any")) == len(SLIMPAJAMA) - 1
@@ -99,7 +99,9 @@ def test_patterns_choose_and_exclude() -> None:
     assert chosen(paths, exclude=["b/*"]) == ["a/1.jsonl", "a/2.jsonl"]
     assert chosen(paths, include=["*.md"]) == ["README.md"]
     assert chosen(paths, include=["*"]) == sorted(paths)
-    with pytest.raises(RequestError, match=r"no file of hf://datasets/org/c matches --include .*; the 5 files are .*check --include"):
+    with pytest.raises(
+        RequestError, match=r"no file of hf://datasets/org/c matches --include .*; the 5 files are .*check --include"
+    ):
         chosen(paths, include=["*.parquet"])
     with pytest.raises(RequestError, match="no file"):
         chosen(["README.md"])
@@ -111,7 +113,7 @@ def test_patterns_choose_and_exclude() -> None:
     st.integers(1, 40),
     st.randoms(),
 )
-def test_a_sample_is_the_same_every_time_and_grows_without_changing(paths: set[str], count: int, random: Any) -> None:
+def test_sample_is_reproducible_and_grows(paths: set[str], count: int, random: Any) -> None:
     paths = {path for path in paths if path.split("/")[0] not in ("dev", "val")}
     mixed = sorted(paths)
     random.shuffle(mixed)
@@ -123,7 +125,7 @@ def test_a_sample_is_the_same_every_time_and_grows_without_changing(paths: set[s
     assert set(sample) <= set(chosen(mixed, sample=count + 1))
 
 
-def test_a_sample_is_taken_inside_what_is_included() -> None:
+def test_sample_is_taken_from_included_files() -> None:
     sample = chosen(SLIMPAJAMA, include=["train/chunk2/*"], sample=5)
     assert len(sample) == 5 and all(path.startswith("train/chunk2/") for path in sample)
     files, notes = select(listing("a.jsonl"), Selection(sample=5))
@@ -148,19 +150,19 @@ def test_a_sample_is_taken_inside_what_is_included() -> None:
         "a\0b",
     ],
 )
-def test_a_listing_with_a_name_that_leads_outside_is_not_trusted_at_all(path: str) -> None:
+def test_listing_with_an_outside_path_is_refused(path: str) -> None:
     with pytest.raises(InputError, match="nothing was downloaded"):
         select(listing("good.jsonl", path), Selection(include=["good.jsonl"]))
 
 
-# -- where from
+# -- sources
 
 
 @pytest.mark.parametrize(
     "uri",
     ["ftp://host/x", "hf://org/name", "hf://datasets/name", "hf://models/org/name", "nonsense://", "https://host/", ""],
 )
-def test_an_address_that_is_none_says_what_to_write(uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_uri_is_refused(uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.jsonl").write_text("{}\n")
     with pytest.raises(RequestError):
@@ -180,7 +182,7 @@ def test_an_address_that_is_none_says_what_to_write(uri: str, tmp_path: Path, mo
         "hf://user:hunter2@datasets/org/name",
     ],
 )
-def test_no_secret_of_an_address_is_recorded_or_said(tmp_path: Path, uri: str) -> None:
+def test_secret_of_a_uri_is_not_recorded_or_printed(tmp_path: Path, uri: str) -> None:
     request = Download(uri=uri, output=tmp_path / "out").prepare(StageRun(Reporter()))
     assert "hunter2" not in json.dumps(request.content)
     if uri.startswith(("ftp", "hf")):
@@ -189,14 +191,14 @@ def test_no_secret_of_an_address_is_recorded_or_said(tmp_path: Path, uri: str) -
         assert "hunter2" not in str(refused.value)
 
 
-def test_a_missing_package_names_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "s3fs", None)
     with pytest.raises(RequestError, match=r"tokenmill\[s3\]"):
         open_source("s3://bucket/prefix", stall_seconds=1)
 
 
 class Store(fsspec.AbstractFileSystem):  # type: ignore[misc]
-    """What stores list: a folder's marker, and for one file a list, as adlfs does; no account without a name."""
+    """A store that lists folder markers, returns a list for one file, as adlfs does, and can be misconfigured."""
 
     protocol = "s3"
     cachable = False
@@ -214,7 +216,7 @@ class Store(fsspec.AbstractFileSystem):  # type: ignore[misc]
         return {"name": path, "size": self.files[path], "type": "file"}
 
 
-def test_what_a_store_lists_beside_files_is_left_out_and_bad_addresses_are_refused(
+def test_folder_markers_are_left_out_and_bad_uris_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(importlib.import_module("fsspec.registry")._registry, "s3", Store)
@@ -252,44 +254,44 @@ def test_a_directory_flat_and_as_a_tree(source: Path, tmp_path: Path) -> None:
     assert data_of(tmp_path / "tree") == data_of(source)
 
 
-def test_one_file_of_a_directory_and_nothing_at_all(source: Path, tmp_path: Path) -> None:
+def test_single_file_and_missing_directory(source: Path, tmp_path: Path) -> None:
     fetch(source / "sub/b.jsonl", tmp_path / "one")
     assert data_of(tmp_path / "one") == {"b.jsonl": (source / "sub/b.jsonl").read_bytes()}
     with pytest.raises(RequestError, match="there are no files at"):
         fetch(tmp_path / "nowhere", tmp_path / "out")
 
 
-def test_a_directory_that_tokenmill_made_is_copied_without_its_records(source: Path, tmp_path: Path) -> None:
+def test_tokenmill_output_is_copied_without_its_records(source: Path, tmp_path: Path) -> None:
     fetch(source, tmp_path / "one")
     fetch(tmp_path / "one", tmp_path / "two", layout="tree")
     assert data_of(tmp_path / "two") == data_of(tmp_path / "one")
 
 
-def test_links_of_a_directory_are_followed_and_its_own_output_is_not_taken(source: Path, tmp_path: Path) -> None:
+def test_links_are_followed_and_the_output_is_not_read(source: Path, tmp_path: Path) -> None:
     (tmp_path / "more").mkdir()
     (tmp_path / "more/c.jsonl").write_text('{"text": "c"}\n')
     (source / "linked").symlink_to(tmp_path / "more")
-    whole = {"a.jsonl", "sub/a.jsonl", "sub/b.jsonl", "linked/c.jsonl"}
+    expected = {"a.jsonl", "sub/a.jsonl", "sub/b.jsonl", "linked/c.jsonl"}
     fetch(source, source / "out", layout="tree", sample=2)
     fetch(source, tmp_path / "out", layout="tree")
-    assert set(data_of(tmp_path / "out")) == whole
+    assert set(data_of(tmp_path / "out")) == expected
 
 
-# -- one address, with the test Hub as a plain web server
+# -- a URL, with the test Hub as a plain web server
 
 
 @pytest.fixture
 def hub() -> Iterator[Hub]:
-    with Hub() as made:
-        made.add_dataset("org/c", {"a b.jsonl": b'{"text": "x"}\n' * 5000, "c.jsonl.zst": b"z" * 3000})
-        yield made
+    with Hub() as server:
+        server.add_dataset("org/c", {"a b.jsonl": b'{"text": "x"}\n' * 5000, "c.jsonl.zst": b"z" * 3000})
+        yield server
 
 
 def address(hub: Hub, name: str = "a%20b.jsonl") -> str:
     return f"{hub.endpoint}/datasets/org/c/resolve/main/{name}"
 
 
-def test_an_address_through_what_servers_do(hub: Hub, tmp_path: Path) -> None:
+def test_url_download_survives_faults(hub: Hub, tmp_path: Path) -> None:
     hub.faults.add(
         Fault("cut", path="a b.jsonl", after=1), Fault("503", path="a b.jsonl", after=1, retry="seconds", seconds=1)
     )
@@ -297,12 +299,11 @@ def test_an_address_through_what_servers_do(hub: Hub, tmp_path: Path) -> None:
     assert ended.code == 0, ended.err
     assert data_of(tmp_path / "out") == {"a%20b.jsonl": b'{"text": "x"}\n' * 5000}
     assert not any(b"s3cret" in path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file())
-    assert (
-        tokenmill("download", address(hub, "c.jsonl.zst"), tmp_path / "other").code == 0
-    )  # a redirect to another origin
+    # The Hub redirects a file in LFS to another origin.
+    assert tokenmill("download", address(hub, "c.jsonl.zst"), tmp_path / "other").code == 0
 
 
-def test_an_address_that_is_busy_when_asked_first(hub: Hub, tmp_path: Path) -> None:
+def test_busy_url_is_retried(hub: Hub, tmp_path: Path) -> None:
     hub.faults.add(Fault("503", retry="seconds", seconds=1), Fault("429", retry="seconds", seconds=1))
     fetch(address(hub), tmp_path / "out")
     assert len(data_of(tmp_path / "out")) == 1
@@ -310,15 +311,13 @@ def test_an_address_that_is_busy_when_asked_first(hub: Hub, tmp_path: Path) -> N
         assert after.time - request.time >= (request.retry_after or 0)
 
 
-def test_an_address_where_nobody_is_does_not_last_until_the_deadline(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreachable_url_fails_before_the_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tokenmill.corpus.retry.BACKOFF_SECONDS", (0.01, 0.02))
     with pytest.raises(TransientError, match="check the address"):
         fetch("http://localhost:1/x.jsonl", tmp_path / "out")
 
 
-def test_an_address_that_is_not_there(hub: Hub, tmp_path: Path) -> None:
+def test_missing_url_is_refused(hub: Hub, tmp_path: Path) -> None:
     netloc = hub.endpoint.removeprefix("http://")
     ended = tokenmill("download", f"http://user:s3cret@{netloc}/x.jsonl", tmp_path / "out")
     assert ended.code == 2 and "404" in ended.err
@@ -329,30 +328,30 @@ class Plain(http.server.BaseHTTPRequestHandler):
     """A server with neither ETag nor ranges, as python -m http.server is."""
 
     content = b""
-    asked = 0
+    requests = 0
 
     def do_GET(self) -> None:
-        type(self).asked += 1
+        type(self).requests += 1
         self.send_response(200)
         self.send_header("Content-Length", str(len(self.content)))
         self.end_headers()
         self.wfile.write(self.content)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 @pytest.mark.parametrize("changed", [b"x" * 5000, b"x" * 50])
-def test_a_file_that_has_another_size_than_was_planned_is_not_fetched_for_ever(changed: bytes, tmp_path: Path) -> None:
-    Plain.content, Plain.asked = b"{}\n" * 1000, 0
+def test_file_of_changed_size_is_not_retried_forever(changed: bytes, tmp_path: Path) -> None:
+    Plain.content, Plain.requests = b"{}\n" * 1000, 0
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Plain) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         uri = f"http://127.0.0.1:{server.server_port}/log.jsonl"
         fetch(uri, tmp_path / "out")
         (tmp_path / "out" / "log.jsonl").unlink()
-        Plain.content, Plain.asked = changed, 0
+        Plain.content, Plain.requests = changed, 0
         ended = tokenmill("download", uri, tmp_path / "out", "--deadline", 3, real_backoff=True)
         server.shutdown()
     assert ended.code in (1, 2) and "log.jsonl" in ended.err
     assert data_of(tmp_path / "out") == {}
-    assert Plain.asked <= 12
+    assert Plain.requests <= 12

@@ -1,4 +1,4 @@
-"""tokenmill download from the test Hub, as a process of its own: faults, kills, tokens, moves and hostile names."""
+"""tokenmill download from the test Hub, in a separate process: faults, kills, tokens, moves and hostile names."""
 
 import contextlib
 import hashlib
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 URI = "hf://datasets/org/corpus"
 CONNECTIONS = 8
-# One fault each, such as a file may meet on its way; `cdn` ones strike files in LFS alone.
+# The faults that a download of a file may meet; a fault with `cdn` affects only files in LFS.
 FAULTS = [
     Fault("429", retry="ratelimit"),
     Fault("429", retry="seconds"),
@@ -58,13 +58,13 @@ FAULTS = [
 
 
 def text(name: str, size: int) -> bytes:
-    """Return lines of JSON that are different for every name."""
+    """Return lines of JSON that differ for every name."""
     line = json.dumps({"text": hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()}).encode() + b"\n"
     return line * (1 + size // len(line))
 
 
 def corpus(names: list[str], size: int = 20_000) -> dict[str, bytes]:
-    """Return files, every second one with a suffix that puts it into LFS."""
+    """Return a file for every name; the suffix decides whether the Hub stores a file in LFS."""
     return {name: text(name, size) for name in names}
 
 
@@ -74,39 +74,39 @@ def download(hub: Hub, output: Path, *more: Any, **options: Any) -> CommandResul
     )
 
 
-def fetch(hub: Hub, output: Path, uri: str = URI, *, run: StageRun | None = None, **wanted: Any) -> Summary:
-    """Download in this process, where what is asked is not how a process ends."""
-    about = {"revision": wanted.pop("revision", None), "endpoint": hub.endpoint}
-    how_much = {"connections": CONNECTIONS, "deadline": 30, "stall_seconds": 0.5}
-    return stages.download(uri, output, run or StageRun(Reporter()), Selection(**wanted), **about, **how_much)
+def fetch(hub: Hub, output: Path, uri: str = URI, *, run: StageRun | None = None, **selection: Any) -> Summary:
+    """Download in this process, for tests that do not check how a process ends."""
+    location = {"revision": selection.pop("revision", None), "endpoint": hub.endpoint}
+    options = {"connections": CONNECTIONS, "deadline": 30, "stall_seconds": 0.5}
+    return stages.download(uri, output, run or StageRun(Reporter()), Selection(**selection), **location, **options)
 
 
 def receipts(output: Path) -> set[str]:
     return {path.name.removesuffix(".json") for path in (output / ".tokenmill/download/receipts").glob("*.json")}
 
 
-def nobody_came_before_the_told_time(hub: Hub, connections: int) -> None:
-    """A file is not asked for again before the time its answer named; after a 429 nor is any other."""
+def assert_retry_after_is_kept(hub: Hub, connections: int) -> None:
+    """Check that no file is requested again before its Retry-After; after a 429, this holds for every file."""
     for number, request in enumerate(hub.requests):
         if request.retry_after is None:
             continue
         opens = request.time + request.retry_after - 0.02
         early = [later for later in hub.requests[number + 1 :] if later.time < opens and later.kind == request.kind]
         assert not [later.path for later in early if later.file == request.file]
-        if request.status == 429:  # those that were on their way when it was said, one a connection at most
+        if request.status == 429:  # requests in flight at the time of the response, at most one per connection
             assert len([later for later in early if later.time > request.responded]) <= connections
 
 
 @pytest.fixture(autouse=True)
-def nobodys_token(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+def no_token(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     monkeypatch.delenv("HF_TOKEN", raising=False)
     monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path_factory.getbasetemp() / "no-token"))
 
 
 @pytest.fixture
 def hub() -> Iterator[Hub]:
-    with Hub() as made:
-        yield made
+    with Hub() as server:
+        yield server
 
 
 def test_every_fault_alone(hub: Hub, tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_every_fault_alone(hub: Hub, tmp_path: Path) -> None:
     assert ended.code == 0, ended.err
     assert data_of(tmp_path / "out") == files
     assert ended.result["complete"] and ended.result["units_done_now"] == len(files)
-    nobody_came_before_the_told_time(hub, 64)
+    assert_retry_after_is_kept(hub, 64)
     struck = {(request.file, request.fault) for request in hub.requests}
     expected = {
         (name, fault.kind)
@@ -135,7 +135,7 @@ def test_every_fault_alone(hub: Hub, tmp_path: Path) -> None:
     assert expected | {("ranges.jsonl", "ignore_range"), ("", "503"), ("", "429")} <= struck
 
 
-def test_a_listing_that_breaks_is_asked_for_again(tmp_path: Path) -> None:
+def test_broken_listing_is_requested_again(tmp_path: Path) -> None:
     files = corpus([f"{number}.jsonl" for number in range(7)], 100)
     with contextlib.ExitStack() as stack:
         started = []
@@ -150,16 +150,16 @@ def test_a_listing_that_breaks_is_asked_for_again(tmp_path: Path) -> None:
             assert data_of(tmp_path / kind) == files
 
 
-def test_200_files_with_every_fault_at_once_while_status_tells_the_truth(hub: Hub, tmp_path: Path) -> None:
+def test_200_files_with_all_faults_while_status_is_correct(hub: Hub, tmp_path: Path) -> None:
     names = [f"{number:03d}.jsonl{'.zst' * (number % 2)}" for number in range(200)]
-    # Largest first is the order of work.
+    # Workers start with the largest file.
     files = {name: text(name, 60_000 - 250 * number) for number, name in enumerate(names)}
     hub.add_dataset("org/corpus", files)
     hub.page_size = 50
     for number, name in enumerate(names):
         for step in range(3):
             fault = FAULTS[(number * 3 + step) % len(FAULTS)]
-            # A stall costs its whole time-out and a 429 stops everybody: at the beginning is enough.
+            # A stall costs its full timeout and a 429 stops all connections: only the first files have them.
             if fault.kind in ("429", "stall") and number >= 30:
                 fault = Fault("cut", at=1000 * step)
             hub.faults.add(Fault(**fault.__dict__ | {"path": name}))
@@ -170,13 +170,13 @@ def test_200_files_with_every_fault_at_once_while_status_tells_the_truth(hub: Hu
     seen = []
     while process.poll() is None:
         before = receipts(output)
-        told = tokenmill("status", output, "--json")
+        report = tokenmill("status", output, "--json")
         after = receipts(output)
-        if told.code == 2:
-            assert not before and "no stage" in told.err
+        if report.code == 2:
+            assert not before and "no stage" in report.err
             continue
-        state = told.result
-        if state["state"] == "stopped while planning":  # the directory is made, and the lease on planning not yet taken
+        state = report.result
+        if state["state"] == "stopped while planning":  # the directory exists, but the planning lease is not yet taken
             assert all(earlier["state"] == state["state"] for earlier in seen)
         elif state["state"] != "planning":
             assert len(before) <= state["units_done"] <= len(after)
@@ -188,7 +188,7 @@ def test_200_files_with_every_fault_at_once_while_status_tells_the_truth(hub: Hu
     ended = finish(process)
     assert ended.code == 0, ended.err
     assert data_of(output) == files
-    nobody_came_before_the_told_time(hub, 32)
+    assert_retry_after_is_kept(hub, 32)
     final = tokenmill("status", output, "--json").result
     assert (final["state"], final["units_done"], final["at_work"], final["failures"]) == ("complete", 200, [], [])
     assert any(state["state"] == "running" and state["at_work"] for state in seen)
@@ -198,17 +198,17 @@ def test_200_files_with_every_fault_at_once_while_status_tells_the_truth(hub: Hu
     assert manifest["counts"] == {"in": 200, "out": 200, "rejected": 0, "bytes": sum(map(len, files.values()))}
 
 
-def test_a_rate_limit_is_kept_by_all_connections_together(tmp_path: Path) -> None:
+def test_all_connections_share_a_rate_limit(tmp_path: Path) -> None:
     with Hub(rate_limit=(6, 1.0)) as hub:
         hub.add_dataset("org/corpus", files := corpus([f"{number}.jsonl" for number in range(10)], 100))
         ended = download(hub, tmp_path / "out")
         assert ended.code == 0, ended.err
         assert data_of(tmp_path / "out") == files
-        nobody_came_before_the_told_time(hub, CONNECTIONS)
+        assert_retry_after_is_kept(hub, CONNECTIONS)
 
 
-def test_a_wrong_byte_a_refusal_and_the_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that stays wrong fails without a receipt, the others are there, and the token is nowhere."""
+def test_corrupt_file_refusal_and_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that stays corrupt fails without a receipt; the others are complete, and no file contains the token."""
     token = "hf_thisIsASecret0123456789"
     with Hub(token=token, link_seconds=2) as hub:
         files = corpus([f"{number}.jsonl.zst" for number in range(5)])
@@ -224,16 +224,16 @@ def test_a_wrong_byte_a_refusal_and_the_token(tmp_path: Path, monkeypatch: pytes
         status = tokenmill("status", tmp_path / "out", "--json").result
         assert (status["state"], status["units_done"]) == ("failed", 4)
         assert "3.jsonl.zst" in status["failures"][0]["message"]
-        asked = [request for request in hub.requests if request.file == "3.jsonl.zst" and request.kind == "cdn"]
-        assert len(asked) == 3 and not any(request.headers["Range"] for request in asked)
+        requests = [request for request in hub.requests if request.file == "3.jsonl.zst" and request.kind == "cdn"]
+        assert len(requests) == 3 and not any(request.headers["Range"] for request in requests)
 
-        # Nothing of the wrong bytes is kept for the next run, which has all of its tries again.
+        # The next run starts without the wrong bytes, and with all of its retries.
         hub.requests.clear()
         monkeypatch.setenv("HF_TOKEN", token)
         with pytest.raises(TransientError, match="sha256"):
             fetch(hub, tmp_path / "out")
-        asked = [request for request in hub.requests if request.file == "3.jsonl.zst" and request.kind == "cdn"]
-        assert len(asked) == 3 and not any(request.headers["Range"] for request in asked)
+        requests = [request for request in hub.requests if request.file == "3.jsonl.zst" and request.kind == "cdn"]
+        assert len(requests) == 3 and not any(request.headers["Range"] for request in requests)
 
         hub.faults.clear()
         assert fetch(hub, tmp_path / "out").done_now == 1
@@ -247,15 +247,15 @@ def test_a_wrong_byte_a_refusal_and_the_token(tmp_path: Path, monkeypatch: pytes
 
 
 def wait_for(condition: Callable[[], Any], seconds: float = 60) -> Any:
-    until = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < until, "it did not happen"
+    deadline = time.monotonic() + seconds
+    while not (result := condition()):
+        assert time.monotonic() < deadline, "timed out"
         time.sleep(0.02)
-    return found
+    return result
 
 
 @pytest.mark.parametrize("name", ["big.jsonl.zst", "big.jsonl"])
-def test_a_killed_download_goes_on_where_it_was(hub: Hub, tmp_path: Path, name: str) -> None:
+def test_killed_download_resumes(hub: Hub, tmp_path: Path, name: str) -> None:
     content = text("big", 8 << 20)
     hub.add_dataset("org/corpus", {name: content}, lfs={name} if name.endswith("zst") else False)
     half = len(content) // 2
@@ -279,7 +279,7 @@ def test_a_killed_download_goes_on_where_it_was(hub: Hub, tmp_path: Path, name: 
     assert not work.exists()
 
 
-def test_sigterm_while_waiting_ends_with_143_and_the_next_run_goes_on(hub: Hub, tmp_path: Path) -> None:
+def test_sigterm_while_waiting_ends_with_143(hub: Hub, tmp_path: Path) -> None:
     files = corpus([f"{number}.jsonl" for number in range(4)], 100)
     hub.add_dataset("org/corpus", files)
     hub.faults.add(Fault("503", path="2.jsonl", retry="seconds", seconds=300))
@@ -293,7 +293,7 @@ def test_sigterm_while_waiting_ends_with_143_and_the_next_run_goes_on(hub: Hub, 
     assert data_of(tmp_path / "out") == files
 
 
-def test_sigterm_while_the_hub_does_not_list_ends_with_143(hub: Hub, tmp_path: Path) -> None:
+def test_sigterm_while_listing_ends_with_143(hub: Hub, tmp_path: Path) -> None:
     hub.add_dataset("org/corpus", corpus(["a.jsonl"]))
     hub.faults.add(Fault("429", where="info", retry="seconds", seconds=300, times=None))
     process = start("download", URI, tmp_path / "out", hub=hub)
@@ -302,10 +302,10 @@ def test_sigterm_while_the_hub_does_not_list_ends_with_143(hub: Hub, tmp_path: P
     assert finish(process).code == 143
 
 
-def test_the_deadline_ends_what_still_fails_and_a_retry_may_help(hub: Hub, tmp_path: Path) -> None:
+def test_deadline_ends_retries_with_exit_1(hub: Hub, tmp_path: Path) -> None:
     files = corpus([f"{number}.jsonl" for number in range(4)], 100)
     hub.add_dataset("org/corpus", files)
-    # One that a retry may cure makes the whole worth a retry, whatever else is refused.
+    # One transient failure makes the exit code 1, even if another file is refused.
     hub.faults.add(Fault("503", path="1.jsonl", times=None), Fault("404", path="2.jsonl", times=None))
     ended = download(hub, tmp_path / "out", "--deadline", 2)
     assert ended.code == 1
@@ -315,14 +315,14 @@ def test_the_deadline_ends_what_still_fails_and_a_retry_may_help(hub: Hub, tmp_p
     assert data_of(tmp_path / "out") == files
 
 
-def test_the_deadline_holds_for_the_listing_too(hub: Hub, tmp_path: Path) -> None:
+def test_deadline_applies_to_the_listing(hub: Hub, tmp_path: Path) -> None:
     hub.add_dataset("org/corpus", corpus(["a.jsonl"]))
     hub.faults.add(Fault("503", where="info", times=None))
     ended = download(hub, tmp_path / "out", "--deadline", 2)
     assert ended.code == 1 and "org/corpus" in ended.err
 
 
-def test_refused_for_good_is_exit_2_with_a_remedy(hub: Hub, tmp_path: Path) -> None:
+def test_permanent_refusal_is_exit_2_with_a_remedy(hub: Hub, tmp_path: Path) -> None:
     names = ["401.jsonl", "403.jsonl.zst", "404.jsonl", "fine.jsonl"]
     hub.add_dataset("org/corpus", files := corpus(names, 100))
     for name in names[:3]:
@@ -336,13 +336,13 @@ def test_refused_for_good_is_exit_2_with_a_remedy(hub: Hub, tmp_path: Path) -> N
     assert {failure["unit"] for failure in state["failures"]} == set(names[:3])
 
 
-def test_a_dataset_that_cannot_be_listed_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unlistable_dataset_has_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tokenmill.corpus.retry.BACKOFF_SECONDS", (0.01, 0.02))
     with Hub() as hub, Hub(token="right") as private:
         hub.add_dataset("org/corpus", corpus(["a.jsonl"]))
         hub.add_dataset("org/gated", corpus(["a.jsonl"]), gated=True)
         private.add_dataset("org/corpus", corpus(["a.jsonl"]))
-        for at, uri, remedy in (
+        for server, uri, remedy in (
             (hub, "hf://datasets/org/nothing", "HF_TOKEN"),
             (hub, URI + "@nothing", "revision"),
             (hub, URI + "/nothing", "folder"),
@@ -350,7 +350,7 @@ def test_a_dataset_that_cannot_be_listed_says_what_to_do(tmp_path: Path, monkeyp
             (private, URI, "HF_TOKEN"),
         ):
             with pytest.raises(RequestError, match=remedy):
-                fetch(at, tmp_path / uri.replace("/", "_"), uri)
+                fetch(server, tmp_path / uri.replace("/", "_"), uri)
         monkeypatch.setenv("HF_TOKEN", "wrong")
         with pytest.raises(RequestError, match="refused the dataset org/corpus"):
             fetch(private, tmp_path / "out")
@@ -381,9 +381,7 @@ def test_a_dataset_that_cannot_be_listed_says_what_to_do(tmp_path: Path, monkeyp
         ("hf://datasets/org/corpus@refs/pr/7", [], "refs/pr/7", ""),
     ],
 )
-def test_a_dataset_is_taken_as_people_type_it(
-    tmp_path: Path, typed: str, more: list[str], branch: str, folder: str
-) -> None:
+def test_every_form_of_dataset_uri_works(tmp_path: Path, typed: str, more: list[str], branch: str, folder: str) -> None:
     files = {name: corpus([f"{name} of {branch}"])[f"{name} of {branch}"] for name in ("a.jsonl", "en/b.jsonl")}
     with Hub() as hub:
         hub.add_dataset("org/corpus", {"decoy.jsonl": b'{"text": "x"}\n'})
@@ -397,7 +395,7 @@ def test_a_dataset_is_taken_as_people_type_it(
 
 
 @pytest.mark.parametrize(
-    ("typed", "words"),
+    ("typed", "message"),
     [
         ("hf://org/corpus", "for a dataset org/corpus: hf://datasets/org/corpus"),
         ("hf://org/corpus@refs/convert/parquet", ": hf://datasets/org/corpus@refs/convert/parquet"),
@@ -405,16 +403,16 @@ def test_a_dataset_is_taken_as_people_type_it(
         ("hf://datasets/org", "write hf://datasets/ORG/NAME"),
     ],
 )
-def test_a_name_that_may_be_a_dataset_is_refused_with_its_address(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: str, words: str
+def test_dataset_name_is_refused_with_its_uri(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: str, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     ended = tokenmill("download", typed, tmp_path / "out")
-    assert ended.code == 2 and words in ended.err, ended.err
+    assert ended.code == 2 and message in ended.err, ended.err
 
 
 @pytest.mark.parametrize("repository", ["org/corpus", "blob/corpus"])
-def test_the_page_of_a_file_stands_for_the_file(repository: str) -> None:
+def test_page_of_a_file_means_the_file(repository: str) -> None:
     page = f"https://huggingface.co/datasets/{repository}/blob/main/en/blob/a.jsonl"
     assert normalize_source(page) == f"https://huggingface.co/datasets/{repository}/resolve/main/en/blob/a.jsonl"
 
@@ -429,7 +427,7 @@ def test_a_path_that_looks_like_a_dataset_stays_a_path(tmp_path: Path, monkeypat
         assert list(data_of(tmp_path / f"out-{name[:3]}")) == ["a.jsonl"]
 
 
-def test_a_branch_that_moves_does_not_matter_once_it_is_planned(hub: Hub, tmp_path: Path) -> None:
+def test_moved_branch_does_not_change_a_plan(hub: Hub, tmp_path: Path) -> None:
     files = corpus([f"{number}.jsonl" for number in range(6)])
     commit = hub.add_dataset("org/corpus", files)
     hub.faults.add(Fault("move_branch"))
@@ -442,7 +440,7 @@ def test_a_branch_that_moves_does_not_matter_once_it_is_planned(hub: Hub, tmp_pa
     assert data_of(output) == files
     assert second.completion.manifest is not None
     assert second.completion.manifest.content["source"] == {"uri": URI, "revision": commit}
-    # Asked again, the same request still means the same data; a commit by name is another request.
+    # The same request still means the same data; a request that names the commit is another one.
     assert fetch(hub, output).done_now == 0
     with pytest.raises(RequestError, match=f'revision: null -> "{commit}"'):
         fetch(hub, output, revision=commit)
@@ -488,12 +486,12 @@ HOSTILE = [
 def test_hostile_names_arrive_with_the_right_bytes(hub: Hub, tmp_path: Path, layout: str) -> None:
     hub.add_dataset("org/corpus", files := corpus(HOSTILE, 100))
     fetch(hub, tmp_path / "out", layout=layout)
-    found = data_of(tmp_path / "out")
-    assert Counter(found.values()) == Counter(files.values())
-    assert all(name.isascii() and name.isprintable() for name in found)
+    downloaded = data_of(tmp_path / "out")
+    assert Counter(downloaded.values()) == Counter(files.values())
+    assert all(name.isascii() and name.isprintable() for name in downloaded)
     manifest = json.loads((tmp_path / "out/.tokenmill/download/manifest.json").read_bytes())
     for entry in manifest["files"]:
-        assert found[entry["path"]] == files[entry["parts"][0]["source"]]
+        assert downloaded[entry["path"]] == files[entry["parts"][0]["source"]]
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
@@ -504,7 +502,7 @@ def test_a_name_that_leads_outside_downloads_nothing(hub: Hub, tmp_path: Path) -
     assert data_of(tmp_path / "deep") == {} and not any(r.kind in ("resolve", "cdn") for r in hub.requests)
 
 
-def test_a_name_that_is_no_text_downloads_or_is_refused(hub: Hub, tmp_path: Path) -> None:
+def test_non_unicode_name_downloads_or_is_refused(hub: Hub, tmp_path: Path) -> None:
     hub.add_dataset("org/corpus", files := corpus(["lone\ud800surrogate.jsonl"], 100))
     ended = download(hub, tmp_path / "out")
     assert ended.code in (0, 2), ended.err
@@ -512,15 +510,15 @@ def test_a_name_that_is_no_text_downloads_or_is_refused(hub: Hub, tmp_path: Path
     assert list(data_of(tmp_path / "out").values()) == (list(files.values()) if ended.code == 0 else [])
 
 
-def test_a_file_that_is_a_folder_of_another_downloads_or_is_refused(hub: Hub, tmp_path: Path) -> None:
+def test_file_that_is_also_a_folder_downloads_or_is_refused(hub: Hub, tmp_path: Path) -> None:
     hub.add_dataset("org/corpus", {"a.jsonl": text("a", 200), "a.jsonl/b.jsonl": text("b", 100)})
     with contextlib.suppress(RequestError):
-        for worker in (0, 1):  # the larger one is the first worker's
+        for worker in (0, 1):  # the first worker downloads the larger file
             fetch(hub, tmp_path / "out", layout="tree", run=StageRun(Reporter(), worker, 2))
         assert len(data_of(tmp_path / "out")) == 2
 
 
-def test_a_name_cannot_write_lines_of_its_own_to_the_log(hub: Hub, tmp_path: Path) -> None:
+def test_name_cannot_write_lines_to_the_log(hub: Hub, tmp_path: Path) -> None:
     hub.add_dataset("org/hostile", corpus(["a\x1b[31m\nall done.jsonl"]))
     hub.faults.add(*[Fault("404", path="a\x1b[31m\nall done.jsonl")] * 9)
     ended = tokenmill("download", "hf://datasets/org/hostile", tmp_path / "out", hub=hub)

@@ -1,4 +1,4 @@
-"""Messages to an encoder process that has ended: they go nowhere, least of all into a file that took its number."""
+"""Messages to an encoder process that has ended: they never reach a file that reuses its descriptor."""
 
 import os
 import socket
@@ -12,10 +12,10 @@ from tokenmill.tokens.workers.encoder_process import Task
 from tokenmill.tokens.workers.pool import _EncoderChild
 
 
-def test_a_killed_process_gets_no_message_and_no_file_gets_it_either(tmp_path: Path) -> None:
-    ours, theirs = socket.socketpair()
-    number = ours.fileno()
-    child = _EncoderChild(subprocess.Popen(["sleep", "60"]), ours, forked=False)
+def test_message_to_a_killed_process_is_dropped(tmp_path: Path) -> None:
+    parent_end, child_end = socket.socketpair()
+    number = parent_end.fileno()
+    child = _EncoderChild(subprocess.Popen(["sleep", "60"]), parent_end, forked=False)
     child.kill()
     with (tmp_path / "data.bin").open("wb") as file:
         os.dup2(file.fileno(), number)
@@ -29,17 +29,17 @@ def test_a_killed_process_gets_no_message_and_no_file_gets_it_either(tmp_path: P
             if number != file.fileno():
                 os.close(number)
     assert (tmp_path / "data.bin").read_bytes() == b""
-    theirs.close()
+    child_end.close()
 
 
-def test_a_message_larger_than_the_socket_arrives_whole_and_the_end_is_told() -> None:
-    ours, theirs = socket.socketpair()
+def test_large_message_arrives_complete_before_the_end() -> None:
+    parent_end, child_end = socket.socketpair()
     reader = "import sys; from multiprocessing.connection import Connection as C; c = C(int(sys.argv[1]))\n"
     reader += "m = c.recv(); sys.stdout.write(f'{len(m[0].guard)} {m[1]}')"
-    command = [sys.executable, "-P", "-c", reader, str(theirs.fileno())]
-    process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdout=subprocess.PIPE)
-    theirs.close()
-    child = _EncoderChild(process, ours, forked=False)
+    command = [sys.executable, "-P", "-c", reader, str(child_end.fileno())]
+    process = subprocess.Popen(command, pass_fds=[child_end.fileno()], stdout=subprocess.PIPE)
+    child_end.close()
+    child = _EncoderChild(process, parent_end, forked=False)
     child.load_encoder(Task("hf", "", False, "\u4e16" * 3_000_000, ("text",), None, "start"), 7)
     assert process.communicate()[0] == b"3000000 7"
     with pytest.raises(EOFError):

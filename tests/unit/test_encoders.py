@@ -1,4 +1,4 @@
-"""Encoders give Hugging Face's ids, and the gate finds the ones that do not."""
+"""Encoders give the same ids as Hugging Face, and the parity gate refuses an encoder that does not."""
 
 import json
 from collections.abc import Callable
@@ -59,8 +59,8 @@ def test_flat_ids_equal_hugging_face(name: str, add: bool, wrapped: Path) -> Non
     for i, text in enumerate(TEXTS):
         expected = reference.encode(text, add_special_tokens=add).ids
         assert ids[offsets[i] : offsets[i + 1]].tolist() == expected
-    none, start = encoder.encode([])
-    assert (len(none), start.tolist()) == (0, [0])
+    empty, start = encoder.encode([])
+    assert (len(empty), start.tolist()) == (0, [0])
     for texts in (TEXTS, []):
         for flat, array in zip(encoder.encode_to_bytes(texts), encoder.encode(texts), strict=True):
             assert bytes(flat) == array.tobytes()
@@ -70,7 +70,7 @@ def test_flat_ids_equal_hugging_face(name: str, add: bool, wrapped: Path) -> Non
 @pytest.mark.parametrize("quick", [True, False])
 @pytest.mark.parametrize("add", [True, False])
 @pytest.mark.parametrize("name", NAMES)
-def test_an_id_behind_each_text(
+def test_end_id_follows_each_text(
     name: str, add: bool, quick: bool, post_processor: str, wrapped: Path, tmp_path: Path
 ) -> None:
     backend = json.loads(wrapped.read_bytes())
@@ -84,7 +84,7 @@ def test_an_id_behind_each_text(
         try:
             load_encoder(name, path, add)
         except EncoderUnavailable:
-            pytest.skip(f"{name} does not take it")
+            pytest.skip(f"{name} does not support it")
     reference = Tokenizer.from_file(str(path))
     encoder = load_encoder(name, path, add, format_guard("界"), end=77)
     ids, offsets = encoder.encode(TEXTS)
@@ -92,8 +92,8 @@ def test_an_id_behind_each_text(
         expected = [*reference.encode(text, add_special_tokens=add).ids, 77]
         assert ids[offsets[i] : offsets[i + 1]].tolist() == expected
     assert (offsets[0], offsets[-1]) == (0, len(ids))
-    none, start = encoder.encode([])
-    assert (len(none), start.tolist()) == (0, [0])
+    empty, start = encoder.encode([])
+    assert (len(empty), start.tolist()) == (0, [0])
 
 
 def test_guarded_texts_go_to_hugging_face(wrapped: Path) -> None:
@@ -103,8 +103,8 @@ def test_guarded_texts_go_to_hugging_face(wrapped: Path) -> None:
     guarded = load_encoder("gigatoken", wrapped, True, guard)
     exact = load_encoder("hf", wrapped, True)
     for texts in (TEXTS, TEXTS[3:4], TEXTS[:2], []):
-        for mine, theirs in zip(guarded.encode(texts), exact.encode(texts), strict=True):
-            np.testing.assert_array_equal(mine, theirs)
+        for actual, expected in zip(guarded.encode(texts), exact.encode(texts), strict=True):
+            np.testing.assert_array_equal(actual, expected)
 
 
 @pytest.mark.parametrize(
@@ -114,12 +114,12 @@ def test_guarded_texts_go_to_hugging_face(wrapped: Path) -> None:
         {"type": "TemplateProcessing", "single": [{"Sequence": {}}, {"Sequence": {}}], "special_tokens": {}},
     ],
 )
-def test_post_processors_that_are_no_plain_template(post_processor: dict[str, Any]) -> None:
+def test_unsupported_post_processors_are_refused(post_processor: dict[str, Any]) -> None:
     with pytest.raises(EncoderUnavailable):
         template_ids(post_processor)
 
 
-def test_refusals_are_messages(tmp_path: Path) -> None:
+def test_refusals_are_reported(tmp_path: Path) -> None:
     backend = tmp_path / "backend.json"
     backend.write_text('{"model": {"type": "Unheard-of"}}')
     for name in NAMES:
@@ -131,7 +131,7 @@ def test_refusals_are_messages(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def pieces(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tokenizer in SentencePiece's manner: no byte-level alphabet, words led by U+2581, bytes to fall back to."""
+    """A tokenizer like SentencePiece's: no byte-level alphabet, words start with U+2581, fallback to bytes."""
     vocabulary = {"<unk>": 0, "<s>": 1, "</s>": 2} | {f"<0x{byte:02X}>": 3 + byte for byte in range(256)}
     for piece in ("\u2581", *"abcdefghij", "\u2581a", "bc", "de", "\u2581abc", "abc"):
         vocabulary[piece] = len(vocabulary)
@@ -145,28 +145,28 @@ def pieces(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_text_by_text_across_a_renewal(pieces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """gigatoken takes SentencePiece's style text by text, and is loaded anew before its cache grows large."""
+def test_gigatoken_reload_keeps_the_ids(pieces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """gigatoken encodes SentencePiece's style text by text, and is reloaded before its cache grows large."""
     monkeypatch.setattr("tokenmill.tokens.engines.gigatoken.RELOAD_CHARACTERS", 5_000)
     texts = ["", "abc abc de", "", "na\u00efve <s> </s>x", "abc" * 400, " lead", "trail "]
     encoder, exact = load_encoder("gigatoken", pieces, True), load_encoder("hf", pieces, True)
-    for asked in [texts] * 6 + [[], [""]]:
-        for mine, theirs in zip(encoder.encode(asked), exact.encode(asked), strict=True):
-            assert mine.dtype == theirs.dtype
-            np.testing.assert_array_equal(mine, theirs)
+    for batch in [texts] * 6 + [[], [""]]:
+        for actual, expected in zip(encoder.encode(batch), exact.encode(batch), strict=True):
+            assert actual.dtype == expected.dtype
+            np.testing.assert_array_equal(actual, expected)
 
 
-def test_order_follows_the_style(tmp_path: Path, pieces: Path) -> None:
+def test_engine_order_follows_the_style(tmp_path: Path, pieces: Path) -> None:
     assert by_speed(json.loads(TINY.read_text())["pre_tokenizer"])[0] == "fastokens"
     split = {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False}
     assert by_speed({"type": "Sequence", "pretokenizers": [split, {"type": "ByteLevel"}]})[0] == "fastokens"
     for other in (None, split, {"type": "Metaspace"}, {"type": "Sequence", "pretokenizers": [split]}):
         assert by_speed(other) == ("gigatoken", "fastokens", "hf")
-    verdict = run_parity_gate(question(tmp_path, Tokenizer.from_file(str(pieces)), ["abc"]))
+    verdict = run_parity_gate(write_question(tmp_path, Tokenizer.from_file(str(pieces)), ["abc"]))
     assert (verdict.encoder, verdict.guard, verdict.rejected) == ("gigatoken", "", ())
 
 
-def test_merges_are_joined_where_that_says_the_same() -> None:
+def test_merges_are_joined_if_equivalent() -> None:
     backend = json.loads(TINY.read_text())
     joined = optimize_backend(backend)["model"]["merges"]
     assert [merge.split(" ") for merge in joined] == [list(merge) for merge in backend["model"]["merges"]]
@@ -177,17 +177,17 @@ def test_merges_are_joined_where_that_says_the_same() -> None:
     assert optimize_backend({"model": {"type": "Unigram", "vocab": []}}) == {"model": {"type": "Unigram", "vocab": []}}
 
 
-def question(directory: Path, tokenizer: Tokenizer, texts: list[str]) -> Path:
-    """Write what the resolving process would: the backend and Hugging Face's answers."""
+def write_question(directory: Path, tokenizer: Tokenizer, texts: list[str]) -> Path:
+    """Write the gate files as the resolving process does: the backend and Hugging Face's ids."""
     directory.mkdir(exist_ok=True)
     write_gate_files(directory, tokenizer.to_str(), {"the corpus": texts}, True, tokenizer.encode_batch_fast)
     return directory
 
 
-def test_gate_takes_the_first_that_agrees(tmp_path: Path) -> None:
-    """gigatoken's Unicode tables are later than Hugging Face's: texts with what they added go to Hugging Face."""
+def test_gate_accepts_the_first_equal_encoder(tmp_path: Path) -> None:
+    """gigatoken's Unicode tables are newer: Hugging Face encodes texts with the characters that these tables add."""
     texts = [text for part in adversarial_texts(["<|endoftext|>"]).values() for text in part]
-    directory = question(tmp_path, Tokenizer.from_file(str(TINY)), texts)
+    directory = write_question(tmp_path, Tokenizer.from_file(str(TINY)), texts)
     verdict = run_parity_gate(directory)
     assert (verdict.encoder, verdict.guard, verdict.rejected) == ("fastokens", "", ())
     assert verdict.checked > len(texts)
@@ -207,9 +207,9 @@ def test_gate_takes_the_first_that_agrees(tmp_path: Path) -> None:
 
 
 def test_gate_shows_the_text_that_differs(tmp_path: Path) -> None:
-    directory = question(tmp_path, Tokenizer.from_file(str(TINY)), ["same", "x" * 1_000 + " <|endoftext|>tail"])
+    directory = write_question(tmp_path, Tokenizer.from_file(str(TINY)), ["same", "x" * 1_000 + " <|endoftext|>tail"])
     other = json.loads(TINY.read_text())
-    other["added_tokens"] = []  # another tokenizer's backend stands for an encoder that is wrong
+    other["added_tokens"] = []  # the backend of another tokenizer acts as a wrong encoder
     (directory / "backend.json").write_text(json.dumps(other))
     with pytest.raises(RequestError) as caught:
         run_parity_gate(directory, "fastokens")
@@ -222,22 +222,22 @@ def test_gate_shows_the_text_that_differs(tmp_path: Path) -> None:
 
 
 def test_gate_falls_back_when_refused(tmp_path: Path) -> None:
-    """Neither fast encoder knows WordLevel; Hugging Face is left, and the warning says why."""
+    """Neither fast encoder supports WordLevel; the gate chooses Hugging Face and warns."""
     tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    verdict = run_parity_gate(question(tmp_path, tokenizer, ["a b"]))
+    verdict = run_parity_gate(write_question(tmp_path, tokenizer, ["a b"]))
     assert verdict.encoder == "hf"
     assert [rejection.encoder for rejection in verdict.rejected] == ["gigatoken", "fastokens"]
     assert "cannot be used" in str(fallback_warning(verdict))
 
 
-def test_hang_becomes_a_reason(tmp_path: Path) -> None:
-    directory = question(tmp_path, Tokenizer.from_file(str(TINY)), ["a"])
+def test_hang_is_reported(tmp_path: Path) -> None:
+    directory = write_question(tmp_path, Tokenizer.from_file(str(TINY)), ["a"])
     with pytest.raises(RequestError, match=r"fastokens 0\S+ did not finish within 0.01 s"):
         run_parity_gate(directory, "fastokens", timeout=0.01)
 
 
-def test_adversarial_texts_are_the_same_each_time() -> None:
+def test_adversarial_texts_are_reproducible() -> None:
     parts = adversarial_texts(["<s>"])
     assert parts == adversarial_texts(["<s>"])
     data = "".join(text for texts in parts.values() for text in texts).encode()  # no lone surrogates
@@ -247,12 +247,12 @@ def test_adversarial_texts_are_the_same_each_time() -> None:
 
 
 @pytest.fixture(scope="module")
-def asking(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
-    """Ask one part of the gate's texts of the tiny tokenizer, as it is or with a normalizer."""
+def gate_files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
+    """Return a function that writes the gate files of one part, for the tiny tokenizer with or without a normalizer."""
 
     @cache
-    def ask(part: str, normalizer: str) -> Path:
-        directory = tmp_path_factory.mktemp("asked")
+    def write_part(part: str, normalizer: str) -> Path:
+        directory = tmp_path_factory.mktemp("gate")
         tokenizer = Tokenizer.from_file(str(TINY))
         if normalizer:
             tokenizer.normalizer = getattr(normalizers, normalizer)()
@@ -260,7 +260,7 @@ def asking(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Pat
         write_gate_files(directory, tokenizer.to_str(), parts, True, tokenizer.encode_batch_fast, encoder="hf")
         return directory
 
-    return ask
+    return write_part
 
 
 def replacing(pattern: str) -> normalizers.Normalizer:
@@ -283,43 +283,43 @@ WRONG: list[tuple[str, str, Any]] = [
 
 
 @pytest.mark.parametrize(("part", "normalizer", "wrong"), WRONG)
-def test_each_part_catches_what_it_is_for(
-    part: str, normalizer: str, wrong: Any, asking: Callable[[str, str], Path], tmp_path: Path
+def test_each_part_detects_its_errors(
+    part: str, normalizer: str, wrong: Any, gate_files: Callable[[str, str], Path], tmp_path: Path
 ) -> None:
-    """Hugging Face with another normalizer stands for an encoder that differs there, and hardly elsewhere."""
+    """Hugging Face with another normalizer acts as an encoder that differs in this part, and hardly elsewhere."""
     tokenizer = Tokenizer.from_file(str(TINY))
     if wrong:
         tokenizer.normalizer = wrong
     with pytest.raises(RequestError, match="differs from Hugging Face on") as caught:
-        run_parity_gate(swapped(asking(part, normalizer), tokenizer.to_str(), tmp_path))
+        run_parity_gate(swap_backend(gate_files(part, normalizer), tokenizer.to_str(), tmp_path))
     assert f"({part}; expected" in str(caught.value)
 
 
-def test_runs_of_1_mb_are_caught(asking: Callable[[str, str], Path], tmp_path: Path) -> None:
-    """An encoder that stops after 900,000 tokens, as only a run of a byte without merges has them."""
+def test_runs_of_1_mb_are_detected(gate_files: Callable[[str, str], Path], tmp_path: Path) -> None:
+    """The encoder stops after 900,000 tokens; only a run of a byte without merges has so many."""
     tokenizer = Tokenizer.from_file(str(TINY))
     tokenizer.enable_truncation(900_000)
     with pytest.raises(RequestError, match=r"'(\\x00)+' \(long runs; expected"):
-        run_parity_gate(swapped(asking("long runs", ""), tokenizer.to_str(), tmp_path))
+        run_parity_gate(swap_backend(gate_files("long runs", ""), tokenizer.to_str(), tmp_path))
 
 
-def test_a_special_token_that_is_none_is_caught(asking: Callable[[str, str], Path], tmp_path: Path) -> None:
+def test_wrong_special_token_is_detected(gate_files: Callable[[str, str], Path], tmp_path: Path) -> None:
     other = json.loads(TINY.read_text())
     other["added_tokens"][0]["lstrip"] = True  # takes the space before it, too
     with pytest.raises(RequestError, match=r"\(special tokens; expected"):
-        run_parity_gate(swapped(asking("special tokens", ""), json.dumps(other), tmp_path))
+        run_parity_gate(swap_backend(gate_files("special tokens", ""), json.dumps(other), tmp_path))
 
 
-def swapped(asked: Path, backend: str, directory: Path) -> Path:
-    """Put another backend under the same question and reference."""
+def swap_backend(source: Path, backend: str, directory: Path) -> Path:
+    """Return a directory with another backend and the same question and reference."""
     for name in ("question.json", "reference.npz"):
-        (directory / name).symlink_to(asked / name)
+        (directory / name).symlink_to(source / name)
     (directory / "backend.json").write_text(backend)
     return directory
 
 
 @pytest.mark.parametrize(("encoder", "package"), [("fastokens",) * 2, ("gigatoken",) * 2, ("hf", "tokenizers")])
-def test_an_encoder_is_trusted_in_the_version_judged_alone(encoder: str, package: str) -> None:
+def test_encoder_is_accepted_only_in_the_tested_version(encoder: str, package: str) -> None:
     installed = metadata.version(package)
     assert is_installed(encoder, installed)
     for other in ("", "none", f"{installed}.1", installed[:-1]):
@@ -327,7 +327,7 @@ def test_an_encoder_is_trusted_in_the_version_judged_alone(encoder: str, package
 
 
 def test_a_verdict_of_another_version_is_read() -> None:
-    """One written before parts had names, and one with a field that this version does not know."""
+    """The verdict lacks the names of parts, and has a field that this version does not define."""
     rejected = {"encoder": "a", "version": "1", "reason": "differs", "text": "'x'", "expected": [1], "got": []}
     verdict = Verdict.from_json({"encoder": "hf", "version": "2", "checked": 3, "rejected": [rejected], "later": 1})
     assert (verdict.guard, verdict.rejected[0].part, verdict.rejected[0].expected) == ("", "", (1,))

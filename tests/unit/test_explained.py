@@ -1,4 +1,4 @@
-"""What the operating system refuses, in words and with the exit code that says whether a retry can help."""
+"""Errors of the operating system: the message, and the exit code that shows whether a retry can help."""
 
 import errno
 import os
@@ -11,7 +11,7 @@ import pytest
 from tokenmill.errors import MachineError, RequestError, TokenmillError, TransientError
 from tokenmill.files.explain import explain_os_errors
 
-WORDS = {
+MESSAGES = {
     errno.ENOTCONN: (1, "the process that serves the mount /proc has died"),
     errno.EBUSY: (1, "run the same command again"),
     errno.ENFILE: (1, "out of open files"),
@@ -26,29 +26,27 @@ WORDS = {
 }
 
 
-@pytest.mark.parametrize("number", WORDS, ids=errno.errorcode.get)
-def test_a_refusal_names_the_place_and_what_to_do(number: int) -> None:
-    code, words = WORDS[number]
+@pytest.mark.parametrize("number", MESSAGES, ids=errno.errorcode.get)
+def test_os_error_names_the_path_and_the_remedy(number: int) -> None:
+    code, message = MESSAGES[number]
     with pytest.raises(TokenmillError) as caught, explain_os_errors(Path("/out"), "called so"):
         raise OSError(number, os.strerror(number), "/proc/self/x")
-    assert words in str(caught.value) and "/proc/self/x" in str(caught.value)
+    assert message in str(caught.value) and "/proc/self/x" in str(caught.value)
     assert caught.value.exit_code == code
     assert isinstance(caught.value, RequestError if code == 2 else TransientError)
-    with (
-        pytest.raises(TokenmillError, match="/out"),
-        explain_os_errors(Path("/out")),
-    ):  # as `write` raises it, without a name
+    # `write` raises its errors without a path.
+    with pytest.raises(TokenmillError, match="/out"), explain_os_errors(Path("/out")):
         raise OSError(number, os.strerror(number))
 
 
-def test_what_is_no_refusal_stays_as_it_is() -> None:
+def test_other_errors_are_unchanged() -> None:
     for error in (OSError("a library's own"), ValueError("x"), MachineError("y")):
         with pytest.raises(type(error)) as caught, explain_os_errors(Path("/out")):
             raise error
         assert caught.value is error
 
 
-def test_a_file_beyond_the_limit_ends_with_2(tmp_path: Path) -> None:
+def test_file_above_the_limit_ends_with_2(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in/a.jsonl").write_bytes(b'{"text": "x"}\n' * 5000)
     command = f"ulimit -f 16; exec {sys.executable} -m tokenmill extract {tmp_path}/in {tmp_path}/out --processes 1"

@@ -1,4 +1,4 @@
-"""One file of a source to a local path: through faults, from where it stopped, and right or not at all."""
+"""Fetch one file of a source to a local path: through faults, with resume, and never with wrong bytes."""
 
 import hashlib
 import http.server
@@ -34,13 +34,13 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def hub() -> Iterator[Hub]:
-    with Hub() as made:
-        made.add_dataset("org/c", {"a.zst": CONTENT, "b.jsonl": CONTENT[:5000]})
-        yield made
+    with Hub() as server:
+        server.add_dataset("org/c", {"a.zst": CONTENT, "b.jsonl": CONTENT[:5000]})
+        yield server
 
 
 class Fetched:
-    """A source, what it lists, and what was reported while it was fetched."""
+    """A source, its listed files, and the progress that its fetches reported."""
 
     def __init__(self, hub: Hub, uri: str = URI) -> None:
         self.source = open_source(uri, stall_seconds=0.5, endpoint=hub.endpoint)
@@ -66,26 +66,26 @@ def test_a_file_arrives_through_faults(hub: Hub, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("left", [CONTENT[:700_000], b"wrong" * 1000, CONTENT + b"more", CONTENT, b""])
-def test_what_a_dead_attempt_left_is_gone_on_from_or_thrown_away(hub: Hub, tmp_path: Path, left: bytes) -> None:
+def test_partial_file_is_resumed_or_discarded(hub: Hub, tmp_path: Path, left: bytes) -> None:
     fetched = Fetched(hub)
     (tmp_path / "a").write_bytes(left)
     hub.requests.clear()
     assert fetched.to(tmp_path / "a") == CONTENT
     assert sum(fetched.reported) == len(CONTENT)
-    asked = [request.headers["Range"] for request in hub.requests if request.kind == "cdn"]
+    ranges = [request.headers["Range"] for request in hub.requests if request.kind == "cdn"]
     if left == CONTENT:
-        assert not asked
+        assert not ranges
     elif left == CONTENT[:700_000]:
-        assert asked == ["bytes=700000-"]
+        assert ranges == ["bytes=700000-"]
 
 
-def test_without_a_hash_nothing_of_an_earlier_attempt_is_trusted(hub: Hub, tmp_path: Path) -> None:
+def test_partial_file_without_a_hash_is_discarded(hub: Hub, tmp_path: Path) -> None:
     fetched = Fetched(hub, f"{hub.endpoint}/datasets/org/c/resolve/main/a.zst")
     (tmp_path / "a").write_bytes(b"x" * 1000)
     assert fetched.to(tmp_path / "a") == CONTENT
 
 
-def test_a_file_that_stays_wrong_leaves_nothing_to_go_on_from(hub: Hub, tmp_path: Path) -> None:
+def test_corrupt_file_is_not_kept(hub: Hub, tmp_path: Path) -> None:
     fetched = Fetched(hub)
     hub.faults.add(Fault("flip", where="cdn", times=None))
     with pytest.raises(TransientError, match=r"sha256 is .* after 3 complete downloads"):
@@ -93,7 +93,7 @@ def test_a_file_that_stays_wrong_leaves_nothing_to_go_on_from(hub: Hub, tmp_path
     assert (tmp_path / "a").read_bytes() == b""
 
 
-def test_refused_for_good_and_out_of_time(hub: Hub, tmp_path: Path) -> None:
+def test_permanent_refusal_and_deadline(hub: Hub, tmp_path: Path) -> None:
     fetched = Fetched(hub)
     hub.faults.add(Fault("403", where="cdn", times=None), Fault("503", path="b.jsonl", times=None))
     with pytest.raises(RequestError, match="HF_TOKEN"):
@@ -102,7 +102,7 @@ def test_refused_for_good_and_out_of_time(hub: Hub, tmp_path: Path) -> None:
         fetched.to(tmp_path / "b", "b.jsonl", seconds=0.5)
 
 
-def test_who_is_told_of_progress_can_stop_it_and_what_came_is_kept(hub: Hub, tmp_path: Path) -> None:
+def test_progress_callback_can_stop_and_bytes_are_kept(hub: Hub, tmp_path: Path) -> None:
     fetched = Fetched(hub)
 
     def stop(count: int) -> None:
@@ -111,8 +111,8 @@ def test_who_is_told_of_progress_can_stop_it_and_what_came_is_kept(hub: Hub, tmp
 
     with pytest.raises(Stopped):
         fetched.to(tmp_path / "a", on_progress=stop)
-    came = (tmp_path / "a").read_bytes()
-    assert 0 < len(came) < len(CONTENT) and CONTENT.startswith(came)
+    received = (tmp_path / "a").read_bytes()
+    assert 0 < len(received) < len(CONTENT) and CONTENT.startswith(received)
     assert fetched.to(tmp_path / "a") == CONTENT
 
 
@@ -125,7 +125,7 @@ def test_who_is_told_of_progress_can_stop_it_and_what_came_is_kept(hub: Hub, tmp
         RemoteFile("d", None),
     ],
 )
-def test_a_plan_says_of_a_file_all_that_is_known(file: RemoteFile) -> None:
+def test_plan_keeps_all_fields_of_a_file(file: RemoteFile) -> None:
     assert RemoteFile.from_json(file.to_json()) == file
     assert None not in [value for key, value in file.to_json().items() if key != "bytes"]
 
@@ -142,42 +142,42 @@ SMALLER = (
 
 @pytest.fixture
 def parts(monkeypatch: pytest.MonkeyPatch, hub: Hub) -> Hub:
-    """Files are large that are small enough for a test."""
+    """Lower the limits, so that a small file counts as large."""
     monkeypatch.setattr("tokenmill.corpus.fetch.PART_BYTES", 1 << 16)
     monkeypatch.setattr("tokenmill.corpus.fetch.MIN_DIVIDED_BYTES", 1 << 18)
     hub.add_dataset("org/c", {"big.zst": BIG, "small.zst": BIG[:100_000]})
     return hub
 
 
-def asked(hub: Hub) -> list[str | None]:
+def requested_ranges(hub: Hub) -> list[str | None]:
     return [request.headers["Range"] for request in hub.requests if request.kind == "cdn"]
 
 
-def test_a_large_file_comes_over_all_spare_connections_and_is_located_once(parts: Hub, tmp_path: Path) -> None:
+def test_large_file_uses_spare_connections_and_is_located_once(parts: Hub, tmp_path: Path) -> None:
     fetched = Fetched(parts)
     assert fetched.to(tmp_path / "a", "big.zst", pool=ConnectionPool(4)) == BIG
     assert sum(fetched.reported) == len(BIG)
-    assert sorted(asked(parts)) == sorted(
+    assert sorted(requested_ranges(parts)) == sorted(
         f"bytes={n}-{min(n + 65535, len(BIG) - 1)}" for n in range(0, len(BIG), 1 << 16)
     )
     assert [request.kind for request in parts.requests].count("resolve") == 1
     clients = {request.client for request in parts.requests if request.kind == "cdn"}
-    assert 2 <= len(clients) <= 5  # four threads at a time, and the one that began
+    assert 2 <= len(clients) <= 5  # four threads at a time, and the first one
 
 
-def test_no_part_comes_twice_while_its_bytes_are_written(parts: Hub, tmp_path: Path) -> None:
+def test_no_part_is_requested_twice(parts: Hub, tmp_path: Path) -> None:
     written = [0]
 
     def on_progress(count: int) -> None:
         written[0] += count
-        if written[0] == 4 << 16:  # the four threads claim what they may, six parts ahead, and wait
-            wait_for(lambda: len(asked(parts)) >= 10)
+        if written[0] == 4 << 16:  # the four threads request up to six parts ahead, and wait
+            wait_for(lambda: len(requested_ranges(parts)) >= 10)
 
     Fetched(parts).to(tmp_path / "a", "big.zst", pool=ConnectionPool(4), on_progress=on_progress)
-    assert len(asked(parts)) == len(set(asked(parts)))
+    assert len(requested_ranges(parts)) == len(set(requested_ranges(parts)))
 
 
-def test_without_spare_connections_one_is_used_and_kept(parts: Hub, tmp_path: Path) -> None:
+def test_without_spare_connections_one_is_reused(parts: Hub, tmp_path: Path) -> None:
     pool = ConnectionPool(2)
     pool.acquire(lambda: None)
     assert Fetched(parts).to(tmp_path / "a", "big.zst", pool=pool) == BIG
@@ -185,7 +185,7 @@ def test_without_spare_connections_one_is_used_and_kept(parts: Hub, tmp_path: Pa
     parts.requests.clear()
     assert Fetched(parts).to(tmp_path / "b", "small.zst", pool=ConnectionPool(4)) == BIG[:100_000]
     assert Fetched(parts).to(tmp_path / "c", "big.zst") == BIG
-    assert asked(parts) == [None, None]
+    assert requested_ranges(parts) == [None, None]
 
 
 @pytest.mark.parametrize(
@@ -211,28 +211,28 @@ def test_without_spare_connections_one_is_used_and_kept(parts: Hub, tmp_path: Pa
 def test_a_large_file_arrives_through_faults(
     parts: Hub, tmp_path: Path, fault: Fault, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    heard: list[float] = []
+    closed_at: list[float] = []
 
     def close_for(gate: RateLimitGate, seconds: float) -> None:
-        closing(gate, seconds)
-        heard.append(time.monotonic())
+        original(gate, seconds)
+        closed_at.append(time.monotonic())
 
-    closing = RateLimitGate.close_for
+    original = RateLimitGate.close_for
     monkeypatch.setattr(RateLimitGate, "close_for", close_for)
     fetched = Fetched(parts)
     parts.faults.add(fault)
     assert fetched.to(tmp_path / "a", "big.zst", pool=ConnectionPool(4)) == BIG
     assert sum(fetched.reported) == len(BIG)
     assert any(request.fault for request in parts.requests)
-    told = [request for request in parts.requests if request.retry_after]
-    assert len(heard) == len(told)
-    for request, since in zip(told, heard, strict=True):
+    limited = [request for request in parts.requests if request.retry_after]
+    assert len(closed_at) == len(limited)
+    for request, since in zip(limited, closed_at, strict=True):
         opens = request.time + (request.retry_after or 0) - 0.02
         early = [later for later in parts.requests if since < later.time < opens and later.kind == "cdn"]
-        assert len(early) <= 4  # those that were on their way when it was heard
+        assert len(early) <= 4  # requests in flight when the client received the response
 
 
-def test_links_that_expire_again_and_again_are_no_refusal_of_the_file(tmp_path: Path, parts: Hub) -> None:
+def test_expired_links_are_renewed(tmp_path: Path, parts: Hub) -> None:
     fetched = Fetched(parts)
     for number in range(3, 60, 4):
         parts.faults.add(Fault("403", where="cdn", path="big.zst", after=number))
@@ -240,12 +240,12 @@ def test_links_that_expire_again_and_again_are_no_refusal_of_the_file(tmp_path: 
     assert [request.fault for request in parts.requests].count("403") > 5
 
 
-def test_stopping_while_parts_come_keeps_what_continues_the_file(parts: Hub, tmp_path: Path) -> None:
+def test_stop_during_parts_keeps_a_resumable_file(parts: Hub, tmp_path: Path) -> None:
     fetched = Fetched(parts)
     parts.faults.add(Fault("stall", where="cdn", after=6, seconds=60))
 
     def stop(count: int) -> None:
-        if not count and any(request.fault for request in parts.requests):  # waiting for the part that does not come
+        if not count and any(request.fault for request in parts.requests):  # waiting for the stalled part
             raise Stopped("enough")
 
     fetched.source = open_source(URI, stall_seconds=60, endpoint=parts.endpoint)
@@ -256,7 +256,7 @@ def test_stopping_while_parts_come_keeps_what_continues_the_file(parts: Hub, tmp
     assert fetched.to(tmp_path / "a", "big.zst", pool=ConnectionPool(4)) == BIG
 
 
-def test_a_file_that_changes_while_its_parts_come_is_refused(parts: Hub, tmp_path: Path) -> None:
+def test_file_that_changes_during_the_fetch_is_refused(parts: Hub, tmp_path: Path) -> None:
     def change(request: Any) -> None:
         if sum(request.kind == "resolve" for request in parts.requests) == 6:
             parts.add_dataset("org/c", {"big.jsonl": BIG[::-1]}, lfs=False)
@@ -268,8 +268,8 @@ def test_a_file_that_changes_while_its_parts_come_is_refused(parts: Hub, tmp_pat
         fetched.to(tmp_path / "a", "big.jsonl", pool=ConnectionPool(3))
 
 
-class Whole(http.server.BaseHTTPRequestHandler):
-    """A server that knows no ranges."""
+class WithoutRanges(http.server.BaseHTTPRequestHandler):
+    """A server without support for ranges."""
 
     def do_GET(self) -> None:
         self.send_response(200)
@@ -278,11 +278,11 @@ class Whole(http.server.BaseHTTPRequestHandler):
         self.wfile.write(BIG)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 def test_a_large_file_of_a_server_without_ranges(parts: Hub, tmp_path: Path) -> None:
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Whole) as server:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), WithoutRanges) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         fetched = Fetched(parts, f"http://127.0.0.1:{server.server_port}/big.zst")
         assert fetched.to(tmp_path / "a", "big.zst", pool=ConnectionPool(4)) == BIG
@@ -290,14 +290,14 @@ def test_a_large_file_of_a_server_without_ranges(parts: Hub, tmp_path: Path) -> 
 
 
 def wait_for(condition: Callable[[], Any]) -> Any:
-    until = time.monotonic() + 20
-    while not (found := condition()):
-        assert time.monotonic() < until, "it did not happen"
+    deadline = time.monotonic() + 20
+    while not (result := condition()):
+        assert time.monotonic() < deadline, "timed out"
         time.sleep(0.02)
-    return found
+    return result
 
 
-def test_killed_while_parts_come_out_of_order_it_goes_on_where_it_was_whole(hub: Hub, tmp_path: Path) -> None:
+def test_killed_fetch_resumes_after_the_contiguous_bytes(hub: Hub, tmp_path: Path) -> None:
     hub.add_dataset("org/c", {"big.jsonl.zst": BIG})
     hub.faults.add(Fault("stall", where="cdn", after=7, seconds=60))
     command = [sys.executable, "-c", SMALLER + "; from tokenmill.cli import main; main()", "download", URI]
@@ -306,7 +306,7 @@ def test_killed_while_parts_come_out_of_order_it_goes_on_where_it_was_whole(hub:
     stalled = wait_for(lambda: next((request for request in hub.requests if request.fault), None))
     start = int(stalled.headers["Range"].removeprefix("bytes=").partition("-")[0])
     beyond = {f"bytes={start + n * 65536}-" for n in (1, 2)}
-    wait_for(lambda: all(any((span or "").startswith(part) for span in asked(hub)) for part in beyond))
+    wait_for(lambda: all(any((span or "").startswith(part) for span in requested_ranges(hub)) for part in beyond))
     left = wait_for(lambda: list((tmp_path / "out").rglob("data")))[0]
     wait_for(lambda: left.stat().st_size >= start)
     process.send_signal(signal.SIGKILL)
@@ -320,7 +320,7 @@ def test_killed_while_parts_come_out_of_order_it_goes_on_where_it_was_whole(hub:
     )
     assert done.returncode == 0, done.stderr
     assert data_of(tmp_path / "out") == {"big.jsonl.zst": BIG}
-    assert min(int((span or "bytes=0-")[6:].partition("-")[0]) for span in asked(hub)) == len(kept)
+    assert min(int((span or "bytes=0-")[6:].partition("-")[0]) for span in requested_ranges(hub)) == len(kept)
 
 
 def test_connections_outlive_files_and_redirects(hub: Hub, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Names, paths, hashed JSON and atomic files: what the rest relies on when it meets hostile input or a crash."""
+"""Names, paths, hashed JSON and atomic files, with hostile input and after a crash."""
 
 import errno
 import json
@@ -49,10 +49,10 @@ JSON = st.recursive(
 @example("." * 300)
 @example("con\n\r\x1b[2J")
 def test_a_safe_name_is_one_portable_visible_file_name(name: str) -> None:
-    made = safe_name(name)
-    assert re.fullmatch(r"[A-Za-z0-9_=+@,~%-][A-Za-z0-9._=+@,~%-]*", made)
-    assert len(made) <= MAX_NAME_BYTES
-    assert safe_name(name) == made
+    safe = safe_name(name)
+    assert re.fullmatch(r"[A-Za-z0-9_=+@,~%-][A-Za-z0-9._=+@,~%-]*", safe)
+    assert len(safe) <= MAX_NAME_BYTES
+    assert safe_name(name) == safe
 
 
 @given(st.lists(ANY_TEXT, unique=True, max_size=30))
@@ -62,11 +62,11 @@ def test_two_names_never_become_one(names: list[str]) -> None:
     assert len({safe_name(name) for name in names}) == len(names)
 
 
-def test_no_name_can_be_made_to_look_like_a_marked_one() -> None:
+def test_no_name_can_forge_a_marked_one() -> None:
     for hidden in (f".hidden{number}" for number in range(50)):
-        made = safe_name(hidden)
-        forged = re.sub("%([0-9A-F]{2})", lambda match: chr(int(match[1], 16)), made)
-        assert safe_name(forged) != made
+        marked = safe_name(hidden)
+        forged = re.sub("%([0-9A-F]{2})", lambda match: chr(int(match[1], 16)), marked)
+        assert safe_name(forged) != marked
 
 
 def test_portable_names_stay_as_they_are() -> None:
@@ -113,7 +113,7 @@ def test_nan_has_no_hashed_form() -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b'{"a": 1', b"\xff\xfe", b"null\0", b"[" * 100_000])
-def test_torn_json_reads_as_nothing(content: bytes, tmp_path: Path) -> None:
+def test_damaged_json_reads_as_none(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     path.write_bytes(content)
     assert read_json(path) is None
@@ -121,7 +121,7 @@ def test_torn_json_reads_as_nothing(content: bytes, tmp_path: Path) -> None:
     assert read_json(path / "below-a-file.json") is None
 
 
-def test_of_many_writers_one_publishes(tmp_path: Path) -> None:
+def test_one_of_many_writers_publishes(tmp_path: Path) -> None:
     path, won = tmp_path / "deep" / "plan.json", []
     ready = threading.Barrier(8)
 
@@ -140,7 +140,7 @@ def test_of_many_writers_one_publishes(tmp_path: Path) -> None:
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_a_replaced_file_is_the_old_or_the_new_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+def test_replaced_file_leaves_no_temporary_file(tmp_path: Path) -> None:
     path = tmp_path / ("n" * 200 + ".json")
     write_atomic(path, b"old")
     write_atomic(path, b"new")
@@ -152,7 +152,7 @@ def test_a_replaced_file_is_the_old_or_the_new_and_leaves_nothing_beside_it(tmp_
 
 
 @given(st.binary(max_size=5000), st.integers(0, 6000))
-def test_a_files_hash_is_that_of_its_bytes(tmp_path_factory: pytest.TempPathFactory, data: bytes, length: int) -> None:
+def test_file_hash_is_that_of_its_bytes(tmp_path_factory: pytest.TempPathFactory, data: bytes, length: int) -> None:
     path = tmp_path_factory.getbasetemp() / "hashed"
     path.write_bytes(data)
     assert hash_file(path) == xxhash.xxh3_128(data).hexdigest()
@@ -172,7 +172,7 @@ def test_a_files_hash_is_that_of_its_bytes(tmp_path_factory: pytest.TempPathFact
         (errno.ESTALE, TransientError, "again"),
     ],
 )
-def test_the_systems_refusals_say_what_to_do(number: int, kind: type[Exception], remedy: str) -> None:
+def test_os_errors_have_a_remedy(number: int, kind: type[Exception], remedy: str) -> None:
     with pytest.raises(kind, match=remedy) as caught, explain_os_errors(Path("/data/out")):
         raise OSError(number, os.strerror(number), "/data/out/file")
     assert type(caught.value) is kind
@@ -185,7 +185,7 @@ def test_other_errors_keep_their_traceback() -> None:
         raise OSError(errno.ENOEXEC, "Exec format error")
 
 
-def test_an_output_on_two_file_systems_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_output_on_two_file_systems_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="on different file systems"), explain_os_errors(tmp_path):
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), "a", None, "b")
 
@@ -198,7 +198,7 @@ ITEMS = st.lists(
 
 @given(ITEMS, ANY_TEXT)
 @example([{"long": "x" * BATCH_BYTES}, {"last": 1}], "")
-def test_packed_values_are_hashed_and_written_as_if_they_were_not(items: list[Any], other: Any) -> None:
+def test_packed_values_are_hashed_and_written_like_plain_ones(items: list[Any], other: Any) -> None:
     plain, packed = ({"b": other, "files": files, "a": 1} for files in (items, PackedList.of(items)))
     assert content_id(packed) == content_id(plain)
     assert b"".join(readable_pieces(packed)) == readable_json(plain)
@@ -206,19 +206,24 @@ def test_packed_values_are_hashed_and_written_as_if_they_were_not(items: list[An
 
 
 @given(ITEMS, ANY_TEXT)
-def test_a_long_list_is_read_packed_however_it_is_laid_out(
+def test_list_is_read_packed_in_every_json_layout(
     tmp_path_factory: pytest.TempPathFactory, items: list[Any], other: Any
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "packed.json"
     value = json.loads(json.dumps({"b": other, "files": items, "a": 1}))
     lines = ",\n".join(json.dumps(item) for item in items)
-    a_line_each = readable_json({"b": other, "files": [], "a": 1}).replace(
+    one_item_per_line = readable_json({"b": other, "files": [], "a": 1}).replace(
         b'\n "files": []', f'\n "files": [\n{lines}\n ]'.encode()
     )
-    for data in (readable_json(value), json.dumps(value).encode(), json.dumps(value, indent=4).encode(), a_line_each):
+    for data in (
+        readable_json(value),
+        json.dumps(value).encode(),
+        json.dumps(value, indent=4).encode(),
+        one_item_per_line,
+    ):
         path.write_bytes(data)
-        found = read_json(path, packed="files")
-        assert {**found, "files": list(found["files"])} == value
+        packed_value = read_json(path, packed="files")
+        assert {**packed_value, "files": list(packed_value["files"])} == value
         for size in (1, len(data) // 2, len(data) - 3):
             path.write_bytes(data[:size])
             assert read_json(path, packed="files") is None

@@ -1,4 +1,4 @@
-"""Whether a process lives, by one rule, and a file that one process at a time holds."""
+"""Leases: the rule that decides whether a process is alive, and a file that one process at a time holds."""
 
 import json
 import os
@@ -50,7 +50,7 @@ def lease(directory: Path, owner: Owner | None = None) -> Lease[LeaseClaim]:
     )
 
 
-def test_a_process_of_this_machine_is_looked_for_however_long_it_was_silent(dead: int) -> None:
+def test_local_process_is_checked_without_a_timeout(dead: int) -> None:
     for silent in (0.0, 1e9):
         assert get_liveness(current_process(), silent, 60) is Liveness.ALIVE
         assert get_liveness(here(os.getppid(), start_ticks(os.getppid()) or 0), silent, 60) is Liveness.ALIVE
@@ -59,38 +59,38 @@ def test_a_process_of_this_machine_is_looked_for_however_long_it_was_silent(dead
 
 
 @pytest.mark.parametrize("owner", [ELSEWHERE, None, Owner("host", machine_identity()[0], "pid:[1]", os.getpid(), 5)])
-def test_any_other_process_is_dead_once_it_was_silent_for_long(owner: Owner | None) -> None:
+def test_remote_process_is_dead_after_a_timeout(owner: Owner | None) -> None:
     assert get_liveness(owner) is get_liveness(owner, 1e9) is get_liveness(owner, 60, 60) is Liveness.UNKNOWN
     assert get_liveness(owner, -3600, 60) is Liveness.UNKNOWN  # a file from the future
     assert get_liveness(owner, 60.5, 60) is Liveness.DEAD
 
 
 def test_a_temporary_file_is_abandoned_by_the_same_rule(tmp_path: Path, dead: int) -> None:
-    def made(name: str, age: float) -> Path:
+    def make(name: str, age: float) -> Path:
         path = tmp_path / name
         path.touch()
         os.utime(path, (time.time() - age,) * 2)
         return path
 
-    mine, other = f".a.json.{process_name()}.tmp", "0" * 8
-    assert not is_abandoned(made(mine, 1e6))
-    assert is_abandoned(made(f".a.json.{machine_tag()}-{dead}-0123abcd.tmp", 0))
-    assert not is_abandoned(made(f".a.json.{other}-{dead}-0123abcd.tmp", 500))
-    assert not is_abandoned(made(f".a.json.{other}-{dead}-0123abcd.tmp", -1e6))
-    assert is_abandoned(made(f".a.json.{other}-{dead}-0123abcd.tmp", 700))
+    own, other = f".a.json.{process_name()}.tmp", "0" * 8
+    assert not is_abandoned(make(own, 1e6))
+    assert is_abandoned(make(f".a.json.{machine_tag()}-{dead}-0123abcd.tmp", 0))
+    assert not is_abandoned(make(f".a.json.{other}-{dead}-0123abcd.tmp", 500))
+    assert not is_abandoned(make(f".a.json.{other}-{dead}-0123abcd.tmp", -1e6))
+    assert is_abandoned(make(f".a.json.{other}-{dead}-0123abcd.tmp", 700))
     for name in (".a.tmp", "a.json", f".a.{other}-x-0123abcd.tmp", f".a.{other}-1-0123abcd"):
-        assert not is_abandoned(made(name, 1e6))
+        assert not is_abandoned(make(name, 1e6))
     assert get_creator_liveness(f"scratch-{machine_tag()}-{dead}-0123abcd") is Liveness.DEAD
     assert get_creator_liveness(f"scratch-{process_name()}") is Liveness.ALIVE
     assert get_creator_liveness(f"scratch-{other}-{dead}-0123abcd") is Liveness.UNKNOWN
     assert get_creator_liveness("scratch") is None
 
 
-def test_one_of_several_holds_it_until_its_block_ends(tmp_path: Path) -> None:
+def test_lease_is_held_until_its_block_ends(tmp_path: Path) -> None:
     first, second = lease(tmp_path), lease(tmp_path)
     assert second.watch() is None
-    with first.hold() as held, second.hold() as also:
-        assert (held, also) == (True, False)
+    with first.hold() as held, second.hold() as second_held:
+        assert (held, second_held) == (True, False)
         holder = second.watch(0)
         assert holder is not None and (holder.claim, holder.liveness) == (first.claim, Liveness.ALIVE)
     assert os.listdir(tmp_path) == []
@@ -100,7 +100,7 @@ def test_one_of_several_holds_it_until_its_block_ends(tmp_path: Path) -> None:
     assert second.acquire()
 
 
-def test_a_lease_that_somebody_else_took_is_neither_beaten_nor_released(tmp_path: Path) -> None:
+def test_lost_lease_is_not_renewed_or_released(tmp_path: Path) -> None:
     first, second = lease(tmp_path), lease(tmp_path)
     assert first.acquire()
     second.write()
@@ -109,11 +109,11 @@ def test_a_lease_that_somebody_else_took_is_neither_beaten_nor_released(tmp_path
     first.release()
     assert second.check() == second.claim
     second.release()
-    second.renew()  # a file that vanished is written again
+    second.renew()  # renew writes a deleted file again
     assert first.read() == second.claim
 
 
-def test_only_a_lease_that_was_looked_at_is_broken(tmp_path: Path, dead: int) -> None:
+def test_only_the_observed_lease_is_broken(tmp_path: Path, dead: int) -> None:
     old, new, other = lease(tmp_path, here(dead, 5)), lease(tmp_path), lease(tmp_path)
     assert old.acquire()
     holder = other.watch()
@@ -126,12 +126,12 @@ def test_only_a_lease_that_was_looked_at_is_broken(tmp_path: Path, dead: int) ->
     assert os.listdir(tmp_path) == []
 
 
-def test_another_machine_is_dead_once_its_file_does_not_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remote_holder_is_dead_if_its_file_is_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
     far, near = lease(tmp_path, ELSEWHERE), lease(tmp_path)
     assert far.acquire()
-    os.utime(far.path, (2e9, 2e9))  # its clock is years ahead
+    os.utime(far.path, (2e9, 2e9))  # the clock of that machine is years ahead
 
     def after(seconds: float) -> tuple[Liveness, bool]:
         clock[0] += seconds
@@ -149,7 +149,7 @@ def test_another_machine_is_dead_once_its_file_does_not_change(tmp_path: Path, m
     assert after(1000) == (Liveness.UNKNOWN, True)
 
 
-def test_a_beat_that_fails_is_followed_by_another_and_none_follows_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_heartbeat_is_repeated_until_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "HEARTBEAT_SECONDS", 0.001)
     beats = 0
     enough = threading.Event()
@@ -163,9 +163,9 @@ def test_a_beat_that_fails_is_followed_by_another_and_none_follows_the_end(monke
 
     with module.heartbeat(beat):
         assert enough.wait(60)
-    last = beats
+    count = beats
     time.sleep(0.01)
-    assert beats == last
+    assert beats == count
 
 
 CLAIM: dict[str, Any] = {"owner": {"host": "h", "boot": "b", "namespace": "n", "pid": 1, "started": 5}, "id": "x"}
@@ -189,7 +189,7 @@ CLAIM: dict[str, Any] = {"owner": {"host": "h", "boot": "b", "namespace": "n", "
     ],
     ids=range(16),
 )
-def test_what_cannot_be_read_belongs_to_nobody_known(tmp_path: Path, content: bytes) -> None:
+def test_unreadable_lease_has_an_unknown_owner(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "lease.json").write_bytes(content)
     holder = lease(tmp_path).watch(60)
     assert holder is not None and (holder.claim, holder.liveness) == (None, Liveness.UNKNOWN)
@@ -213,17 +213,17 @@ def test_a_claim_of_a_later_version_is_read(tmp_path: Path) -> None:
     ],
     ids=["pipe", "directory", "link", "device", "socket"],
 )
-def test_what_is_no_file_is_refused_and_left_alone(
+def test_special_files_are_refused_and_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: Callable[[Path], Any]
 ) -> None:
     (tmp_path / "elsewhere.json").write_text(json.dumps(CLAIM))
     monkeypatch.chdir(tmp_path)  # a socket's path is short
     plant(Path("lease.json"))
-    mine = lease(tmp_path)
-    assert not mine.acquire()
-    for look in (mine.read, mine.watch, mine.renew):
+    own_lease = lease(tmp_path)
+    assert not own_lease.acquire()
+    for method in (own_lease.read, own_lease.watch, own_lease.renew):
         with pytest.raises(UnexpectedEntry, match=r"lease\.json"):
-            look()
-    mine.release()
+            method()
+    own_lease.release()
     assert sorted(os.listdir(tmp_path)) == ["elsewhere.json", "lease.json"]
     assert (tmp_path / "elsewhere.json").read_text() == json.dumps(CLAIM)

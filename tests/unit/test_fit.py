@@ -1,4 +1,4 @@
-"""fit: what it lists fits and would be accepted, its ranking adds up, and its values make the layout that it names."""
+"""fit: the listed layouts fit and are valid, the ranking is correct, and the values file gives the same layout."""
 
 from pathlib import Path
 from typing import Any
@@ -31,13 +31,13 @@ def fit(*arguments: Any) -> CommandResult:
 def planned(*arguments: Any) -> dict[str, Any]:
     ended = fit(*arguments, "--json")
     assert ended.code == 0, ended.err
-    found: dict[str, Any] = ended.result
-    return found
+    result: dict[str, Any] = ended.result
+    return result
 
 
 def only(*arguments: Any) -> dict[str, Any]:
-    (found,) = planned(*arguments)["layouts"]
-    return dict(found)
+    (layout,) = planned(*arguments)["layouts"]
+    return dict(layout)
 
 
 def refused(*arguments: Any) -> str:
@@ -58,34 +58,34 @@ def refused(*arguments: Any) -> str:
     st.sampled_from([None, "none", "selective", "full"]),
     st.sampled_from([None, 1, 2]),
 )
-def test_what_is_listed_is_accepted_and_fits_and_is_in_order(
+def test_listed_layouts_are_valid_and_fit_and_are_sorted(
     name: str, gpus: int, memory: float, recompute: str | None, micro: int | None
 ) -> None:
     machines = Machines(gpus, min(8, gpus) if gpus != 12 else 4, memory)
-    found = search_layouts(
+    search = search_layouts(
         load_preset(name), machines, 16 * gpus, LayoutConstraints(recompute=recompute, micro_batch=micro)
     )
-    for fit_, price in found.fits:
+    for fit_, price in search.fits:
         layout = fit_.layout
         assert find_argument_errors(layout) == find_runtime_errors(layout) == []
         assert fit_.total == pytest.approx(total_bytes(layout)) and fit_.total <= machines.usable_bytes
         assert recompute in (None, layout.recompute) and micro in (None, layout.micro_batch)
         assert layout.tensor <= machines.gpus_per_node and layout.sequence_parallel == (layout.tensor > 1)
         assert price.total == pytest.approx(1 + sum(price.parts.values())) and min(price.parts.values()) >= 0
-    totals = [price.total for _, price in found.fits]
+    totals = [price.total for _, price in search.fits]
     assert totals == sorted(totals, key=lambda total: round(total, 4))
-    assert bool(found.fits) or found.nearest is not None
-    kinds = {(f.layout.tensor, f.layout.pipeline, f.layout.context, f.layout.expert) for f, _ in found.fits}
-    more = search_layouts(
+    assert bool(search.fits) or search.nearest is not None
+    kinds = {(f.layout.tensor, f.layout.pipeline, f.layout.context, f.layout.expert) for f, _ in search.fits}
+    larger = search_layouts(
         load_preset(name),
         Machines(gpus, machines.gpus_per_node, 2 * memory),
         16 * gpus,
         LayoutConstraints(recompute=recompute),
     )
-    assert kinds <= {(f.layout.tensor, f.layout.pipeline, f.layout.context, f.layout.expert) for f, _ in more.fits}
+    assert kinds <= {(f.layout.tensor, f.layout.pipeline, f.layout.context, f.layout.expert) for f, _ in larger.fits}
 
 
-def test_no_more_is_recomputed_than_memory_asks_for() -> None:
+def test_recomputation_depends_on_memory() -> None:
     roomy = planned("--model", "13b", "--gpus", 64, "--gpu-memory", 141)["layouts"][0]
     tight = only("--model", "13b", "--gpus", 64, "--gpu-memory", 16, "--tensor", 4, "--pipeline", 4, "--micro-batch", 4)
     assert (roomy["recompute"], tight["recompute"]) == ("none", "full")
@@ -96,81 +96,80 @@ def test_no_more_is_recomputed_than_memory_asks_for() -> None:
 def test_known_recipes_are_near_the_top() -> None:
     """NeMo's recipes for H100: Llama 3 8B on 8 GPUs with context 2, GPT-3 175B with tensor 4 x pipeline 8."""
     llama = planned("--model", "llama3-8b", "--gpus", 8, *H100, "--top", 3)["layouts"]
-    assert (1, 1, 2) in [(each["tensor"], each["pipeline"], each["context"]) for each in llama]
+    assert (1, 1, 2) in [(layout["tensor"], layout["pipeline"], layout["context"]) for layout in llama]
     gpt = planned("--model", "175b", "--gpus", 1024, *H100, "--top", 3)["layouts"]
-    assert (4, 8) in [(each["tensor"], each["pipeline"]) for each in gpt]
+    assert (4, 8) in [(layout["tensor"], layout["pipeline"]) for layout in gpt]
 
 
-def test_batch_arithmetic_is_that_of_the_layout() -> None:
-    found = planned("--model", "30b", "--gpus", 128, *H100, "--global-batch", 768, "--top", 50)
-    assert found["global_batch"] == 768 and found["tokens_per_iteration"] == 768 * 2048
-    for each in found["layouts"]:
-        model_parallel = each["tensor"] * each["pipeline"] * each["context"]
-        assert each["data_parallel"] == 128 // model_parallel
-        assert each["micro_batch"] * each["micro_batches"] * each["data_parallel"] == 768
-        stages, turns = each["pipeline"], each["micro_batches"] * each["virtual_stages"]
-        assert each["bubble"] == pytest.approx((stages - 1) / (turns + stages - 1))
+def test_batch_arithmetic_matches_the_layout() -> None:
+    result = planned("--model", "30b", "--gpus", 128, *H100, "--global-batch", 768, "--top", 50)
+    assert result["global_batch"] == 768 and result["tokens_per_iteration"] == 768 * 2048
+    for layout in result["layouts"]:
+        model_parallel = layout["tensor"] * layout["pipeline"] * layout["context"]
+        assert layout["data_parallel"] == 128 // model_parallel
+        assert layout["micro_batch"] * layout["micro_batches"] * layout["data_parallel"] == 768
+        stages, turns = layout["pipeline"], layout["micro_batches"] * layout["virtual_stages"]
+        assert layout["bubble"] == pytest.approx((stages - 1) / (turns + stages - 1))
         parts = ("weight_bytes", "gradient_bytes", "optimizer_bytes", "activation_bytes")
-        assert each["total_bytes"] == pytest.approx(sum(each[part] for part in parts))
+        assert layout["total_bytes"] == pytest.approx(sum(layout[part] for part in parts))
 
 
 def test_virtual_stages_shorten_the_bubble_and_cost_memory() -> None:
-    asked = ["--model", "175b", "--gpus", 256, *H100, "--tensor", 8, "--pipeline", 16, "--global-batch", 256]
-    plain, virtual = only(*asked), only(*asked, "--layers-per-virtual-stage", 2)
+    arguments = ["--model", "175b", "--gpus", 256, *H100, "--tensor", 8, "--pipeline", 16, "--global-batch", 256]
+    plain, virtual = only(*arguments), only(*arguments, "--layers-per-virtual-stage", 2)
     assert virtual["virtual_stages"] == 3
     assert virtual["bubble"] < plain["bubble"] and virtual["cost_parts"]["bubble"] < plain["cost_parts"]["bubble"]
     assert virtual["activation_bytes"] > plain["activation_bytes"]
     assert virtual["cost_parts"]["stages"] == pytest.approx(3 * plain["cost_parts"]["stages"])
 
 
-def test_tensor_parallelism_across_nodes_is_dear_and_said() -> None:
-    asked = ["--model", "175b", "--gpus", 1024, *H100, "--pipeline", 8]
-    run_in_process, across = only(*asked, "--tensor", 8), only(*asked, "--tensor", 16)
+def test_tensor_parallelism_across_nodes_costs_more() -> None:
+    arguments = ["--model", "175b", "--gpus", 1024, *H100, "--pipeline", 8]
+    run_in_process, across = only(*arguments, "--tensor", 8), only(*arguments, "--tensor", 16)
     assert across["cost_parts"]["tensor"] > 8 * run_in_process["cost_parts"]["tensor"]
-    assert "tensor 16 is above the 8 GPUs of a node" in fit(*asked, "--tensor", 16).out
+    assert "tensor 16 is above the 8 GPUs of a node" in fit(*arguments, "--tensor", 16).out
 
 
-def test_experts_are_spread_and_their_layouts_ranked_by_what_crosses_nodes() -> None:
-    found = planned("--model", "mixtral-8x7b", "--gpus", 64, *H100, "--top", 200)
-    assert found["parameters"] == pytest.approx(46.7e9, rel=0.01)
-    assert found["active_parameters"] == pytest.approx(12.9e9, rel=0.01)
-    assert found["layouts"][0]["expert"] > 1
+def test_experts_are_ranked_by_traffic_between_nodes() -> None:
+    result = planned("--model", "mixtral-8x7b", "--gpus", 64, *H100, "--top", 200)
+    assert result["parameters"] == pytest.approx(46.7e9, rel=0.01)
+    assert result["active_parameters"] == pytest.approx(12.9e9, rel=0.01)
+    assert result["layouts"][0]["expert"] > 1
     machines = Machines(64, 8, 80)
-    wanted = LayoutConstraints(pipeline=4, expert=8, expert_tensor=1, micro_batch=1)
-    ((near, _),) = search_layouts(load_preset("mixtral-8x7b"), machines, 1024, wanted).fits
-    assert (
-        estimate_cost(near.layout, 4).expert > 5 * estimate_cost(near.layout, 8).expert
-    )  # eight experts in two nodes of four
+    constraints = LayoutConstraints(pipeline=4, expert=8, expert_tensor=1, micro_batch=1)
+    ((near, _),) = search_layouts(load_preset("mixtral-8x7b"), machines, 1024, constraints).fits
+    # With 4 GPUs per node, the eight experts are on two nodes.
+    assert estimate_cost(near.layout, 4).expert > 5 * estimate_cost(near.layout, 8).expert
 
 
 def test_small_micro_batches_cost_small_models_more() -> None:
-    asked = ["--model", "125m", "--gpus", 8, *H100, "--tensor", 1, "--pipeline", 1]
-    one, sixteen = only(*asked, "--micro-batch", 1), only(*asked, "--micro-batch", 16)
-    assert one["cost_parts"]["small"] == pytest.approx(16 * sixteen["cost_parts"]["small"])
-    assert one["cost"] > sixteen["cost"]
+    arguments = ["--model", "125m", "--gpus", 8, *H100, "--tensor", 1, "--pipeline", 1]
+    single, sixteen = only(*arguments, "--micro-batch", 1), only(*arguments, "--micro-batch", 16)
+    assert single["cost_parts"]["small"] == pytest.approx(16 * sixteen["cost_parts"]["small"])
+    assert single["cost"] > sixteen["cost"]
 
 
 def test_a_long_sequence_is_cut_by_context_parallelism() -> None:
-    found = planned("--model", "llama3-8b", "--gpus", 64, *H100, "--seq-length", 131072, "--global-batch", 64)
-    assert found["model"] == "llama3-8b (changed)"
-    assert found["tokens_per_iteration"] == 64 * 131072
-    assert found["layouts"][0]["context"] >= 4
+    result = planned("--model", "llama3-8b", "--gpus", 64, *H100, "--seq-length", 131072, "--global-batch", 64)
+    assert result["model"] == "llama3-8b (changed)"
+    assert result["tokens_per_iteration"] == 64 * 131072
+    assert result["layouts"][0]["context"] >= 4
 
 
 @pytest.mark.slow
-def test_large_searches_end_soon() -> None:
+def test_large_searches_are_fast() -> None:
     big = ["--gpus", 16384, "--gpu-memory", 80, "--top", 1]
     for name in ("175b", "mixtral-8x7b"):
         (layout,) = planned("--model", name, *big)["layouts"]
         assert layout["data_parallel"] > 1
-    found = search_layouts(
+    search = search_layouts(
         load_preset("mixtral-8x7b", seqLength=131072), Machines(16384, 8, 80), 16384, LayoutConstraints()
     )
-    assert found.layouts_tried < 20_000  # 25 us each
-    found = search_layouts(
+    assert search.layouts_tried < 20_000  # 25 us each
+    search = search_layouts(
         load_preset("125m", numLayers=10**10), Machines(10**12, 10**12, 80), 10**12, LayoutConstraints()
     )
-    assert not found.fits and found.layouts_tried < 500_000
+    assert not search.fits and search.layouts_tried < 500_000
 
 
 def test_nothing_heavy_is_imported() -> None:
@@ -182,30 +181,33 @@ def test_nothing_heavy_is_imported() -> None:
 # -- one layout
 
 
-def test_the_golden_layout_fits_and_takes_what_is_known() -> None:
-    found = only(
+def test_golden_layout_takes_the_known_memory() -> None:
+    layout = only(
         *["--model", "175b", "--gpus", 512, *H100, "--tensor", 8, "--pipeline", 16],
         *["--recompute", "selective", "--micro-batch", 1],
     )
-    held = sum(found[name] for name in ("weight_bytes", "gradient_bytes", "optimizer_bytes"))
-    assert held / GIB == pytest.approx(12.05, abs=0.01)
-    assert found["activation_bytes"] / GIB == pytest.approx(9.6, abs=0.05)
-    assert (found["data_parallel"], found["sequence_parallel"]) == (4, True)
+    state_bytes = sum(layout[name] for name in ("weight_bytes", "gradient_bytes", "optimizer_bytes"))
+    assert state_bytes / GIB == pytest.approx(12.05, abs=0.01)
+    assert layout["activation_bytes"] / GIB == pytest.approx(9.6, abs=0.05)
+    assert (layout["data_parallel"], layout["sequence_parallel"]) == (4, True)
 
 
-def test_one_layout_that_does_not_fit_says_by_how_much() -> None:
-    said = refused(
+def test_layout_that_does_not_fit_reports_the_excess() -> None:
+    message = refused(
         *["--model", "175b", "--gpus", 512, *H100, "--tensor", 4, "--pipeline", 4],
         *["--recompute", "none", "--micro-batch", 2],
     )
-    assert "this layout of 175b does not fit 512 GPUs of 80 GiB, of which 75.2 GiB are usable" in said
-    assert "tensor 4 x pipeline 4, micro-batch 2, recomputation none, and needs" in said and "GiB more (weights" in said
+    assert "this layout of 175b does not fit 512 GPUs of 80 GiB, of which 75.2 GiB are usable" in message
+    assert (
+        "tensor 4 x pipeline 4, micro-batch 2, recomputation none, and needs" in message
+        and "GiB more (weights" in message
+    )
     for change in ("a search over all sizes", "--micro-batch 1", "--recompute full", "GPUs of at least"):
-        assert change in said
+        assert change in message
 
 
 @pytest.mark.parametrize(
-    ("cut", "said"),
+    ("arguments", "message"),
     [
         (["--tensor", 5], "512 GPUs are not divisible by tensor 5 x pipeline 1 x context 1 = 5: 512 / 5 leaves 2 over"),
         (["--pipeline", 64], "96 layers are not divisible by pipeline 64"),
@@ -222,32 +224,32 @@ def test_one_layout_that_does_not_fit_says_by_how_much() -> None:
         ),
     ],
 )
-def test_one_layout_that_megatron_refuses_has_the_equation(cut: list[Any], said: str) -> None:
-    assert said in refused("--model", "175b", "--gpus", 512, *H100, *cut)
+def test_invalid_layout_reports_the_equation(arguments: list[Any], message: str) -> None:
+    assert message in refused("--model", "175b", "--gpus", 512, *H100, *arguments)
 
 
 # -- nothing fits
 
 
-def test_nothing_fits_names_the_nearest_and_what_would_help() -> None:
-    said = refused("--model", "175b", "--gpus", 16, *H100)
+def test_no_fit_names_the_nearest_layout_and_changes() -> None:
+    message = refused("--model", "175b", "--gpus", 16, *H100)
     assert (
         "no layout of 175b fits 16 GPUs of 80 GiB, of which 75.2 GiB are usable: the nearest is tensor 8 x pipeline 2"
-        in said
+        in message
     )
-    assert "recomputation full" in said and "GiB more (weights" in said
-    assert "GPUs of at least" in said
-    (more,) = [int(word.split()[0]) for word in said.split("; ") if word.strip().endswith(" GPUs")]
-    assert planned("--model", "175b", "--gpus", more, *H100)["fitting"] > 0
+    assert "recomputation full" in message and "GiB more (weights" in message
+    assert "GPUs of at least" in message
+    (enough,) = [int(word.split()[0]) for word in message.split("; ") if word.strip().endswith(" GPUs")]
+    assert planned("--model", "175b", "--gpus", enough, *H100)["fitting"] > 0
 
 
-def test_a_global_batch_that_nothing_divides_is_refused_with_the_equation() -> None:
-    said = refused("--model", "13b", "--gpus", 1024, *H100, "--global-batch", 7)
-    assert "every layout of 13b" in said and "global batch 7 is not divisible by" in said
+def test_indivisible_global_batch_reports_the_equation() -> None:
+    message = refused("--model", "13b", "--gpus", 1024, *H100, "--global-batch", 7)
+    assert "every layout of 13b" in message and "global batch 7 is not divisible by" in message
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("arguments", "message"),
     [
         (["--model", "13b", "--gpus", 12, *H100], "12 GPUs do not fill nodes of 8 GPUs: 12 / 8 leaves 4"),
         (["--model", "176b", "--gpus", 8, *H100], "unknown model '176b'; choose one of 125m"),
@@ -285,8 +287,8 @@ def test_a_global_batch_that_nothing_divides_is_refused_with_the_equation() -> N
         (["--model", "13b", "--gpus", 8, *H100, "--set", "numQueryGroups=7"], "not divisible by 7 query groups"),
     ],
 )
-def test_a_request_that_cannot_be_is_refused(asked: list[Any], said: str) -> None:
-    assert said in refused(*asked)
+def test_invalid_request_is_refused(arguments: list[Any], message: str) -> None:
+    assert message in refused(*arguments)
 
 
 # -- checkpoints
@@ -296,7 +298,7 @@ def bandwidth(storage: str) -> float:
     return parse_storage(storage).bytes_per_second
 
 
-def test_the_storage_table_is_the_makers() -> None:
+def test_storage_table_is_the_vendors() -> None:
     assert bandwidth("amlfs-125:16") == 2e9  # not the 64 GB/s of 512 TiB
     assert bandwidth("amlfs-40:480") == 19.2e9 and bandwidth("amlfs-500:512") == 256e9
     assert bandwidth("fsx-40:1.7578125") == pytest.approx(70.3e6, rel=0.001)  # on hard disks
@@ -308,89 +310,89 @@ def test_the_storage_table_is_the_makers() -> None:
             bandwidth(wrong)
 
 
-def test_the_guide_s_175b_on_its_own_file_system_takes_twenty_minutes() -> None:
-    found = planned("--model", "175b", "--gpus", 512, *H100, "--storage", "amlfs-125:16", "--mtbf-node", 6000)
-    checkpoint = found["checkpoint"]
+def test_save_of_the_guides_175b_takes_twenty_minutes() -> None:
+    result = planned("--model", "175b", "--gpus", 512, *H100, "--storage", "amlfs-125:16", "--mtbf-node", 6000)
+    checkpoint = result["checkpoint"]
     assert checkpoint["bytes"] == pytest.approx(2.44e12, rel=0.01)
     assert checkpoint["write_seconds"] / 60 == pytest.approx(20.4, abs=0.1)
     assert checkpoint["save_interval_seconds"] == pytest.approx((2 * 1222.2 * 6000 * 3600 / 64) ** 0.5, rel=0.001)
-    assert checkpoint["save_interval_iterations"] is None  # no step time is known
+    assert checkpoint["save_interval_iterations"] is None  # the step time is unknown
 
 
-def test_a_storage_that_holds_it_all_says_what_is_left() -> None:
-    asked = ["--model", "175b", "--gpus", 512, *H100, "--storage", "amlfs-125:16", "--data", 1.18]
-    found = planned(*asked)
-    size = found["checkpoint"]["bytes"]
-    assert found["storage"] == {
+def test_sufficient_storage_reports_free_space() -> None:
+    arguments = ["--model", "175b", "--gpus", 512, *H100, "--storage", "amlfs-125:16", "--data", 1.18]
+    result = planned(*arguments)
+    size = result["checkpoint"]["bytes"]
+    assert result["storage"] == {
         "capacity_bytes": 16 * 2**40,
         "data_bytes": 1.18e12,
         "checkpoints_kept": 2,
         "needed_bytes": pytest.approx(1.18e12 + 3 * size),
         "fits": True,
     }
-    said = "2 checkpoints and the next save, 7.33 TB, and 1.18 TB of data; 9.08 TB are free"
-    assert f"the storage has 17.59 TB: {said}" in fit(*asked).out.splitlines()
+    details = "2 checkpoints and the next save, 7.33 TB, and 1.18 TB of data; 9.08 TB are free"
+    assert f"the storage has 17.59 TB: {details}" in fit(*arguments).out.splitlines()
 
 
-def test_a_storage_that_is_too_small_is_said_with_the_numbers(tmp_path: Path) -> None:
+def test_small_storage_reports_the_shortage(tmp_path: Path) -> None:
     file = tmp_path / "values.yaml"
-    asked = ["--model", "175b", "--gpus", 512, *H100, "--write-bandwidth", 10, "--values", file]
-    asked += ["--capacity", 10, "--data", 4.56, "--keep", 3]
-    found = planned(*asked)
-    assert found["storage"]["fits"] is False
-    (note,) = found["notes"]
+    arguments = ["--model", "175b", "--gpus", 512, *H100, "--write-bandwidth", 10, "--values", file]
+    arguments += ["--capacity", 10, "--data", 4.56, "--keep", 3]
+    result = planned(*arguments)
+    assert result["storage"]["fits"] is False
+    (note,) = result["notes"]
     assert note == (
         "the storage is too small: 3 checkpoints and the next save, 9.78 TB, and 4.56 TB of data need 14.34 TB, 4.34 "
         "TB more than its 10.00 TB; use a larger storage, or lower --keep"
     )
-    assert "4.34 TB are missing" in fit(*asked).out
+    assert "4.34 TB are missing" in fit(*arguments).out
     assert yaml.safe_load(file.read_text())["checkpoint"] == {"keep": 3}
-    assert planned(*asked[:-2])["storage"]["needed_bytes"] < found["storage"]["needed_bytes"]
+    assert planned(*arguments[:-2])["storage"]["needed_bytes"] < result["storage"]["needed_bytes"]
 
 
 def test_data_without_a_capacity_is_added_up() -> None:
-    asked = ["--model", "175b", "--gpus", 512, *H100, "--storage", "blob", "--data", 1.18]
-    assert planned(*asked)["storage"] is None
-    assert "1.18 TB of data, 8.51 TB in all; add --capacity to check it" in fit(*asked).out
+    arguments = ["--model", "175b", "--gpus", 512, *H100, "--storage", "blob", "--data", 1.18]
+    assert planned(*arguments)["storage"] is None
+    assert "1.18 TB of data, 8.51 TB in all; add --capacity to check it" in fit(*arguments).out
 
 
-def test_a_save_that_an_eviction_would_cut_off_gets_the_time(tmp_path: Path) -> None:
-    """The chart's grace period is a run's where no values say otherwise."""
+def test_slow_save_raises_the_grace_period(tmp_path: Path) -> None:
+    """The default grace period is the chart's."""
     chart = yaml.safe_load((ROOT / "charts/megatron-training/values.yaml").read_text())
     assert chart["job"]["terminationGracePeriodSeconds"] == GRACE_SECONDS == 900
     file = tmp_path / "values.yaml"
-    asked = ["--model", "175b", "--gpus", 512, *H100, "--peak-tflops", 989, "--values", file]
-    found = planned(*asked, "--storage", "amlfs-125:16")
-    grace = found["checkpoint"]["termination_grace_seconds"]
-    assert grace > found["checkpoint"]["write_seconds"] + found["step_seconds"]
+    arguments = ["--model", "175b", "--gpus", 512, *H100, "--peak-tflops", 989, "--values", file]
+    result = planned(*arguments, "--storage", "amlfs-125:16")
+    grace = result["checkpoint"]["termination_grace_seconds"]
+    assert grace > result["checkpoint"]["write_seconds"] + result["step_seconds"]
     assert yaml.safe_load(file.read_text())["job"] == {"terminationGracePeriodSeconds": grace}
-    (note,) = found["notes"]
+    (note,) = result["notes"]
     assert note.startswith("a save takes 20 min 22 s and an iteration 16.5 s, but an evicted pod has only 15 min 00 s")
     assert f"set job.terminationGracePeriodSeconds={grace}" in note
-    found = planned(*asked, "--storage", "amlfs-125:64")
-    assert found["notes"] == [] and "job" not in yaml.safe_load(file.read_text())
+    result = planned(*arguments, "--storage", "amlfs-125:64")
+    assert result["notes"] == [] and "job" not in yaml.safe_load(file.read_text())
 
 
-def test_a_storage_with_which_a_run_would_do_nothing_but_save_is_said() -> None:
-    found = planned("--model", "175b", "--gpus", 4096, *H100, "--write-bandwidth", 0.01, "--mtbf-node", 6000)
-    checkpoint = found["checkpoint"]
+def test_storage_that_is_too_slow_is_reported() -> None:
+    result = planned("--model", "175b", "--gpus", 4096, *H100, "--write-bandwidth", 0.01, "--mtbf-node", 6000)
+    checkpoint = result["checkpoint"]
     assert checkpoint["save_interval_seconds"] == checkpoint["write_seconds"]
-    assert any("it would mostly write checkpoints; use a faster storage" in note for note in found["notes"])
+    assert any("it would mostly write checkpoints; use a faster storage" in note for note in result["notes"])
 
 
-def test_a_step_s_time_turns_the_interval_into_iterations() -> None:
-    found = planned(
+def test_step_time_gives_the_interval_in_iterations() -> None:
+    result = planned(
         *["--model", "175b", "--gpus", 512, *H100, "--global-batch", 2048, "--write-bandwidth", 10],
         *["--peak-tflops", 989, "--mfu", 0.5],
     )
-    work = 6 * 174e9 + 6 * 2048 * 12288 * 96  # a token's: six for each weight, and attention
-    assert found["step_seconds"] == pytest.approx(work * 2048 * 2048 / (512 * 989e12 * 0.5), rel=0.01)
-    assert found["mfu_assumed"] == 0.5
-    checkpoint = found["checkpoint"]
-    assert checkpoint["save_interval_iterations"] == round(checkpoint["save_interval_seconds"] / found["step_seconds"])
+    work = 6 * 174e9 + 6 * 2048 * 12288 * 96  # for one token: six for each weight, and attention
+    assert result["step_seconds"] == pytest.approx(work * 2048 * 2048 / (512 * 989e12 * 0.5), rel=0.01)
+    assert result["mfu_assumed"] == 0.5
+    checkpoint = result["checkpoint"]
+    assert checkpoint["save_interval_iterations"] == round(checkpoint["save_interval_seconds"] / result["step_seconds"])
 
 
-def test_the_interval_is_where_saving_and_repeating_cost_least() -> None:
+def test_interval_minimizes_the_lost_time() -> None:
     saving = CheckpointSchedule(2.4e12, 2e9, 6000, 64)
 
     def lost(seconds: float) -> float:
@@ -399,43 +401,43 @@ def test_the_interval_is_where_saving_and_repeating_cost_least() -> None:
     best = saving.interval_seconds
     assert saving.lost_share == pytest.approx(lost(best))
     assert lost(best) < min(lost(best * 0.9), lost(best * 1.1))
-    assert CheckpointSchedule(2.4e12, 1e6, 1, 4096).interval_seconds == 2.4e6  # never shorter than a save takes
+    assert CheckpointSchedule(2.4e12, 1e6, 1, 4096).interval_seconds == 2.4e6  # never shorter than the time of a save
 
 
-# -- what it writes
+# -- the values file
 
 
 @pytest.mark.parametrize("name", preset_names())
-def test_the_values_make_the_very_layout(tmp_path: Path, name: str) -> None:
+def test_values_give_the_same_layout(tmp_path: Path, name: str) -> None:
     file = tmp_path / "values.yaml"
-    found = planned(
+    result = planned(
         *["--model", name, "--gpus", 256, *H100, "--values", file],
         *["--write-bandwidth", 5, "--peak-tflops", 989],
     )
     values = yaml.safe_load(file.read_text())
     assert values["model"] == {"size": name}
-    best = found["layouts"][0]
+    best = result["layouts"][0]
     interval = values["training"].pop("saveInterval")
-    assert interval == min(1000, found["checkpoint"]["save_interval_iterations"])
+    assert interval == min(1000, result["checkpoint"]["save_interval_iterations"])
     layout = _settings(values, msgspec.to_builtins(load_preset(name)), interval).layout()
-    _is(layout, best)
+    _assert_layout(layout, best)
 
 
-def test_the_values_of_a_model_of_one_s_own_hold_it_whole(tmp_path: Path) -> None:
+def test_values_contain_the_complete_custom_model(tmp_path: Path) -> None:
     model = {"numLayers": 24, "hiddenSize": 1024, "numAttentionHeads": 16, "numExperts": 4, "addBiasLinear": False}
     (tmp_path / "model.yaml").write_text(yaml.safe_dump(model))
     file = tmp_path / "values.yaml"
-    with (tmp_path / "model.yaml").open("a") as more:
-        more.write("learningRate: 2e-4\n")  # a number to Helm, and text to PyYAML
+    with (tmp_path / "model.yaml").open("a") as model_file:
+        model_file.write("learningRate: 2e-4\n")  # a number for Helm, but text for PyYAML
     model["learningRate"] = 2e-4
-    asked = ["--model", "custom", "--gpus", 16, *H100, "--set", "normEpsilon=1e-6", "--values", file]
-    found = planned(*asked, "--custom", tmp_path / "model.yaml")
+    arguments = ["--model", "custom", "--gpus", 16, *H100, "--set", "normEpsilon=1e-6", "--values", file]
+    result = planned(*arguments, "--custom", tmp_path / "model.yaml")
     values = yaml.safe_load(file.read_text())
     assert values["model"] == {"size": "custom", "custom": model | {"normEpsilon": 1e-6}}
-    assert "saveInterval" not in values["training"]  # nothing is known of the storage
-    _is(_settings(values, values["model"]["custom"]).layout(), found["layouts"][0])
+    assert "saveInterval" not in values["training"]  # the storage is unknown
+    _assert_layout(_settings(values, values["model"]["custom"]).layout(), result["layouts"][0])
     first = file.read_text()
-    assert planned(*asked, "--custom", file)["layouts"] == found["layouts"]  # it reads what it wrote
+    assert planned(*arguments, "--custom", file)["layouts"] == result["layouts"]  # fit reads its own output
     assert yaml.safe_load(file.read_text()) == yaml.safe_load(first)
 
 
@@ -453,63 +455,63 @@ def test_a_changed_preset_is_written_as_a_custom_model(tmp_path: Path) -> None:
 
 def test_the_save_interval_stays_within_the_run(tmp_path: Path) -> None:
     file = tmp_path / "values.yaml"
-    asked = ["--model", "125m", "--gpus", 8, *H100, "--write-bandwidth", 5, "--peak-tflops", 989, "--values", file]
-    assert planned(*asked, "--iterations", 50)["checkpoint"]["save_interval_iterations"] > 1000
+    arguments = ["--model", "125m", "--gpus", 8, *H100, "--write-bandwidth", 5, "--peak-tflops", 989, "--values", file]
+    assert planned(*arguments, "--iterations", 50)["checkpoint"]["save_interval_iterations"] > 1000
     training = yaml.safe_load(file.read_text())["training"]
     assert (training["iterations"], training["saveInterval"]) == (50, 50)
-    planned(*asked)
+    planned(*arguments)
     assert yaml.safe_load(file.read_text())["training"]["saveInterval"] == 1000
 
 
 @pytest.mark.slow
-def test_the_batch_is_the_recipe_s_unless_another_is_given(tmp_path: Path) -> None:
-    """The file is one more -f: what nobody asked for must not replace what values/models has."""
+def test_default_batch_is_the_recipes(tmp_path: Path) -> None:
+    """The file is used as a later -f: a default must not replace a value of values/models."""
     file = tmp_path / "values.yaml"
     for name in preset_names():
         recipe = yaml.safe_load((ROOT / f"values/models/{name}.yaml").read_text())["training"]
-        asked = ["--model", name, "--gpus", 8 * recipe["nodes"], *H100, "--values", file]
-        found = planned(*asked)
+        arguments = ["--model", name, "--gpus", 8 * recipe["nodes"], *H100, "--values", file]
+        result = planned(*arguments)
         batch = recipe["globalBatchSize"]
-        assert found["global_batch"] == batch == yaml.safe_load(file.read_text())["training"]["globalBatchSize"]
-        assert not any("global batch" in note for note in found["notes"])
-    asked = ["--model", "175b", "--gpus", 512, *H100, "--values", file]
-    said = "global batch 1,536 sequences = 3,145,728 tokens per iteration (from values/models/175b.yaml)"
-    assert said in fit(*asked).out.splitlines()
-    (note,) = planned(*asked, "--global-batch", 8192)["notes"]
+        assert result["global_batch"] == batch == yaml.safe_load(file.read_text())["training"]["globalBatchSize"]
+        assert not any("global batch" in note for note in result["notes"])
+    arguments = ["--model", "175b", "--gpus", 512, *H100, "--values", file]
+    line = "global batch 1,536 sequences = 3,145,728 tokens per iteration (from values/models/175b.yaml)"
+    assert line in fit(*arguments).out.splitlines()
+    (note,) = planned(*arguments, "--global-batch", 8192)["notes"]
     rest = "pass this file with a later -f, and check the learning rate, which is for the recipe's batch"
     assert note == f"global batch 8,192 differs from 1,536 in values/models/175b.yaml: {rest}"
     assert f"# {note}" in file.read_text().splitlines()
-    assert "8,192 sequences = 16,777,216 tokens per iteration\n" in fit(*asked, "--global-batch", 8192).out
+    assert "8,192 sequences = 16,777,216 tokens per iteration\n" in fit(*arguments, "--global-batch", 8192).out
 
 
-def test_a_recipe_s_batch_that_no_layout_divides_is_replaced_and_said() -> None:
-    asked = ["--model", "13b", "--gpus", 96, *H100]
-    found = planned(*asked)
-    assert found["global_batch"] == 16 * 96
-    (note,) = found["notes"]
+def test_indivisible_recipe_batch_is_replaced() -> None:
+    arguments = ["--model", "13b", "--gpus", 96, *H100]
+    result = planned(*arguments)
+    assert result["global_batch"] == 16 * 96
+    (note,) = result["notes"]
     assert note.startswith(
         "global batch 1,536 differs from 1,024 in values/models/13b.yaml, with which no layout fits: "
     )
-    assert "tokens per iteration (assumed: 16 per GPU)\n" in fit(*asked).out
+    assert "tokens per iteration (assumed: 16 per GPU)\n" in fit(*arguments).out
 
 
-def test_the_values_hold_what_was_said_of_the_gpus(tmp_path: Path) -> None:
+def test_values_contain_the_gpu_options(tmp_path: Path) -> None:
     file = tmp_path / "values.yaml"
-    asked = ["--model", "125m", "--gpus", 8, "--gpu-memory", 79.6, "--values", file]
-    planned(*asked)
+    arguments = ["--model", "125m", "--gpus", 8, "--gpu-memory", 79.6, "--values", file]
+    planned(*arguments)
     assert yaml.safe_load(file.read_text())["gpu"] == {"memoryGib": 79.6}
-    planned(*asked, "--peak-tflops", 989)
+    planned(*arguments, "--peak-tflops", 989)
     assert yaml.safe_load(file.read_text())["gpu"] == {"memoryGib": 79.6, "peakTflops": 989}
 
 
-def test_values_that_cannot_be_written_are_said(tmp_path: Path) -> None:
-    said = refused("--model", "13b", "--gpus", 8, *H100, "--values", tmp_path / "no" / "values.yaml")
-    assert "values.yaml: No such file" in said
+def test_unwritable_values_are_reported(tmp_path: Path) -> None:
+    message = refused("--model", "13b", "--gpus", 8, *H100, "--values", tmp_path / "no" / "values.yaml")
+    assert "values.yaml: No such file" in message
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         ("numLayers: [", "is not valid YAML"),
         ("numLayers: 2026-99-99", "is not valid YAML"),
@@ -522,27 +524,27 @@ def test_values_that_cannot_be_written_are_said(tmp_path: Path) -> None:
         (None, "No such file or directory; check the path"),
     ],
 )
-def test_a_model_s_file_that_is_none_is_named(tmp_path: Path, content: str | None, said: str) -> None:
+def test_invalid_model_file_is_named(tmp_path: Path, content: str | None, message: str) -> None:
     file = tmp_path / "model.yaml"
     if content is not None:
         file.write_text(content)
-    err = refused("--model", "custom", "--custom", file, "--gpus", 8, *H100)
-    assert str(file) in err and said in err
+    stderr = refused("--model", "custom", "--custom", file, "--gpus", 8, *H100)
+    assert str(file) in stderr and message in stderr
 
 
-def test_the_table_is_one_that_a_person_can_read(tmp_path: Path) -> None:
+def test_table_is_readable(tmp_path: Path) -> None:
     file = tmp_path / "values.yaml"
-    asked = ["--model", "375m", "--gpus", 16, *H100, "--storage", "nfs:10", "--peak-tflops", 989, "--top", 2]
-    out = fit(*asked, "--values", file).out
+    arguments = ["--model", "375m", "--gpus", 16, *H100, "--storage", "nfs:10", "--peak-tflops", 989, "--top", 2]
+    out = fit(*arguments, "--values", file).out
     lines = out.splitlines()
     assert lines[0] == "375m: 64 million parameters; sequences of 1,024 tokens"
     assert lines[1] == "note: 375m is the guide's name for it; it has 64 million parameters"
     start = lines.index("") + 1
     head, *rows = lines[start : lines.index("", start)]
     assert head.split()[:3] == ["TP", "PP", "VPP"] and len(rows) == 2
-    assert {len(line) for line in (head, *rows)} == {len(head)}  # columns stand under each other
-    for said in ("16 GPUs (2 x 8)", "512 sequences = 524,288 tokens", "cost 1.", "MFU of 40%", "checkpoint: 0.9 GB"):
-        assert said in out, said
+    assert {len(line) for line in (head, *rows)} == {len(head)}  # the columns are aligned
+    for text in ("16 GPUs (2 x 8)", "512 sequences = 524,288 tokens", "cost 1.", "MFU of 40%", "checkpoint: 0.9 GB"):
+        assert text in out, text
     assert "more layouts fit; show them with --top" in out and f"-f {file}" in out
 
 
@@ -558,7 +560,7 @@ def _settings(values: dict[str, Any], model: dict[str, Any], interval: int | Non
     return derive_settings(msgspec.convert(content, Settings))
 
 
-def _is(layout: Any, best: dict[str, Any]) -> None:
+def _assert_layout(layout: Any, best: dict[str, Any]) -> None:
     assert find_argument_errors(layout) == find_runtime_errors(layout) == []
     for name in (
         "tensor",

@@ -1,4 +1,4 @@
-"""The thread beside: in order, never far behind, and nothing that goes wrong in it is lost."""
+"""BackgroundWriter: does the work in order, bounds the queue, and raises every error."""
 
 import threading
 
@@ -10,44 +10,44 @@ from tokenmill.flow.background import BackgroundWriter
 def test_order_and_bound() -> None:
     done: list[int] = []
     before = threading.active_count()
-    with BackgroundWriter(2) as follower:
+    with BackgroundWriter(2) as writer:
         for number in range(50):
-            follower.submit(done.append, number)
+            writer.submit(done.append, number)
             assert len(done) >= number - 1
-        follower.wait()
+        writer.wait()
         assert done == list(range(50))
     assert threading.active_count() == before
 
 
-def test_no_work_no_thread() -> None:
+def test_no_thread_without_work() -> None:
     before = threading.active_count()
-    with BackgroundWriter(2) as follower:
-        follower.wait()
+    with BackgroundWriter(2) as writer:
+        writer.wait()
         assert threading.active_count() == before
 
 
-def test_what_the_work_raises_is_raised_here() -> None:
+def test_errors_of_the_work_are_raised() -> None:
     before = threading.active_count()
-    with pytest.raises(OSError, match="disk is full"), BackgroundWriter(1) as follower:
-        follower.submit(_fail)
-        follower.wait()
+    with pytest.raises(OSError, match="disk is full"), BackgroundWriter(1) as writer:
+        writer.submit(_fail)
+        writer.wait()
     assert threading.active_count() == before
 
 
-def test_after_an_error_here_what_waits_is_dropped_and_what_runs_is_awaited() -> None:
-    gate, begun = threading.Event(), threading.Event()
+def test_error_drops_queued_work_and_waits_for_running_work() -> None:
+    gate, started = threading.Event(), threading.Event()
     done: list[int] = []
 
     def work() -> None:
-        begun.set()
+        started.set()
         gate.wait(60)
         done.append(1)
 
-    with pytest.raises(KeyError), BackgroundWriter(5) as follower:
-        follower.submit(work)
-        follower.submit(done.append, 2)
-        assert begun.wait(60)
-        # The end of the context waits for the thread: it is let go once the end has begun.
+    with pytest.raises(KeyError), BackgroundWriter(5) as writer:
+        writer.submit(work)
+        writer.submit(done.append, 2)
+        assert started.wait(60)
+        # The end of the context waits for the thread; the timer releases the thread after that.
         threading.Timer(0.05, gate.set).start()
         raise KeyError
     assert done == [1]

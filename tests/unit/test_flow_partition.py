@@ -17,26 +17,26 @@ def units(weights: list[int]) -> list[Unit]:
 
 @given(WEIGHTS, st.integers(1, 80))
 def test_shares_are_disjoint_complete_and_balanced(weights: list[int], workers: int) -> None:
-    made = units(weights)
-    shares = [select_units(made, worker, workers) for worker in range(workers)]
-    assert sorted(unit.id for mine in shares for unit in mine) == [unit.id for unit in made]
-    loads = [sum(unit.weight + 1 for unit in mine) for mine in shares]
-    # The last unit went to whoever had least: nobody is ahead of anybody by more than one unit.
-    assert max(loads) - min(loads) <= max((unit.weight + 1 for unit in made), default=0)
+    all_units = units(weights)
+    shares = [select_units(all_units, worker, workers) for worker in range(workers)]
+    assert sorted(unit.id for share in shares for unit in share) == [unit.id for unit in all_units]
+    loads = [sum(unit.weight + 1 for unit in share) for share in shares]
+    # The last unit goes to the smallest share: two shares differ by at most one unit.
+    assert max(loads) - min(loads) <= max((unit.weight + 1 for unit in all_units), default=0)
 
 
 @given(WEIGHTS, st.integers(1, 8))
 def test_a_share_does_not_depend_on_the_order_of_units(weights: list[int], workers: int) -> None:
-    made = units(weights)
+    all_units = units(weights)
     for worker in range(workers):
-        assert select_units(made, worker, workers) == select_units(made[::-1], worker, workers)
+        assert select_units(all_units, worker, workers) == select_units(all_units[::-1], worker, workers)
 
 
 @given(WEIGHTS, st.integers(1, 8))
-def test_a_worker_begins_with_its_largest_unit(weights: list[int], workers: int) -> None:
+def test_worker_starts_with_its_largest_unit(weights: list[int], workers: int) -> None:
     for worker in range(workers):
-        mine = [unit.weight for unit in select_units(units(weights), worker, workers)]
-        assert mine == sorted(mine, reverse=True)
+        share = [unit.weight for unit in select_units(units(weights), worker, workers)]
+        assert share == sorted(share, reverse=True)
 
 
 def test_empty_units_are_spread_too() -> None:
@@ -60,7 +60,7 @@ def test_runs_of_equal_files_differ_by_one_at_most(length: int, data: st.DataObj
 
 
 @given(st.lists(st.integers(0, 100), min_size=1, max_size=60), st.data())
-def test_a_run_is_never_far_from_its_part_of_the_whole(weights: list[int], data: st.DataObject) -> None:
+def test_run_is_close_to_its_share_of_the_total(weights: list[int], data: st.DataObject) -> None:
     count = data.draw(st.integers(1, len(weights)))
     costs = [weight + 1 for weight in weights]
     for run in split_by_weight(weights, count):
@@ -68,6 +68,6 @@ def test_a_run_is_never_far_from_its_part_of_the_whole(weights: list[int], data:
 
 
 @pytest.mark.parametrize(("length", "count"), [(3, 4), (3, 0), (0, 1), (0, 0)])
-def test_more_runs_than_files_cannot_be(length: int, count: int) -> None:
+def test_more_runs_than_files_are_refused(length: int, count: int) -> None:
     with pytest.raises(ValueError, match="cannot cut"):
         split_by_weight([1] * length, count)

@@ -1,4 +1,4 @@
-"""What a log holds of the units at work: the last line of a pod that was killed for memory names them."""
+"""Running units in the log: the last line of a pod that was killed for its memory use names them."""
 
 import json
 import time
@@ -8,8 +8,8 @@ import pytest
 from tokenmill.flow.progress import RUNNING_LOG_SECONDS, Reporter, describe_memory
 
 
-def said(capfd: pytest.CaptureFixture[str], seconds: float = 0.0) -> list[str]:
-    """Return the lines so far, waiting so long for a first one."""
+def read_lines(capfd: pytest.CaptureFixture[str], seconds: float = 0.0) -> list[str]:
+    """Return the lines so far; wait up to `seconds` for the first line."""
     lines: list[str] = []
     deadline = time.monotonic() + seconds
     while not lines:
@@ -20,32 +20,32 @@ def said(capfd: pytest.CaptureFixture[str], seconds: float = 0.0) -> list[str]:
     return lines
 
 
-def test_units_at_work_are_said_at_once_and_then_what_still_holds(capfd: pytest.CaptureFixture[str]) -> None:
+def test_running_units_are_logged_at_once_and_then_rarely(capfd: pytest.CaptureFixture[str]) -> None:
     with Reporter().progress("preprocess", 10, 5, lambda: (0, 0)) as progress:
         progress.set_running([("a", 1_200_000_000)])
-        assert said(capfd) == [f"preprocess: running: a (1.20 GB); {describe_memory()}"]
+        assert read_lines(capfd) == [f"preprocess: running: a (1.20 GB); {describe_memory()}"]
         for units in ([("b", 1)], [("c", 1)], [("c", 1), ("d", 2000)]):
             progress.set_running(units)
-        assert said(capfd, 20 * RUNNING_LOG_SECONDS) == [
+        assert read_lines(capfd, 20 * RUNNING_LOG_SECONDS) == [
             f"preprocess: running: c (1 B), d (2.00 kB); {describe_memory()}"
         ]
-        progress.set_running([("d", 2000), ("c", 1)])  # the same ones
+        progress.set_running([("d", 2000), ("c", 1)])  # the same units
         progress.set_running([])
-    assert said(capfd) == []
+    assert read_lines(capfd) == []
 
 
-def test_for_machines_it_is_an_event(capfd: pytest.CaptureFixture[str]) -> None:
+def test_json_lines_log_an_event(capfd: pytest.CaptureFixture[str]) -> None:
     with Reporter(json_lines=True).progress("extract", 10, 5, lambda: (0, 0)) as progress:
         progress.set_running([("a", 1)])
-    [line] = said(capfd)
+    [line] = read_lines(capfd)
     assert json.loads(line).items() >= {"event": "at_work", "stage": "extract", "at_work": ["a"]}.items()
     assert "memory_limit" in json.loads(line)
 
 
-def test_a_progress_line_names_them_too(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_line_names_running_units(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tokenmill.flow.progress.LOG_SECONDS", 0.0)
     with Reporter().progress("extract", 10, 5, lambda: (0, 0)) as progress:
         progress.set_running([("a", 1)])
-        lines = (line for _ in range(100) for line in said(capfd, 1.0) if "0 of 5 units finished" in line)
+        lines = (line for _ in range(100) for line in read_lines(capfd, 1.0) if "0 of 5 units finished" in line)
         line = next(lines)
     assert line.endswith(f"; running: a (1 B); {describe_memory()}")

@@ -1,4 +1,4 @@
-"""Plans, receipts and manifests: what has the same id, what counts as done, and what a damaged record means."""
+"""Plans, receipts and manifests: equal ids, valid receipts, and damaged records."""
 
 import json
 import subprocess
@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,7 +25,7 @@ from tokenmill.flow.contract import (
     StageKind,
     Upstream,
 )
-from tokenmill.flow.provenance import source_parts
+from tokenmill.flow.lineage import source_parts
 from tokenmill.flow.record import Plan, StageRecord, Unit, complete, make_manifest
 
 TEXT = st.text(st.characters(exclude_categories=()), max_size=12)
@@ -35,23 +34,18 @@ SPECS = st.dictionaries(st.text(max_size=12), VALUES, max_size=4)
 NAMES = st.builds(safe_name, TEXT)
 
 
-def beside(record: type[msgspec.Struct]) -> st.SearchStrategy[dict[str, Any]]:
-    """Return a strategy for keys and values beside those whose types the contract gives."""
-    typed = {field.encode_name for field in msgspec.structs.fields(record)}
-    return st.dictionaries(st.text(max_size=12).filter(lambda key: key not in typed), VALUES, max_size=4)
-
-
-class Made(Record, frozen=True):
-    """From what a unit of these tests is made."""
+class UnitSpec(Record, frozen=True):
+    """The specification of a unit in these tests."""
 
     number: int | None = None
     text: str = ""
 
 
-KIND = StageKind("extract", Made)
-MADE = st.builds(Made, st.none() | st.integers(-(2**53), 2**53), TEXT)
+KIND = StageKind("extract", UnitSpec)
+UNIT_SPECS = st.builds(UnitSpec, st.none() | st.integers(-(2**53), 2**53), TEXT)
 UNITS = st.lists(
-    st.builds(Unit, id=NAMES, weight=st.integers(0, 2**50), spec=MADE, outputs=st.lists(NAMES, max_size=3)), max_size=5
+    st.builds(Unit, id=NAMES, weight=st.integers(0, 2**50), spec=UNIT_SPECS, outputs=st.lists(NAMES, max_size=3)),
+    max_size=5,
 )
 PLANS = st.builds(
     Plan,
@@ -64,11 +58,13 @@ PLANS = st.builds(
     upstream=st.builds(Upstream, st.none() | st.text(max_size=12), listing=st.text(max_size=12)),
     require=st.none() | st.just("out"),
 )
-PLAN = Plan("extract", {"input": "x"}, [Unit("a", 3, Made(1), ["a"]), Unit("b", 5, Made(2), ["b"])], {}, require="out")
+PLAN = Plan(
+    "extract", {"input": "x"}, [Unit("a", 3, UnitSpec(1), ["a"]), Unit("b", 5, UnitSpec(2), ["b"])], {}, require="out"
+)
 
 
 def finish(record: StageRecord, plan: Plan, unit: Unit, content: bytes = b"{}\n", **changed: Any) -> Path:
-    """Put a unit's output and its receipt where an attempt would have."""
+    """Write a unit's output and receipt as an attempt does."""
     output = record.output / unit.outputs[0]
     output.write_bytes(content)
     entry = {"path": unit.outputs[0], "bytes": len(content), "xxh3_128": hash_file(output), "parts": []}
@@ -92,10 +88,10 @@ def finish(record: StageRecord, plan: Plan, unit: Unit, content: bytes = b"{}\n"
 
 @pytest.fixture
 def record(tmp_path: Path) -> StageRecord:
-    made = StageRecord(tmp_path, KIND)
-    made.directory.mkdir(parents=True)
-    made.plan_path.write_bytes(PLAN.to_bytes())
-    return made
+    stage_record = StageRecord(tmp_path, KIND)
+    stage_record.directory.mkdir(parents=True)
+    stage_record.plan_path.write_bytes(PLAN.to_bytes())
+    return stage_record
 
 
 @given(PLANS)
@@ -112,9 +108,9 @@ def test_a_plan_on_disk_is_the_plan_that_was_written(tmp_path_factory: pytest.Te
 
 @given(PLANS, PLANS)
 @settings(max_examples=50)
-def test_plans_have_the_same_id_only_when_they_are_the_same(one: Plan, other: Plan) -> None:
-    contents = [json.loads(plan.to_bytes()) | {"id": None} for plan in (one, other)]
-    assert (one.id == other.id) == (contents[0] == contents[1])
+def test_plans_have_the_same_id_only_if_they_are_equal(first: Plan, second: Plan) -> None:
+    contents = [json.loads(plan.to_bytes()) | {"id": None} for plan in (first, second)]
+    assert (first.id == second.id) == (contents[0] == contents[1])
 
 
 def test_everything_in_a_plan_is_in_its_id() -> None:
@@ -132,22 +128,22 @@ def test_everything_in_a_plan_is_in_its_id() -> None:
     assert len({plan.id for plan in [PLAN, *others]}) == len(others) + 1
 
 
-def test_a_units_key_holds_what_decides_its_bytes_and_nothing_else() -> None:
+def test_unit_key_depends_only_on_what_decides_its_bytes() -> None:
     unit = PLAN.units[0]
     key = PLAN.unit_key(unit)
     assert (
         replace(PLAN, request={}, details={"x": 1}, units=[]).unit_key(
-            Unit("renamed", 99, unit.spec(Made), unit.outputs)
+            Unit("renamed", 99, unit.spec(UnitSpec), unit.outputs)
         )
         == key
     )
     assert replace(PLAN, basis={"eod": 1}).unit_key(unit) != key
     assert replace(PLAN, stage="concatenate").unit_key(unit) != key
-    assert PLAN.unit_key(Unit(unit.id, unit.weight, unit.spec(Made), ["other"])) != key
-    assert PLAN.unit_key(Unit(unit.id, unit.weight, Made(3), unit.outputs)) != key
+    assert PLAN.unit_key(Unit(unit.id, unit.weight, unit.spec(UnitSpec), ["other"])) != key
+    assert PLAN.unit_key(Unit(unit.id, unit.weight, UnitSpec(3), unit.outputs)) != key
 
 
-def test_a_plan_of_another_format_is_refused_and_one_cut_short_is_none(record: StageRecord) -> None:
+def test_other_plan_format_is_refused_and_truncated_plan_is_none(record: StageRecord) -> None:
     data = PLAN.to_bytes()
     for size in (0, 1, 20, len(data) // 2, len(data) - 3):
         record.plan_path.write_bytes(data[:size])
@@ -157,7 +153,7 @@ def test_a_plan_of_another_format_is_refused_and_one_cut_short_is_none(record: S
         record.read_plan()
 
 
-def test_a_receipt_counts_only_for_its_plan_with_its_files_whole(record: StageRecord) -> None:
+def test_receipt_is_valid_only_with_its_plan_and_files(record: StageRecord) -> None:
     unit = PLAN.units[0]
     assert record.read_receipt(PLAN, unit) is None
     path = finish(record, PLAN, unit)
@@ -173,18 +169,16 @@ def test_a_receipt_counts_only_for_its_plan_with_its_files_whole(record: StageRe
     output.unlink()
     assert record.read_receipt(PLAN, unit) is None
 
-    whole = finish(record, PLAN, unit).read_bytes()
-    for size in (0, 1, len(whole) // 2, len(whole) - 1):
-        path.write_bytes(whole[:size])
+    content = finish(record, PLAN, unit).read_bytes()
+    for size in (0, 1, len(content) // 2, len(content) - 1):
+        path.write_bytes(content[:size])
         assert record.read_receipt(PLAN, unit) is None
 
 
 @pytest.mark.parametrize(
     ("was", "becomes"), [(b'"weight": 3', b'"weight": 4'), (b'"outputs": ["a"]', b'"outputs": ["b"]')]
 )
-def test_a_plan_that_was_changed_after_it_was_written_is_refused(
-    record: StageRecord, was: bytes, becomes: bytes
-) -> None:
+def test_modified_plan_is_refused(record: StageRecord, was: bytes, becomes: bytes) -> None:
     assert was in PLAN.to_bytes()
     record.plan_path.write_bytes(PLAN.to_bytes().replace(was, becomes))
     with pytest.raises(RequestError, match="its content does not match its id"):
@@ -192,7 +186,7 @@ def test_a_plan_that_was_changed_after_it_was_written_is_refused(
 
 
 @pytest.mark.parametrize("path", ["../../etc/passwd", "/etc/passwd", "b"])
-def test_a_receipt_that_names_a_file_of_somebody_else_is_none(record: StageRecord, path: str) -> None:
+def test_receipt_with_a_foreign_file_is_none(record: StageRecord, path: str) -> None:
     unit = PLAN.units[0]
     finish(record, PLAN, unit, outputs=[{"path": path, "bytes": 1, "xxh3_128": "0"}])
     assert record.read_receipt(PLAN, unit) is None
@@ -209,17 +203,17 @@ def test_a_receipt_that_names_a_file_of_somebody_else_is_none(record: StageRecor
         {"empty": None},
     ],
 )
-def test_a_receipt_that_lacks_something_is_none(record: StageRecord, wrong: dict[str, Any]) -> None:
+def test_incomplete_receipt_is_none(record: StageRecord, wrong: dict[str, Any]) -> None:
     finish(record, PLAN, PLAN.units[0], **wrong)
     assert record.read_receipt(PLAN, PLAN.units[0]) is None
 
 
-def test_a_unit_whose_id_leads_elsewhere_is_refused(record: StageRecord) -> None:
+def test_unit_id_that_leads_outside_is_refused(record: StageRecord) -> None:
     with pytest.raises(RequestError, match="damaged"):
         record.read_receipt(PLAN, Unit("../../../x", 1, Record(), ["a"]))
 
 
-def test_a_manifest_comes_with_the_last_receipt_and_from_any_reader(record: StageRecord) -> None:
+def test_manifest_is_written_with_the_last_receipt(record: StageRecord) -> None:
     finish(record, PLAN, PLAN.units[1])
     halfway = complete(record, PLAN)
     assert (halfway.manifest, halfway.missing, halfway.done) == (None, [PLAN.units[0]], 1)
@@ -227,25 +221,25 @@ def test_a_manifest_comes_with_the_last_receipt_and_from_any_reader(record: Stag
     finish(record, PLAN, PLAN.units[0])
     read_only = complete(record, PLAN, write=False)
     assert read_only.manifest is not None and not record.manifest_path.exists()
-    whole = complete(record, PLAN)
-    assert whole.manifest is not None
-    assert json.loads(record.manifest_path.read_bytes())["hash"] == whole.manifest.hash == read_only.manifest.hash
-    assert [entry.path for entry in whole.manifest.files] == ["a", "b"]
+    final = complete(record, PLAN)
+    assert final.manifest is not None
+    assert json.loads(record.manifest_path.read_bytes())["hash"] == final.manifest.hash == read_only.manifest.hash
+    assert [entry.path for entry in final.manifest.files] == ["a", "b"]
 
 
-def test_while_a_unit_has_no_receipt_only_names_are_read(record: StageRecord) -> None:
-    """A thousand workers end before the last one does, and each looks whether it was the last."""
+def test_only_names_are_read_while_a_receipt_is_missing(record: StageRecord) -> None:
+    """Up to a thousand workers end before the last one, and each checks whether it is the last."""
     path = record.receipt_path(PLAN.units[0].id)
-    path.mkdir(parents=True)  # whoever read this would fail
+    path.mkdir(parents=True)  # a read of this directory fails
     halfway = complete(record, PLAN)
     assert (halfway.missing, halfway.done) == ([PLAN.units[1]], 1)
     path.rmdir()
     finish(record, PLAN, PLAN.units[1])
-    path.write_bytes(b"{")  # one that does not count is found out where all seem to be there
+    path.write_bytes(b"{")  # an invalid receipt is detected once every receipt exists
     assert complete(record, PLAN).missing == [PLAN.units[0]]
 
 
-def test_a_manifests_hash_knows_no_times_hosts_and_directories(record: StageRecord, tmp_path: Path) -> None:
+def test_manifest_hash_ignores_times_hosts_and_directories(record: StageRecord, tmp_path: Path) -> None:
     elsewhere = StageRecord(tmp_path / "elsewhere", KIND)
     elsewhere.output.mkdir()
     for unit in PLAN.units:
@@ -260,7 +254,7 @@ def test_a_manifests_hash_knows_no_times_hosts_and_directories(record: StageReco
 
 @pytest.mark.slow
 def test_a_plan_of_many_units_and_its_manifest_take_little_memory(record: StageRecord) -> None:
-    """59,166 shards are one plan, which every process of a run holds."""
+    """59,166 shards are one plan, and every process of a run has the plan in memory."""
     count = 2000
     units = [
         Unit(name, 1, Files([InputFile(name, "1@2", parts=source_parts(name))]), [name])
@@ -277,7 +271,7 @@ from pathlib import Path
 from tokenmill.flow.record import StageRecord, complete
 from tokenmill.stages.registry import EXTRACT
 record = StageRecord(Path({str(record.output)!r}), EXTRACT)
-complete(record, record.read_plan())  # what is imported on the way is no plan
+complete(record, record.read_plan())  # the first call loads the imports
 tracemalloc.start()
 plan = record.read_plan()
 again = complete(record, plan).manifest
@@ -285,9 +279,9 @@ stored = record.stored_manifest(plan.id)
 _, peak = tracemalloc.get_traced_memory()
 print(plan.id, again.hash, stored.hash, peak)
 """
-    said = subprocess.run([sys.executable, "-c", measure], capture_output=True, text=True, check=True).stdout.split()
-    assert manifest and said[:3] == [plan.id, manifest.hash, manifest.hash]
-    assert int(said[3]) < 2000 * count
+    output = subprocess.run([sys.executable, "-c", measure], capture_output=True, text=True, check=True).stdout.split()
+    assert manifest and output[:3] == [plan.id, manifest.hash, manifest.hash]
+    assert int(output[3]) < 2000 * count
 
 
 def test_counts_are_summed_over_units() -> None:

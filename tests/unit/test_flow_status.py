@@ -1,4 +1,4 @@
-"""What status says of a stage that works while it is looked at."""
+"""The status of a stage that changes while status reads it."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,14 +17,12 @@ PLAN = Plan("extract", {}, UNITS, {}, require="out")
 
 @pytest.fixture
 def record(tmp_path: Path) -> StageRecord:
-    made = StageRecord(tmp_path, EXTRACT)
-    made.directory.mkdir(parents=True)
-    return made
+    stage_record = StageRecord(tmp_path, EXTRACT)
+    stage_record.directory.mkdir(parents=True)
+    return stage_record
 
 
-def test_a_plan_that_is_ready_while_it_is_looked_for_was_being_planned(
-    record: StageRecord, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plan_written_during_the_check_counts_as_planning(record: StageRecord, monkeypatch: pytest.MonkeyPatch) -> None:
     read_plan = StageRecord.read_plan
 
     def plan_follows(self: StageRecord) -> Plan | None:
@@ -38,9 +36,7 @@ def test_a_plan_that_is_ready_while_it_is_looked_for_was_being_planned(
     assert list_statuses(record.output, KINDS)[0].state == "planning"
 
 
-def test_a_unit_that_ends_while_receipts_are_read_was_at_work(
-    record: StageRecord, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unit_that_ends_during_the_check_is_running(record: StageRecord, monkeypatch: pytest.MonkeyPatch) -> None:
     read_receipts = StageRecord.receipts
 
     def attempt_ends(self: StageRecord, plan: Plan) -> Iterator[tuple[Unit, Receipt | None]]:

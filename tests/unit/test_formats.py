@@ -1,4 +1,4 @@
-"""Files as people bring them: each format under any name, and content that is something else, named as what it is."""
+"""Input files: each format under any name, and an error that names content of another format."""
 
 import bz2
 import gzip
@@ -23,7 +23,8 @@ from tokenmill.corpus.readers import OnBad, first_documents, read_documents
 from tokenmill.errors import InputError, RequestError
 from tokenmill.suffixes import is_data_file
 
-PLAIN, JSON, FILE, LINE = ReadSettings(), ReadSettings("json"), ReadSettings("txt"), ReadSettings("txt", document_per_line=True)
+PLAIN, JSON, FILE = ReadSettings(), ReadSettings("json"), ReadSettings("txt")
+LINE = ReadSettings("txt", document_per_line=True)
 RECORDS: list[dict[str, Any]] = [
     {"text": 'quoted "a\\" ]}', "n": [1, [2, {"deep": "}"}], []]},
     {"id": 7, "text": "žluť 😀\n\r\n\t", "meta": {"data": [{"text": "no record"}]}},
@@ -36,7 +37,7 @@ TEXTS = [record["text"] for record in RECORDS]
 def _read(
     path: Path, reading: ReadSettings = PLAIN, on_bad: OnBad = "fail", batch_bytes: int = 4 << 20, key: str = "text"
 ) -> tuple[list[Any], list[RejectedRecord], int]:
-    """Return a file's texts, its bad records and how many lines were blank, its compressed size checked."""
+    """Return a file's texts, bad records and number of blank lines; check the compressed size."""
     texts: list[Any] = []
     rejected: list[RejectedRecord] = []
     blank = size = 0
@@ -87,7 +88,7 @@ PACK: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_json_is_read_however_it_is_laid_out(file: Any, layout: str) -> None:
+def test_json_is_read_in_every_layout(file: Any, layout: str) -> None:
     data = LAYOUTS[layout](RECORDS * 3).encode()
     for name, pack in PACK.items():
         for batch_bytes in (10, 4 << 20):
@@ -99,7 +100,7 @@ def test_bad_records_of_json_are_counted_in_their_order(file: Any) -> None:
     mixed = [value for pair in zip(bad, RECORDS * 2, strict=False) for value in pair]
     for layout in ("array", "array over several lines", "wrapper", "array, a record a line"):
         if layout == "wrapper":
-            mixed = mixed[1:]  # an array of objects is what tells it
+            mixed = mixed[1:]  # an array of objects identifies a wrapper
         texts, rejected, _ = _read(file(LAYOUTS[layout](mixed), "a.json"), JSON, "quarantine", batch_bytes=100)
         assert texts == [value["text"] for value in mixed if value in RECORDS]
         assert [item.record for item in rejected] == [i for i, value in enumerate(mixed) if value not in RECORDS]
@@ -108,8 +109,8 @@ def test_bad_records_of_json_are_counted_in_their_order(file: Any) -> None:
             _read(file(LAYOUTS[layout](mixed), "a.json"), JSON)
 
 
-def test_json_keeps_what_is_invalid_invalid(file: Any) -> None:
-    """A newline inside a string is no white space, and rubbish between two records is a bad record."""
+def test_invalid_json_stays_invalid(file: Any) -> None:
+    """A newline inside a string is not white space, and garbage between two records is a bad record."""
     data = b'{"text": "a"} rubbish "]}{" {"text": "b\nc"}\n{"text": "d\xff"}{"text": NaN}{"text" "e"}{"text": "f"}'
     texts, rejected, _ = _read(file(data), JSON, "quarantine")
     assert texts == ["a", "f"]
@@ -126,18 +127,18 @@ def test_json_keeps_what_is_invalid_invalid(file: Any) -> None:
     "data",
     ['[{"text": "a"}, {"text"', '[{"text": "a"},', '{"data": [{"text": "a"}]', '{"text": "a"}{"text": "', "[", "{"],
 )
-def test_json_that_is_cut_short_is_refused(file: Any, data: str) -> None:
+def test_truncated_json_is_refused(file: Any, data: str) -> None:
     with pytest.raises(InputError, match=r"^corpus/file: truncated JSON: .* starts at byte \d+\. Replace the file"):
         _read(file(data, "a.json"), JSON, "quarantine")
 
 
 @pytest.mark.parametrize("data", ['{"text": "a"}}', "]", '[{"text": "a"}]]', '[{"text": "a"}}'])
-def test_json_that_closes_nothing_is_refused(file: Any, data: str) -> None:
+def test_unmatched_json_bracket_is_refused(file: Any, data: str) -> None:
     with pytest.raises(InputError, match=r"^corpus/file: damaged JSON: '[]}]' at byte \d+ has no opening bracket"):
         _read(file(data, "a.json"), JSON, "quarantine")
 
 
-def test_an_object_is_a_wrapper_only_where_it_is_no_record(file: Any) -> None:
+def test_object_is_a_wrapper_only_if_not_a_record(file: Any) -> None:
     own = {"id": 1, "text": "own", "data": [{"text": "inner"}]}
     assert _read(file(json.dumps(own, indent=1), "a.json"), JSON)[0] == ["own"]
     for other in (
@@ -175,7 +176,7 @@ def test_values_are_cut_as_json_parses_them(
         return
     data = text.encode()
     cutter = JsonCutter(["text"], 1 << 20, "")
-    cut = [value for at in range(0, len(data), size) for value in cutter.feed(data[at : at + size])]
+    cut = [value for start in range(0, len(data), size) for value in cutter.feed(data[start : start + size])]
     assert [json.loads(value.data) for value in [*cut, *cutter.finish()]] == records
 
 
@@ -187,7 +188,7 @@ def test_a_large_array_comes_in_bounded_batches(file: Any) -> None:
     assert max(batch.bytes for batch in batches) < 2 << 20 and len(batches) > 20
 
 
-# -- content that is something else
+# -- content of another format
 
 FOREIGN = {
     "Git LFS pointer": b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 5\n",
@@ -208,46 +209,48 @@ FOREIGN = {
 }
 
 
-@pytest.mark.parametrize("what", FOREIGN)
-def test_content_that_is_something_else_is_named(file: Any, what: str) -> None:
-    """Whatever is done with bad records: not one of them is one."""
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_foreign_content_is_named(file: Any, kind: str) -> None:
+    """The error does not depend on `on_bad`: the content has no records."""
     for name in ("a.jsonl", "a.json.gz", "b.ndjson.zst"):
-        path = file(FOREIGN[what], name)
-        if what != "zero bytes" or name == "a.jsonl":
-            with pytest.raises(InputError, match=f"^corpus/file: .*{what}"):
+        path = file(FOREIGN[kind], name)
+        if kind != "zero bytes" or name == "a.jsonl":
+            with pytest.raises(InputError, match=f"^corpus/file: .*{kind}"):
                 _read(path, on_bad="quarantine")
-    with pytest.raises(InputError, match=f"^corpus/file: .*{what}"):
-        _read(file(gzip.compress(FOREIGN[what]), "a.jsonl.gz"), on_bad="quarantine")
+    with pytest.raises(InputError, match=f"^corpus/file: .*{kind}"):
+        _read(file(gzip.compress(FOREIGN[kind]), "a.jsonl.gz"), on_bad="quarantine")
     for name in ("a.parquet", "a.arrow"):
-        if what != "--format parquet" or name == "a.arrow":
-            with pytest.raises(InputError, match=f"^corpus/file: .*{what}"):
-                _read(file(FOREIGN[what], name))
-    with pytest.raises(InputError, match=f"^corpus/file: .*{what}"):
-        _read(file(FOREIGN[what], "a"), JSON)
+        if kind != "--format parquet" or name == "a.arrow":
+            with pytest.raises(InputError, match=f"^corpus/file: .*{kind}"):
+                _read(file(FOREIGN[kind], name))
+    with pytest.raises(InputError, match=f"^corpus/file: .*{kind}"):
+        _read(file(FOREIGN[kind], "a"), JSON)
 
 
 @pytest.mark.parametrize("layout", sorted(set(LAYOUTS) - {"a record a line", "wrapper between other keys"}))
 @pytest.mark.parametrize("on_bad", ["fail", "quarantine"])
 def test_json_without_a_record_a_line_is_named(file: Any, layout: str, on_bad: OnBad) -> None:
     data = LAYOUTS[layout](RECORDS[:1] if layout == "objects over several lines" else RECORDS)
-    with pytest.raises(InputError, match=r"^corpus/file: the content is .*, not one record per line: use --format json"):
+    with pytest.raises(
+        InputError, match=r"^corpus/file: the content is .*, not one record per line: use --format json"
+    ):
         _read(file(data, "a.json"), on_bad=on_bad)
 
 
-def test_a_whole_array_in_one_line_is_named_though_it_is_too_long(file: Any) -> None:
+def test_array_in_one_long_line_is_named(file: Any) -> None:
     path = file(json.dumps([{"text": "x" * 1000}] * 1000))
     with pytest.raises(InputError, match=r"one JSON array, .*--format json"):
         _read(path, ReadSettings(max_record_bytes=50_000), batch_bytes=10_000)
 
 
-def test_what_only_looks_like_something_else_is_read(file: Any) -> None:
+def test_records_that_resemble_other_formats_are_read(file: Any) -> None:
     texts = ["version https://git-lfs.github.com/spec/v1", "<!DOCTYPE html>", "PAR1", "\0" * 20 + "x", "[{"]
     lines = [json.dumps({"data": [{"text": "inner"}], "messages": [{"role": "user"}], "text": text}) for text in texts]
     assert _read(file("\n".join(lines)))[0] == texts
     assert _read(file("\r\n \r\n" + "\r\n".join(lines)))[0] == texts
     for first in ("[]", '["a"]', "[1, {}]", '{"broken"', '{"data": [{}]}', "text", "\\"):
-        found, rejected, _ = _read(file(f"{first}\n" + "\n".join(lines)), on_bad="quarantine")
-        assert (found, [bad.line for bad in rejected]) == (texts, [1])
+        taken, rejected, _ = _read(file(f"{first}\n" + "\n".join(lines)), on_bad="quarantine")
+        assert (taken, [bad.line for bad in rejected]) == (texts, [1])
     for text in (*texts, "ORC is a format", "<xml", "BZh9 is how bzip2 begins", "{}"):
         assert _read(file(text, "a.txt"), FILE)[0] == [text]
 
@@ -269,10 +272,10 @@ def test_chat_data_is_named(file: Any) -> None:
                 _read(path, key=key)
 
 
-# -- names, and compression that the name does not tell
+# -- names, and compression that the name does not show
 
 
-def test_names_of_data_and_of_other_things() -> None:
+def test_names_of_data_files() -> None:
     for name in ("a.jsonlines", "a.ndjson.gzip", "A.JSONL.ZSTD", "a.json.bzip2", "x/data-0.arrow"):
         assert is_data_file(name)
     for name in ("RC_2020-01.zst", "AA/wiki_00", "a.txt", "a.json", "a.jsonl.gz", "part-0", "old-readme"):
@@ -292,7 +295,7 @@ def test_names_of_data_and_of_other_things() -> None:
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a", "a.b"])
-def test_compression_is_known_by_its_first_bytes(file: Any, name: str) -> None:
+def test_compression_is_detected_by_content(file: Any, name: str) -> None:
     data = b'{"text": "a"}\n'
     skippable = b"\x50\x2a\x4d\x18\x04\x00\x00\x00text"
     for packed in (
@@ -307,7 +310,7 @@ def test_compression_is_known_by_its_first_bytes(file: Any, name: str) -> None:
         assert _read(path)[0] == ["a"]
 
 
-def test_a_format_is_known_by_content_where_the_name_does_not_say_it(file: Any) -> None:
+def test_format_is_detected_by_content(file: Any) -> None:
     table = pa.table({"text": ["a", "b"]})
     path = file(b"", "blob")
     pq.write_table(table, path)
@@ -322,7 +325,7 @@ def test_a_format_is_known_by_content_where_the_name_does_not_say_it(file: Any) 
 # -- txt
 
 
-def test_a_text_is_a_document_or_its_lines_are(file: Any) -> None:
+def test_text_is_one_document_or_one_per_line(file: Any) -> None:
     path = file("\ufeffOnce upon\r\n\r\n a time\n\n", "a.txt")
     assert _read(path, FILE)[0] == ["Once upon\r\n\r\n a time\n\n"]
     assert _read(path, LINE) == (["Once upon", " a time"], [], 2)
@@ -383,7 +386,7 @@ def test_columns_of_every_kind(tmp_path: Path, stream: bool, kind: pa.DataType) 
 
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary(), pa.binary_view()], ids=str)
-def test_bytes_that_are_no_utf8_are_a_bad_record(tmp_path: Path, kind: pa.DataType) -> None:
+def test_bytes_that_are_not_utf8_are_a_bad_record(tmp_path: Path, kind: pa.DataType) -> None:
     table = pa.table({"text": pa.array([b"a", b"\xff\xfe", None, b"d"], kind)})
     pq.write_table(table, tmp_path / "a.parquet")
     for path in (tmp_path / "a.parquet", _arrow(tmp_path / "a.arrow", table)):
@@ -415,7 +418,7 @@ def test_a_damaged_arrow_file_is_refused(tmp_path: Path) -> None:
         _read(_arrow(path, pa.table({"text": column})))
 
 
-def test_a_compressed_column_file_says_how_to_give_it(file: Any) -> None:
+def test_compressed_column_file_has_a_remedy(file: Any) -> None:
     for name in ("a.parquet.gz", "b.arrow.zst"):
         with pytest.raises(InputError, match=r"^corpus/file: .* is compressed as (gz|zst), .*; decompress the file"):
             _read(file(b"x", name))
@@ -425,7 +428,7 @@ def test_a_compressed_column_file_says_how_to_give_it(file: Any) -> None:
 
 
 @pytest.mark.parametrize("form", ["jsonl", "json", "txt", "parquet", "arrow", "jsonl.zst"])
-def test_a_record_that_is_too_long_is_passed_over(tmp_path: Path, form: str) -> None:
+def test_too_long_record_is_skipped(tmp_path: Path, form: str) -> None:
     texts = ["first", "x" * 300_000, "between", "y" * 2_000_000, "last"]
     path, reading = tmp_path / f"a.{form}", ReadSettings(max_record_bytes=100_000)
     lines = "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
@@ -455,14 +458,14 @@ def test_a_record_that_is_too_long_is_passed_over(tmp_path: Path, form: str) -> 
     assert _read(path, reading._replace(max_record_bytes=3_000_000), batch_bytes=20_000)[0] == texts
 
 
-def test_a_text_that_is_too_long_is_passed_over(file: Any) -> None:
+def test_too_long_text_is_skipped(file: Any) -> None:
     path = file(gzip.compress(b"word " * 50_000), "a.txt.gz")
     assert [bad.record for bad in _read(path, FILE._replace(max_record_bytes=100_000), "quarantine")[1]] == [0]
     assert len(_read(path, FILE)[0][0]) == 250_000
 
 
-def test_a_record_too_long_at_either_end_of_a_file(file: Any) -> None:
-    """Without a newline behind it, and before blank lines."""
+def test_too_long_record_at_either_end_of_a_file(file: Any) -> None:
+    """The record has no newline after it, or blank lines follow."""
     long = json.dumps({"text": "x" * 300_000})
     for data, taken, bad in (
         (long, [], [1]),

@@ -1,4 +1,4 @@
-"""The images' recipes: what they copy from the repository is in what is sent to the builder."""
+"""The images' recipes: every file that they copy from the repository is sent to the builder."""
 
 import re
 from pathlib import Path
@@ -10,7 +10,7 @@ SENT = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() i
 
 
 @pytest.mark.parametrize("image", ["jobs", "training"])
-def test_what_an_image_copies_is_not_left_out_by_dockerignore(image: str) -> None:
+def test_copied_files_are_not_ignored(image: str) -> None:
     recipe = (ROOT / f"images/{image}/Containerfile").read_text()
     copied = [
         path for paths in re.findall(r"^COPY (?!--from)(.+) \S+$", recipe, re.MULTILINE) for path in paths.split()

@@ -1,4 +1,4 @@
-"""The indexed dataset against what Megatron-LM wrote, and its limits."""
+"""The indexed dataset, compared with Megatron-LM's files, and its limits."""
 
 import hashlib
 import io
@@ -41,7 +41,7 @@ def write_pair(prefix: Path, documents: list[list[list[int]]], dtype: str = "int
 
 
 def index_of(writer: IndexedWriter, index: Path) -> bytes:
-    """Return the .idx: what lies in the writer's file, and the rest."""
+    """Return the bytes of the .idx: the content of the writer's file, and the rest."""
     rest = io.BytesIO()
     writer.write_header()
     writer.write_rest(rest)
@@ -83,7 +83,7 @@ def test_bytes_equal_megatron(
     assert not list(tmp_path.iterdir())
 
 
-def test_reads_megatrons_pair_and_writes_the_same(tmp_path: Path) -> None:
+def test_megatrons_pair_is_read_and_written_again(tmp_path: Path) -> None:
     reader = IndexedReader(PAIR)
     assert (reader.dtype.name, reader.sequences, reader.documents) == ("uint16", 12, 12)
     assert sum(len(reader.document(i)) for i in range(12)) == 12530 // 2
@@ -114,7 +114,7 @@ def test_empty_text_and_eod(
 
 
 def sentences_of(document: list[list[int]], eod: int | None) -> list[list[int]]:
-    """Say Megatron-LM's rule for one document in plain Python."""
+    """Apply Megatron-LM's rule to one document in plain Python."""
     kept = [sentence for sentence in document if sentence]
     return kept if eod is None or not kept else [*kept[:-1], [*kept[-1], eod]]
 
@@ -128,15 +128,15 @@ def test_assemble_is_the_rule_applied_to_each_document(
     documents: list[list[list[int]]], eod: int | None, dtype: Any
 ) -> None:
     sentences = [sentence for document in documents for sentence in document]
-    # Batches are slices of larger buffers: what lies around them does not matter.
+    # Batches are slices of larger buffers: the values around them do not matter.
     ids = np.array([7, *(token for sentence in sentences for token in sentence), 7], dtype=np.uint32)
     offsets = np.cumsum([1, *map(len, sentences)]).astype(np.uint64)
-    found, lengths, counts = assemble(ids, offsets, np.array([*map(len, documents)], dtype=int), eod, dtype)
-    wanted = [sentences_of(document, eod) for document in documents]
-    assert found.tolist() == [token for document in wanted for sentence in document for token in sentence]
-    assert lengths.tolist() == [len(sentence) for document in wanted for sentence in document]
-    assert counts.tolist() == [len(document) for document in wanted]
-    assert (found.dtype.name, lengths.dtype.name) == (np.dtype(dtype).name, "int32")
+    tokens, lengths, counts = assemble(ids, offsets, np.array([*map(len, documents)], dtype=int), eod, dtype)
+    expected = [sentences_of(document, eod) for document in documents]
+    assert tokens.tolist() == [token for document in expected for sentence in document for token in sentence]
+    assert lengths.tolist() == [len(sentence) for document in expected for sentence in document]
+    assert counts.tolist() == [len(document) for document in expected]
+    assert (tokens.dtype.name, lengths.dtype.name) == (np.dtype(dtype).name, "int32")
 
 
 @given(documents=st.lists(st.lists(st.integers(0, 9), max_size=3), max_size=9), several=st.booleans())
@@ -146,9 +146,9 @@ def test_assemble_of_texts_that_the_encoder_ended(documents: list[list[int]], se
 
     counts = np.array([2] * (len(documents) // 2) + [1] * (len(documents) % 2), int) if several else None
     ended = assemble(*flat([[*text, 5] for text in documents]), counts, 5, np.int32, ended=True)
-    for mine, expected in zip(ended, assemble(*flat(documents), counts, 5, np.int32), strict=True):
-        assert mine.tolist() == expected.tolist()
-        assert mine.dtype == expected.dtype
+    for actual, expected in zip(ended, assemble(*flat(documents), counts, 5, np.int32), strict=True):
+        assert actual.tolist() == expected.tolist()
+        assert actual.dtype == expected.dtype
 
 
 @pytest.mark.parametrize(
@@ -179,11 +179,11 @@ def test_a_resumed_writer_gives_the_same_bytes(tmp_path: Path) -> None:
     straight.add(*first)
     straight.add(*second)
 
-    for marked_after in (1, 2):
+    for saved_after in (1, 2):
         parts = io.BytesIO()
         killed = IndexedWriter(parts, tmp_path / "killed", "int32")
         killed.add(*EVEN)
-        if marked_after == 2:
+        if saved_after == 2:
             killed.add(*first)
         state = WriterState.from_json(json.loads(json.dumps(killed.save_state().to_json())))
         killed.add(*lost)
@@ -191,7 +191,7 @@ def test_a_resumed_writer_gives_the_same_bytes(tmp_path: Path) -> None:
         parts.truncate(state.bin_bytes)
         parts.seek(state.bin_bytes)
         resumed = IndexedWriter.resume(state, parts, tmp_path / "killed")
-        if marked_after == 1:
+        if saved_after == 1:
             resumed.add(*first)
         resumed.add(*second)
         assert parts.getvalue() == whole.getvalue()
@@ -210,7 +210,7 @@ def test_a_resumed_writer_gives_the_same_bytes(tmp_path: Path) -> None:
 
 
 EVEN = (np.arange(30, dtype=np.int32), np.full(10, 3, np.int32), None)
-"""A batch of documents of one sequence each, of which nothing is kept but their number."""
+"""A batch of documents of one sequence each: the writer keeps only their number."""
 
 
 def test_an_index_larger_than_a_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,7 +223,7 @@ def test_an_index_larger_than_a_chunk(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (tmp_path / "one.idx").read_bytes() == (tmp_path / "many.idx").read_bytes()
 
 
-def test_a_batch_that_contradicts_itself_is_a_bug(tmp_path: Path) -> None:
+def test_inconsistent_batch_is_a_bug(tmp_path: Path) -> None:
     writer = IndexedWriter(io.BytesIO(), tmp_path / "p", "int32")
     with pytest.raises(ValueError, match="must sum"):
         writer.add(np.zeros(3, np.int32), np.array([2], np.int32), np.array([1]))
@@ -241,16 +241,14 @@ def test_a_batch_that_contradicts_itself_is_a_bug(tmp_path: Path) -> None:
         (lambda data: data[:17] + b"\x04" + data[18:], "12,530 bytes, but"),
     ],
 )
-def test_opening_a_damaged_index_says_what_is_wrong(
-    tmp_path: Path, change: Callable[[bytes], bytes], message: str
-) -> None:
+def test_damaged_index_is_described(tmp_path: Path, change: Callable[[bytes], bytes], message: str) -> None:
     (tmp_path / "p.bin").write_bytes(Path(f"{PAIR}.bin").read_bytes())
     (tmp_path / "p.idx").write_bytes(change(Path(f"{PAIR}.idx").read_bytes()))
     with pytest.raises(InputError, match=message):
         IndexedReader(tmp_path / "p")
 
 
-def test_places_past_the_end_are_index_errors() -> None:
+def test_positions_past_the_end_are_index_errors() -> None:
     reader = IndexedReader(PAIR)
     for read in (reader.document, reader.sequence):
         for number in (-1, 12):

@@ -1,4 +1,4 @@
-"""What is read of a directory that somebody brought: splits, links, doubled texts, and what is no file at all."""
+"""The files that a stage reads from a plain directory: splits, links, duplicate texts and special files."""
 
 import bz2
 import contextlib
@@ -41,7 +41,7 @@ PREPROCESS = ["--tokenizer", "t"]
 
 
 def write(root: Path, *names: str, text: str | None = None) -> Path:
-    """Write files of one record each, whose text is the file's name without compression, packed as the name says."""
+    """Write files of one record, the file's name without its compression suffix; the suffix decides the compression."""
     for name in names:
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -65,16 +65,16 @@ def run(stage: str, source: Any, output: Path, *options: str) -> CommandResult:
     return CommandResult(code, out.getvalue(), err.getvalue())
 
 
-def taken(output: Path) -> list[str]:
+def read_sources(output: Path) -> list[str]:
     """Return the source files whose records a finished stage holds."""
     (manifest,) = output.glob(".tokenmill/*/manifest.json")
     return sorted(part["source"] for file in json.loads(manifest.read_bytes())["files"] for part in file["parts"])
 
 
-def assert_refused(ended: CommandResult, *words: str) -> None:
+def assert_refused(ended: CommandResult, *texts: str) -> None:
     assert ended.code == 2 and "Traceback" not in ended.err, ended
-    for word in words:
-        assert word in ended.err, (word, ended.err)
+    for text in texts:
+        assert text in ended.err, (text, ended.err)
 
 
 # -- one split
@@ -89,23 +89,23 @@ LAYOUTS = {
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-def test_held_out_text_is_not_read_unasked(layout: tuple[list[str], list[str]], tmp_path: Path) -> None:
+def test_held_out_text_is_not_read_by_default(layout: tuple[list[str], list[str]], tmp_path: Path) -> None:
     train, others = layout
     source = write(tmp_path / "in", *train, *others)
     for stage in STAGES:
         ended = run(stage, source, tmp_path / stage)
         assert ended.code == 0 and "reading only split train" in ended.err, ended
-        assert taken(tmp_path / stage) == sorted(train)
+        assert read_sources(tmp_path / stage) == sorted(train)
     options = ["--split", "any"]
     assert run("concatenate", source, tmp_path / "any", *options).code == 0
-    assert taken(tmp_path / "any") == sorted([*train, *others])
+    assert read_sources(tmp_path / "any") == sorted([*train, *others])
     assert_refused(run("preprocess", tmp_path / "any", tmp_path / "x"), "more than one split", "--split any")
 
 
-def test_a_split_is_chosen_by_name_and_patterns_go_before_it(tmp_path: Path) -> None:
+def test_split_is_chosen_after_the_patterns(tmp_path: Path) -> None:
     source = write(tmp_path / "in", "train/0.jsonl", "train/1.jsonl", "test/0.jsonl", "stats.json")
     for stage in STAGES:
-        for number, (options, wanted) in enumerate(
+        for number, (options, expected) in enumerate(
             {
                 ("--split", "test"): ["test/0.jsonl"],
                 ("--include", "t*/0.jsonl", "--exclude", "test/*"): ["train/0.jsonl"],
@@ -114,7 +114,7 @@ def test_a_split_is_chosen_by_name_and_patterns_go_before_it(tmp_path: Path) -> 
         ):
             output = tmp_path / f"{stage}-{number}"
             ended = run(stage, source, output, *options)
-            assert (ended.code, taken(output)) == (0, wanted), ended
+            assert (ended.code, read_sources(output)) == (0, expected), ended
         assert_refused(run(stage, source, tmp_path / "x", "--include", "*/0.jsonl"), "more than one split", "--split")
         assert_refused(run(stage, source, tmp_path / "x", "--split", "validation"), "--split validation")
         assert_refused(run(stage, source, tmp_path / "x", "--include", "*.parquet"), "check --include")
@@ -125,27 +125,27 @@ def test_names_that_only_look_like_a_split_are_read(tmp_path: Path) -> None:
     source = write(tmp_path / "in", *names)
     only = write(tmp_path / "only", "test/0.jsonl", "test/1.jsonl")
     for stage in STAGES:
-        for directory, wanted in ((source, names), (only, ["test/0.jsonl", "test/1.jsonl"])):
+        for directory, expected in ((source, names), (only, ["test/0.jsonl", "test/1.jsonl"])):
             output = tmp_path / f"{stage}-{directory.name}"
             assert run(stage, directory, output).code == 0
-            assert taken(output) == wanted
+            assert read_sources(output) == expected
         assert run(stage, only / "test/0.jsonl", tmp_path / f"{stage}-file").code == 0
-        assert taken(tmp_path / f"{stage}-file") == ["0.jsonl"]
+        assert read_sources(tmp_path / f"{stage}-file") == ["0.jsonl"]
 
 
-def test_a_finished_stage_that_holds_several_splits_is_read_by_the_same_rule(tmp_path: Path) -> None:
+def test_splits_of_a_finished_stage_follow_the_same_rule(tmp_path: Path) -> None:
     source = write(tmp_path / "in", "train/0.jsonl", "test/0.jsonl")
     assert run("download", source, tmp_path / "all", "--split", "any").code == 0
-    for options, wanted in (([], ["train/0.jsonl"]), (["--split", "test"], ["test/0.jsonl"])):
+    for options, expected in (([], ["train/0.jsonl"]), (["--split", "test"], ["test/0.jsonl"])):
         output = tmp_path / f"out-{len(options)}"
         ended = run("extract", tmp_path / "all", output, *options)
-        assert (ended.code, taken(output)) == (0, wanted), ended
+        assert (ended.code, read_sources(output)) == (0, expected), ended
     assert run("extract", tmp_path / "all", tmp_path / "any", "--split", "any").code == 0
-    assert len(taken(tmp_path / "any")) == 2
+    assert len(read_sources(tmp_path / "any")) == 2
 
 
-def test_the_same_files_are_the_same_plan_however_they_were_chosen(tmp_path: Path) -> None:
-    """So what was begun before there were these options goes on."""
+def test_the_same_files_give_the_same_plan(tmp_path: Path) -> None:
+    """A run that started before these options existed can resume."""
     source = write(tmp_path / "in", "train/0.jsonl", "train/1.jsonl")
     assert run("download", source, tmp_path / "got").code == 0
     for number, directory in enumerate((source, tmp_path / "got")):
@@ -167,31 +167,29 @@ def test_the_same_files_are_the_same_plan_however_they_were_chosen(tmp_path: Pat
     [("a.jsonl", "a.jsonl.zst"), ("deep/a.json", "deep/a.json.gz"), ("a.ndjson", "a.ndjson.bz2")],
 )
 @pytest.mark.parametrize("stage", ["extract", "download"])
-def test_a_text_that_is_there_in_two_forms_is_not_read_twice(
-    plain: str, packed: str, stage: str, tmp_path: Path
-) -> None:
+def test_text_in_two_forms_is_not_read_twice(plain: str, packed: str, stage: str, tmp_path: Path) -> None:
     source = write(tmp_path / "in", plain, packed, "b.jsonl")
     assert_refused(run(stage, source, tmp_path / "x"), f"{plain} and {packed} in ", "--prefer")
     for word, form in (("plain", plain), ("compressed", packed)):
         ended = run(stage, source, tmp_path / word, "--prefer", word)
         assert ended.code == 0 and f"reading the {word} form of 1 texts" in ended.err, ended
-        assert taken(tmp_path / word) == sorted([form, "b.jsonl"])
+        assert read_sources(tmp_path / word) == sorted([form, "b.jsonl"])
     assert run(stage, source, tmp_path / "without", "--exclude", packed).code == 0
 
 
-def test_of_two_compressions_one_is_taken(tmp_path: Path) -> None:
+def test_one_of_two_compressions_is_read(tmp_path: Path) -> None:
     source = write(tmp_path / "in", "a.jsonl.zst", "a.jsonl.gz")
     assert_refused(run("extract", source, tmp_path / "x"), "a.jsonl.gz and a.jsonl.zst in ", "would be read twice")
     for word in ("plain", "compressed"):
         assert run("extract", source, tmp_path / word, "--prefer", word).code == 0
-        assert taken(tmp_path / word) == ["a.jsonl.zst"]
+        assert read_sources(tmp_path / word) == ["a.jsonl.zst"]
 
 
 def test_texts_of_other_names_are_all_read(tmp_path: Path) -> None:
     names = ["a.jsonl", "b.jsonl.zst", "sub/a.jsonl.gz", "a.1.jsonl.gz"]
     source = write(tmp_path / "in", *names)
     assert run("extract", source, tmp_path / "out", "--prefer", "plain").code == 0
-    assert taken(tmp_path / "out") == sorted(names)
+    assert read_sources(tmp_path / "out") == sorted(names)
     splits = write(tmp_path / "splits", "train/a.jsonl", "test/a.jsonl.zst", "test/a.jsonl")
     assert run("extract", splits, tmp_path / "train").code == 0
 
@@ -221,7 +219,7 @@ def readme(root: Path) -> tuple[Path, str]:
 
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("place", [nothing, blob_of_a_partial_cache, directory, itself, readme])
-def test_a_link_that_leads_nowhere_is_named_and_not_passed_over(
+def test_dangling_link_is_refused_by_name(
     place: Callable[[Path], tuple[Path, str]], stage: str, tmp_path: Path
 ) -> None:
     source = write(tmp_path / "in", "a.jsonl")
@@ -231,10 +229,10 @@ def test_a_link_that_leads_nowhere_is_named_and_not_passed_over(
     name = link.relative_to(source).as_posix()
     assert_refused(run(stage, source, tmp_path / "x"), f"{link} points to {target}", f"--exclude '{name}'")
     assert run(stage, source, tmp_path / "out", "--exclude", name).code == 0
-    assert taken(tmp_path / "out") == ["a.jsonl"]
+    assert read_sources(tmp_path / "out") == ["a.jsonl"]
 
 
-def test_links_that_lead_somewhere_are_followed_hidden_ones_left_out(tmp_path: Path) -> None:
+def test_links_are_followed_except_hidden_ones(tmp_path: Path) -> None:
     cache = tmp_path / "models--x"
     for number in range(3):
         write(cache, f"blobs/{number}", text=f"text {number}")
@@ -247,25 +245,25 @@ def test_links_that_lead_somewhere_are_followed_hidden_ones_left_out(tmp_path: P
     for stage in STAGES:
         ended = run(stage, cache / "snapshots/main", tmp_path / stage)
         assert ended.code == 0, ended
-        assert taken(tmp_path / stage) == ["data/0.jsonl", "data/1.jsonl", "data/2.jsonl", "linked/c.jsonl"]
+        assert read_sources(tmp_path / stage) == ["data/0.jsonl", "data/1.jsonl", "data/2.jsonl", "linked/c.jsonl"]
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_second_way_to_the_same_data_is_told_and_read_once(stage: str, tmp_path: Path) -> None:
+def test_second_path_to_the_same_data_is_read_once(stage: str, tmp_path: Path) -> None:
     source = write(tmp_path / "in", "a.jsonl", "sub/b.jsonl")
     (source / "again").symlink_to("sub")
     (source / "up").symlink_to(source)
     (source / "latest.jsonl").symlink_to("a.jsonl")
     ended = run(stage, source, tmp_path / "out")
-    assert ended.code == 0 and taken(tmp_path / "out") == ["a.jsonl", "again/b.jsonl"], ended
+    assert ended.code == 0 and read_sources(tmp_path / "out") == ["a.jsonl", "again/b.jsonl"], ended
     assert f"reading {source / 'again'} only once: {source / 'sub'} is the same directory" in ended.err
     assert f"left out {source / 'up'}: it is a link back to {source}" in ended.err
     assert "latest.jsonl is a.jsonl" in ended.err
     alone = run(stage, source, tmp_path / "alone", "--include", "latest.jsonl")
-    assert (alone.code, taken(tmp_path / "alone")) == (0, ["latest.jsonl"])
+    assert (alone.code, read_sources(tmp_path / "alone")) == (0, ["latest.jsonl"])
 
 
-def test_links_outside_the_directory_to_one_file_are_one_file(tmp_path: Path) -> None:
+def test_links_to_one_outside_file_are_read_once(tmp_path: Path) -> None:
     source = write(tmp_path / "in", "own.jsonl")
     write(tmp_path, "far.jsonl")
     for name in ("x.jsonl", "y.jsonl"):
@@ -273,10 +271,10 @@ def test_links_outside_the_directory_to_one_file_are_one_file(tmp_path: Path) ->
     os.link(source / "own.jsonl", source / "hard.jsonl")  # a copy, as rsync --link-dest makes them
     assert walk_files(source).second_names == [("y.jsonl", "x.jsonl")]
     assert run("extract", source, tmp_path / "out").code == 0
-    assert taken(tmp_path / "out") == ["hard.jsonl", "own.jsonl", "x.jsonl"]
+    assert read_sources(tmp_path / "out") == ["hard.jsonl", "own.jsonl", "x.jsonl"]
 
 
-# -- what is no file
+# -- special files
 
 
 def fifo(path: Path) -> str:
@@ -288,8 +286,8 @@ def listening(path: Path) -> str:
     before = Path.cwd()
     os.chdir(path.parent)  # the address of a socket has 108 bytes
     try:
-        with socket.socket(socket.AF_UNIX) as made:
-            made.bind(path.name)
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(path.name)
     finally:
         os.chdir(before)
     return "a socket"
@@ -307,20 +305,20 @@ def hollow(path: Path) -> str:
 
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("make", [fifo, listening, zeros, hollow])
-def test_what_is_no_regular_file_is_refused_at_once(make: Callable[[Path], str], stage: str, tmp_path: Path) -> None:
+def test_special_files_are_refused(make: Callable[[Path], str], stage: str, tmp_path: Path) -> None:
     source = write(tmp_path / "in", "a.jsonl")
-    what = make(source / "b.jsonl")
+    kind = make(source / "b.jsonl")
     command = [stage, source, tmp_path / "x", *STAGES[stage]]
-    assert_refused(tokenmill(*command), f"{source / 'b.jsonl'} is {what}")
+    assert_refused(tokenmill(*command), f"{source / 'b.jsonl'} is {kind}")
     if make is not hollow:
-        assert_refused(run(stage, source / "b.jsonl", tmp_path / "x"), f"{source / 'b.jsonl'} is {what}", "to a file")
+        assert_refused(run(stage, source / "b.jsonl", tmp_path / "x"), f"{source / 'b.jsonl'} is {kind}", "to a file")
     assert run(stage, source, tmp_path / "out", "--exclude", "b.jsonl").code == 0
-    (source / "b.jsonl").rename(source / "agent.sock")  # whose name is no data file's
+    (source / "b.jsonl").rename(source / "agent.sock")  # not the name of a data file
     assert run(stage, source, tmp_path / "other").code == 0
 
 
 @pytest.mark.parametrize("stage", [*STAGES, "preprocess"])
-def test_a_stream_of_a_shell_is_refused_with_what_to_do(stage: str, tmp_path: Path) -> None:
+def test_shell_stream_is_refused_with_a_remedy(stage: str, tmp_path: Path) -> None:
     more = STAGES.get(stage, PREPROCESS)
     reader, writer = os.pipe()
     try:
@@ -334,7 +332,9 @@ def test_a_stream_of_a_shell_is_refused_with_what_to_do(stage: str, tmp_path: Pa
                 timeout=60,
                 check=False,
             )
-            assert_refused(CommandResult(done.returncode, done.stdout, done.stderr), name, "Write the data to a file first")
+            assert_refused(
+                CommandResult(done.returncode, done.stdout, done.stderr), name, "Write the data to a file first"
+            )
     finally:
         os.close(reader)
         os.close(writer)
@@ -343,13 +343,13 @@ def test_a_stream_of_a_shell_is_refused_with_what_to_do(stage: str, tmp_path: Pa
 def test_a_directory_with_the_name_of_a_file_is_read(tmp_path: Path) -> None:
     source = write(tmp_path / "in", "out.jsonl/part-00000.json", "out.jsonl/_SUCCESS")
     assert run("extract", source, tmp_path / "out").code == 0
-    assert taken(tmp_path / "out") == ["out.jsonl/part-00000.json"]
+    assert read_sources(tmp_path / "out") == ["out.jsonl/part-00000.json"]
 
 
-# -- what this user may not read
+# -- files without read permission
 
 AS_USER = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-dac_override,-dac_read_search"]
-"""What takes from root the right to read what it may not, as it is for any other user."""
+"""A command prefix that removes root's right to read every file, so that root acts like another user."""
 
 
 def as_user(*arguments: Any) -> CommandResult:
@@ -361,25 +361,25 @@ def as_user(*arguments: Any) -> CommandResult:
 
 @pytest.fixture
 def forbidden(tmp_path: Path) -> Any:
-    """Return what makes a directory that nobody may read."""
+    """Return a function that makes a directory without permissions."""
     if os.geteuid() == 0 and (
         not shutil.which("setpriv") or subprocess.run([*AS_USER, "true"], capture_output=True, check=False).returncode
     ):
         pytest.skip("as root, needs setpriv to give up rights")
-    made = []
+    directories = []
 
     def make(path: Path) -> Path:
         path.mkdir()
         path.chmod(0)
-        made.append(path)
+        directories.append(path)
         return path
 
     yield make
-    for path in made:
+    for path in directories:
         path.chmod(0o755)
 
 
-def test_lost_and_found_stands_in_nobodys_way(tmp_path: Path, forbidden: Callable[[Path], Path]) -> None:
+def test_lost_and_found_is_ignored(tmp_path: Path, forbidden: Callable[[Path], Path]) -> None:
     source = write(tmp_path / "in", "a.jsonl")
     volume = tmp_path / "volume"
     volume.mkdir()
@@ -396,13 +396,11 @@ def test_lost_and_found_stands_in_nobodys_way(tmp_path: Path, forbidden: Callabl
         assert ended.code == 0, (command, ended)
         if source in command:
             assert f"left out {places[0]}" in ended.err
-    assert taken(volume / "concatenated") == ["a.jsonl"]
+    assert read_sources(volume / "concatenated") == ["a.jsonl"]
 
 
 @pytest.mark.parametrize("place", ["private", "deep/er/private"])
-def test_another_directory_that_cannot_be_read_is_named(
-    tmp_path: Path, forbidden: Callable[[Path], Path], place: str
-) -> None:
+def test_unreadable_directory_is_named(tmp_path: Path, forbidden: Callable[[Path], Path], place: str) -> None:
     source = write(tmp_path / "in", "a.jsonl", "deep/er/b.jsonl")
     private = forbidden(source / place)
     for command in (["extract"], ["concatenate", "--target-files", 1], ["download"]):
@@ -410,14 +408,14 @@ def test_another_directory_that_cannot_be_read_is_named(
         ended = as_user(stage, source, tmp_path / "x", *options)
         assert_refused(ended, f"cannot read {private}: permission denied for uid", f"--exclude '{place}/*'")
         assert as_user(stage, source, tmp_path / stage, *options, "--exclude", f"{place}/*").code == 0
-        assert taken(tmp_path / stage) == ["a.jsonl", "deep/er/b.jsonl"]
+        assert read_sources(tmp_path / stage) == ["a.jsonl", "deep/er/b.jsonl"]
     if place == "private":
         for command in (["status", source], ["verify", source]):
             assert_refused(as_user(*command), f"cannot read {private}: permission denied for uid")
         assert_refused(as_user("extract", private), str(private), "not readable")
 
 
-# -- a change while it is read
+# -- changes during a read
 
 
 def rewritten(path: Path) -> None:
@@ -430,7 +428,7 @@ def grown(path: Path) -> None:
 
 
 def replaced(path: Path) -> None:
-    """Take its place with a file of the same size and time, as rsync --times does."""
+    """Replace the file with one of the same size and time, as rsync --times does."""
     before = path.stat()
     other = path.with_name(".new")
     other.write_bytes(path.read_bytes()[::-1])
@@ -443,7 +441,7 @@ def deleted(path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [rewritten, grown, replaced, deleted])
-def test_a_file_that_changes_while_it_is_open_is_noticed(change: Callable[[Path], None], tmp_path: Path) -> None:
+def test_change_of_an_open_file_is_detected(change: Callable[[Path], None], tmp_path: Path) -> None:
     path = write(tmp_path, "a.jsonl") / "a.jsonl"
     with OpenInput(path) as opened:
         assert not opened.changed()
@@ -457,9 +455,7 @@ def test_a_file_that_changes_while_it_is_open_is_noticed(change: Callable[[Path]
 
 
 @pytest.mark.parametrize("change", [rewritten, grown, replaced])
-def test_a_file_of_a_directory_that_changes_during_its_download_is_refused(
-    change: Callable[[Path], None], tmp_path: Path
-) -> None:
+def test_file_that_changes_during_its_download_is_refused(change: Callable[[Path], None], tmp_path: Path) -> None:
     path = write(tmp_path / "in", "a.jsonl") / "a.jsonl"
     path.write_bytes(b"x" * (20 << 20))
     os.utime(path, (1, 1))
@@ -473,7 +469,7 @@ def test_a_file_of_a_directory_that_changes_during_its_download_is_refused(
         list(body)
 
 
-def test_what_is_opened_must_be_a_regular_file(tmp_path: Path) -> None:
+def test_input_must_be_a_regular_file(tmp_path: Path) -> None:
     for make in (fifo, listening, zeros, hollow):
         make(tmp_path / make.__name__)
         with pytest.raises(RequestError, match="a stage requires regular files"):

@@ -1,4 +1,4 @@
-"""Layouts: accepted exactly where Megatron-LM accepts them, and refused with every number that decided it."""
+"""Layouts: accepted if and only if Megatron-LM accepts them; a refusal names every number of the rule."""
 
 import json
 from dataclasses import replace
@@ -72,34 +72,34 @@ def check(tmp_path: Path, content: Any) -> tuple[CommandResult, list[Any]]:
     return ended, [json.loads(line) for line in ended.out.splitlines()]
 
 
-# -- Megatron-LM's own answers
+# -- Megatron-LM's own results
 
 
-def test_all_cases_are_judged_as_megatron_does() -> None:
+def test_all_cases_agree_with_megatron() -> None:
     cases = json.loads(CASES.read_text())["cases"]
     ended = run_in_process("fit", "--check", CASES)
     assert ended.code == 0, ended.err
-    answers = [json.loads(line) for line in ended.out.splitlines()]
-    assert len(answers) == len(cases) == 900
-    for number, (case, answer) in enumerate(zip(cases, answers, strict=True)):
-        assert answer["case"] == number
-        assert answer["accepted"] == case["accepted"], (case, answer)
-        assert bool(answer["why"]) == bool(answer["reasons"]) == (not case["accepted"])
+    results = [json.loads(line) for line in ended.out.splitlines()]
+    assert len(results) == len(cases) == 900
+    for number, (case, result) in enumerate(zip(cases, results, strict=True)):
+        assert result["case"] == number
+        assert result["accepted"] == case["accepted"], (case, result)
+        assert bool(result["why"]) == bool(result["reasons"]) == (not case["accepted"])
         for name in ("data_parallel", "weight_optimizer_bytes", "activation_bytes"):
             if name in case:
-                assert answer[name] == pytest.approx(case[name], rel=0.01 if name != "data_parallel" else 0), case
-        for reason in answer["reasons"]:
+                assert result[name] == pytest.approx(case[name], rel=0.01 if name != "data_parallel" else 0), case
+        for reason in result["reasons"]:
             assert any(char.isdigit() for char in reason), reason
 
 
-def test_the_memory_of_175b_is_the_known_one() -> None:
+def test_175b_takes_the_known_memory() -> None:
     assert GPT3.data_parallel == 4
     assert weight_optimizer_bytes(GPT3) / GIB == pytest.approx(12.05, abs=0.01)
     assert activation_bytes(GPT3) / GIB == pytest.approx(9.6, abs=0.05)
     assert checkpoint_bytes(GPT3) == pytest.approx(2.44e12, rel=0.01)
 
 
-# -- each refusal has the whole equation
+# -- each refusal has the complete equation
 
 
 @pytest.mark.parametrize(
@@ -132,20 +132,20 @@ def test_the_memory_of_175b_is_the_known_one() -> None:
 )
 def test_a_refusal_prints_its_numbers(tmp_path: Path, changed: dict[str, Any], numbers: list[str]) -> None:
     ended, (accepted, refused) = check(tmp_path, [SMALL, SMALL | changed])
-    assert ended.code == 0  # the answer is the output
+    assert ended.code == 0  # the output reports the refusal
     assert accepted["accepted"] and accepted["why"] is None and accepted["data_parallel"] == 8
     assert not refused["accepted"] and refused["weight_optimizer_bytes"] is None
     assert all(number in refused["why"] for number in numbers), refused["why"]
 
 
-def test_all_reasons_are_given_at_once(tmp_path: Path) -> None:
-    _, (answer,) = check(tmp_path, [SMALL | {"world": 7, "tensor": 3, "seq_length": 4096, "pipeline": 5}])
-    assert len(answer["reasons"]) == 4
-    assert answer["why"] == "; ".join(answer["reasons"])
+def test_all_reasons_are_reported(tmp_path: Path) -> None:
+    _, (result,) = check(tmp_path, [SMALL | {"world": 7, "tensor": 3, "seq_length": 4096, "pipeline": 5}])
+    assert len(result["reasons"]) == 4
+    assert result["why"] == "; ".join(result["reasons"])
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         (
             {"pipeline": 4, "layers_per_virtual_stage": 3, "global_batch": 12},
@@ -164,13 +164,13 @@ def test_all_reasons_are_given_at_once(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_only_dies_later_is_told_apart(tmp_path: Path, changed: dict[str, Any], said: str) -> None:
-    _, (answer,) = check(tmp_path, [SMALL | changed])
-    assert answer["accepted"]
-    assert len(answer["later"]) == 1 and said in answer["later"][0], answer["later"]
+def test_runtime_errors_are_separate(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
+    _, (result,) = check(tmp_path, [SMALL | changed])
+    assert result["accepted"]
+    assert len(result["later"]) == 1 and message in result["later"][0], result["later"]
 
 
-def test_a_layout_that_is_refused_can_still_be_asked_what_would_die_later() -> None:
+def test_runtime_check_accepts_a_refused_layout() -> None:
     small = Layout(**SMALL | {"world": 2, "pipeline": 4, "layers_per_virtual_stage": 3})
     assert find_argument_errors(small)
     assert find_runtime_errors(small) == []
@@ -179,14 +179,14 @@ def test_a_layout_that_is_refused_can_still_be_asked_what_would_die_later() -> N
 # -- a file of cases
 
 
-def test_cases_come_as_a_list_or_as_the_conformance_file_has_them(tmp_path: Path) -> None:
+def test_cases_are_a_list_or_a_conformance_file(tmp_path: Path) -> None:
     first = check(tmp_path, [SMALL, SMALL])[1]
     assert check(tmp_path, {"cases": [{"config": SMALL}, {"config": SMALL}]})[1] == first
     assert check(tmp_path, [])[1] == []
 
 
 @pytest.mark.parametrize(
-    ("case", "said"),
+    ("case", "message"),
     [
         (SMALL | {"tensors": 2}, "case 1: unknown key 'tensors'"),
         (SMALL | {"tensor": "2"}, "case 1: tensor is '2': Expected `int`, got `str`"),
@@ -201,21 +201,21 @@ def test_cases_come_as_a_list_or_as_the_conformance_file_has_them(tmp_path: Path
         ("175b", "case 1: '175b' is not an object"),
     ],
 )
-def test_a_case_that_is_no_layout_is_named_and_the_others_are_judged(tmp_path: Path, case: Any, said: str) -> None:
-    ended, answers = check(tmp_path, [SMALL, case, SMALL])
+def test_invalid_case_is_named_and_the_others_are_checked(tmp_path: Path, case: Any, message: str) -> None:
+    ended, results = check(tmp_path, [SMALL, case, SMALL])
     assert ended.code == 2
-    assert [answer.get("accepted") for answer in answers] == [True, None, True]
-    assert answers[1]["error"].startswith(said)
-    assert "1 of 3" in ended.err and said in ended.err
+    assert [result.get("accepted") for result in results] == [True, None, True]
+    assert results[1]["error"].startswith(message)
+    assert "1 of 3" in ended.err and message in ended.err
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [("{", "are not valid JSON"), ("7", "have another form"), ('{"config": {}}', "have another form")],
 )
-def test_a_file_without_cases_is_refused(tmp_path: Path, content: str, said: str) -> None:
+def test_a_file_without_cases_is_refused(tmp_path: Path, content: str, message: str) -> None:
     ended, _ = check(tmp_path, content)
-    assert ended.code == 2 and "cases.json" in ended.err and said in ended.err
+    assert ended.code == 2 and "cases.json" in ended.err and message in ended.err
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 # -- memory, where Megatron-LM has no formula
 
 
-def test_the_parts_of_what_is_held_are_two_four_and_twelve_bytes_a_parameter() -> None:
+def test_a_parameter_takes_two_four_and_twelve_bytes() -> None:
     alone = memory_use(replace(GPT3, distributed_optimizer=False))
     assert alone.gradients == 2 * alone.weights and alone.optimizer == 6 * alone.weights
     shared = memory_use(GPT3)
@@ -247,20 +247,20 @@ def test_full_recomputation_keeps_two_bytes_a_value_and_one_layer() -> None:
     assert activation_bytes(replace(GPT3, recompute="full")) == pytest.approx(waiting + width * 34 / 8)
 
 
-def test_without_sequence_parallelism_part_of_a_layer_stays_whole() -> None:
+def test_without_sequence_parallelism_a_layer_is_partly_cut() -> None:
     with_it = activation_bytes(replace(GPT3, recompute="none"))
     without = activation_bytes(replace(GPT3, recompute="none", sequence_parallel=False))
     assert without / with_it == pytest.approx((10 + 24 / 8) / (34 / 8), rel=0.02)
 
 
-def test_the_last_stage_decides_where_logits_outweigh_what_waits() -> None:
+def test_last_stage_decides_if_its_logits_are_large() -> None:
     wide = replace(GPT3, num_layers=8, hidden_size=4096, num_attention_heads=32, tensor=1, pipeline=2, recompute="full")
     tokens, hidden = wide.seq_length, wide.hidden_size
     logits = 4 * tokens * (wide.padded_vocab + hidden)
     assert activation_bytes(wide) == pytest.approx(2 * tokens * hidden * 4 + logits + 34 * tokens * hidden)
 
 
-def test_experts_are_cut_by_expert_parallelism_and_their_optimizer_over_their_own_copies() -> None:
+def test_expert_parallelism_cuts_experts_and_their_optimizer() -> None:
     count = count_parameters(MIXTRAL)
     experts = 32 * 8 * 3 * 4096 * 14336
     assert count.expert_sharded == experts

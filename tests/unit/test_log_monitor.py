@@ -1,4 +1,4 @@
-"""Reading Megatron-LM's and torchrun's output: how far a run is, and why it ended, in lines as they print them."""
+"""LogMonitor: the progress of a run and the cause of its end, from real lines of Megatron-LM and torchrun."""
 
 import time
 
@@ -23,7 +23,7 @@ ARRAY = LEFT + "AttributeError: _ARRAY_API not found\n"
 
 
 def report(rank: int, code: int) -> str:
-    """Return what torchrun 2.15 prints where a rank was the first to fail, the other one of two killed after it."""
+    """Return the report of torchrun 2.15 for two ranks: `rank` fails first, and torchrun stops the other one."""
     return f"""W1122 06:03:28.101000 19316 torch/distributed/elastic/multiprocessing/api.py:1028] Sending process 19325
 E1122 06:03:28.134000 19316 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: {code})
 Traceback (most recent call last):
@@ -50,32 +50,43 @@ Root Cause (first observed failure):
 """
 
 
-def of(rank: int, text: str) -> str:
+def prefix_lines(rank: int, text: str) -> str:
     return "".join(f"[rank{rank}]: {line}\n" for line in text.splitlines())
 
 
 def read(*parts: str) -> LogMonitor:
-    watch = LogMonitor()
+    monitor = LogMonitor()
     for line in "".join(parts).splitlines(keepends=True):
-        watch.read_line(line)
-    return watch
+        monitor.read_line(line)
+    return monitor
 
 
 @pytest.mark.parametrize(
     ("output", "cause"),
     [
-        (of(1, LEFT + NCCL) + report(1, 1), "torch.distributed.DistBackendError: NCCL error in"),
-        (of(0, LEFT + CLOSED) + report(1, -9), "rank 1 was terminated by signal 9"),
+        (prefix_lines(1, LEFT + NCCL) + report(1, 1), "torch.distributed.DistBackendError: NCCL error in"),
+        (prefix_lines(0, LEFT + CLOSED) + report(1, -9), "rank 1 was terminated by signal 9"),
         (report(0, -9), "rank 0 was terminated by signal 9"),
         (report(0, -6), "rank 0 was terminated by signal 6"),
-        (of(0, LEFT + CLOSED) + report(0, 1), "RuntimeError: [/__w/gloo/transport/tcp/pair.cc:561] Connection closed"),
         (
-            of(1, LEFT + "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered") + report(1, 1),
+            prefix_lines(0, LEFT + CLOSED) + report(0, 1),
+            "RuntimeError: [/__w/gloo/transport/tcp/pair.cc:561] Connection closed",
+        ),
+        (
+            prefix_lines(1, LEFT + "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered")
+            + report(1, 1),
             "CUDA",
         ),
-        (of(1, LEFT + "RuntimeError: CUDA error: unspecified launch failure") + of(0, LEFT + CLOSED), "CUDA error"),
-        (of(1, LEFT + "OSError: [Errno 5] Input/output error: '/data/x.bin'") + report(1, 1), "Input/output error"),
-        (ARRAY + of(0, LEFT + CLOSED) + report(0, 1), "Connection closed by peer"),
+        (
+            prefix_lines(1, LEFT + "RuntimeError: CUDA error: unspecified launch failure")
+            + prefix_lines(0, LEFT + CLOSED),
+            "CUDA error",
+        ),
+        (
+            prefix_lines(1, LEFT + "OSError: [Errno 5] Input/output error: '/data/x.bin'") + report(1, 1),
+            "Input/output error",
+        ),
+        (ARRAY + prefix_lines(0, LEFT + CLOSED) + report(0, 1), "Connection closed by peer"),
         (
             LEFT + "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network "
             "address. port: 29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use\n",
@@ -87,14 +98,15 @@ def read(*parts: str) -> LogMonitor:
         ),
         (LEFT + "torch.distributed.DistNetworkError: ... cannot be retrieved (gai error: -2 - Name or service", "gai"),
         (
-            of(3, LEFT + "RuntimeError: DataLoader worker (pid 77) is killed by signal: Killed. ") + report(3, 1),
+            prefix_lines(3, LEFT + "RuntimeError: DataLoader worker (pid 77) is killed by signal: Killed. ")
+            + report(3, 1),
             "DataLoader worker",
         ),
     ],
 )
-def test_what_another_start_may_not_meet(output: str, cause: str) -> None:
-    watch = read(output)
-    assert cause in watch.cause and watch.is_transient and not watch.is_permanent
+def test_transient_causes(output: str, cause: str) -> None:
+    monitor = read(output)
+    assert cause in monitor.cause and monitor.is_transient and not monitor.is_permanent
 
 
 @pytest.mark.parametrize(
@@ -112,39 +124,43 @@ def test_what_another_start_may_not_meet(output: str, cause: str) -> None:
         ),
         (LEFT + "ModuleNotFoundError: No module named 'megatron'\n" + report(0, 1), "No module named 'megatron'", True),
         (
-            of(1, LEFT + "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")
-            + of(0, LEFT + CLOSED)
+            prefix_lines(1, LEFT + "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")
+            + prefix_lines(0, LEFT + CLOSED)
             + report(1, 1),
             "torch.OutOfMemoryError: CUDA out of memory",
             True,
         ),
-        # What torch does where a process group is taken apart by the interpreter's end.
+        # torch aborts if the interpreter destroys a process group at its end.
         (
-            of(1, LEFT + "torch.OutOfMemoryError: CUDA out of memory.")
+            prefix_lines(1, LEFT + "torch.OutOfMemoryError: CUDA out of memory.")
             + "terminate called without an active exception\nFatal Python error: Aborted\n"
             + report(1, -6),
             "CUDA out of memory",
             True,
         ),
         (
-            of(1, LEFT + "AssertionError") + of(0, LEFT + CLOSED) + report(1, 1),
+            prefix_lines(1, LEFT + "AssertionError") + prefix_lines(0, LEFT + CLOSED) + report(1, 1),
             "AssertionError: dist.all_reduce(x)",
             False,
         ),
-        # The rank that misses its peer was seen to end first.
-        (of(1, LEFT + "ValueError: wrong") + of(0, LEFT + CLOSED) + report(0, 1), "ValueError: wrong", False),
-        (of(0, LEFT + "RuntimeError: CUDA error: device-side assert triggered"), "device-side assert", False),
-        (of(0, LEFT + "RuntimeError: CUDA error: no kernel image is available"), "no kernel image", True),
+        # torchrun reports the rank that lost its peer as the first failure.
+        (
+            prefix_lines(1, LEFT + "ValueError: wrong") + prefix_lines(0, LEFT + CLOSED) + report(0, 1),
+            "ValueError: wrong",
+            False,
+        ),
+        (prefix_lines(0, LEFT + "RuntimeError: CUDA error: device-side assert triggered"), "device-side assert", False),
+        (prefix_lines(0, LEFT + "RuntimeError: CUDA error: no kernel image is available"), "no kernel image", True),
         (LEFT + "TypeError: got an unexpected keyword argument 'timeout'\n" + report(0, 1), "'timeout'", False),
-        # Two ranks at once, their lines mixed, and a third one's warning.
+        # Two ranks fail at once with mixed lines, and a third rank prints a warning.
         ((LEFT + "ValueError: wrong\n").replace("\n", "\nWARNING: unlike others\n"), "ValueError: wrong", False),
         (LEFT + "torch._dynamo.exc.Unsupported: call_function\n", "torch._dynamo.exc.Unsupported", False),
         ("ERROR: Failed to compile the C++ helper functions\n" + report(0, 1), "ERROR: Failed to compile", False),
     ],
 )
-def test_what_every_start_meets(output: str, cause: str, lasting: bool) -> None:
-    watch = read(output)
-    assert cause in watch.cause and not watch.is_transient and watch.is_permanent == lasting
+def test_lasting_causes(output: str, cause: str, lasting: bool) -> None:
+    monitor = read(output)
+    assert cause in monitor.cause and not monitor.is_transient and monitor.is_permanent == lasting
 
 
 @pytest.mark.parametrize(
@@ -156,60 +172,60 @@ def test_what_every_start_meets(output: str, cause: str, lasting: bool) -> None:
         "Exception ignored in: <function _releaseLock at 0x1>\n" + LEFT + "KeyboardInterrupt: \n",
         "nvcc: error: something in a build log\n",
         ARRAY,
-        of(0, LEFT + "ImportError: cannot import name 'x'; falling back"),
+        prefix_lines(0, LEFT + "ImportError: cannot import name 'x'; falling back"),
     ],
 )
-def test_what_healthy_runs_print_is_no_reason(healthy: str) -> None:
-    reason = of(1, LEFT + "ValueError: wrong")
+def test_output_of_healthy_runs_is_ignored(healthy: str) -> None:
+    reason = prefix_lines(1, LEFT + "ValueError: wrong")
     assert "ValueError: wrong" in read(healthy, reason, report(1, 1)).cause
     assert read(healthy, STARTED, LEFT + CLOSED).is_transient
     assert read(healthy, LINE.format(1, "1.0E+01", 0), LEFT + CLOSED).is_transient
 
 
-def test_how_it_goes() -> None:
-    watch = LogMonitor(tokens_per_iteration=2_000_000, peak_tflops=1000, iterations_between_reports=20)
-    assert watch.progress == TrainingProgress(None, saving=False, report_interval_seconds=0)
-    assert watch.read_line(STARTED) == (True, []) and watch.training_started
-    alive, said = watch.read_line(LINE.format(7, "1.100000E+01", 0))
-    assert alive and said == ["iteration 7: 1,000,000 tokens/s, 40.0% of the GPUs' peak (MFU)"]
-    assert watch.progress == TrainingProgress(7, saving=False, report_interval_seconds=40)
-    assert watch.read_line("  saving checkpoint at iteration       7 to /c in torch_dist format\n")[0]
-    assert watch.progress.saving
-    watch.read_line(LINE.format(8, "1.100000E+01", 0))  # an asynchronous save
-    assert not watch.progress.saving
-    assert "3 iterations had NaN values" in watch.read_line(LINE.format(9, "nan", 3))[1][1]
+def test_progress() -> None:
+    monitor = LogMonitor(tokens_per_iteration=2_000_000, peak_tflops=1000, iterations_between_reports=20)
+    assert monitor.progress == TrainingProgress(None, saving=False, report_interval_seconds=0)
+    assert monitor.read_line(STARTED) == (True, []) and monitor.training_started
+    alive, messages = monitor.read_line(LINE.format(7, "1.100000E+01", 0))
+    assert alive and messages == ["iteration 7: 1,000,000 tokens/s, 40.0% of the GPUs' peak (MFU)"]
+    assert monitor.progress == TrainingProgress(7, saving=False, report_interval_seconds=40)
+    assert monitor.read_line("  saving checkpoint at iteration       7 to /c in torch_dist format\n")[0]
+    assert monitor.progress.saving
+    monitor.read_line(LINE.format(8, "1.100000E+01", 0))  # an asynchronous save
+    assert not monitor.progress.saving
+    assert "3 iterations had NaN values" in monitor.read_line(LINE.format(9, "nan", 3))[1][1]
     for iteration in range(10, 30):
-        assert len(watch.read_line(LINE.format(iteration, "2.0E+00", 0))[1]) == 1
-    assert "the loss 10 is far from" in watch.read_line(LINE.format(30, "1.0E+01", 0))[1][1]
+        assert len(monitor.read_line(LINE.format(iteration, "2.0E+00", 0))[1]) == 1
+    assert "the loss 10 is far from" in monitor.read_line(LINE.format(30, "1.0E+01", 0))[1][1]
 
 
 @pytest.mark.parametrize("loss", ["", "|", "1.2.3", "-", "1e", "٣"])
-def test_a_number_that_is_none_is_left_alone(loss: str) -> None:
+def test_invalid_number_is_ignored(loss: str) -> None:
     line = LINE.format(7, loss, 0).replace("2000.0", loss).replace("400.0", loss)
     assert LogMonitor().read_line(line)[0]
 
 
-def test_a_run_that_does_not_go_on_where_it_should_is_astray() -> None:
+def test_run_that_does_not_resume_is_aborted() -> None:
     fresh = "    will not load any checkpoints and will start from random\n"
-    watch = LogMonitor(resume_iteration=100)
-    watch.read_line(fresh)
-    assert "did not load the checkpoint of iteration 100" in watch.abort_reason
+    monitor = LogMonitor(resume_iteration=100)
+    monitor.read_line(fresh)
+    assert "did not load the checkpoint of iteration 100" in monitor.abort_reason
     assert not read(fresh).abort_reason
-    watch = LogMonitor(resume_iteration=100)
-    watch.read_line(LINE.format(101, "1.0", 0))
-    assert not watch.abort_reason
-    watch.read_line(LINE.format(100, "1.0", 0))
-    assert "at iteration 100, but must continue after iteration 100" in watch.abort_reason
+    monitor = LogMonitor(resume_iteration=100)
+    monitor.read_line(LINE.format(101, "1.0", 0))
+    assert not monitor.abort_reason
+    monitor.read_line(LINE.format(100, "1.0", 0))
+    assert "at iteration 100, but must continue after iteration 100" in monitor.abort_reason
 
 
-def test_it_keeps_up_with_ranks_that_talk_a_lot() -> None:
-    watch = LogMonitor()
+def test_verbose_ranks_are_read_fast_enough() -> None:
+    monitor = LogMonitor()
     line = (
         "[rank7]: 2026-11-22 04:05:06 DEBUG some.module: a message of the usual length about nothing at all, really\n"
     )
-    begun = time.process_time()
+    start = time.process_time()
     for _ in range(50_000):
-        watch.read_line(line)
+        monitor.read_line(line)
     for text in ("a" * 10_000_000, "Rendezvous" * 1_000_000, "x.y." * 2_000_000, " iteration " * 1_000_000):
-        watch.read_line(text)
-    assert time.process_time() - begun < 4
+        monitor.read_line(text)
+    assert time.process_time() - start < 4

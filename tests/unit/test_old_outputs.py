@@ -34,7 +34,9 @@ def old(tmp_path: Path) -> Path:
         ]
         lines += ['{"text": 5}'] if number == "2" else []
         (source / file["path"]).write_text("\n".join(lines) + "\n")
-        changed = int(file["identity"].partition("@")[2])  # size and time identify a file that tokenmill did not download
+        changed = int(
+            file["identity"].partition("@")[2]
+        )  # size and time identify a file that tokenmill did not download
         os.utime(source / file["path"], ns=(changed, changed))
     return output
 
@@ -73,7 +75,10 @@ def test_every_command_refuses_a_plan_of_another_format_with_remedies(old: Path,
     path.write_text(json.dumps(plan | {"id": content_id({k: v for k, v in plan.items() if k != "id"})}))
     commands = (("status", old), ("verify", old), ("inspect", old), ("blend", old.parent / "b.txt", old))
     for result in (*(tokenmill(*command) for command in commands), finish(old), finish(old, "--replace")):
-        assert result.code == 2 and f"it has format {other_format!r}, but this version of tokenmill writes 1; " in result.err
+        assert (
+            result.code == 2
+            and f"it has format {other_format!r}, but this version of tokenmill writes 1; " in result.err
+        )
         assert "use the version that started it, choose another output directory, or delete" in result.err
 
 

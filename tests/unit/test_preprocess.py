@@ -115,7 +115,9 @@ def test_a_bad_record_names_file_line_and_remedy(tmp_path: Path, output: Path, k
     assert not list(output.glob("*.bin")) and not list(output.glob(".tokenmill/preprocess/receipts/*"))
 
 
-KEEP = "Correct or quarantine the record: use --on-bad-record=quarantine (in a chart: --set onBadRecord=quarantine), or "
+KEEP = (
+    "Correct or quarantine the record: use --on-bad-record=quarantine (in a chart: --set onBadRecord=quarantine), or "
+)
 
 
 def download(source: str, output: Path, *, replace: bool = False, endpoint: str | None = None) -> Summary:
@@ -140,7 +142,8 @@ def test_a_bad_record_of_an_earlier_stages_file_is_corrected_at_the_source(tmp_p
         all_stages()
     joined = root / "joined/part-00000-of-00001.jsonl"
     assert str(failure.value) == (
-        f"{joined}, line 4: invalid JSON at column 13 (Expecting ',' delimiter); each line must contain one record. {KEEP}"
+        f"{joined}, line 4: invalid JSON at column 13 (Expecting ',' delimiter); each line must contain one record. "
+        f"{KEEP}"
         "correct it in b.jsonl of file:source, record 1 counted from 0 without blank lines; run the stages from there "
         "up to tokenmill concatenate again with --replace (in a chart: --set replace=true), and then this command."
     )
@@ -227,9 +230,7 @@ def test_a_damaged_first_file_fails_only_its_unit(tmp_path: Path, output: Path) 
     assert (summary.done_now, summary.done_before) == (1, 2) and summary.completion.manifest is not None
 
 
-def test_a_missing_first_file_of_an_earlier_stage_fails_only_its_unit(
-    tmp_path: Path, output: Path
-) -> None:
+def test_a_missing_first_file_of_an_earlier_stage_fails_only_its_unit(tmp_path: Path, output: Path) -> None:
     source = tmp_path / "in"
     source.mkdir()
     for name in "abc":
@@ -263,7 +264,7 @@ def test_an_output_without_tokens_is_recorded_and_omitted(tmp_path: Path, output
     assert sorted(path.name for path in output.glob("[!.]*.*")) == ["b_text_document.bin", "b_text_document.idx"]
 
 
-def test_missing_data_files_are_refused(tmp_path: Path, output: Path) -> None:
+def test_no_data_is_refused(tmp_path: Path, output: Path) -> None:
     source = tmp_path / "in"
     source.mkdir()
     (source / "README.md").write_text("hello")
@@ -336,7 +337,7 @@ def test_the_tokenizer_in_the_output_is_the_one_of_the_data(tmp_path: Path, outp
     shutil.copytree(TINY, tmp_path / "other")
     config = tmp_path / "other/tokenizer_config.json"
     config.write_text(json.dumps(json.loads(config.read_bytes()) | {"model_max_length": 77}))
-    (output / "new-00000-of-00001_text_document.bin").write_text("of another program")
+    (output / "new-00000-of-00001_text_document.bin").write_text("a stranger's")
     with pytest.raises(RequestError, match="no record shows"):
         preprocess(
             tmp_path / "a.jsonl", output, tokenizer=str(tmp_path / "other"), target_files=1, name="new", replace=True
@@ -352,10 +353,10 @@ def test_the_tokenizer_in_the_output_is_the_one_of_the_data(tmp_path: Path, outp
 
 def test_a_foreign_file_is_not_overwritten(tmp_path: Path, output: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
-    (output / "a_text_document.bin").write_bytes(b"foreign")
+    (output / "a_text_document.bin").write_bytes(b"mine")
     with pytest.raises(RequestError, match=r"a_text_document\.bin exists, and no record shows"):
         preprocess(tmp_path / "a.jsonl", output)
-    assert (output / "a_text_document.bin").read_bytes() == b"foreign"
+    assert (output / "a_text_document.bin").read_bytes() == b"mine"
 
 
 def test_two_inputs_with_the_same_output_name_are_refused(tmp_path: Path, output: Path) -> None:
@@ -487,7 +488,7 @@ def test_a_format_works_with_a_selection(tmp_path: Path, output: Path) -> None:
     assert documents(output, "wiki_00_text_document") == ["test/wiki_00"]
 
 
-def test_special_tokens_are_detected_in_every_format(tmp_path: Path, output: Path) -> None:
+def test_special_tokens_count_in_every_format(tmp_path: Path, output: Path) -> None:
     for reading, data, place in (
         ({"format": "txt"}, "a\n<|endoftext|>", "record 1"),
         ({"format": "txt", "txt_document": "line"}, "a\n\n<|endoftext|>", "line 3"),
@@ -544,7 +545,8 @@ def test_wrong_content_fails_only_its_unit(tmp_path: Path, output: Path, on_bad_
     (source / "b.jsonl").write_text('{"text": "b"}\n')
     (source / "c.json").write_text('[\n{"text": "c"},\n{"text": "d"}\n]\n')
     with pytest.raises(
-        RequestError, match=r"2 of 3 units(.|\n)*a.jsonl: the file contains a Git LFS pointer .*(.|\n)*c.json: the content is one JSON"
+        RequestError,
+        match=r"2 of 3 units(.|\n)*a.jsonl: the file contains a Git LFS pointer (.|\n)*c.json: the content is one JSON",
     ):
         preprocess(source, output, on_bad_record=on_bad_record)
     assert [path.name for path in output.glob("*.bin")] == ["b_text_document.bin"]
@@ -560,7 +562,9 @@ def test_the_content_of_a_named_file_decides(tmp_path: Path, output: Path) -> No
     with pytest.raises(InputError, match=r"book\.txt: none of .* line 1: .*--format txt .*--txt-document=line"):
         preprocess(tmp_path / "book.txt", tmp_path / "other")
     (tmp_path / "chat.jsonl").write_text('{"messages": [{"role": "user", "content": "hi"}]}\n')
-    with pytest.raises(InputError, match=r"chat\.jsonl: .*'messages' contains chat data, which preprocess does not support"):
+    with pytest.raises(
+        InputError, match=r"chat\.jsonl: .*'messages' contains chat data, which preprocess does not support"
+    ):
         preprocess(tmp_path / "chat.jsonl", tmp_path / "other")
 
 

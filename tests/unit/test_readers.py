@@ -65,7 +65,7 @@ def lines(tmp_path: Path) -> Any:
         (b'{"text": "a", "n": ' + b"[" * 900 + b"]" * 900 + b"}", "a"),
     ],
 )
-def test_lines_are_read_like_json_loads(lines: Any, line: bytes, text: object) -> None:
+def test_accepted_like_json_loads(lines: Any, line: bytes, text: object) -> None:
     assert json.loads(line.decode())["text"] == text
     batch = _read(lines(line + b"\n" + line))
     assert batch.texts == [[text, text]]
@@ -184,7 +184,9 @@ records = st.builds(
     st.booleans(),
 )
 mangled = st.builds(
-    lambda line, position, insertion: line[: position % (len(line) + 1)] + insertion + line[position % (len(line) + 1) :],
+    lambda line, position, insertion: (
+        line[: position % (len(line) + 1)] + insertion + line[position % (len(line) + 1) :]
+    ),
     records | json_values.map(json.dumps),
     st.integers(0, 200),
     st.sampled_from(["", "", '"', "\\", "\\ud800", "\\ud83d\\ude00", "\0", "\r", "\ufeff", "}", "1e999", "é", " "]),
@@ -272,7 +274,9 @@ def test_parquet_invalid_utf8_is_a_bad_record(tmp_path: Path) -> None:
 @pytest.mark.parametrize("key", ["body", "meta.body", "text.body", "meta.text.body"])
 def test_parquet_without_the_column(tmp_path: Path, key: str) -> None:
     path = _parquet(tmp_path, {"text": ["a"], "meta": [{"text": "x"}]})
-    with pytest.raises(RequestError, match=f"^corpus/file: there is no column '{key}'; set --keys to one of 'text', 'meta'"):
+    with pytest.raises(
+        RequestError, match=f"^corpus/file: there is no column '{key}'; set --keys to one of 'text', 'meta'"
+    ):
         _read(path, [key])
 
 

@@ -1,4 +1,4 @@
-"""A credential that somebody quotes is written nowhere: not to a terminal, a log, an event or a record."""
+"""Redaction: no terminal, log, event or record contains a credential that another program quotes."""
 
 import base64
 import json
@@ -42,7 +42,7 @@ FORMS: dict[str, Callable[[str], str]] = {
 
 
 @pytest.fixture(autouse=True)
-def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_registered_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_secrets", "_sent"):
         monkeypatch.setattr(redaction, name, {})
     monkeypatch.setattr(redaction, "_registered", set())
@@ -50,7 +50,7 @@ def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_secret_is_found_in_each_form(form: str) -> None:
+def test_a_secret_is_redacted_in_each_form(form: str) -> None:
     register_secrets(f"Bearer {TOKEN}")
     quoted = FORMS[form](TOKEN)
     text = redact(f"403 <{quoted}> is not allowed")
@@ -59,7 +59,7 @@ def test_a_secret_is_found_in_each_form(form: str) -> None:
     assert contains_sent_credential(quoted)
 
 
-def test_ordinary_text_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ordinary_text_is_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHORT_TOKEN", "data")
     monkeypatch.setenv("NUMBER_KEY", "8080")
     monkeypatch.setenv("HF_TOKEN_PATH", "/data/corpus/token")
@@ -88,7 +88,7 @@ def test_ordinary_text_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
         ("DATABASE_URL", "postgres://me:sesame99@db/x", ["sesame99"]),
     ],
 )
-def test_what_the_environment_holds_is_known(
+def test_environment_secrets_are_redacted(
     name: str, value: str, secrets: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, value)
@@ -96,7 +96,7 @@ def test_what_the_environment_holds_is_known(
         assert redact(f"denied ({secret})") == "denied (<redacted>)"
 
 
-def test_what_a_file_of_credentials_holds_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_of_credential_files_are_redacted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     account = {
         "type": "service_account",
         "project_id": "my-project-name",
@@ -113,14 +113,14 @@ def test_what_a_file_of_credentials_holds_is_known(tmp_path: Path, monkeypatch: 
 
 
 class Echo(BaseHTTPRequestHandler):
-    """A server that refuses, and quotes what it was sent in the way that the path's first part names."""
+    """A server that refuses requests, and quotes the credential in the form that the path's first part selects."""
 
     def do_GET(self) -> None:
-        how = list(FORMS)[int(self.path.split("/")[1])]
+        form = list(FORMS)[int(self.path.split("/")[1])]
         scheme, _, sent = (self.headers["Authorization"] or "").partition(" ")
         secret = base64.b64decode(sent).decode().partition(":")[2] if scheme == "Basic" else sent
         secret = secret or self.path.partition("sig=")[2].partition("&")[0]
-        if how == "in two headers":
+        if form == "in two headers":
             self.send_response(403)
             self.send_header("X-Error-Message", secret[:12])
             self.send_header("X-Error-Message", secret[12:])
@@ -128,13 +128,13 @@ class Echo(BaseHTTPRequestHandler):
             self.send_response(302)
             self.send_header("Location", f"http://{secret[:3]}{secret[3:].replace('/', '').replace('+', '')}.invalid/x")
         else:
-            self.send_response(403, None if "header" in self.path else FORMS[how](secret).replace("\r\n", ""))
-            self.send_header("X-Error-Message" if "header" in self.path else "X-Other", FORMS[how](secret))
+            self.send_response(403, None if "header" in self.path else FORMS[form](secret).replace("\r\n", ""))
+            self.send_header("X-Error-Message" if "header" in self.path else "X-Other", FORMS[form](secret))
         self.send_header("Content-Length", "0")
         self.end_headers()
 
     def log_message(self, *_: Any) -> None:
-        """Say nothing."""
+        """Print nothing."""
 
 
 @pytest.fixture(scope="module")
@@ -146,8 +146,8 @@ def echo() -> Iterator[str]:
 
 
 @pytest.mark.slow
-def test_a_credential_that_a_server_quotes_is_written_nowhere(echo: str, tmp_path: Path) -> None:
-    """The Hub's token, a password of an address and a signature, in headers and in the reason of the refusal."""
+def test_a_credential_that_a_server_quotes_is_redacted(echo: str, tmp_path: Path) -> None:
+    """Check the Hub's token, the password of a URL and a signature, in headers and in the reason phrase."""
     commands = []
     for number, form in enumerate(FORMS):
         out = str(tmp_path / "out" / str(number))
@@ -160,10 +160,10 @@ def test_a_credential_that_a_server_quotes_is_written_nowhere(echo: str, tmp_pat
     commands.append(
         ["preprocess", f"http://me:{PASSWORD}@{echo}/0/a.jsonl", str(tmp_path / "out/s"), "--tokenizer", "x"]
     )
-    ended, _ = run_many(commands, HF_TOKEN=TOKEN)
-    assert all(each.code == 2 and "403" in each.err for each in ended)
-    assert sum("<redacted>" in each.err for each in ended) > len(FORMS)
-    written = "".join(each.out + each.err for each in ended)
+    results, _ = run_many(commands, HF_TOKEN=TOKEN)
+    assert all(result.code == 2 and "403" in result.err for result in results)
+    assert sum("<redacted>" in result.err for result in results) > len(FORMS)
+    written = "".join(result.out + result.err for result in results)
     failures = list((tmp_path / "out").rglob("failures/*.json"))
     assert len(failures) > len(FORMS) / 2
     written += "".join(path.read_text() for path in (tmp_path / "out").rglob("*") if path.is_file())
@@ -174,27 +174,27 @@ def test_a_credential_that_a_server_quotes_is_written_nowhere(echo: str, tmp_pat
 
 
 class Planter(Echo):
-    """A Hub that plants the token in what would be recorded: a commit, a name, a hash."""
+    """A Hub that plants the token in recorded fields: a commit, a name, a hash."""
 
     def do_GET(self) -> None:
         token = (self.headers["Authorization"] or "").partition(" ")[2]
         planted = self.path.split("/")[1]
         file = {"type": "file", "path": "a.jsonl", "size": 3, "oid": "0" * 40}
-        answer: Any = {"sha": token if planted == "sha" else "0" * 40}
+        content: Any = {"sha": token if planted == "sha" else "0" * 40}
         if "/tree/" in self.path:
-            answer = [file | ({"path": f"{token}.jsonl"} if planted == "path" else {"oid": token})]
-        data = json.dumps(answer).encode()
+            content = [file | ({"path": f"{token}.jsonl"} if planted == "path" else {"oid": token})]
+        data = json.dumps(content).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
 
 
-def test_an_answer_that_holds_the_token_is_not_recorded(tmp_path: Path) -> None:
+def test_a_response_with_the_token_is_not_recorded(tmp_path: Path) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), Planter) as server:
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         places = ("sha", "path", "oid")
-        ended, _ = run_many(
+        results, _ = run_many(
             [
                 [
                     "download",
@@ -208,15 +208,15 @@ def test_an_answer_that_holds_the_token_is_not_recorded(tmp_path: Path) -> None:
             HF_TOKEN=TOKEN,
         )
         server.shutdown()
-    for each in ended:
-        assert each.code == 2 and "contains the access token of the request" in each.err
-        assert TOKEN not in each.err
+    for result in results:
+        assert result.code == 2 and "contains the access token of the request" in result.err
+        assert TOKEN not in result.err
     assert not any(TOKEN.encode() in path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_bug_that_quotes_a_key_has_a_traceback_without_it(processes: int, tmp_path: Path) -> None:
-    """Also in a child process, and where the library writes to standard error itself."""
+def test_a_traceback_of_a_bug_has_no_key(processes: int, tmp_path: Path) -> None:
+    """Check also a child process, and a library that writes to standard error."""
     (tmp_path / "in").mkdir()
     for name in "ab":
         (tmp_path / "in" / f"{name}.jsonl.gz").write_bytes(b"")
@@ -227,7 +227,7 @@ def test_a_bug_that_quotes_a_key_has_a_traceback_without_it(processes: int, tmp_
         "    raise RuntimeError('bug: ' + os.environ['AWS_SECRET_ACCESS_KEY'])\n"
         "m.Extract.do = broken\n"
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [
             sys.executable,
             "-m",
@@ -244,6 +244,6 @@ def test_a_bug_that_quotes_a_key_has_a_traceback_without_it(processes: int, tmp_
         text=True,
         check=False,
     )
-    assert done.returncode not in (0, 2)
-    assert "RuntimeError: bug: <redacted>" in done.stderr and "library: <redacted>" in done.stderr
-    assert TOKEN not in done.stderr + done.stdout
+    assert process.returncode not in (0, 2)
+    assert "RuntimeError: bug: <redacted>" in process.stderr and "library: <redacted>" in process.stderr
+    assert TOKEN not in process.stderr + process.stdout

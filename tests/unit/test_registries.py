@@ -1,4 +1,4 @@
-"""What the registries hold is added by registering it: nothing else has to know it."""
+"""The registries of engines and formats: a registration is enough to add an entry."""
 
 import json
 import os
@@ -96,7 +96,7 @@ TOY_FORMAT = """
 
 
 def plugin(directory: Path, code: str) -> dict[str, str]:
-    """Return the environment in which each Python process executes some code when it starts."""
+    """Return an environment in which every Python process executes this code at its start."""
     directory.mkdir()
     (directory / "sitecustomize.py").write_text(textwrap.dedent(code))
     return {"PYTHONPATH": f"{directory}:{os.environ.get('PYTHONPATH', '')}"}
@@ -104,14 +104,14 @@ def plugin(directory: Path, code: str) -> dict[str, str]:
 
 @pytest.mark.slow
 def test_a_toy_engine_preprocesses(tmp_path: Path) -> None:
-    """An engine that a module registers is offered, judged first since it is the fastest, and encodes."""
+    """A registered engine is offered, is the first in the parity gate because it is the fastest, and encodes."""
     environment = plugin(tmp_path / "plugin", TOY_ENGINE)
     (tmp_path / "a.jsonl").write_bytes(text(0, 300))
     command = ["preprocess", tmp_path / "a.jsonl"]
     options = ["--tokenizer", TOKENIZER, "--processes", 1]
-    made = tokenmill(*command, tmp_path / "toy", *options, **environment)
-    assert made.code == 0, made.err
-    assert "encoder toy passed the parity gate" in made.err
+    result = tokenmill(*command, tmp_path / "toy", *options, **environment)
+    assert result.code == 0, result.err
+    assert "encoder toy passed the parity gate" in result.err
     plain = tokenmill(*command, tmp_path / "plain", *options, "--encoder", "hf")
     assert plain.code == 0, plain.err
     assert data_of(tmp_path / "toy") == data_of(tmp_path / "plain")
@@ -122,39 +122,42 @@ def test_a_toy_engine_preprocesses(tmp_path: Path) -> None:
 
 
 def test_engines_are_described() -> None:
-    described = (DOCS / "encoders.md").read_text()
+    page = (DOCS / "encoders.md").read_text()
     for name, engine in ENGINES.items():
-        assert f"| `{name}` |" in described, f"docs/encoders.md has no row for the engine {name}"
+        assert f"| `{name}` |" in page, f"docs/encoders.md has no row for the engine {name}"
         assert engine.name == name and engine.speed
 
 
-def test_a_record_may_be_as_long_as_the_engine_has_memory_for() -> None:
+def test_the_engine_limits_the_length_of_a_record() -> None:
     assert max_record_bytes("auto") == max_record_bytes("fastokens") >= max_record_bytes("hf")
 
 
 @pytest.mark.slow
 def test_a_toy_format_is_written_resumed_and_checked(tmp_path: Path) -> None:
-    """A format of one JSON list of ids a document: killed behind a mark, it goes on there, and verify reads it."""
+    """A format with one JSON list of ids per document: it resumes after a kill, and verify reads it."""
     environment = plugin(tmp_path / "plugin", TOY_FORMAT)
     (tmp_path / "in").mkdir()
-    for number in range(3):  # a block each
+    for number in range(3):  # one block per file
         (tmp_path / "in" / f"{number}.jsonl").write_bytes(text(number, 5000))
     options = ["--tokenizer", TOKENIZER, "--processes", 1, "--target-files", 1]
     command = ["preprocess", tmp_path / "in", tmp_path / "toy", *options]
     assert tokenmill(*command, **environment, DIE="1").code == -signal.SIGKILL
-    ended = tokenmill(*command, **environment)
-    assert (ended.code, "resumed 5000" in ended.out + ended.err) == (0, True), ended.err
+    resumed = tokenmill(*command, **environment)
+    assert (resumed.code, "resumed 5000" in resumed.out + resumed.err) == (0, True), resumed.err
 
     assert tokenmill("preprocess", tmp_path / "in", tmp_path / "plain", *options).code == 0
     (pair,) = (tmp_path / "plain").glob("*.bin")
     reader = IndexedReader(pair.with_suffix(""))
-    made = (tmp_path / "toy" / pair.name).with_suffix(".ids")
-    documents = [json.loads(line) for line in made.read_text().splitlines()]
+    ids_file = (tmp_path / "toy" / pair.name).with_suffix(".ids")
+    documents = [json.loads(line) for line in ids_file.read_text().splitlines()]
     assert documents == [reader.document(number).tolist() for number in range(reader.documents)]
 
     assert tokenmill("verify", tmp_path / "toy", **environment).code == 0
     unknown = tokenmill("verify", tmp_path / "toy")
-    assert (unknown.code, "unknown output format 'lines': this version of tokenmill supports indexed" in unknown.err) == (2, True)
-    made.write_bytes(made.read_bytes().replace(b"1", b"2", 1))
+    assert (
+        unknown.code,
+        "unknown output format 'lines': this version of tokenmill supports indexed" in unknown.err,
+    ) == (2, True)
+    ids_file.write_bytes(ids_file.read_bytes().replace(b"1", b"2", 1))
     wrong = tokenmill("verify", tmp_path / "toy", **environment)
     assert (wrong.code, "has other bytes" in wrong.out + wrong.err) == (2, True)

@@ -1,4 +1,4 @@
-"""The sample: real text, the same bytes each time, and a tokenizer that every encoder takes."""
+"""The sample: real text, the same bytes in every run, and a tokenizer that all encoders support."""
 
 import itertools
 import json
@@ -41,7 +41,7 @@ def _files(directory: Path) -> dict[str, bytes]:
     return {p.relative_to(directory).as_posix(): p.read_bytes() for p in directory.rglob("*") if p.is_file()}
 
 
-def test_the_harvest_is_large_enough_and_all_of_it_is_read(sample: tuple[Path, HarvestReport]) -> None:
+def test_the_harvest_is_large_enough_and_readable(sample: tuple[Path, HarvestReport]) -> None:
     directory, report = sample
     texts: list[object] = []
     for path in sorted(directory.rglob("*.zst")):
@@ -98,25 +98,25 @@ def test_the_shipped_tokenizer_gives_equal_tokens_in_every_encoder(
     reference = AutoTokenizer.from_pretrained(TOKENIZER)
     assert len(reference) == VOCABULARY
     assert (reference.eos_token, reference.eos_token_id) == (EOS, 0)
-    want = [reference.encode(text) for text in texts]
-    assert [reference.decode(ids) for ids in want[:5]] == TEXTS[:5]
+    expected = [reference.encode(text) for text in texts]
+    assert [reference.decode(ids) for ids in expected[:5]] == TEXTS[:5]
 
     file = str(TOKENIZER / "tokenizer.json")
     data, offsets = fastokens.Tokenizer.from_file(file).encode_batch_flat(texts)
     ids = np.frombuffer(data, np.uint32).tolist()
     ends = np.frombuffer(offsets, np.uint64).tolist()
-    assert [ids[start:end] for start, end in itertools.pairwise(ends)] == want
-    assert gigatoken.Tokenizer(file).encode_batch(texts, parallel=False).to_list() == want
+    assert [ids[start:end] for start, end in itertools.pairwise(ends)] == expected
+    assert gigatoken.Tokenizer(file).encode_batch(texts, parallel=False).to_list() == expected
 
     text_bytes = sum(len(text.encode()) for text in texts)
-    assert text_bytes / sum(map(len, want)) > 3  # it compresses text that it was not trained on
+    assert text_bytes / sum(map(len, expected)) > 3  # the tokenizer compresses text outside its training data
 
 
 def test_the_shipped_tokenizer_is_small() -> None:
     assert sum(file.stat().st_size for file in TOKENIZER.iterdir()) < 700_000
 
 
-def test_the_sample_goes_through_all_stages_and_is_finished_for_the_next_run(tmp_path: Path) -> None:
+def test_the_sample_passes_all_stages_and_is_done_in_the_next_run(tmp_path: Path) -> None:
     first, second = (tokenmill("sample", tmp_path / "o ut 9%") for _ in range(2))
     assert (first.code, second.code) == (0, 0), first.err + second.err
     assert "0 units to run" not in first.err and second.err.count("0 units to run") == 4

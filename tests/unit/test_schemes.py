@@ -1,4 +1,4 @@
-"""The registry of source schemes: what a new entry brings with it, and what documents and charts say of each."""
+"""The registry of source schemes: a new entry, and the schemes in documents and charts."""
 
 import re
 from pathlib import Path
@@ -42,27 +42,27 @@ register(Scheme(("page",), "__main__:Toy", "", Authority.HOST, resolve_alias={"b
 """
 
 
-def toys(*asked: list[str]) -> list[CommandResult]:
-    return run_many(list(asked), TOY)[0]
+def run_with_toys(*commands: list[str]) -> list[CommandResult]:
+    return run_many(list(commands), TOY)[0]
 
 
-def test_an_entry_is_all_that_a_new_scheme_needs(tmp_path: Path) -> None:
-    wanted = {"b.jsonl": b'{"text": "toy"}\n' * 9}
+def test_an_entry_is_enough_for_a_new_scheme(tmp_path: Path) -> None:
+    expected = {"b.jsonl": b'{"text": "toy"}\n' * 9}
     outputs = [tmp_path / name for name in "abc"]
-    given = ["toy://box", "TOYS://box/x", "box"]
-    *ended, helped, unknown = toys(
-        *(["download", uri, str(output)] for uri, output in zip(given, outputs, strict=True)),
+    addresses = ["toy://box", "TOYS://box/x", "box"]
+    *results, helped, unknown = run_with_toys(
+        *(["download", uri, str(output)] for uri, output in zip(addresses, outputs, strict=True)),
         ["download", "--help"],
         ["download", "toi://box", str(tmp_path / "no")],
     )
-    assert [(one.code, one.err) for one in ended if one.code] == []
-    assert [data_of(output) for output in outputs] == [wanted] * 3
+    assert [(result.code, result.err) for result in results if result.code] == []
+    assert [data_of(output) for output in outputs] == [expected] * 3
     assert "toy://BOX" in helped.out
     assert (unknown.code, "az://, toy://BOX or a path" in unknown.err) == (2, True)
 
 
-def test_what_an_entry_says_of_packages_and_credentials_is_in_the_messages(tmp_path: Path) -> None:
-    missing, password, port, hosted = toys(
+def test_messages_name_packages_and_credentials_of_an_entry(tmp_path: Path) -> None:
+    missing, password, port, hosted = run_with_toys(
         ["download", "lost://x", str(tmp_path / "a")],
         ["download", "toy://me:s3cret@box", str(tmp_path / "b")],
         ["download", "page://me:s3/cret@box", str(tmp_path / "c")],
@@ -72,7 +72,7 @@ def test_what_an_entry_says_of_packages_and_credentials_is_in_the_messages(tmp_p
     assert "lost:// requires a package that is not installed; run: pip install 'tokenmill[lost]'" in missing.err
     assert "the address of 'toy://box' contains a password; remove the password: a toy needs none" in password.err
     assert "cannot find the host and port in 'page://box'" in port.err
-    assert not any("s3cret" in ended.out + ended.err for ended in (password, port, hosted))
+    assert not any("s3cret" in result.out + result.err for result in (password, port, hosted))
 
 
 @pytest.mark.parametrize("scheme", list_schemes(), ids=lambda scheme: scheme.names[0])

@@ -1,4 +1,4 @@
-"""A credential is used, and then is nowhere: not on a terminal, in a log, in a record, or in a child's environment."""
+"""Use of credentials: no terminal, log, record or environment of a child contains a credential afterwards."""
 
 import base64
 import importlib
@@ -31,8 +31,8 @@ URI = "hf://datasets/org/corpus"
 LINES = b"".join(json.dumps({"text": f"line {number}"}).encode() + b"\n" for number in range(50))
 
 
-def traces(directory: Path, *secrets: str) -> list[str]:
-    """Return the files that hold a secret, in their name or content, as it is or in base64."""
+def files_with(directory: Path, *secrets: str) -> list[str]:
+    """Return the files with a secret in their name or content, in plain text or base64."""
     forms = [form for secret in secrets for form in (secret.encode(), base64.b64encode(secret.encode()))]
     return [
         str(path)
@@ -43,27 +43,27 @@ def traces(directory: Path, *secrets: str) -> list[str]:
 
 @pytest.fixture
 def hub() -> Iterator[Hub]:
-    with Hub(token=TOKEN) as made:
-        made.add_dataset("org/corpus", {f"{number}.jsonl": LINES for number in range(4)}, lfs=["1.jsonl", "2.jsonl"])
-        made.add_dataset("org/gated", {"a.jsonl": LINES}, gated=True)
-        made.add_model("org/model", {path.name: path for path in TOKENIZER.iterdir()})
-        yield made
+    with Hub(token=TOKEN) as server:
+        server.add_dataset("org/corpus", {f"{number}.jsonl": LINES for number in range(4)}, lfs=["1.jsonl", "2.jsonl"])
+        server.add_dataset("org/gated", {"a.jsonl": LINES}, gated=True)
+        server.add_model("org/model", {path.name: path for path in TOKENIZER.iterdir()})
+        yield server
 
 
-def test_the_hubs_token_is_nowhere_but_in_its_requests(hub: Hub, tmp_path: Path) -> None:
-    """Through every command that asks the Hub, when it goes well and when it does not."""
+def test_only_requests_contain_the_hubs_token(hub: Hub, tmp_path: Path) -> None:
+    """Check every command that uses the Hub, with and without errors."""
     hub.faults.add(
         Fault("401", path="0.jsonl", where="resolve"),
         Fault("403", path="1.jsonl", where="cdn"),
         Fault("drop", path="2.jsonl", where="cdn"),
     )
-    out, said = tmp_path / "out", []
+    out, outputs = tmp_path / "out", []
 
     def run(code: int, *arguments: Any, **variables: str) -> CommandResult:
-        ended = tokenmill(*arguments, hub=hub, **({"HF_TOKEN": TOKEN} | variables))
-        assert ended.code == code, ended.err
-        said.append(ended.out + ended.err)
-        return ended
+        result = tokenmill(*arguments, hub=hub, **({"HF_TOKEN": TOKEN} | variables))
+        assert result.code == code, result.err
+        outputs.append(result.out + result.err)
+        return result
 
     run(0, "download", URI, out, "--json")
     run(0, "preprocess", out, "--tokenizer", "org/model")
@@ -80,27 +80,27 @@ def test_the_hubs_token_is_nowhere_but_in_its_requests(hub: Hub, tmp_path: Path)
     run(0, "status", tmp_path / "refused")
 
     sent = {request.headers["Authorization"] for request in hub.requests}
-    assert sent == {f"Bearer {TOKEN}", f"Bearer {WRONG}", None}, "the requests had it"
+    assert sent == {f"Bearer {TOKEN}", f"Bearer {WRONG}", None}, "the requests must contain the token"
     assert {request.headers["Authorization"] for request in hub.requests if request.kind == "cdn"} == {None}
-    assert TOKEN not in "".join(said) and WRONG not in "".join(said)
-    assert data_of(out) and traces(tmp_path, TOKEN, WRONG) == []
+    assert TOKEN not in "".join(outputs) and WRONG not in "".join(outputs)
+    assert data_of(out) and files_with(tmp_path, TOKEN, WRONG) == []
 
 
-def test_a_bug_has_a_traceback_and_no_token(hub: Hub, tmp_path: Path) -> None:
-    """Wherever it is raised: a traceback shows lines of code, never what variables hold."""
+def test_a_traceback_of_a_bug_has_no_token(hub: Hub, tmp_path: Path) -> None:
+    """A traceback from any place shows lines of code, never the values of variables."""
     bug = "import tokenmill.corpus.{0} as m\ndef broken(*given, **more): raise RuntimeError('a bug')\nm.{1} = broken\n"
     for place in (("hub_api", "_parse_file"), ("transfer", "HttpBody.read"), ("fetch", "_FileFetch.run")):
         output = tmp_path / place[1]
-        (ended,), _ = run_many(
+        (result,), _ = run_many(
             [["download", URI, str(output)]], bug.format(*place), HF_TOKEN=TOKEN, HF_ENDPOINT=hub.endpoint
         )
-        assert ended.code not in (0, 2) and "a bug" in ended.err, ended.err
-        assert TOKEN not in ended.out + ended.err
-    assert traces(tmp_path, TOKEN) == []
+        assert result.code not in (0, 2) and "a bug" in result.err, result.err
+        assert TOKEN not in result.out + result.err
+    assert files_with(tmp_path, TOKEN) == []
 
 
-class Doorkeeper(BaseHTTPRequestHandler):
-    """One file for whoever has the password."""
+class PasswordServer(BaseHTTPRequestHandler):
+    """A server of one file, which requires a password."""
 
     def do_GET(self) -> None:
         allowed = base64.b64encode(f"me:{PASSWORD}".encode()).decode()
@@ -113,12 +113,12 @@ class Doorkeeper(BaseHTTPRequestHandler):
         self.wfile.write(LINES)
 
     def log_message(self, *_: Any) -> None:
-        """Say nothing."""
+        """Print nothing."""
 
 
 @pytest.fixture(scope="module")
-def door() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Doorkeeper)
+def password_server() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), PasswordServer)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
     yield f"127.0.0.1:{server.server_address[1]}"
@@ -142,30 +142,30 @@ def door() -> Iterator[str]:
         ("s3://key:12/{0}@bucket/a", 2, "the address of 's3://bucket/a' contains a password; remove the password"),
     ],
 )
-def test_a_password_in_an_address_is_used_and_not_told(
-    address: str, code: int, message: str, door: str, tmp_path: Path
+def test_a_password_in_an_address_is_used_not_printed(
+    address: str, code: int, message: str, password_server: str, tmp_path: Path
 ) -> None:
-    ended = tokenmill("download", address.format(PASSWORD, door), tmp_path / "out")
-    assert ended.code == code, ended.err
-    assert message.format(PASSWORD, door) in ended.out + ended.err
-    assert PASSWORD not in ended.out + ended.err
-    assert traces(tmp_path, PASSWORD) == []
+    result = tokenmill("download", address.format(PASSWORD, password_server), tmp_path / "out")
+    assert result.code == code, result.err
+    assert message.format(PASSWORD, password_server) in result.out + result.err
+    assert PASSWORD not in result.out + result.err
+    assert files_with(tmp_path, PASSWORD) == []
     if code == 0:
         assert data_of(tmp_path / "out") == {"a.jsonl": LINES}
         plan = json.loads((tmp_path / "out/.tokenmill/download/plan.json").read_bytes())
-        assert plan["source"]["uri"] == f"http://{door}/a.jsonl"
+        assert plan["source"]["uri"] == f"http://{password_server}/a.jsonl"
 
 
-def test_a_mirrors_password_is_not_told(tmp_path: Path) -> None:
+def test_a_mirrors_password_is_hidden(tmp_path: Path) -> None:
     for endpoint in (f"me:{PASSWORD}@mirror", f"ftp://me:{PASSWORD}@mirror"):
-        ended = tokenmill("download", URI, tmp_path / "out", HF_ENDPOINT=endpoint)
-        assert (ended.code, PASSWORD in ended.err) == (2, False)
-        assert "invalid Hub endpoint 'mirror'" in ended.err
-    assert traces(tmp_path, PASSWORD) == []
+        result = tokenmill("download", URI, tmp_path / "out", HF_ENDPOINT=endpoint)
+        assert (result.code, PASSWORD in result.err) == (2, False)
+        assert "invalid Hub endpoint 'mirror'" in result.err
+    assert files_with(tmp_path, PASSWORD) == []
 
 
 @pytest.mark.parametrize(
-    ("uri", "said"),
+    ("uri", "printed"),
     [
         ("https://me:p@ss@host:8443/a@b:c/x", "https://host:8443/a@b:c/x"),
         ("https://[::1]:8443/x?y#z", "https://[::1]:8443/x"),
@@ -175,17 +175,17 @@ def test_a_mirrors_password_is_not_told(tmp_path: Path) -> None:
         ("/data/a:b@c", "/data/a:b@c"),
     ],
 )
-def test_an_address_is_told_without_what_may_be_a_secret(uri: str, said: str) -> None:
-    assert redact_secrets(uri) == said
+def test_secrets_are_removed_from_an_address(uri: str, printed: str) -> None:
+    assert redact_secrets(uri) == printed
 
 
-def test_what_other_libraries_say_is_told_without_addresses() -> None:
-    said = f"error for url (https://cas/x?X-Amz-Signature={PASSWORD}), with url: /x?sig={PASSWORD} (Caused by socks5://a:{PASSWORD}@p)"
-    assert redact_addresses(said) == "error for url (<url>), with url: <url> (Caused by <url>)"
+def test_urls_in_errors_of_libraries_are_replaced() -> None:
+    message = f"error for url (https://cas/x?X-Amz-Signature={PASSWORD}), with url: /x?sig={PASSWORD} (Caused by socks5://a:{PASSWORD}@p)"
+    assert redact_addresses(message) == "error for url (<url>), with url: <url> (Caused by <url>)"
 
 
 class Store(fsspec.AbstractFileSystem):
-    """A bucket's client whose every answer is a refusal that quotes the signed address."""
+    """A client of a bucket; each call fails with an error that quotes the signed URL."""
 
     protocol = "s3"
 
@@ -193,7 +193,7 @@ class Store(fsspec.AbstractFileSystem):
         raise PermissionError(f"Forbidden: GET https://{path}?sig={PASSWORD}")
 
 
-def test_a_bucket_that_refuses_says_so_without_what_it_was_asked_with(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_of_a_bucket_hides_the_signed_url(monkeypatch: pytest.MonkeyPatch) -> None:
     registered = importlib.import_module("fsspec.registry")
     monkeypatch.setitem(registered._registry, "s3", Store)
     source = open_source(f"s3://bucket/x?sig={PASSWORD}", stall_seconds=1)
@@ -206,8 +206,8 @@ def test_a_bucket_that_refuses_says_so_without_what_it_was_asked_with(monkeypatc
         source.list("main", RetryPolicy(time.monotonic()))
 
 
-def test_who_handles_a_tokenizer_is_handed_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The libraries that tokenise are others' code."""
+def test_tokenizer_children_have_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tokenizer libraries are code of other projects."""
     secrets = ("HF_TOKEN", "HF_TOKEN_PATH", "HUGGING_FACE_HUB_TOKEN", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
     secrets += (
         "AWS_SESSION_TOKEN",
@@ -219,6 +219,6 @@ def test_who_handles_a_tokenizer_is_handed_no_secret(monkeypatch: pytest.MonkeyP
     kept = ("PATH", "LD_LIBRARY_PATH", "TOKENMILL_RUN", "TOKENIZERS_PARALLELISM", "FASTOKENS_BPE_THREADS", "AWS_REGION")
     for name in (*secrets, *kept):
         monkeypatch.setenv(name, f"value of {name}")
-    given = child_environment()
-    assert not given.keys() & set(secrets)
-    assert [given[name] for name in kept] == [f"value of {name}" for name in kept]
+    environment = child_environment()
+    assert not environment.keys() & set(secrets)
+    assert [environment[name] for name in kept] == [f"value of {name}" for name in kept]

@@ -1,4 +1,4 @@
-"""A tokenizer that is a SentencePiece model alone: ids are SentencePiece's own, whatever the style."""
+"""Tokenizers with only a SentencePiece model: the ids are those of SentencePiece, for every style."""
 
 import itertools
 import json
@@ -61,7 +61,7 @@ CONFIG = {
 
 
 def train(directory: Path, style: str, **more: Any) -> Path:
-    """Train a model of a style, as the only file of a tokenizer beside its configuration."""
+    """Train a model of a style; the tokenizer has no other file except its configuration."""
     directory.mkdir(parents=True)
     options = {"vocab_size": 700, "hard_vocab_limit": False, "minloglevel": 2} | STYLES[style] | more
     sentencepiece.SentencePieceTrainer.train(input=str(CORPUS), model_prefix=str(directory / "m"), **options)
@@ -72,89 +72,89 @@ def train(directory: Path, style: str, **more: Any) -> Path:
     return directory
 
 
-def settled(directory: Path, work: Path, **asked: Any) -> dict[str, Any]:
+def resolve_directory(directory: Path, work: Path, **fields: Any) -> dict[str, Any]:
     work.mkdir()
     (work / "tokenizer").symlink_to(directory)
     request = {"reference": "mine", "need_eod": True, "eod_token": None, "add_special_tokens": True, "texts": TEXTS}
     request |= {"encoder": "hf", "source": None, "special_in_text": "keep"}
-    (work / "request.json").write_text(json.dumps(request | asked))
+    (work / "request.json").write_text(json.dumps(request | fields))
     return resolve(work)
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_ids_are_sentencepieces_own(tmp_path: Path, style: str) -> None:
+def test_ids_equal_sentencepiece(tmp_path: Path, style: str) -> None:
     from transformers import AutoTokenizer
 
     directory = train(tmp_path / "tok", style)
     model = find_only_model(directory)
     assert model
-    own = sentencepiece.SentencePieceProcessor(model_file=str(model))
-    about = settled(directory, tmp_path / "work")
-    around = {"llama": ([own.bos_id()], []), "t5": ([], [own.eos_id()])}
-    before, after = around.get(style, ([], []))
-    flat, offsets = load_encoder("hf", tmp_path / "work/backend.json", True, end=own.eos_id()).encode(TEXTS)
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
+    resolved = resolve_directory(directory, tmp_path / "work")
+    surrounding = {"llama": ([processor.bos_id()], []), "t5": ([], [processor.eos_id()])}
+    before, after = surrounding.get(style, ([], []))
+    flat, offsets = load_encoder("hf", tmp_path / "work/backend.json", True, end=processor.eos_id()).encode(TEXTS)
     assert [flat[low:high].tolist() for low, high in itertools.pairwise(offsets)] == [
-        [*before, *ids, *after, own.eos_id()] for ids in own.encode(TEXTS)
+        [*before, *ids, *after, processor.eos_id()] for ids in processor.encode(TEXTS)
     ]
-    assert (about["eod_id"], about["eod_token"]) == (own.eos_id(), "</s>")
-    assert about.get("adds_eod", False) is (style == "t5")
-    copied = AutoTokenizer.from_pretrained(str(tmp_path / "work/written"))  # as training loads it
-    assert (len(copied), copied.eos_token_id) == (own.get_piece_size(), own.eos_id())
-    assert copied("Hello, world", add_special_tokens=False)["input_ids"] == own.encode("Hello, world")
+    assert (resolved["eod_id"], resolved["eod_token"]) == (processor.eos_id(), "</s>")
+    assert resolved.get("adds_eod", False) is (style == "t5")
+    copied = AutoTokenizer.from_pretrained(str(tmp_path / "work/written"))  # training loads the tokenizer in this way
+    assert (len(copied), copied.eos_token_id) == (processor.get_piece_size(), processor.eos_id())
+    assert copied("Hello, world", add_special_tokens=False)["input_ids"] == processor.encode("Hello, world")
 
 
 @pytest.mark.parametrize("style", ["llama", "t5"])
-def test_the_encoder_that_is_taken_gives_them_too(tmp_path: Path, style: str) -> None:
+def test_the_chosen_encoder_gives_the_same_ids(tmp_path: Path, style: str) -> None:
     directory, out = train(tmp_path / "tok", style), tmp_path / "out"
     texts = CORPUS.read_text().split("\n")
     resolved, verdict = resolve_tokenizer(
         str(directory), None, eod_token=None, add_special_tokens=False, texts=texts, destination=out, scratch=tmp_path
     )
     model = find_only_model(directory)
-    own = sentencepiece.SentencePieceProcessor(model_file=str(model))
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
     encoder = load_encoder(verdict.encoder, out / "backend.json", False, verdict.guard)
     flat, offsets = encoder.encode([*texts, *TEXTS])
-    found = [flat[low:high].tolist() for low, high in itertools.pairwise(offsets)]
-    assert found == own.encode([*texts, *TEXTS])
+    actual = [flat[low:high].tolist() for low, high in itertools.pairwise(offsets)]
+    assert actual == processor.encode([*texts, *TEXTS])
     assert (out / FILE_NAME).read_bytes() == model.read_bytes()  # type: ignore[union-attr]
     assert set(resolved.files) >= {"tokenizer.json", "tokenizer_config.json", model.name}  # type: ignore[union-attr]
-    assert decode(out / "backend.json", own.encode("Hello, world")) == "Hello, world"
+    assert decode(out / "backend.json", processor.encode("Hello, world")) == "Hello, world"
     assert eod_warning(resolved) is None
 
 
-def test_what_transformers_reads_otherwise_is_said_and_can_be_chosen(tmp_path: Path) -> None:
+def test_other_ids_of_transformers_are_noted_and_selectable(tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
     directory = train(tmp_path / "tok", "llama")
-    (note,) = settled(directory, tmp_path / "work")["notes"]
+    (note,) = resolve_directory(directory, tmp_path / "work")["notes"]
     assert "gives for tokenizer.model; " in note
     assert "--tokenizer-source class" in note
-    about = settled(directory, tmp_path / "class", source="class")
-    assert "notes" not in about
+    resolved = resolve_directory(directory, tmp_path / "class", source="class")
+    assert "notes" not in resolved
     flat, _ = load_encoder("hf", tmp_path / "class/backend.json", True).encode(TEXTS[1:2])
     assert flat.tolist() == AutoTokenizer.from_pretrained(str(directory))(TEXTS[1])["input_ids"]
 
 
-def test_models_that_cannot_be_taken(tmp_path: Path) -> None:
+def test_unsupported_models(tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     broken.mkdir()
     (broken / "tokenizer.model").write_bytes(b"\x0a\x0b\xff" * 9)
     with pytest.raises(RequestError, match=r"tokenizer\.model of the tokenizer mine is not a SentencePiece model"):
-        settled(broken, tmp_path / "a")
+        resolve_directory(broken, tmp_path / "a")
     words = train(tmp_path / "words", "plain", model_type="word")
     with pytest.raises(RequestError, match="has the type word or char"):
-        settled(words, tmp_path / "b")
-    ended = train(tmp_path / "ended", "plain")
-    (ended / "tokenizer_config.json").write_text('{"eos_token": "<|im_end|>"}')
+        resolve_directory(words, tmp_path / "b")
+    wrong_eos = train(tmp_path / "ended", "plain")
+    (wrong_eos / "tokenizer_config.json").write_text('{"eos_token": "<|im_end|>"}')
     with pytest.raises(RequestError, match=r"'<\|im_end\|>' is not in the vocabulary") as caught:
-        settled(ended, tmp_path / "c")
+        resolve_directory(wrong_eos, tmp_path / "c")
     assert "--eod-token (in its vocabulary: </s>)" in str(caught.value)
 
 
-def test_only_a_model_without_other_files_is_one(tmp_path: Path) -> None:
+def test_a_model_with_other_files_is_ignored(tmp_path: Path) -> None:
     ranks = tmp_path / "ranks"
     ranks.mkdir()
-    (ranks / "tokenizer.model").write_text("IQ== 0\nIg== 1\n")  # tiktoken's form, under the same name
+    (ranks / "tokenizer.model").write_text("IQ== 0\nIg== 1\n")  # the format of tiktoken has the same file name
     assert find_only_model(ranks) is None
     both = train(tmp_path / "both", "plain")
     (both / "tokenizer.json").write_text("{}")

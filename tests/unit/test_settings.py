@@ -1,4 +1,4 @@
-"""Settings: read strictly, each slip with its place, and filled with what follows from what was given."""
+"""Settings: strict parsing, errors with their place, and derived values."""
 
 import json
 from dataclasses import replace
@@ -31,21 +31,21 @@ def settings(model: str | dict[str, Any] = "125m", **sections: Any) -> Settings:
     return derive_settings(msgspec.convert(content(model, **sections), Settings))
 
 
-def written(tmp_path: Path, what: Any) -> Path:
+def write_settings(tmp_path: Path, document: Any) -> Path:
     file = tmp_path / "run.json"
-    file.write_text(what if isinstance(what, str) else json.dumps(what))
+    file.write_text(document if isinstance(document, str) else json.dumps(document))
     return file
 
 
 # -- reading
 
 
-def test_what_is_read_is_derived(tmp_path: Path) -> None:
-    assert read_settings(written(tmp_path, content())) == settings()
+def test_settings_are_derived(tmp_path: Path) -> None:
+    assert read_settings(write_settings(tmp_path, content())) == settings()
 
 
 @pytest.mark.parametrize(
-    ("sections", "said"),
+    ("sections", "message"),
     [
         ({"training": {"nodez": 2}}, "unknown field `nodez` - at `$.training`; did you mean nodes?"),
         ({"training": {"iteration": 2}}, "unknown field `iteration` - at `$.training`; did you mean iterations?"),
@@ -70,15 +70,15 @@ def test_what_is_read_is_derived(tmp_path: Path) -> None:
         ({"extraArgs": "--fp8"}, "Expected `array`, got `str` - at `$.extraArgs`"),
     ],
 )
-def test_a_slip_is_refused_with_its_place(tmp_path: Path, sections: dict[str, Any], said: str) -> None:
-    file = written(tmp_path, content(**sections))
+def test_an_error_names_its_place(tmp_path: Path, sections: dict[str, Any], message: str) -> None:
+    file = write_settings(tmp_path, content(**sections))
     with pytest.raises(RequestError) as refused:
         read_settings(file)
-    assert str(file) in str(refused.value) and said in str(refused.value)
+    assert str(file) in str(refused.value) and message in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    ("what", "said"),
+    ("document", "message"),
     [
         ("{", "is not valid JSON"),
         ("", "is not valid JSON"),
@@ -86,9 +86,9 @@ def test_a_slip_is_refused_with_its_place(tmp_path: Path, sections: dict[str, An
         ("\x00", "is not valid JSON"),
     ],
 )
-def test_a_file_that_is_none_is_refused(tmp_path: Path, what: str, said: str) -> None:
-    file = written(tmp_path, what)
-    with pytest.raises(RequestError, match=said) as refused:
+def test_an_invalid_file_is_refused(tmp_path: Path, document: str, message: str) -> None:
+    file = write_settings(tmp_path, document)
+    with pytest.raises(RequestError, match=message) as refused:
         read_settings(file)
     assert str(file) in str(refused.value)
 
@@ -101,7 +101,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sections", "said"),
+    ("sections", "message"),
     [
         ({"training": {"nodes": 0}}, "training.nodes is 0: it must be above 0"),
         ({"training": {"gpusPerNode": -8}}, "training.gpusPerNode is -8: it must be above 0"),
@@ -112,19 +112,19 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         ({"checkpoint": {"path": "/c", "keep": 0}}, "checkpoint.keep is 0"),
     ],
 )
-def test_a_count_that_cannot_be_is_refused(tmp_path: Path, sections: dict[str, Any], said: str) -> None:
+def test_an_invalid_count_is_refused(tmp_path: Path, sections: dict[str, Any], message: str) -> None:
     with pytest.raises(RequestError) as refused:
-        read_settings(written(tmp_path, content(**sections)))
-    assert said in str(refused.value)
+        read_settings(write_settings(tmp_path, content(**sections)))
+    assert message in str(refused.value)
 
 
-def test_zero_is_taken_where_it_means_something() -> None:
+def test_zero_is_accepted_where_valid() -> None:
     zero = {"weightDecay": 0, "warmupIterations": 0, "seed": 0, "evalIterations": 0, "minLearningRate": 0}
-    found = settings(training=zero).training
-    assert (found.warmup_iterations, found.min_learning_rate, found.seed) == (0, 0, 0)
+    derived = settings(training=zero).training
+    assert (derived.warmup_iterations, derived.min_learning_rate, derived.seed) == (0, 0, 0)
 
 
-# -- what follows: the guide's lines
+# -- derived values: the examples of the guide
 
 
 def test_a_custom_model_on_four_nodes() -> None:
@@ -136,15 +136,15 @@ def test_a_custom_model_on_four_nodes() -> None:
         "tensorModelParallelSize": 1,
         "pipelineModelParallelSize": 1,
     }
-    found = settings(model=model, training={"nodes": 4})
-    layout = found.layout()
-    assert (found.world_size, layout.data_parallel, found.training.global_batch_size) == (32, 32, 512)
+    derived = settings(model=model, training={"nodes": 4})
+    layout = derived.layout()
+    assert (derived.world_size, layout.data_parallel, derived.training.global_batch_size) == (32, 32, 512)
     assert find_argument_errors(layout) == find_runtime_errors(layout) == []
 
 
 def test_sharp_with_175b_on_32_nodes() -> None:
-    found = settings("175b", training={"nodes": 32, "useSharp": True})
-    layout = found.layout()
+    derived = settings("175b", training={"nodes": 32, "useSharp": True})
+    layout = derived.layout()
     assert (layout.tensor, layout.pipeline, layout.data_parallel, layout.sequence_parallel) == (8, 16, 2, True)
     assert (layout.global_batch, layout.micro_batch) == (4096, 1)
     assert find_argument_errors(layout) == find_runtime_errors(layout) == []
@@ -152,27 +152,27 @@ def test_sharp_with_175b_on_32_nodes() -> None:
 
 def test_375m_on_two_nodes_with_a_batch_of_32() -> None:
     training = {"nodes": 2, "gpusPerNode": 8, "iterations": 100, "globalBatchSize": 32}
-    found = settings("375m", training=training)
-    layout = found.layout()
+    derived = settings("375m", training=training)
+    layout = derived.layout()
     assert (layout.data_parallel, layout.micro_batch, layout.micro_batches) == (16, 2, 1)
     assert find_argument_errors(layout) == find_runtime_errors(layout) == []
-    assert found.checkpoint.save_interval == 10  # within the run, though nothing was said
-    assert found.training.eval_interval == 100 and found.training.log_interval == 10
-    assert found.training.warmup_iterations == 1 and found.training.decay_iterations == 100
+    assert derived.checkpoint.save_interval == 10  # the default is within the run
+    assert derived.training.eval_interval == 100 and derived.training.log_interval == 10
+    assert derived.training.warmup_iterations == 1 and derived.training.decay_iterations == 100
 
 
-def test_the_guide_s_175b() -> None:
+def test_175b_of_the_guide() -> None:
     training = {"nodes": 64, "gpusPerNode": 8, "iterations": 10000, "globalBatchSize": 8192, "evalInterval": 1000}
-    found = settings("175b", training=training, checkpoint={"path": "/c", "saveInterval": 1000})
-    assert found.layout().data_parallel == 4
-    assert (found.checkpoint.save_interval, found.training.eval_interval) == (1000, 1000)
+    derived = settings("175b", training=training, checkpoint={"path": "/c", "saveInterval": 1000})
+    assert derived.layout().data_parallel == 4
+    assert (derived.checkpoint.save_interval, derived.training.eval_interval) == (1000, 1000)
 
 
-# -- what follows, in general
+# -- derived values in general
 
 
-def test_what_is_given_is_kept() -> None:
-    given_training = {
+def test_set_values_are_kept() -> None:
+    training = {
         "iterations": 50,
         "globalBatchSize": 24,
         "microBatchSize": 3,
@@ -184,9 +184,9 @@ def test_what_is_given_is_kept() -> None:
         "logInterval": 5,
     }
     parallelism = {"tensorModelParallelSize": 2, "pipelineModelParallelSize": 2, "sequenceParallel": False}
-    found = settings("175b", training=given_training, parallelism=parallelism)
-    assert msgspec.to_builtins(found.training).items() >= given_training.items()
-    assert msgspec.to_builtins(found.parallelism).items() >= parallelism.items()
+    derived = settings("175b", training=training, parallelism=parallelism)
+    assert msgspec.to_builtins(derived.training).items() >= training.items()
+    assert msgspec.to_builtins(derived.parallelism).items() >= parallelism.items()
 
 
 def test_deriving_again_changes_nothing() -> None:
@@ -196,11 +196,11 @@ def test_deriving_again_changes_nothing() -> None:
 
 @pytest.mark.parametrize(("batch", "micro"), [(32, 16), (24, 4), (6, 1), (1, 1)])
 def test_the_micro_batch_is_halved_until_it_divides(batch: int, micro: int) -> None:
-    found = settings("125m", training={"gpusPerNode": 2, "globalBatchSize": batch})
-    assert found.training.micro_batch_size == micro
+    derived = settings("125m", training={"gpusPerNode": 2, "globalBatchSize": batch})
+    assert derived.training.micro_batch_size == micro
 
 
-def test_a_batch_below_the_copies_is_refused_by_what_it_takes() -> None:
+def test_a_batch_smaller_than_the_copies_is_refused() -> None:
     layout = settings("125m", training={"globalBatchSize": 4}).layout()
     assert find_argument_errors(layout) == [
         "global batch 4 is not divisible by micro-batch 1 x data parallel 8 = 8 (data parallel = 8 GPUs / (tensor 1 x "
@@ -209,15 +209,15 @@ def test_a_batch_below_the_copies_is_refused_by_what_it_takes() -> None:
 
 
 @pytest.mark.parametrize(("iterations", "interval"), [(1, 1), (5, 1), (100, 10), (10_000, 1000), (1_000_000, 1000)])
-def test_a_run_saves_within_itself(iterations: int, interval: int) -> None:
-    found = settings(training={"iterations": iterations})
-    assert found.checkpoint.save_interval == interval <= iterations
-    assert (found.training.eval_interval or 0) <= iterations and (found.training.log_interval or 0) <= iterations
+def test_a_run_saves_a_checkpoint(iterations: int, interval: int) -> None:
+    derived = settings(training={"iterations": iterations})
+    assert derived.checkpoint.save_interval == interval <= iterations
+    assert (derived.training.eval_interval or 0) <= iterations and (derived.training.log_interval or 0) <= iterations
 
 
-def test_the_data_s_vocabulary_takes_the_place_of_the_preset_s() -> None:
-    found = settings("llama3-8b", training={"gpusPerNode": 2})
-    assert found.layout() == replace(found.layout(1000), vocab_size=128_256)
+def test_the_vocabulary_of_the_data_replaces_the_presets() -> None:
+    derived = settings("llama3-8b", training={"gpusPerNode": 2})
+    assert derived.layout() == replace(derived.layout(1000), vocab_size=128_256)
 
 
 @given(
@@ -227,19 +227,19 @@ def test_the_data_s_vocabulary_takes_the_place_of_the_preset_s() -> None:
     st.none() | st.integers(1, 100),
     st.sampled_from([1, 2, 4]),
 )
-def test_presets_divide_whatever_their_parallelism_divides(
+def test_presets_fit_all_multiples_of_a_copy(
     name: str, nodes: int, gpus: int, rounds: int | None, context: int
 ) -> None:
     model = load_preset(name)
     copy = model.tensor_model_parallel_size * model.pipeline_model_parallel_size * context
     copy *= model.expert_model_parallel_size
-    nodes = nodes * copy  # whatever the node has, this many nodes hold whole copies
+    nodes = nodes * copy  # with any number of GPUs per node, these nodes hold complete copies
     training: dict[str, Any] = {"nodes": nodes, "gpusPerNode": gpus}
     if rounds:
         parallel = model.tensor_model_parallel_size * model.pipeline_model_parallel_size * context
         training["globalBatchSize"] = rounds * nodes * gpus // parallel
-    found = settings(name, training=training, parallelism={"contextParallelSize": context})
-    layout = found.layout()
+    derived = settings(name, training=training, parallelism={"contextParallelSize": context})
+    layout = derived.layout()
     assert find_argument_errors(layout) == find_runtime_errors(layout) == []
     assert layout.global_batch == layout.micro_batch * layout.micro_batches * layout.data_parallel
     assert rounds or layout.global_batch == 16 * nodes * gpus

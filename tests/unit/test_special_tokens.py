@@ -1,4 +1,4 @@
-"""Special tokens in texts are counted wherever they stand, and cost nothing where none can."""
+"""Counts of special tokens in texts."""
 
 import pytest
 

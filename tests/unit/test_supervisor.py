@@ -1,4 +1,4 @@
-"""The supervisor, in a process of its own: it ends whatever descends from it."""
+"""The supervisor, in a separate process, because it stops all of its descendants."""
 
 import json
 import subprocess
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.slow  # most of them wait for seconds
+pytestmark = pytest.mark.slow  # most of these tests wait for seconds
 
 SETUP = """
 import json, sys, time
@@ -29,112 +29,112 @@ STEP = "echo ' iteration 7/ 10 | elapsed time per iteration (ms): 100.0 |'"
 """
 
 
-def supervised(tmp_path: Path, script: str) -> tuple[list[Any], str]:
-    """Run a script; return how the command ended and what was said. What is to be ended sleeps for longer than this."""
-    done = subprocess.run(
+def supervise(tmp_path: Path, script: str) -> tuple[list[Any], str]:
+    """Run a script; return the end of the command and the output. Processes to stop sleep longer than the timeout."""
+    process = subprocess.run(
         [sys.executable, "-c", SETUP + script], capture_output=True, text=True, timeout=60, cwd=tmp_path, check=False
     )
-    ends = [json.loads(line[4:]) for line in done.stdout.splitlines() if line.startswith("END ")]
-    assert ends, done.stdout + done.stderr
-    return ends[0], done.stdout
+    ends = [json.loads(line[4:]) for line in process.stdout.splitlines() if line.startswith("END ")]
+    assert ends, process.stdout + process.stderr
+    return ends[0], process.stdout
 
 
-def test_adopted_processes_that_end_are_taken_away(tmp_path: Path) -> None:
-    """Each of them would keep its process id for as long as the run lasts."""
-    end, said = supervised(
+def test_adopted_processes_that_end_are_reaped(tmp_path: Path) -> None:
+    """A zombie would keep its process id until the end of the run."""
+    end, output = supervise(
         tmp_path,
         """
 import os
 from pathlib import Path
 def zombies():
     states = [(p.parent.name, *p.read_text().rpartition(")")[2].split()[:2]) for p in Path("/proc").glob("[0-9]*/stat")]
-    launcher = Path("launcher").read_text().strip()  # which ends by itself
+    launcher = Path("launcher").read_text().strip()  # the launcher ends by itself
     counts.append(sum(state == "Z" and int(parent) == os.getpid() and pid != launcher for pid, state, parent in states))
-    if Path("begun").exists() and counts[-3:] == [0, 0, 0]:
+    if Path("started").exists() and counts[-3:] == [0, 0, 0]:
         Path("gone").touch()
 run('''
 echo $$ > launcher
-for i in $(seq 50); do (true &); done; sleep 1.5; touch begun
+for i in $(seq 50); do (true &); done; sleep 1.5; touch started
 for i in $(seq 100); do [ -e gone ] && break; sleep 0.1; done
 ''', tasks=[zombies])
 print("LEFT", counts[-3:])
 """,
     )
-    assert end[0] == 0 and "LEFT [0, 0, 0]" in said
+    assert end[0] == 0 and "LEFT [0, 0, 0]" in output
 
 
 @pytest.mark.parametrize(
-    ("others", "hangs"),
+    ("progress", "hangs"),
     [
         ("None", True),
         ("TrainingProgress(3, False, 0.0)", True),
-        ("TrainingProgress(3, True, 0.0)", False),  # node 0 is saving
-        ("TrainingProgress(3, False, 9.0)", False),  # its reports are rare
-        ("TrainingProgress(int(time.time() * 10), False, 0.0)", False),  # it moves
+        ("TrainingProgress(3, True, 0.0)", False),  # node 0 saves a checkpoint
+        ("TrainingProgress(3, False, 9.0)", False),  # node 0 reports rarely
+        ("TrainingProgress(int(time.time() * 10), False, 0.0)", False),  # node 0 makes progress
     ],
 )
-def test_what_other_nodes_tell_is_waited_for(tmp_path: Path, others: str, hangs: bool) -> None:
-    script = f'run(STEP + "; sleep 3", peers=lambda: {others}, iteration=1, start=9)'
-    end, said = supervised(tmp_path, script)
+def test_progress_of_other_nodes_counts(tmp_path: Path, progress: str, hangs: bool) -> None:
+    script = f'run(STEP + "; sleep 3", peers=lambda: {progress}, iteration=1, start=9)'
+    end, output = supervise(tmp_path, script)
     assert (end[0] != 0) == hangs and end[2].startswith("the run hangs") == hangs
-    assert ("the stacks of all ranks" in said) == hangs and end[3]
+    assert ("the stacks of all ranks" in output) == hangs and end[3]
 
 
-def test_a_node_that_sees_nothing_hangs_by_the_patience_of_a_start(tmp_path: Path) -> None:
-    end, _ = supervised(tmp_path, 'run("sleep 300", iteration=1, start=2)')
+def test_a_node_without_progress_has_the_timeout_of_a_start(tmp_path: Path) -> None:
+    end, _ = supervise(tmp_path, 'run("sleep 300", iteration=1, start=2)')
     assert end[2] == "the run hangs: no progress for 0.0333 minutes" and not end[3]
 
 
-def test_stacks_go_behind_what_a_launcher_wrote_to_a_file_of_its_own(tmp_path: Path) -> None:
-    rank = "import time; print('begun', flush=True); time.sleep(300)"
+def test_stacks_are_appended_to_the_log_file_of_a_launcher(tmp_path: Path) -> None:
+    rank = "import time; print('started', flush=True); time.sleep(300)"
     script = f"exec >> log 2>&1; echo kept; RANK=5 '{sys.executable}' -c \"{rank}\"; sleep 300"
-    end, _ = supervised(tmp_path, f"run({script!r}, iteration=1, start=2)")
+    end, _ = supervise(tmp_path, f"run({script!r}, iteration=1, start=2)")
     assert end[2].startswith("the run hangs")
     log = (tmp_path / "log").read_text()
-    assert log.startswith("kept\nbegun\ntokenmill: stacks of RANK=5\nFatal Python error: Aborted\n")
+    assert log.startswith("kept\nstarted\ntokenmill: stacks of RANK=5\nFatal Python error: Aborted\n")
 
 
-def test_records_that_cannot_be_read_are_no_hang(tmp_path: Path) -> None:
+def test_unreadable_records_are_not_a_hang(tmp_path: Path) -> None:
     script = """
 def broken(): raise OSError(107, "Transport endpoint is not connected")
 run("sleep 3", peers=broken, tasks=[broken], iteration=1, start=1)
 """
-    end, said = supervised(tmp_path, script)
-    assert end[0] == 0 and said.count("Transport endpoint is not connected; the run continues") == 1
+    end, output = supervise(tmp_path, script)
+    assert end[0] == 0 and output.count("Transport endpoint is not connected; the run continues") == 1
 
 
-def test_shared_storage_that_does_not_answer_holds_nothing_up(tmp_path: Path) -> None:
+def test_silent_shared_storage_delays_nothing(tmp_path: Path) -> None:
     script = """
 import threading
 supervisor.KILL_TIMEOUT_SECONDS = 1
 def silent():
-    if threading.current_thread() is not threading.main_thread():  # where it looks for the last time
+    if threading.current_thread() is not threading.main_thread():  # the last check runs in the main thread
         threading.Event().wait()
 run(STEP + "; sleep 300", tasks=[silent], iteration=1)
 """
-    end, said = supervised(tmp_path, script)
-    assert end[2].startswith("the run hangs") and "the stacks of all ranks" in said
+    end, output = supervise(tmp_path, script)
+    assert end[2].startswith("the run hangs") and "the stacks of all ranks" in output
 
 
-def test_what_took_over_ends_it_at_once(tmp_path: Path) -> None:
+def test_a_takeover_ends_the_run_at_once(tmp_path: Path) -> None:
     script = """
 def lost(): raise Superseded("another start has taken over")
 run("exec sleep 300", tasks=[lost])
 """
-    end, _ = supervised(tmp_path, script)
+    end, _ = supervise(tmp_path, script)
     assert end[0] < 0 and end[2] == "another start has taken over"
 
 
-def test_all_of_a_lot_of_output_is_passed_on(tmp_path: Path) -> None:
-    end, said = supervised(tmp_path, 'run("seq 1 30000; printf end")')
-    lines = said.splitlines()
-    assert end[0] == 0 and lines[:30000] == [str(each) for each in range(1, 30001)]
+def test_large_output_is_forwarded(tmp_path: Path) -> None:
+    end, output = supervise(tmp_path, 'run("seq 1 30000; printf end")')
+    lines = output.splitlines()
+    assert end[0] == 0 and lines[:30000] == [str(number) for number in range(1, 30001)]
     assert lines[30000] == "end" and lines[30001].startswith("END ")
 
 
-def test_what_a_launcher_wrote_is_passed_on_however_long_it_takes(tmp_path: Path) -> None:
-    """Its last lines say why it ended; a log that is read slowly is no reason to leave them out, nor a hang."""
-    end, said = supervised(
+def test_slow_output_of_a_launcher_is_forwarded(tmp_path: Path) -> None:
+    """The last lines contain the reason of the end; a slow reader of the log must not lose them or cause a hang."""
+    end, output = supervise(
         tmp_path,
         """
 supervisor.DRAIN_SECONDS = 0.5
@@ -146,31 +146,31 @@ run("for i in $(seq 30); do printf '%60000s\\n' $i; done; exit 3", monitor=Slow(
 """,
     )
     assert end == [3, False, "", False]
-    assert said.split()[:30] == [str(each) for each in range(1, 31)]
+    assert output.split()[:30] == [str(number) for number in range(1, 31)]
 
 
-def test_a_rank_that_outlives_its_launcher_and_goes_on_writing_is_ended(tmp_path: Path) -> None:
+def test_a_rank_that_outlives_its_launcher_is_ended(tmp_path: Path) -> None:
     script = 'run("(while sleep 0.1; do echo still here; done) & exit 4")'
-    end, said = supervised(tmp_path, "supervisor.DRAIN_SECONDS = 1\n" + script)
+    end, output = supervise(tmp_path, "supervisor.DRAIN_SECONDS = 1\n" + script)
     assert end == [4, False, "", False]
-    assert "still here" in said
+    assert "still here" in output
 
 
 def test_a_launcher_that_closes_its_output_is_waited_for(tmp_path: Path) -> None:
-    end, _ = supervised(tmp_path, 'run("exec >&- 2>&-; sleep 2; exit 7")')
+    end, _ = supervise(tmp_path, 'run("exec >&- 2>&-; sleep 2; exit 7")')
     assert end[0] == 7
 
 
-def test_a_launcher_that_waits_for_other_nodes_after_its_ranks_have_ended_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_launcher_that_waits_for_other_nodes_after_its_ranks_is_ended(tmp_path: Path) -> None:
     launcher = "import subprocess, time; subprocess.run(['sleep', '1']); time.sleep(300)"
     script = f'run("exec {sys.executable} -c " + chr(34) + {launcher!r} + chr(34))'
-    end, said = supervised(tmp_path, "supervisor.BARRIER_TIMEOUT_SECONDS = 1\n" + script)
-    assert end[0] == 0 and "all ranks of this node have ended" in said
+    end, output = supervise(tmp_path, "supervisor.BARRIER_TIMEOUT_SECONDS = 1\n" + script)
+    assert end[0] == 0 and "all ranks of this node have ended" in output
 
 
-def test_what_a_launcher_runs_before_it_meets_others_is_no_rank(tmp_path: Path) -> None:
-    """torchrun's imports run ldconfig, which is gone by the next look; then it may wait for machines for hours."""
-    end, said = supervised(
+def test_a_child_before_the_rendezvous_is_not_a_rank(tmp_path: Path) -> None:
+    """torchrun's imports run ldconfig, which ends before the next check; torchrun may then wait for hours."""
+    end, output = supervise(
         tmp_path,
         """
 supervisor.STARTUP_TASK_SECONDS = supervisor.TASK_SECONDS = supervisor.BARRIER_TIMEOUT_SECONDS = 1
@@ -180,19 +180,19 @@ print("MET", any(met))
 """,
     )
     assert end == [0, False, "", False]
-    assert "MET False" in said and "all ranks of this node have ended" not in said
+    assert "MET False" in output and "all ranks of this node have ended" not in output
 
 
-def test_nodes_that_are_not_here_yet_are_waited_for(tmp_path: Path) -> None:
-    """The launcher has no rank, as torchrun has none before all have met: nothing hangs, and nothing is to blame."""
-    end, _ = supervised(
+def test_missing_nodes_are_waited_for(tmp_path: Path) -> None:
+    """The launcher has no ranks, like torchrun before the rendezvous; that is neither a hang nor an error."""
+    end, _ = supervise(
         tmp_path, 'run("exec sleep 2.5", rendezvous=0.5, start=0.5, iteration=0.5, poll=lambda met: False)'
     )
     assert end == [0, False, "", False]
 
 
-def test_nodes_that_are_all_here_and_do_not_meet_are_not_waited_for(tmp_path: Path) -> None:
-    end, _ = supervised(
+def test_nodes_that_cannot_connect_end_the_run(tmp_path: Path) -> None:
+    end, _ = supervise(
         tmp_path,
         """
 since = time.monotonic()

@@ -1,4 +1,4 @@
-"""The test Hub against the real huggingface_hub and requests: protocol, names, faults, stopping."""
+"""The test Hub with the real huggingface_hub and requests: protocol, names, faults, stop."""
 
 import gzip
 import hashlib
@@ -22,7 +22,7 @@ import requests
 from support.hub import Fault, FaultPlan, Hub
 from tokenmill.errors import RequestError
 
-# Read by huggingface_hub when it is imported.
+# huggingface_hub reads these variables at its import.
 os.environ |= {"HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
 
 TESTS = Path(__file__).parents[1]
@@ -34,9 +34,9 @@ FILES = {"README.md": PLAIN, "train/a.jsonl.zst": PACKED, "train/b.jsonl": b"{}\
 
 @pytest.fixture
 def hub() -> Iterator[Hub]:
-    with Hub() as made:
-        made.add_dataset(REPO, FILES)
-        yield made
+    with Hub() as server:
+        server.add_dataset(REPO, FILES)
+        yield server
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def get(address: str, **headers: str) -> requests.Response:
 # -- protocol, through huggingface_hub
 
 
-def test_information_names_the_commit_of_a_branch_or_of_itself(hub: Hub, api: Any) -> None:
+def test_information_has_the_commit_of_a_branch_or_commit(hub: Hub, api: Any) -> None:
     old = api.repo_info(REPO, repo_type="dataset").sha
     new = hub.add_dataset(REPO, FILES | {"c": b"c"})
     hub.add_dataset(REPO, FILES, branch="refs/convert/parquet")
@@ -72,7 +72,7 @@ def test_information_names_the_commit_of_a_branch_or_of_itself(hub: Hub, api: An
     }
 
 
-def test_a_commit_is_named_by_its_content() -> None:
+def test_the_content_names_a_commit() -> None:
     first, second = Hub(), Hub()
     assert first.add_dataset(REPO, FILES) == second.add_dataset(REPO, dict(reversed(FILES.items())))
     assert first.add_dataset(REPO, FILES | {"x": b""}) != first.add_dataset(REPO, FILES | {"x": b"1"})
@@ -82,10 +82,10 @@ def test_listing_in_pages_has_sizes_and_hashes(hub: Hub, api: Any) -> None:
     many = {f"train/{i:03}.jsonl.zst": b"%d" % i for i in range(25)} | {"README.md": PLAIN}
     sha = hub.add_dataset(REPO, many)
     hub.page_size = 4
-    found = list(api.list_repo_tree(REPO, repo_type="dataset", revision=sha, recursive=True, expand=True))
-    files = {entry.path: entry for entry in found if hasattr(entry, "blob_id")}
+    listed = list(api.list_repo_tree(REPO, repo_type="dataset", revision=sha, recursive=True, expand=True))
+    files = {entry.path: entry for entry in listed if hasattr(entry, "blob_id")}
     assert {path: entry.size for path, entry in files.items()} == {p: len(c) for p, c in many.items()}
-    assert [entry.path for entry in found if not hasattr(entry, "blob_id")] == ["train"]
+    assert [entry.path for entry in listed if not hasattr(entry, "blob_id")] == ["train"]
     packed, plain = files["train/007.jsonl.zst"], files["README.md"]
     assert packed.lfs.sha256 == hashlib.sha256(b"7").hexdigest()
     assert plain.lfs is None
@@ -94,39 +94,39 @@ def test_listing_in_pages_has_sizes_and_hashes(hub: Hub, api: Any) -> None:
     top = api.list_repo_tree(REPO, repo_type="dataset")
     assert [entry.path for entry in top] == ["README.md", "train"]
     assert len(list(api.list_repo_tree(REPO, "train", repo_type="dataset"))) == 25
-    asked = ["README.md", "train", "absent"]
-    assert {e.path for e in api.get_paths_info(REPO, asked, repo_type="dataset")} == {"README.md", "train"}
+    paths = ["README.md", "train", "absent"]
+    assert {e.path for e in api.get_paths_info(REPO, paths, repo_type="dataset")} == {"README.md", "train"}
 
 
-def test_git_agrees_with_the_blob_id_of_a_pointer() -> None:
+def test_a_pointer_has_the_blob_id_of_git() -> None:
     # echo -n hello | git lfs clean | git hash-object --stdin
     hub = Hub()
     hub.add_dataset(REPO, {"x": b"hello"}, lfs={"x"})
     pointer = (
         f"version https://git-lfs.github.com/spec/v1\noid sha256:{hashlib.sha256(b'hello').hexdigest()}\nsize 5\n"
     ).encode()
-    found = hub.find("dataset", REPO)
-    assert found is not None
-    entry = found.commits[found.branches["main"]].entries[0]
+    repository = hub.find("dataset", REPO)
+    assert repository is not None
+    entry = repository.commits[repository.branches["main"]].entries[0]
     assert entry["oid"] == hashlib.sha1(b"blob %d\0" % len(pointer) + pointer).hexdigest()
     assert entry["lfs"]["pointerSize"] == len(pointer)
 
 
 @pytest.mark.parametrize("name", ["tiny", "org/tiny"])
-def test_a_model_downloads_whole_or_by_file(name: str, hub: Hub, api: Any, tmp_path: Path) -> None:
+def test_a_model_downloads_fully_or_by_file(name: str, hub: Hub, api: Any, tmp_path: Path) -> None:
     source = tmp_path / "weights.bin"
     source.write_bytes(PACKED)
     files: dict[str, bytes | Path] = {"tokenizer.json": b"{}", "empty.txt": b"", "model.bin": source, "sub/x.txt": b"x"}
     sha = hub.add_model(name, files)
-    one = api.hf_hub_download(name, "tokenizer.json", cache_dir=tmp_path / "one")
-    assert Path(one).read_bytes() == b"{}"
-    assert sha in one
-    whole = Path(api.snapshot_download(name, cache_dir=tmp_path / "all"))
-    got = {p.relative_to(whole).as_posix(): p.read_bytes() for p in whole.rglob("*") if p.is_file()}
-    assert got == {**files, "model.bin": PACKED}
+    single = api.hf_hub_download(name, "tokenizer.json", cache_dir=tmp_path / "one")
+    assert Path(single).read_bytes() == b"{}"
+    assert sha in single
+    snapshot = Path(api.snapshot_download(name, cache_dir=tmp_path / "all"))
+    content = {p.relative_to(snapshot).as_posix(): p.read_bytes() for p in snapshot.rglob("*") if p.is_file()}
+    assert content == {**files, "model.bin": PACKED}
 
 
-def test_errors_are_the_hubs(hub: Hub, api: Any, tmp_path: Path) -> None:
+def test_errors_match_the_hub(hub: Hub, api: Any, tmp_path: Path) -> None:
     from huggingface_hub import errors
 
     with pytest.raises(errors.RepositoryNotFoundError):
@@ -143,7 +143,7 @@ def test_errors_are_the_hubs(hub: Hub, api: Any, tmp_path: Path) -> None:
         api.hf_hub_download("org/gated", "README.md", repo_type="dataset", cache_dir=tmp_path)
 
 
-def test_a_token_is_wanted_by_the_hub_and_never_reaches_the_cdn(hub: Hub, api: Any, tmp_path: Path) -> None:
+def test_the_hub_requires_a_token_and_the_cdn_gets_none(hub: Hub, api: Any, tmp_path: Path) -> None:
     from huggingface_hub import HfApi, errors
 
     hub.token = "hf_secret"
@@ -155,9 +155,9 @@ def test_a_token_is_wanted_by_the_hub_and_never_reaches_the_cdn(hub: Hub, api: A
     path = owner.hf_hub_download(REPO, "train/a.jsonl.zst", repo_type="dataset", cache_dir=tmp_path)
     assert Path(path).read_bytes() == PACKED
     assert get(url(hub, "train/a.jsonl.zst"), Authorization="Bearer hf_secret").content == PACKED
-    seen = [r for r in hub.requests if r.kind == "cdn"]
-    assert seen
-    assert not any("Authorization" in r.headers for r in seen)
+    cdn_requests = [r for r in hub.requests if r.kind == "cdn"]
+    assert cdn_requests
+    assert not any("Authorization" in r.headers for r in cdn_requests)
 
 
 # -- protocol, on the wire
@@ -192,7 +192,7 @@ def test_a_large_file_is_a_signed_link_to_another_origin(hub: Hub) -> None:
     assert (expired.status_code, len(expired.history)) == (403, 1)
 
 
-def test_what_is_stored_in_lfs_can_be_chosen(hub: Hub) -> None:
+def test_files_in_lfs_are_selectable(hub: Hub) -> None:
     for lfs, large in ((None, {"b.zst"}), (True, {"a", "b.zst"}), (False, set()), ({"a"}, {"a"})):
         hub.add_dataset(REPO, {"a": b"1", "b.zst": b"2"}, lfs=lfs)
         codes = {n: requests.head(url(hub, n), timeout=20).status_code for n in ("a", "b.zst")}
@@ -206,8 +206,8 @@ def test_ranges(name: str, on_disk: bool, hub: Hub, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(data)
     hub.add_dataset(REPO, {name: tmp_path / "file" if on_disk else data})
     size, address = len(data), url(hub, name)
-    for asked, start, stop in (("0-", 0, size), ("7-11", 7, 12), ("9-99999999", 9, size), ("-5", size - 5, size)):
-        response = get(address, Range=f"bytes={asked}")
+    for requested, start, stop in (("0-", 0, size), ("7-11", 7, 12), ("9-99999999", 9, size), ("-5", size - 5, size)):
+        response = get(address, Range=f"bytes={requested}")
         assert (response.status_code, response.content) == (206, data[start:stop])
         assert response.headers["Content-Range"] == f"bytes {start}-{stop - 1}/{size}"
     beyond = get(address, Range=f"bytes={size}-")
@@ -246,11 +246,11 @@ NAMES = [
 def test_any_name_is_listed_and_served(hub: Hub, api: Any) -> None:
     files = {name: f"{number}".encode() for number, name in enumerate(NAMES)}
     sha = hub.add_dataset(REPO, files)
-    found = api.list_repo_tree(REPO, repo_type="dataset", revision=sha, recursive=True)
-    assert {entry.path for entry in found if hasattr(entry, "blob_id")} == set(NAMES)
+    listed = api.list_repo_tree(REPO, repo_type="dataset", revision=sha, recursive=True)
+    assert {entry.path for entry in listed if hasattr(entry, "blob_id")} == set(NAMES)
     base = f"{hub.endpoint}/datasets/{REPO}/resolve/{sha}/"
     for name, content in files.items():
-        if name == ".":  # a client that follows RFC 3986 cannot ask for it
+        if name == ".":  # a client that follows RFC 3986 cannot request it
             continue
         response = get(base + quote(name.encode("utf-8", "surrogatepass"), safe=""))
         assert (response.status_code, response.content) == (200, content), name
@@ -259,7 +259,7 @@ def test_any_name_is_listed_and_served(hub: Hub, api: Any) -> None:
 
 
 @pytest.mark.parametrize("revision", ["refs/pr/1", "odd name #1"])
-def test_a_revision_may_hold_anything(revision: str, hub: Hub) -> None:
+def test_any_revision_is_served(revision: str, hub: Hub) -> None:
     hub.add_dataset(REPO, {"d/f": b"other"}, branch=revision)
     assert get(url(hub, "d/f", revision)).content == b"other"
     assert get(f"{hub.endpoint}/datasets/{REPO}/resolve/{quote(revision)}/d/f").content == b"other"
@@ -279,7 +279,7 @@ def test_old_commits_stay_when_a_branch_moves(hub: Hub) -> None:
     assert get(url(hub, "README.md", old)).content == PLAIN
 
 
-def test_connections_are_kept(hub: Hub) -> None:
+def test_connections_stay_open(hub: Hub) -> None:
     with requests.Session() as session:
         for _ in range(5):
             assert session.get(url(hub, "README.md"), timeout=20).content == PLAIN
@@ -287,18 +287,18 @@ def test_connections_are_kept(hub: Hub) -> None:
         assert sum(t.name == f"testhub-{urlsplit(hub.endpoint).port}-connection" for t in threading.enumerate()) == 1
 
 
-def test_the_rate_limit_tells_when_to_come_back(hub: Hub) -> None:
+def test_the_rate_limit_sends_the_wait(hub: Hub) -> None:
     from huggingface_hub.utils._http import parse_ratelimit_headers
 
     hub.rate_limit = (2, 0.5)
     codes = [get(url(hub, "README.md")).status_code for _ in range(2)]
     refused = get(url(hub, "README.md"))
     assert [*codes, refused.status_code] == [200, 200, 429]
-    told = parse_ratelimit_headers(refused.headers)
-    assert told is not None
-    assert (told.remaining, told.reset_in_seconds, told.limit) == (0, 1, 2)
+    limit = parse_ratelimit_headers(refused.headers)
+    assert limit is not None
+    assert (limit.remaining, limit.reset_in_seconds, limit.limit) == (0, 1, 2)
     assert hub.requests[-1].retry_after == 1
-    time.sleep(told.reset_in_seconds)
+    time.sleep(limit.reset_in_seconds)
     assert get(url(hub, "README.md")).status_code == 200
 
 
@@ -315,24 +315,24 @@ def test_refusals(name: str, hub: Hub) -> None:
         *(Fault(code) for code in ("500", "502", "503", "401", "403", "404")),
         Fault("503", retry="seconds", seconds=1),
     )
-    answers = [get(url(hub, name)) for _ in range(12)]
-    assert [r.status_code for r in answers] == [429] * 4 + [500, 502, 503, 401, 403, 404, 503, 200]
-    assert answers[0].headers["RateLimit"] == '"resolvers";r=0;t=7'
-    assert "RateLimit-Policy" in answers[0].headers
-    assert answers[1].headers["Retry-After"] == "3"
-    wait = parsedate_to_datetime(answers[2].headers["Retry-After"]).timestamp() - time.time()
+    responses = [get(url(hub, name)) for _ in range(12)]
+    assert [r.status_code for r in responses] == [429] * 4 + [500, 502, 503, 401, 403, 404, 503, 200]
+    assert responses[0].headers["RateLimit"] == '"resolvers";r=0;t=7'
+    assert "RateLimit-Policy" in responses[0].headers
+    assert responses[1].headers["Retry-After"] == "3"
+    wait = parsedate_to_datetime(responses[2].headers["Retry-After"]).timestamp() - time.time()
     assert 20 < wait <= 31
-    assert not {"RateLimit", "Retry-After"} & answers[3].headers.keys()
-    assert answers[9].headers["X-Error-Code"] == "EntryNotFound"
-    assert answers[10].headers["Retry-After"] == "1"
-    assert answers[11].content == FILES[name]
+    assert not {"RateLimit", "Retry-After"} & responses[3].headers.keys()
+    assert responses[9].headers["X-Error-Code"] == "EntryNotFound"
+    assert responses[10].headers["Retry-After"] == "1"
+    assert responses[11].content == FILES[name]
     waits = [r.retry_after for r in hub.requests if r.fault]
     assert waits[:2] == [7, 3]
     assert waits[3:] == [None] * 7 + [1]
     assert [r.fault for r in hub.requests][:3] == ["429"] * 3
 
 
-def test_an_expired_link_is_the_cdns(hub: Hub) -> None:
+def test_an_expired_link_of_the_cdn(hub: Hub) -> None:
     hub.faults.add(Fault("403", where="cdn"))
     first, second = get(url(hub, "train/a.jsonl.zst")), get(url(hub, "train/a.jsonl.zst"))
     assert (first.status_code, second.status_code) == (403, 200)
@@ -351,18 +351,18 @@ def test_faults_of_listing_and_information(hub: Hub) -> None:
 
 
 def read(address: str, **headers: str) -> tuple[bytes, bool]:
-    """Return the bytes that came and whether the transfer ended in an error."""
-    came = b""
+    """Return the received bytes, and whether the transfer ended with an error."""
+    received = b""
     try:
         with requests.get(address, headers=headers, stream=True, timeout=20) as response:
             for part in response.raw.stream(100):
-                came += part
+                received += part
     except (requests.RequestException, OSError):
-        return came, True
+        return received, True
     except Exception as error:
         assert type(error).__module__.startswith("urllib3"), error
-        return came, True
-    return came, False
+        return received, True
+    return received, False
 
 
 @pytest.mark.parametrize("name", ["README.md", "train/a.jsonl.zst"])
@@ -375,27 +375,27 @@ def test_damaged_bodies(name: str, on_disk: bool, hub: Hub, tmp_path: Path) -> N
     def under(kind: str, **options: Any) -> tuple[bytes, bool]:
         hub.faults.clear()
         hub.faults.add(Fault(kind, **options))
-        struck = read(address)
+        damaged = read(address)
         assert read(address) == (data, False)
-        return struck
+        return damaged
 
-    assert under("cut", at=100) == (data[:100], True)
-    came, failed = under("reset", at=100)
+    assert under("cut", position=100) == (data[:100], True)
+    received, failed = under("reset", position=100)
     assert failed
-    assert data.startswith(came)
+    assert data.startswith(received)
     assert under("drop") == (b"", True)
-    assert under("short", at=100) == (data[:100], False)
-    assert under("short", at=100, declared="none") == (data[:100], False)
-    assert under("stall", at=100, seconds=0.01) == (data, False)
-    assert under("stall", at=100, seconds=0.01, then="close") == (data[:100], True)
+    assert under("short", position=100) == (data[:100], False)
+    assert under("short", position=100, declared="none") == (data[:100], False)
+    assert under("stall", position=100, seconds=0.01) == (data, False)
+    assert under("stall", position=100, seconds=0.01, then="close") == (data[:100], True)
     assert under("slow", rate=len(data) * 50) == (data, False)
-    assert under("cut", at=10**9) == (data[:-1], True)
+    assert under("cut", position=10**9) == (data[:-1], True)
     assert under("cut") == (data[: len(data) // 2], True)
-    for at in (0, 100, len(data) - 1):
-        came, failed = under("flip", at=at)
+    for position in (0, 100, len(data) - 1):
+        received, failed = under("flip", position=position)
         assert not failed
-        assert [i for i in range(len(data)) if came[i] != data[i]] == [at]
-        assert len(came) == len(data)
+        assert [i for i in range(len(data)) if received[i] != data[i]] == [position]
+        assert len(received) == len(data)
 
 
 def test_a_fault_counts_bytes_of_the_range_that_is_sent(hub: Hub) -> None:
@@ -412,7 +412,7 @@ def test_a_range_may_be_ignored(name: str, hub: Hub) -> None:
     assert get(url(hub, name), Range="bytes=5-").status_code == 206
 
 
-def test_gzip_is_for_clients_that_take_it(hub: Hub) -> None:
+def test_gzip_is_sent_on_request(hub: Hub) -> None:
     hub.faults.add(Fault("gzip", times=None))
     assert get(url(hub, "README.md")).headers["Content-Length"] == str(len(PLAIN))
     response = get(url(hub, "README.md"), Accept_Encoding="gzip")
@@ -421,7 +421,7 @@ def test_gzip_is_for_clients_that_take_it(hub: Hub) -> None:
     assert gzip.decompress(read(url(hub, "README.md"), Accept_Encoding="gzip")[0]) == PLAIN
 
 
-def test_a_fault_counts_each_path_on_its_own(hub: Hub) -> None:
+def test_a_fault_counts_paths_separately(hub: Hub) -> None:
     hub.add_dataset(REPO, {"a": b"a", "b": b"b", "c.txt": b"c"})
     hub.faults.add(Fault("500", path="[ab]", after=1, times=2), Fault("404", path="*.txt", times=None))
     codes = {n: [get(url(hub, n)).status_code for _ in range(4)] for n in ("a", "b", "c.txt")}
@@ -447,7 +447,7 @@ def test_a_plan_from_json(tmp_path: Path) -> None:
             FaultPlan.from_json(file)
 
 
-# -- life
+# -- start and stop
 
 
 def test_stop_ends_every_connection_and_start_takes_the_same_ports(hub: Hub) -> None:
@@ -457,10 +457,12 @@ def test_stop_ends_every_connection_and_start_takes_the_same_ports(hub: Hub) -> 
     stalled = session.get(url(hub, "README.md"), stream=True, timeout=20)
     with requests.get(url(hub, "train/b.jsonl"), stream=True, timeout=20) as slow:
         ports = [urlsplit(endpoint).port for endpoint in (hub.endpoint, hub.cdn_endpoint)]
-        mine = [t for t in threading.enumerate() if t.name.startswith(tuple(f"testhub-{port}" for port in ports))]
-        assert len(mine) > 2
+        own_threads = [
+            t for t in threading.enumerate() if t.name.startswith(tuple(f"testhub-{port}" for port in ports))
+        ]
+        assert len(own_threads) > 2
         hub.stop()
-        assert not [thread for thread in mine if thread.is_alive()]
+        assert not [thread for thread in own_threads if thread.is_alive()]
         for response in (stalled, slow):
             with pytest.raises(requests.RequestException):
                 _ = response.content
@@ -472,7 +474,7 @@ def test_stop_ends_every_connection_and_start_takes_the_same_ports(hub: Hub) -> 
     session.close()
 
 
-def test_a_client_that_goes_away_is_no_error(hub: Hub, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_client_may_disconnect(hub: Hub, capfd: pytest.CaptureFixture[str]) -> None:
     hub.add_dataset(REPO, {"big.zst": bytes(1 << 24)})
     with requests.get(url(hub, "big.zst"), stream=True, timeout=20) as response:
         response.raw.read(10)

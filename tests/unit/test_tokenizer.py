@@ -1,4 +1,4 @@
-"""What a plan records of a tokenizer, and what a user is told where one cannot be used."""
+"""The record of a tokenizer in a plan, and the errors for unusable tokenizers."""
 
 import hashlib
 import json
@@ -28,24 +28,24 @@ from tokenmill.tokens.tokenizer import (
 pytestmark = pytest.mark.slow
 
 FINGERPRINT = "dc43a28c7c22f04448f1a0306b52bd6b4a9baf8a734a3b52b712287c787149a7"
-"""Outputs begun with earlier versions have this in their plans."""
+"""The fingerprint in plans of earlier versions; a change would invalidate their outputs."""
 COMMON: dict[str, Any] = {"eod_token": None, "add_special_tokens": True, "texts": ["One.", "\ud800", "Two."]}
 
 
-def refused(reference: str | Path, tmp_path: Path, revision: str | None = None, **options: Any) -> str:
-    """Resolve what must be refused, leaving nothing; return the message."""
-    made, scratch = tmp_path / "made", tmp_path / "scratch"
+def refusal(reference: str | Path, tmp_path: Path, revision: str | None = None, **options: Any) -> str:
+    """Check that a tokenizer is refused without output; return the message."""
+    output, scratch = tmp_path / "made", tmp_path / "scratch"
     with pytest.raises(RequestError) as caught:
-        resolve_tokenizer(str(reference), revision, destination=made, scratch=scratch, **(COMMON | options))
+        resolve_tokenizer(str(reference), revision, destination=output, scratch=scratch, **(COMMON | options))
     assert caught.value.exit_code == 2
-    assert not made.exists()
+    assert not output.exists()
     return str(caught.value)
 
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[ResolvedTokenizer, Verdict, Path]:
-    """Resolve the tiny tokenizer, from a Hub at a branch, with a code file beside it that must not come along."""
-    made = tmp_path_factory.mktemp("tiny")
+    """Resolve the tiny tokenizer from a branch of a Hub; the code file next to it must not be downloaded."""
+    output = tmp_path_factory.mktemp("tiny")
     files = {path.name: path.read_bytes() for path in TINY.iterdir()}
     with Hub() as hub:
         hub.add_model(
@@ -55,13 +55,13 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[ResolvedTokenizer, V
         )
         hub.faults.add(Fault(path="tokenizer.json", kind="flip", times=1))
         resolved, verdict = resolve_tokenizer(
-            "org/tiny", "main", destination=made / "out", scratch=made / "scratch", endpoint=hub.endpoint, **COMMON
+            "org/tiny", "main", destination=output / "out", scratch=output / "scratch", endpoint=hub.endpoint, **COMMON
         )
         fetched = {request.path.rpartition("/")[2] for request in hub.requests if "/resolve/" in request.path}
         assert fetched == set(files)
         assert resolved.revision == hub.find("model", "org/tiny").branches["main"]  # type: ignore[union-attr]
-    assert not any((made / "scratch").iterdir())
-    return resolved, verdict, made / "out"
+    assert not any((output / "scratch").iterdir())
+    return resolved, verdict, output / "out"
 
 
 def test_facts_and_copies(tiny: tuple[ResolvedTokenizer, Verdict, Path]) -> None:
@@ -74,39 +74,39 @@ def test_facts_and_copies(tiny: tuple[ResolvedTokenizer, Verdict, Path]) -> None
     assert resolved.files == {name: hashlib.sha256(data).hexdigest() for name, data in copies.items()}
     backend = Tokenizer.from_file(str(out / "backend.json")).to_str()
     assert resolved.fingerprint == hashlib.sha256(backend.encode()).hexdigest() == FINGERPRINT
-    assert '"merges":["' in (out / "backend.json").read_text()  # as encoders load them fastest
+    assert '"merges":["' in (out / "backend.json").read_text()  # encoders load this form fastest
     assert (verdict.encoder, verdict.rejected) == ("fastokens", ())
     assert ResolvedTokenizer.from_json(json.loads((out / "resolved.json").read_text())) == resolved
     assert Verdict.from_json(json.loads((out / "verdict.json").read_text())) == verdict
 
 
-def test_decode_gives_the_text_back(tiny: tuple[ResolvedTokenizer, Verdict, Path]) -> None:
+def test_decode_returns_the_text(tiny: tuple[ResolvedTokenizer, Verdict, Path]) -> None:
     text = "Grüße, 世界 \U0001f44d\r\n"
     ids, _ = load_encoder("hf", tiny[2] / "backend.json", True).encode([text])
     assert decode(tiny[2] / "backend.json", [*ids, 0]) == f"{text}<|endoftext|>"
 
 
-def test_request_is_known_without_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = tokenizer_request(str(TINY), None)
-    assert set(asked["files"]) == {"tokenizer.json", "tokenizer_config.json"}
+def test_a_request_needs_no_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = tokenizer_request(str(TINY), None)
+    assert set(request["files"]) == {"tokenizer.json", "tokenizer_config.json"}
     copy = tmp_path / "elsewhere"
     copy.mkdir()
     for path in TINY.iterdir():
         (copy / path.name).write_bytes(path.read_bytes())
     (copy / "notes.txt").write_text("not the tokenizer's")
-    assert tokenizer_request(str(copy), None) == asked
+    assert tokenizer_request(str(copy), None) == request
     (copy / "tokenizer_config.json").write_text("{}")
-    assert tokenizer_request(str(copy), None) != asked
+    assert tokenizer_request(str(copy), None) != request
 
     monkeypatch.chdir(tmp_path)
     assert tokenizer_request("org/name", "v1") == {"name": "org/name", "revision": "v1"}
     (tmp_path / "org/name").mkdir(parents=True)
-    with pytest.raises(RequestError, match="does not contain a tokenizer"):  # a directory wins over a Hub name
+    with pytest.raises(RequestError, match="does not contain a tokenizer"):  # a directory has priority over a Hub name
         tokenizer_request("org/name", None)
 
 
 @pytest.mark.parametrize("reference", ["./missing", "/nowhere/missing", "a/b/c", "../x", "~/x", ""])
-def test_missing_directory_is_no_hub_name(reference: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_directory_is_refused(reference: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RequestError, match="no tokenizer directory"):
         tokenizer_request(reference, None)
@@ -118,7 +118,7 @@ def test_revision_of_a_directory() -> None:
 
 
 def test_chat_eos_and_bos(tmp_path: Path) -> None:
-    """A tokenizer that adds BOS and ends with a chat token; the truncation in its file is ignored."""
+    """Resolve a tokenizer with BOS and a chat token as EOS; the truncation in its file is ignored."""
     added = {"<|begin|>": 300, "<|im_end|>": 301, "<|endoftext|>": 302}
     chat = write_tokenizer(tmp_path / "chat", bytes_vocabulary(), added, bos="<|begin|>", eos_token="<|im_end|>")
     out = tmp_path / "out"
@@ -131,8 +131,8 @@ def test_chat_eos_and_bos(tmp_path: Path) -> None:
     assert len(ids) == 4
 
 
-def test_merges_that_never_happen_are_kept_from_encoders(tmp_path: Path) -> None:
-    """`a bc` never happens, since `a b` comes first; backend.json has it all the same, as Hugging Face loads it."""
+def test_encoders_get_no_merges_that_never_happen(tmp_path: Path) -> None:
+    """`a bc` never happens, because `a b` is first; backend.json still has `a bc` for Hugging Face."""
     words = {word: 256 + i for i, word in enumerate(("ab", "bc", "abc"))}
     directory = write_tokenizer(tmp_path / "ways", bytes_vocabulary() | words, {"<|endoftext|>": 300})
     tokenizer = json.loads((directory / "tokenizer.json").read_bytes())
@@ -149,8 +149,8 @@ def test_merges_that_never_happen_are_kept_from_encoders(tmp_path: Path) -> None
     assert verdict.encoder == "gigatoken"  # fastokens refuses it with either list
 
 
-def settle_here(directory: Path, tmp_path: Path, **asked: Any) -> str:
-    """Have this process load a tokenizer that must be refused, which saves importing transformers each time."""
+def local_refusal(directory: Path, tmp_path: Path, **fields: Any) -> str:
+    """Load a tokenizer that must be refused in this process, which saves an import of transformers per tokenizer."""
     work = tmp_path / f"work-{directory.name}"
     shutil.copytree(directory, work / "tokenizer", dirs_exist_ok=True)
     request = {
@@ -162,7 +162,7 @@ def settle_here(directory: Path, tmp_path: Path, **asked: Any) -> str:
         "source": None,
         "special_in_text": "keep",
     }
-    (work / "request.json").write_text(json.dumps({"eod_token": None} | request | asked))
+    (work / "request.json").write_text(json.dumps({"eod_token": None} | request | fields))
     with pytest.raises(RequestError) as caught:
         resolve(work)
     return str(caught.value)
@@ -170,24 +170,24 @@ def settle_here(directory: Path, tmp_path: Path, **asked: Any) -> str:
 
 def test_unusable_tokenizers(tmp_path: Path) -> None:
     bare = write_tokenizer(tmp_path / "bare", bytes_vocabulary(), {"</s>": 300})
-    assert "has no eos token; set --eod-token (in its vocabulary: </s>)" in settle_here(bare, tmp_path)
-    message = settle_here(bare, tmp_path, eod_token="</ss>")
+    assert "has no eos token; set --eod-token (in its vocabulary: </s>)" in local_refusal(bare, tmp_path)
+    message = local_refusal(bare, tmp_path, eod_token="</ss>")
     assert "'</ss>' is not a single token" in message
     assert "similar tokens: </s>" in message
     sparse = write_tokenizer(tmp_path / "sparse", bytes_vocabulary() | {"b": 70_000}, {"<eos>": 300}, eos_token="<eos>")
-    message = settle_here(sparse, tmp_path)
+    message = local_refusal(sparse, tmp_path)
     assert "uint16" in message
     assert "70,000" in message
     broken = write_tokenizer(tmp_path / "broken", {"a": 0})
     (broken / "tokenizer.json").write_text('{"version": "1.0", "model": {"type": "Unheard-of"}}')
-    message = settle_here(broken, tmp_path)
+    message = local_refusal(broken, tmp_path)
     assert "cannot load the tokenizer broken" in message
     assert "save_pretrained" in message
     assert str(tmp_path) not in message
 
 
 def test_hostile_files(tmp_path: Path) -> None:
-    """None of these gets as far as loading transformers."""
+    """These tokenizers are refused before transformers loads."""
     cases = {
         "{": "is not valid JSON",
         "[" * 200_000: "is not valid JSON",
@@ -198,10 +198,10 @@ def test_hostile_files(tmp_path: Path) -> None:
         directory = write_tokenizer(tmp_path / str(number), {"a": 0})
         (directory / "tokenizer_config.json").write_text(config)
         (directory / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
-        assert message in refused(directory, tmp_path)
+        assert message in refusal(directory, tmp_path)
     with (directory / "tokenizer.json").open("wb") as file:
         file.truncate(129 << 20)
-    assert "bytes, more than" in refused(directory, tmp_path)
+    assert "bytes, more than" in refusal(directory, tmp_path)
     assert not (tmp_path / "ran").exists()
 
 
@@ -209,27 +209,25 @@ def test_hub_refusals(tmp_path: Path) -> None:
     with Hub() as hub:
         hub.add_model("org/empty", {"README.md": b"nothing here"})
         hub.add_model("org/gated", {"tokenizer.json": b"{}"}, gated=True)
-        for name, revision, said in (
+        for name, revision, message in (
             ("org/empty", None, "does not contain a tokenizer"),
             ("org/empty", "v9", "no revision v9"),
             ("org/gated", None, "gated"),
             ("org/absent", None, "the tokenizer org/absent does not exist on the Hub"),
         ):
-            assert said in refused(name, tmp_path, revision, endpoint=hub.endpoint)
+            assert message in refusal(name, tmp_path, revision, endpoint=hub.endpoint)
 
 
-def test_a_name_that_may_be_meant_for_a_directory_is_said_to_be_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_of_a_missing_directory_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()
     with Hub() as hub:
         for name in ("nothere", "data/nothere"):
-            said = refused(name, tmp_path / "made", endpoint=hub.endpoint)
-            assert said.startswith(
+            message = refusal(name, tmp_path / "made", endpoint=hub.endpoint)
+            assert message.startswith(
                 f"there is no directory {name!r} here; the tokenizer {name} does not exist on the Hub, "
             )
-        assert refused("org/absent", tmp_path / "made", endpoint=hub.endpoint).startswith(
+        assert refusal("org/absent", tmp_path / "made", endpoint=hub.endpoint).startswith(
             "the tokenizer org/absent does not exist on the Hub"
         )
 
@@ -245,6 +243,6 @@ def test_no_network(tmp_path: Path) -> None:
 
 
 def test_unknown_encoder(tmp_path: Path) -> None:
-    assert "unknown encoder 'fast'; use one of auto, fastokens, gigatoken, hf" in refused(
+    assert "unknown encoder 'fast'; use one of auto, fastokens, gigatoken, hf" in refusal(
         TINY, tmp_path, encoder="fast"
     )

@@ -1,4 +1,4 @@
-"""A directory that is ambiguous: its tokenizer.json, and what transformers' class makes of it."""
+"""Ambiguous tokenizers: tokenizer.json and the class of transformers give different ids."""
 
 import itertools
 import json
@@ -19,8 +19,8 @@ TEXTS = ["In 2023 there were 12345 rows", "caf\u00e9 cafe\u0301 12 </s> <|endoft
 EOS = {"eos_token": "<|endoftext|>", "bos_token": "<|endoftext|>", "unk_token": "<|endoftext|>"}
 
 
-def write(directory: Path, kind: str | None, model_type: str | None, **config: Any) -> Path:
-    """Write a tokenizer whose file splits digits and normalises nothing, which most classes do otherwise."""
+def write_ambiguous(directory: Path, kind: str | None, model_type: str | None, **config: Any) -> Path:
+    """Write a tokenizer whose file splits digits and normalizes nothing; most classes differ."""
     words = {word: 256 + i for i, word in enumerate(("12", "34", "20", "23"))}
     write_tokenizer(directory, bytes_vocabulary() | words, {"<|endoftext|>": 260}, **(EOS | config))
     path = directory / "tokenizer.json"
@@ -39,18 +39,18 @@ def write(directory: Path, kind: str | None, model_type: str | None, **config: A
     return directory
 
 
-def settled(directory: Path, work: Path, **asked: Any) -> dict[str, Any]:
-    """Load a tokenizer in this process."""
+def resolve_directory(directory: Path, work: Path, **fields: Any) -> dict[str, Any]:
+    """Resolve a tokenizer in this process."""
     work.mkdir()
     (work / "tokenizer").symlink_to(directory)
     request = {"reference": "mine", "need_eod": True, "eod_token": None, "add_special_tokens": True, "texts": TEXTS}
     request |= {"encoder": "hf", "source": None, "special_in_text": "keep"}
-    (work / "request.json").write_text(json.dumps(request | asked))
+    (work / "request.json").write_text(json.dumps(request | fields))
     return resolve(work)
 
 
 def ids(work: Path, texts: list[str] = TEXTS) -> list[list[int]]:
-    """Return what workers encode texts to."""
+    """Return the ids of texts in workers."""
     flat, offsets = load_encoder("hf", work / "backend.json", True).encode(texts)
     return [flat[low:high].tolist() for low, high in itertools.pairwise(offsets)]
 
@@ -59,7 +59,7 @@ DIFFERENT = [
     ("GPT2Tokenizer", None),
     ("GPT2Tokenizer", "gpt2"),
     ("Qwen2Tokenizer", None),
-    ("PreTrainedTokenizerFast", "qwen2"),  # overruled by its config.json
+    ("PreTrainedTokenizerFast", "qwen2"),  # config.json has priority
     ("GPTNeoXTokenizer", None),
     ("RobertaTokenizer", "roberta"),
     ("CodeGenTokenizer", None),
@@ -71,121 +71,121 @@ DIFFERENT = [
 
 
 @pytest.mark.parametrize(("kind", "model_type"), DIFFERENT)
-def test_a_class_that_changes_ids_is_refused_until_one_is_chosen(
-    tmp_path: Path, kind: str | None, model_type: str | None
-) -> None:
+def test_a_class_that_changes_ids_requires_a_choice(tmp_path: Path, kind: str | None, model_type: str | None) -> None:
     from transformers import AutoTokenizer
 
-    directory = write(tmp_path / "tok", kind, model_type)
+    directory = write_ambiguous(tmp_path / "tok", kind, model_type)
     with pytest.raises(RequestError) as caught:
-        settled(directory, tmp_path / "refused")
+        resolve_directory(directory, tmp_path / "refused")
     message = str(caught.value)
     assert "is ambiguous" in message
     assert "--tokenizer-source file" in message and "--tokenizer-source class" in message
     assert "by the file)" in message
 
-    own = Tokenizer.from_file(str(directory / "tokenizer.json"))
-    about = settled(directory, tmp_path / "file", source="file")
-    expected = [encoding.ids for encoding in own.encode_batch(TEXTS)]
+    from_file = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    resolved = resolve_directory(directory, tmp_path / "file", source="file")
+    expected = [encoding.ids for encoding in from_file.encode_batch(TEXTS)]
     assert ids(tmp_path / "file") == expected
-    assert (about["eod_id"], about["vocab_size"]) == (260, own.get_vocab_size())
-    copied = AutoTokenizer.from_pretrained(str(tmp_path / "file/written"))  # as training loads it
+    assert (resolved["eod_id"], resolved["vocab_size"]) == (260, from_file.get_vocab_size())
+    copied = AutoTokenizer.from_pretrained(str(tmp_path / "file/written"))  # training loads the tokenizer in this way
     assert copied(TEXTS)["input_ids"] == expected
-    assert (len(copied), copied.eos_token_id) == (own.get_vocab_size(), 260)
+    assert (len(copied), copied.eos_token_id) == (from_file.get_vocab_size(), 260)
 
     if kind != "GPT2Tokenizer":
-        return  # each takes a second of reference ids
-    theirs = AutoTokenizer.from_pretrained(str(directory))
-    settled(directory, tmp_path / "class", source="class")
-    assert ids(tmp_path / "class") == theirs(TEXTS)["input_ids"]
+        return  # the reference ids of each class take a second
+    loaded = AutoTokenizer.from_pretrained(str(directory))
+    resolve_directory(directory, tmp_path / "class", source="class")
+    assert ids(tmp_path / "class") == loaded(TEXTS)["input_ids"]
     assert not (tmp_path / "class/written").exists()
 
 
 @pytest.mark.parametrize(
     ("kind", "model_type"), [("GPT2Tokenizer", "olmo2"), ("PreTrainedTokenizerFast", None), ("LlamaTokenizer", "llama")]
 )
-def test_one_that_says_what_its_file_says_needs_no_choice(tmp_path: Path, kind: str, model_type: str | None) -> None:
-    directory = write(tmp_path / "tok", kind, model_type)
+def test_a_class_equal_to_its_file_needs_no_choice(tmp_path: Path, kind: str, model_type: str | None) -> None:
+    directory = write_ambiguous(tmp_path / "tok", kind, model_type)
     expected = [e.ids for e in Tokenizer.from_file(str(directory / "tokenizer.json")).encode_batch(TEXTS)]
     for source in (None, "file", "class"):
-        settled(directory, tmp_path / str(source), source=source)
+        resolve_directory(directory, tmp_path / str(source), source=source)
         assert ids(tmp_path / str(source)) == expected
 
 
-def test_settings_that_change_what_the_file_says_are_not_written_with_it(tmp_path: Path) -> None:
+def test_settings_that_contradict_the_file_are_not_written(tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
     new = {"300": {"content": "<new>", "special": True}}
-    directory = write(
+    directory = write_ambiguous(
         tmp_path / "tok", "PreTrainedTokenizerFast", None, add_bos_token=True, added_tokens_decoder=new, pad_token="[P]"
     )
     (directory / "added_tokens.json").write_text('{"<newer>": 301}')
     with pytest.raises(RequestError, match="is ambiguous"):
-        settled(directory, tmp_path / "refused")
-    settled(directory, tmp_path / "file", source="file")
-    own = Tokenizer.from_file(str(directory / "tokenizer.json"))
+        resolve_directory(directory, tmp_path / "refused")
+    resolve_directory(directory, tmp_path / "file", source="file")
+    from_file = Tokenizer.from_file(str(directory / "tokenizer.json"))
     copied = AutoTokenizer.from_pretrained(str(tmp_path / "file/written"))
     for text in ("<new> <newer> [P]", "a"):
-        assert copied(text)["input_ids"] == own.encode(text).ids == ids(tmp_path / "file", [text])[0]
+        assert copied(text)["input_ids"] == from_file.encode(text).ids == ids(tmp_path / "file", [text])[0]
 
 
 @pytest.mark.parametrize("kind", ["PreTrainedTokenizerFast", "GPT2Tokenizer"])
 @pytest.mark.parametrize("source", [None, "file", "class"])
-def test_an_eos_that_is_no_entry_of_the_vocabulary_is_refused(tmp_path: Path, kind: str, source: str | None) -> None:
-    directory = write(tmp_path / "tok", kind, None, eos_token="</s>")
+def test_an_eos_outside_the_vocabulary_is_refused(tmp_path: Path, kind: str, source: str | None) -> None:
+    directory = write_ambiguous(tmp_path / "tok", kind, None, eos_token="</s>")
     with pytest.raises(RequestError, match="'</s>' is not in the vocabulary") as caught:
-        settled(directory, tmp_path / "work", source=source)
+        resolve_directory(directory, tmp_path / "work", source=source)
     assert "--eod-token (in its vocabulary: <|endoftext|>)" in str(caught.value)
-    about = settled(directory, tmp_path / "given", source="file", eod_token="<|endoftext|>")
-    assert about["eod_id"] == 260
+    resolved = resolve_directory(directory, tmp_path / "given", source="file", eod_token="<|endoftext|>")
+    assert resolved["eod_id"] == 260
 
 
-def test_an_eos_that_another_file_gives_an_id_is_none_of_those(tmp_path: Path) -> None:
+def test_an_eos_with_an_id_in_another_file_is_accepted(tmp_path: Path) -> None:
     token = {"261": {"content": "</s>", "special": True}}
-    directory = write(tmp_path / "tok", "PreTrainedTokenizerFast", None, eos_token="</s>", added_tokens_decoder=token)
-    assert settled(directory, tmp_path / "work", source="class")["eod_id"] == 261
+    directory = write_ambiguous(
+        tmp_path / "tok", "PreTrainedTokenizerFast", None, eos_token="</s>", added_tokens_decoder=token
+    )
+    assert resolve_directory(directory, tmp_path / "work", source="class")["eod_id"] == 261
 
 
-@pytest.mark.parametrize(("where", "adds"), [("after", True), ("before", False)])
-def test_a_tokenizer_that_adds_the_eod_itself_is_told(tmp_path: Path, where: str, adds: bool) -> None:
-    directory = write(tmp_path / "tok", "PreTrainedTokenizerFast", None)
+@pytest.mark.parametrize(("position", "adds"), [("after", True), ("before", False)])
+def test_a_tokenizer_that_adds_eod_is_detected(tmp_path: Path, position: str, adds: bool) -> None:
+    directory = write_ambiguous(tmp_path / "tok", "PreTrainedTokenizerFast", None)
     path = directory / "tokenizer.json"
     value = json.loads(path.read_bytes())
     token = {"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}}
     single = value["post_processor"]["single"]
-    value["post_processor"]["single"] = [*single, token] if where == "after" else [token, *single]
+    value["post_processor"]["single"] = [*single, token] if position == "after" else [token, *single]
     value["post_processor"]["special_tokens"] = {
         "<|endoftext|>": {"id": "<|endoftext|>", "ids": [260], "tokens": ["<|endoftext|>"]}
     }
     path.write_text(json.dumps(value))
-    assert settled(directory, tmp_path / "work").get("adds_eod", False) is adds
-    assert "adds_eod" not in settled(directory, tmp_path / "bare", add_special_tokens=False)
+    assert resolve_directory(directory, tmp_path / "work").get("adds_eod", False) is adds
+    assert "adds_eod" not in resolve_directory(directory, tmp_path / "bare", add_special_tokens=False)
 
 
-def test_a_normalizer_that_expands_text_is_refused_before_it_does(tmp_path: Path) -> None:
-    directory = write(tmp_path / "tok", "PreTrainedTokenizerFast", None)
+def test_a_normalizer_that_expands_text_is_refused(tmp_path: Path) -> None:
+    directory = write_ambiguous(tmp_path / "tok", "PreTrainedTokenizerFast", None)
     path = directory / "tokenizer.json"
     value = json.loads(path.read_bytes())
-    for number, (pattern, refused) in enumerate((("a", True), ("[a-z]", True), (" ", True), ("q", False))):
-        content = "b" * (1000 if refused else 3)
+    for number, (pattern, expands) in enumerate((("a", True), ("[a-z]", True), (" ", True), ("q", False))):
+        content = "b" * (1000 if expands else 3)
         value["normalizer"] = {"type": "Replace", "pattern": {"Regex": pattern}, "content": content}
         path.write_text(json.dumps(value))
-        if not refused:
-            settled(directory, tmp_path / str(number))
+        if not expands:
+            resolve_directory(directory, tmp_path / str(number))
             continue
         with pytest.raises(RequestError, match=r"the normalizer of the tokenizer mine returns [\d,]+ characters for"):
-            settled(directory, tmp_path / str(number))
+            resolve_directory(directory, tmp_path / str(number))
 
 
-def test_special_tokens_that_text_spells_are_text_with_split(tmp_path: Path) -> None:
-    directory = write(tmp_path / "tok", "PreTrainedTokenizerFast", None)
-    about = settled(directory, tmp_path / "split", special_in_text="split")
+def test_special_tokens_in_text_are_text_with_split(tmp_path: Path) -> None:
+    directory = write_ambiguous(tmp_path / "tok", "PreTrainedTokenizerFast", None)
+    resolved = resolve_directory(directory, tmp_path / "split", special_in_text="split")
     plain = Tokenizer.from_file(str(directory / "tokenizer.json"))
     plain.encode_special_tokens = True
     texts = ["<|endoftext|>", "a<|endoftext|>b 12", "<|endoftext|", *TEXTS]
     assert ids(tmp_path / "split", texts) == [encoding.ids for encoding in plain.encode_batch(texts)]
-    assert "special" not in about
+    assert "special" not in resolved
     full = Tokenizer.from_file(str(tmp_path / "split/full.json"))
     assert full.decode([260], skip_special_tokens=False) == "<|endoftext|>"
-    kept = settled(directory, tmp_path / "keep")
-    assert (kept["special"], kept["fingerprint"]) == (["<|endoftext|>"], about["fingerprint"])
+    kept = resolve_directory(directory, tmp_path / "keep")
+    assert (kept["special"], kept["fingerprint"]) == (["<|endoftext|>"], resolved["fingerprint"])

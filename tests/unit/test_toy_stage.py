@@ -1,4 +1,4 @@
-"""A stage added through the registry: plans, receipts, resume and lineage come with it; `flow` stays as it is."""
+"""A stage that is added through the registry: it has plans, receipts, resume and lineage without changes in `flow`."""
 
 import json
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from support.corpus import TOKENIZER
 from tokenmill.cli.report import report
 from tokenmill.errors import InputError, RequestError
 from tokenmill.flow.contract import Files, InputRange, Part, StageKind
-from tokenmill.flow.lineage import find_upstream
+from tokenmill.flow.lineage import narrow
 from tokenmill.flow.planning import Request
 from tokenmill.flow.progress import Reporter
-from tokenmill.flow.provenance import narrow
 from tokenmill.flow.record import Counts, Plan, Unit
 from tokenmill.flow.run import run_stage
 from tokenmill.flow.stage import Stage, StageRun
+from tokenmill.flow.stage_input import find_upstream
 from tokenmill.flow.status import list_statuses
 from tokenmill.flow.workspace import Workspace
 from tokenmill.stages import registry
@@ -30,7 +30,7 @@ UPPERCASE = StageKind("uppercase", Files)
 
 @dataclass(frozen=True, kw_only=True)
 class Uppercase(Stage):
-    """Put the text of each record into capitals; what has the word `word` is refused, what has `skip` left out."""
+    """Change each record to capitals; refuse records with the word `word`, and omit records with `skip`."""
 
     input: Path
     output: Path
@@ -83,7 +83,7 @@ class Uppercase(Stage):
 
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two files, and the stage in the registry, between concatenate and preprocess."""
+    """Create two files, and register the stage between concatenate and preprocess."""
     entries = (*registry.STAGES[:-1], registry.StageEntry(UPPERCASE, "uppercase", "see {path}"), registry.STAGES[-1])
     monkeypatch.setattr(registry, "STAGES", entries)
     monkeypatch.setattr(registry, "KINDS", tuple(entry.kind for entry in entries))
@@ -99,7 +99,7 @@ def run(worker: int = 0, workers: int = 1, *, replace: bool = False) -> StageRun
 
 
 @pytest.mark.slow
-def test_a_new_stage_is_planned_resumed_and_read_by_the_next(source: Path) -> None:
+def test_a_new_stage_is_planned_resumed_and_chained(source: Path) -> None:
     stage = Uppercase(input=source, output=registry.default_output(source, UPPERCASE))
     assert run_stage(stage, run(0, 2)).completion.manifest is None
     assert [(status.stage, status.units_done) for status in list_statuses(source, registry.KINDS)] == [("uppercase", 1)]
@@ -114,7 +114,7 @@ def test_a_new_stage_is_planned_resumed_and_read_by_the_next(source: Path) -> No
     assert find_document(dataset, 3, key=None, prefix=None).source == ("b.jsonl", 1)
 
 
-def test_a_new_stage_fails_and_is_replaced_as_the_others_are(source: Path) -> None:
+def test_a_new_stage_fails_and_is_replaced_like_others(source: Path) -> None:
     output = registry.default_output(source, UPPERCASE)
     with pytest.raises(InputError, match=r"b\.jsonl: it has the word 'two b'"):
         run_stage(Uppercase(input=source, output=output, word="two b"), run())
@@ -125,11 +125,14 @@ def test_a_new_stage_fails_and_is_replaced_as_the_others_are(source: Path) -> No
     assert run_stage(other, run(replace=True)).completion.manifest is not None
 
 
-def test_what_a_new_stage_leaves_out_is_counted_and_told(source: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_records_that_a_new_stage_omits_are_counted(source: Path, capfd: pytest.CaptureFixture[str]) -> None:
     stage = Uppercase(input=source, output=registry.default_output(source, UPPERCASE), skip="one b")
-    done = run_stage(stage, run())
-    report(done, stage.output, json_lines=False)
+    summary = run_stage(stage, run())
+    report(summary, stage.output, json_lines=False)
     assert "3 records, 1 record left out" in capfd.readouterr().out
     assert (stage.output / "b.jsonl").read_text() == '{"text": "TWO B"}\n'
-    assert done.completion.manifest is not None
-    assert [file.parts for file in done.completion.manifest.files] == [[Part("a.jsonl", 0, 2)], [Part("b.jsonl", 1, 1)]]
+    assert summary.completion.manifest is not None
+    assert [file.parts for file in summary.completion.manifest.files] == [
+        [Part("a.jsonl", 0, 2)],
+        [Part("b.jsonl", 1, 1)],
+    ]

@@ -1,4 +1,4 @@
-"""What a run reads, from outputs that the command line made: counts, flags, and each refusal with its remedy."""
+"""Training data from outputs of the command line: counts, flags, and errors with their remedies."""
 
 import json
 import os
@@ -50,30 +50,30 @@ def mill(tmp_path_factory: pytest.TempPathFactory) -> Mill:
 
 @pytest.fixture(scope="session")
 def large(mill: Mill) -> Path:
-    """Three pairs of 600, 900 and 1,200 documents, and one without tokens."""
+    """Make three pairs of 600, 900 and 1,200 documents, and a pair without tokens."""
     return mill.make("large", {"a": 600, "b": 900, "c": 1200, "empty": 0})
 
 
 @pytest.fixture(scope="session")
 def small(mill: Mill) -> Path:
-    """One pair of 50 documents."""
+    """Make a pair of 50 documents."""
     return mill.make("small", {"few": 50}, seed=1)
 
 
 @pytest.fixture(scope="session")
 def many_keys(mill: Mill) -> Path:
-    """Two keys."""
+    """Make a dataset with two keys."""
     return mill.make("keys", {"a": 600}, "--keys", "text,title", keys=("text", "title"))
 
 
 @pytest.fixture(scope="session")
 def half(mill: Mill) -> Path:
-    """Started, and the other worker never came."""
+    """Make an unfinished dataset: one of two workers has run."""
     return mill.make("half", {"a": 600, "b": 600}, "--workers", "2", "--worker-index", "0")
 
 
 def settings(path: Path | str | None = None, **changed: Any) -> Settings:
-    """Return derived settings of a small run."""
+    """Return the derived settings of a small run."""
     sections: dict[str, dict[str, Any]] = {"model": {}, "training": {}, "dataset": {}, "checkpoint": {}}
     for name, value in changed.items():
         section, _, field = name.partition("__")
@@ -104,10 +104,10 @@ def refusal(*args: Any, **changed: Any) -> str:
     return str(caught.value)
 
 
-# -- what is found
+# -- resolved data
 
 
-def test_counts_are_those_of_the_pairs(large: Path) -> None:
+def test_counts_match_the_pairs(large: Path) -> None:
     corpus = resolve(large)
     (source,) = corpus.lists["all"]
     assert [Path(pair.prefix).name for pair in source.pairs] == [f"{name}_text_document" for name in "abc"]
@@ -121,27 +121,27 @@ def test_counts_are_those_of_the_pairs(large: Path) -> None:
     assert source.empty == 1 and "skipped 1 pairs without tokens" in corpus.notes
 
 
-def test_a_relative_path_is_below_the_root_and_a_dataset_is_found_below_its_own(large: Path) -> None:
-    one = resolve_data(settings(large.name), large.parent)
-    assert one.train[0].pairs == resolve(large).train[0].pairs
+def test_a_relative_path_is_below_the_root(large: Path) -> None:
+    corpus = resolve_data(settings(large.name), large.parent)
+    assert corpus.train[0].pairs == resolve(large).train[0].pairs
 
 
-def test_one_pair_can_be_named(large: Path) -> None:
+def test_a_pair_can_be_named(large: Path) -> None:
     for name in ("b_text_document", "b_text_document.bin", "b_text_document.idx"):
         (pair,) = resolve(large / name).train[0].pairs
         assert (Path(pair.prefix).name, pair.documents) == ("b_text_document", 900)
     assert "has no pair d_text_document" in refusal(large / "d_text_document")
 
 
-def test_of_several_keys_the_named_one_is_taken(many_keys: Path) -> None:
-    said = refusal(many_keys)
-    assert "has the keys text, title" in said and "dataset.key" in said
+def test_a_key_selects_among_several(many_keys: Path) -> None:
+    message = refusal(many_keys)
+    assert "has the keys text, title" in message and "dataset.key" in message
     (source,) = resolve(many_keys, dataset__key="title").train
     assert [Path(pair.prefix).name for pair in source.pairs] == ["a_title_document"]
     assert "no key summary" in refusal(many_keys, dataset__key="summary")
 
 
-# -- what is refused
+# -- refused data
 
 
 def test_no_dataset(tmp_path: Path) -> None:
@@ -151,8 +151,12 @@ def test_no_dataset(tmp_path: Path) -> None:
 
 
 def test_an_unfinished_dataset(half: Path) -> None:
-    said = refusal(half)
-    assert "is not finished: 1 of 2 units" in said and "first missing: " in said and f"tokenmill status {half}" in said
+    message = refusal(half)
+    assert (
+        "is not finished: 1 of 2 units" in message
+        and "first missing: " in message
+        and f"tokenmill status {half}" in message
+    )
 
 
 def test_a_missing_file_and_one_of_another_size(large: Path, tmp_path: Path) -> None:
@@ -161,12 +165,12 @@ def test_a_missing_file_and_one_of_another_size(large: Path, tmp_path: Path) -> 
     (copy / "b_text_document.idx").unlink()
     with (copy / "c_text_document.bin").open("ab") as file:
         file.write(b"xx")
-    said = refusal(copy)
-    assert "was finished, but 2 of its 6 files are missing or have another size" in said
-    assert "b_text_document.idx" in said and "c_text_document.bin" in said and "a_text" not in said
+    message = refusal(copy)
+    assert "was finished, but 2 of its 6 files are missing or have another size" in message
+    assert "b_text_document.idx" in message and "c_text_document.bin" in message and "a_text" not in message
 
 
-def test_a_tokenizer_that_is_not_the_datas(large: Path, tmp_path: Path) -> None:
+def test_a_tokenizer_of_other_data(large: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(large, copy)
     (copy / "tokenizer/tokenizer.json").write_text("{}")
@@ -174,7 +178,7 @@ def test_a_tokenizer_that_is_not_the_datas(large: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("split", "said"),
+    ("split", "message"),
     [
         ("990;9;1", "such as 990,9,1"),
         ("990,-9,1", "such as 990,9,1"),
@@ -188,30 +192,30 @@ def test_a_tokenizer_that_is_not_the_datas(large: Path, tmp_path: Path) -> None:
         ("0,99,1", "leaves no training data"),
     ],
 )
-def test_a_split_that_cannot_be_meant(large: Path, split: str, said: str) -> None:
-    assert said in refusal(large, dataset__split=split)
+def test_an_invalid_split(large: Path, split: str, message: str) -> None:
+    assert message in refusal(large, dataset__split=split)
 
 
 def test_a_part_of_the_split_without_documents(small: Path, large: Path) -> None:
-    said = refusal(small)
-    assert "leaves validation and test without any of the 50 documents" in said and "few_text_document" in said
-    assert "use 98,1,1" not in said and "use 95,4,1" not in said and "use 90,8,2" in said
+    message = refusal(small)
+    assert "leaves validation and test without any of the 50 documents" in message and "few_text_document" in message
+    assert "use 98,1,1" not in message and "use 95,4,1" not in message and "use 90,8,2" in message
     assert resolve(small, dataset__split="90,8,2").split == "90,8,2"
-    # Also where nothing is evaluated: Megatron-LM would count epochs of the empty part all the same.
+    # The check also applies without evaluation, because Megatron-LM would count epochs of the empty part.
     assert "without any of the 50" in refusal(small, training__eval_iterations=0)
     assert resolve(small, dataset__split="1", training__eval_iterations=0).split == "1"
-    # Every pair is cut, so the smallest counts.
+    # Megatron-LM splits every pair, so the smallest pair decides.
     blend = Blend(all=[BlendPart(path=str(large)), BlendPart(path=str(small))])
     assert "the smallest of 4 pairs" in refusal(dataset__blend=blend)
 
 
-def test_nothing_to_validate_on(large: Path) -> None:
+def test_no_validation_data(large: Path) -> None:
     assert "training.evalIterations is 10" in refusal(large, dataset__split="1,0,0")
     assert "dataset.blend.validation is empty" in refusal(dataset__blend=Blend(train=[BlendPart(path=str(large))]))
     assert resolve(large, dataset__split="99,1,0").split == "99,1,0"
 
 
-def test_more_pairs_than_megatron_takes(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_pairs_than_the_limit(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blend, "MAX_PAIRS", 2)
     assert "has 3 pairs, but Megatron-LM accepts at most 2" in refusal(large)
 
@@ -222,39 +226,39 @@ def test_weights_are_above_zero(large: Path, small: Path, weight: float) -> None
     assert "it must be above 0" in refusal(dataset__blend=Blend(train=parts))
 
 
-def test_some_weights_are_none(large: Path, small: Path) -> None:
+def test_a_weight_is_missing(large: Path, small: Path) -> None:
     parts = [BlendPart(path=str(large), weight=1), BlendPart(path=str(small))]
     assert f"dataset.blend.all[1] {small} has no weight" in refusal(dataset__blend=Blend(all=parts))
     assert "has no weight" in refusal(dataset__blend=Blend(all=parts[1:], by="given"))
 
 
-def test_a_blend_is_one_list_or_one_a_split(large: Path, small: Path) -> None:
-    one, other = [BlendPart(path=str(large))], [BlendPart(path=str(small))]
-    assert "set either all" in refusal(dataset__blend=Blend(all=one, validation=other))
-    assert "has no training data" in refusal(dataset__blend=Blend(validation=other))
-    assert "either dataset.path (an output" in refusal(large, dataset__blend=Blend(all=one))
+def test_a_blend_has_one_or_three_lists(large: Path, small: Path) -> None:
+    parts, other_parts = [BlendPart(path=str(large))], [BlendPart(path=str(small))]
+    assert "set either all" in refusal(dataset__blend=Blend(all=parts, validation=other_parts))
+    assert "has no training data" in refusal(dataset__blend=Blend(validation=other_parts))
+    assert "either dataset.path (an output" in refusal(large, dataset__blend=Blend(all=parts))
 
 
-def test_the_same_pair_is_neither_named_twice_nor_in_two_splits(large: Path) -> None:
+def test_a_pair_is_only_once_in_all_splits(large: Path) -> None:
     parts = [BlendPart(path=str(large))]
     assert "is in dataset.blend.all[0] and in dataset.blend.all[1]" in refusal(dataset__blend=Blend(all=parts * 2))
     assert "dataset.blend.validation[0]" in refusal(dataset__blend=Blend(train=parts, validation=parts))
 
 
-def test_a_pair_held_out_by_name_is_not_trained_on(large: Path) -> None:
-    held = BlendPart(path=str(large / "a_text_document"))
-    corpus = resolve(dataset__blend=Blend(train=[BlendPart(path=str(large))], validation=[held]))
+def test_a_held_out_pair_is_not_trained_on(large: Path) -> None:
+    held_out = BlendPart(path=str(large / "a_text_document"))
+    corpus = resolve(dataset__blend=Blend(train=[BlendPart(path=str(large))], validation=[held_out]))
     assert [Path(pair.prefix).name[0] for pair in corpus.lists["train"][0].pairs] == ["b", "c"]
     assert [Path(pair.prefix).name[0] for pair in corpus.lists["validation"][0].pairs] == ["a"]
     rest = [BlendPart(path=str(large / f"{name}_text_document")) for name in "bc"]
     assert "all of its pairs are in other splits" in refusal(
-        dataset__blend=Blend(train=[BlendPart(path=str(large))], validation=[held, *rest])
+        dataset__blend=Blend(train=[BlendPart(path=str(large))], validation=[held_out, *rest])
     )
 
 
 @pytest.fixture(scope="session")
 def other_tokenizer(mill: Mill) -> Callable[[str, int], Path]:
-    """Make a dataset with a tokenizer in which one token has another id."""
+    """Return a function that makes a dataset with a tokenizer in which one token has another id."""
 
     def make(name: str, number: int) -> Path:
         directory = mill.root / f"tokenizer-{name}"
@@ -270,81 +274,83 @@ def other_tokenizer(mill: Mill) -> Callable[[str, int], Path]:
     return make
 
 
-def test_token_ids_outside_the_embedding_and_a_blend_of_tokenizers(
+def test_token_ids_outside_the_embedding_and_mixed_tokenizers(
     other_tokenizer: Callable[[str, int], Path], large: Path
 ) -> None:
     gap = other_tokenizer("gap", 4100)
-    said = refusal(gap)
-    assert "token ids up to 4100" in said and "4096 rows" in said
-    said = refusal(dataset__blend=Blend(all=[BlendPart(path=str(large)), BlendPart(path=str(gap))]))
-    assert f"{large} has tiny" in said and f"{gap} has tokenizer-gap" in said
+    message = refusal(gap)
+    assert "token ids up to 4100" in message and "4096 rows" in message
+    message = refusal(dataset__blend=Blend(all=[BlendPart(path=str(large)), BlendPart(path=str(gap))]))
+    assert f"{large} has tiny" in message and f"{gap} has tokenizer-gap" in message
 
 
 def test_documents_that_end_differently(mill: Mill, large: Path) -> None:
     bare = mill.make("bare", {"a": 600}, "--no-append-eod")
-    said = refusal(dataset__blend=Blend(all=[BlendPart(path=str(large)), BlendPart(path=str(bare))]))
-    assert f"{large} has 0" in said and "--eod-token" in said
+    message = refusal(dataset__blend=Blend(all=[BlendPart(path=str(large)), BlendPart(path=str(bare))]))
+    assert f"{large} has 0" in message and "--eod-token" in message
     assert "end with no token" in refusal(bare, training__reset_position_ids=True, training__eod_mask_loss=True)
     assert resolve(bare).eod is None
     assert resolve(large, training__eod_mask_loss=True).eod == 0
 
 
-def test_a_blend_that_cannot_be_drawn_from(mill: Mill) -> None:
-    """Twenty small pairs give a sample each though less was asked for, and the large one has too few."""
+def test_a_blend_with_too_few_samples(mill: Mill) -> None:
+    """Twenty small pairs give one sample each although their shares are smaller; the large pair has too few samples."""
     uneven = mill.make("uneven", {"large": 600, **{f"small{i}": 110 for i in range(20)}})
-    how = {"dataset__split": "98,1,1", "model__seq_length": 128, "training__eval_iterations": 1}
-    said = refusal(uneven, **how, training__global_batch_size=1)
-    assert "Megatron-LM would draw" in said and "large_text_document" in said and "a larger share" in said
-    assert resolve(uneven, **how, training__global_batch_size=64)
-    assert resolve(uneven, **how | {"dataset__split": "60,20,20"}, training__global_batch_size=1)
+    options = {"dataset__split": "98,1,1", "model__seq_length": 128, "training__eval_iterations": 1}
+    message = refusal(uneven, **options, training__global_batch_size=1)
+    assert "Megatron-LM would draw" in message and "large_text_document" in message and "a larger share" in message
+    assert resolve(uneven, **options, training__global_batch_size=64)
+    assert resolve(uneven, **options | {"dataset__split": "60,20,20"}, training__global_batch_size=1)
 
 
-# -- the command line's words
+# -- the arguments of Megatron-LM
 
 
-def flat(words: list[str]) -> dict[str, float]:
-    """Read a list as Megatron-LM's get_blend_from_list does: weights and paths in turn."""
-    assert len(words) % 2 == 0
-    return {Path(path).name: float(weight) for weight, path in zip(words[::2], words[1::2], strict=True)}
+def parse_blend_list(entries: list[str]) -> dict[str, float]:
+    """Read a list like Megatron-LM's get_blend_from_list: weight, path, weight, path."""
+    assert len(entries) % 2 == 0
+    return {Path(path).name: float(weight) for weight, path in zip(entries[::2], entries[1::2], strict=True)}
 
 
 def test_one_pair_is_a_data_path(small: Path, tmp_path: Path) -> None:
-    how = settings(small, dataset__split="90, 8, 2")
-    words = write_data_arguments(resolve_data(how, None), how, tmp_path)
-    assert words.flags == ["--data-path", str(small / "few_text_document"), "--split", "90,8,2"]
-    assert words.tokenizer == small / "tokenizer" and not list(tmp_path.iterdir())
+    run_settings = settings(small, dataset__split="90, 8, 2")
+    arguments = write_data_arguments(resolve_data(run_settings, None), run_settings, tmp_path)
+    assert arguments.flags == ["--data-path", str(small / "few_text_document"), "--split", "90,8,2"]
+    assert arguments.tokenizer == small / "tokenizer" and not list(tmp_path.iterdir())
 
 
-def test_pairs_weigh_as_many_tokens_as_they_have(large: Path, tmp_path: Path) -> None:
-    how = settings(large)
-    corpus = resolve_data(how, None)
-    flag, path, *split = write_data_arguments(corpus, how, tmp_path).flags
+def test_weights_of_pairs_are_token_counts(large: Path, tmp_path: Path) -> None:
+    run_settings = settings(large)
+    corpus = resolve_data(run_settings, None)
+    flag, path, *split = write_data_arguments(corpus, run_settings, tmp_path).flags
     assert (flag, split) == ("--data-args-path", ["--split", "990,9,1"])
-    found = flat(Path(path).read_text().split())
+    weights = parse_blend_list(Path(path).read_text().split())
     tokens = {Path(pair.prefix).name: pair.tokens for pair in corpus.train[0].pairs}
-    assert found == pytest.approx({name: count / sum(tokens.values()) for name, count in tokens.items()})
-    assert write_data_arguments(corpus, how, tmp_path).flags[1] == path  # named by its content, made once
+    assert weights == pytest.approx({name: count / sum(tokens.values()) for name, count in tokens.items()})
+    assert (
+        write_data_arguments(corpus, run_settings, tmp_path).flags[1] == path
+    )  # the name depends on the content, and the file is written once
 
 
 def test_lists_for_each_split_have_all_three_keys(large: Path, small: Path, tmp_path: Path) -> None:
     blend = Blend(train=[BlendPart(path=str(large), weight=3)], validation=[BlendPart(path=str(small))])
-    how = settings(dataset__blend=blend)
-    flag, path = write_data_arguments(resolve_data(how, None), how, tmp_path).flags
+    run_settings = settings(dataset__blend=blend)
+    flag, path = write_data_arguments(resolve_data(run_settings, None), run_settings, tmp_path).flags
     assert flag == "--per-split-data-args-path"
     lists = json.loads(Path(path).read_text())
     assert list(lists) == ["train", "valid", "test"] and lists["test"] is None
-    assert sum(flat(lists["train"]).values()) == pytest.approx(1) and list(flat(lists["valid"])) == [
-        "few_text_document"
-    ]
+    assert sum(parse_blend_list(lists["train"]).values()) == pytest.approx(1) and list(
+        parse_blend_list(lists["valid"])
+    ) == ["few_text_document"]
 
 
 def test_shares_of_a_blend(large: Path, small: Path) -> None:
-    def shares(**how: Any) -> list[float]:
+    def shares(**options: Any) -> list[float]:
         parts = [
-            BlendPart(path=str(large), weight=how.pop("one", None)),
-            BlendPart(path=str(small), weight=how.pop("two", None)),
+            BlendPart(path=str(large), weight=options.pop("one", None)),
+            BlendPart(path=str(small), weight=options.pop("two", None)),
         ]
-        return [source.share for source in resolve(dataset__blend=Blend(train=parts, validation=parts[:0], **how),
+        return [source.share for source in resolve(dataset__blend=Blend(train=parts, validation=parts[:0], **options),
                                                    training__eval_iterations=0).train]  # fmt: skip
 
     sources = [resolve(path, dataset__split="1", training__eval_iterations=0).train[0] for path in (large, small)]
@@ -354,34 +360,37 @@ def test_shares_of_a_blend(large: Path, small: Path) -> None:
     assert shares(by="given", one=3.0, two=1.0) == shares(one=3.0, two=1.0) == [0.75, 0.25]
 
 
-def test_white_space_in_a_path_is_refused_where_megatron_cuts_there(large: Path, tmp_path: Path) -> None:
+def test_white_space_in_a_path_of_a_list_is_refused(large: Path, tmp_path: Path) -> None:
     (tmp_path / "my data").symlink_to(large)
-    how = settings(tmp_path / "my data")
-    corpus = resolve_data(how, None)
+    run_settings = settings(tmp_path / "my data")
+    corpus = resolve_data(run_settings, None)
     with pytest.raises(RequestError, match="white space"):
-        write_data_arguments(corpus, how, tmp_path)
-    one = resolve_data(settings(tmp_path / "my data" / "a_text_document"), None)
-    assert write_data_arguments(one, how, tmp_path).flags[:2] == ["--data-path", f"{tmp_path}/my data/a_text_document"]
+        write_data_arguments(corpus, run_settings, tmp_path)
+    pair_data = resolve_data(settings(tmp_path / "my data" / "a_text_document"), None)
+    assert write_data_arguments(pair_data, run_settings, tmp_path).flags[:2] == [
+        "--data-path",
+        f"{tmp_path}/my data/a_text_document",
+    ]
 
 
-def test_the_cache_goes_with_the_content(mill: Mill, small: Path) -> None:
-    how = settings(small, dataset__split="1", training__eval_iterations=0)
-    before = cache_path(resolve_data(how, None), how)
+def test_the_content_selects_the_cache(mill: Mill, small: Path) -> None:
+    run_settings = settings(small, dataset__split="1", training__eval_iterations=0)
+    before = cache_path(resolve_data(run_settings, None), run_settings)
     assert before.parent == Path("/checkpoints/.tokenmill/index")
-    again = mill.make("again", {"few": 50}, seed=2)
-    elsewhere = msgspec.structs.replace(how.dataset, path=str(again), cache_path="/cache")
-    how = msgspec.structs.replace(how, dataset=elsewhere)
-    after = cache_path(resolve_data(how, None), how)
+    other = mill.make("again", {"few": 50}, seed=2)
+    dataset = msgspec.structs.replace(run_settings.dataset, path=str(other), cache_path="/cache")
+    run_settings = msgspec.structs.replace(run_settings, dataset=dataset)
+    after = cache_path(resolve_data(run_settings, None), run_settings)
     assert after.parent == Path("/cache") and after.name != before.name
 
 
-# -- what is said before the start
+# -- the summary before the start
 
 
-def test_the_summary_says_tokens_and_epochs(large: Path) -> None:
-    how = settings(large, training__iterations=100)
-    corpus = resolve_data(how, None)
-    lines = summarize(corpus, how)
+def test_the_summary_has_tokens_and_epochs(large: Path) -> None:
+    run_settings = settings(large, training__iterations=100)
+    corpus = resolve_data(run_settings, None)
+    lines = summarize(corpus, run_settings)
     assert lines[0] == "100 iterations of 4 sequences of 64 tokens: 256 tokens per iteration, 25,600 in total"
     source = corpus.train[0]
     trained = sum(split_ranges("990,9,1", pair.sequences)[0][1] for pair in source.pairs) / source.sequences  # type: ignore[index]
@@ -391,54 +400,56 @@ def test_the_summary_says_tokens_and_epochs(large: Path) -> None:
 
 
 def test_the_summary_warns_of_many_epochs(small: Path) -> None:
-    how = settings(small, dataset__split="90,8,2", training__iterations=1000)
-    (warning,) = [line for line in summarize(resolve_data(how, None), how) if line.startswith("warning:")]
+    run_settings = settings(small, dataset__split="90,8,2", training__iterations=1000)
+    (warning,) = [
+        line for line in summarize(resolve_data(run_settings, None), run_settings) if line.startswith("warning:")
+    ]
     assert str(small) in warning and "reduce the iterations" in warning
 
 
-# -- the cut
+# -- the split
 
 
 @given(st.lists(st.integers(0, 999), min_size=1, max_size=3), st.integers(1, 10**6))
-def test_a_cut_leaves_nothing_out_and_nothing_twice(shares: list[int], sequences: int) -> None:
+def test_a_split_is_complete_and_disjoint(shares: list[int], sequences: int) -> None:
     if shares[0] * 2 < sum(shares) or not shares[0]:
         return
     parts = [part for part in split_ranges(",".join(map(str, shares)), sequences) if part is not None]
     assert parts[0][0] == 0 and parts[-1][1] == sequences
-    assert all(one[1] == other[0] for one, other in pairwise(parts))
+    assert all(first[1] == second[0] for first, second in pairwise(parts))
 
 
-# -- the sample index, as far as it goes without Megatron-LM (tests/conformance/test_sample_index.py has the rest)
+# -- the sample index, without Megatron-LM (tests/conformance/test_sample_index.py has the other tests)
 
 
-def test_an_index_is_not_built_where_it_cannot_be(large: Path, tmp_path: Path) -> None:
-    how = settings(large, checkpoint__path=str(tmp_path))
-    corpus = resolve_data(how)
-    for python, kind, said in (
+def test_an_index_that_cannot_be_built(large: Path, tmp_path: Path) -> None:
+    run_settings = settings(large, checkpoint__path=str(tmp_path))
+    corpus = resolve_data(run_settings)
+    for python, kind, message in (
         (sys.executable, RequestError, "run the command in the training image"),
         ("echo it went wrong; exit 3", TokenmillError, "exit code 3; see its output:\nit went wrong"),
         ("kill -9 $$", MachineError, "ran out of memory"),
     ):
         command = [python] if python == sys.executable else ["/bin/sh", "-c", python]
         with pytest.raises(kind) as caught:
-            build_index(how, corpus, python=command)
-        assert type(caught.value) is kind and said in str(caught.value)
-    own = msgspec.structs.replace(how, extra_args=["--full-validation"])
+            build_index(run_settings, corpus, python=command)
+        assert type(caught.value) is kind and message in str(caught.value)
+    full_validation = msgspec.structs.replace(run_settings, extra_args=["--full-validation"])
     with pytest.raises(RequestError, match="--full-validation"):
-        build_index(own, corpus)
-    assert not list(cache_path(corpus, how).iterdir())
+        build_index(full_validation, corpus)
+    assert not list(cache_path(corpus, run_settings).iterdir())
 
 
-def test_index_files_cut_short_are_swept(tmp_path: Path) -> None:
+def test_truncated_indexes_are_removed(tmp_path: Path) -> None:
     np.save(tmp_path / "whole.npy", np.arange(1000))
-    data_of_it = (tmp_path / "whole.npy").read_bytes()
-    for name, length in (("half", 4000), ("header", 100), ("begun", 5), ("none", 0)):
-        (tmp_path / f"{name}.npy").write_bytes(data_of_it[:length])
-    assert remove_truncated_files(tmp_path, shared=True) == []  # somebody may be writing them now
+    content = (tmp_path / "whole.npy").read_bytes()
+    for name, length in (("half", 4000), ("header", 100), ("started", 5), ("none", 0)):
+        (tmp_path / f"{name}.npy").write_bytes(content[:length])
+    assert remove_truncated_files(tmp_path, shared=True) == []  # another process may be writing these files
     os.utime(tmp_path / "half.npy", (0, 0))
     assert [path.stem for path in remove_truncated_files(tmp_path, shared=True)] == ["half"]
-    assert [path.stem for path in remove_truncated_files(tmp_path, shared=False)] == ["begun", "header", "none"]
-    assert (tmp_path / "whole.npy").read_bytes() == data_of_it
+    assert [path.stem for path in remove_truncated_files(tmp_path, shared=False)] == ["header", "none", "started"]
+    assert (tmp_path / "whole.npy").read_bytes() == content
     assert remove_truncated_files(tmp_path / "nothing", shared=False) == []
 
 
@@ -447,29 +458,29 @@ def test_index_files_cut_short_are_swept(tmp_path: Path) -> None:
 
 def test_blend_writes_a_flat_list(large: Path, small: Path, tmp_path: Path) -> None:
     out = tmp_path / "blend.txt"
-    done = tokenmill("blend", out, f"{large}=3", f"{small}=1", "--split", "90,8,2", "--tokens", "1e6")
-    assert done.code == 0, done.err
-    found = flat(out.read_text().split())
-    assert found["few_text_document"] == pytest.approx(0.25) and sum(found.values()) == pytest.approx(1)
-    assert f"--data-args-path {out} --split 90,8,2" in done.out
-    assert "75.00%" in done.out and "epochs" in done.out
+    result = tokenmill("blend", out, f"{large}=3", f"{small}=1", "--split", "90,8,2", "--tokens", "1e6")
+    assert result.code == 0, result.err
+    weights = parse_blend_list(out.read_text().split())
+    assert weights["few_text_document"] == pytest.approx(0.25) and sum(weights.values()) == pytest.approx(1)
+    assert f"--data-args-path {out} --split 90,8,2" in result.out
+    assert "75.00%" in result.out and "epochs" in result.out
 
 
 def test_blend_writes_lists_for_each_split(large: Path, small: Path, tmp_path: Path) -> None:
     out = tmp_path / "blend.json"
-    done = tokenmill("blend", out, large, "--by", "documents", "--validation", small)
-    assert done.code == 0, done.err
-    assert {name: len(words or []) for name, words in json.loads(out.read_text()).items()} == {
+    result = tokenmill("blend", out, large, "--by", "documents", "--validation", small)
+    assert result.code == 0, result.err
+    assert {name: len(entries or []) for name, entries in json.loads(out.read_text()).items()} == {
         "train": 6,
         "valid": 2,
         "test": 0,
     }
 
 
-def test_blend_writes_values_that_settings_take(large: Path, small: Path, tmp_path: Path) -> None:
+def test_blend_writes_valid_values(large: Path, small: Path, tmp_path: Path) -> None:
     out = tmp_path / "values.yaml"
-    done = tokenmill("blend", out, large, small.name, "--split", "90,8,2", "--values", "--root", large.parent)
-    assert done.code == 0, done.err
+    result = tokenmill("blend", out, large, small.name, "--split", "90,8,2", "--values", "--root", large.parent)
+    assert result.code == 0, result.err
     dataset = msgspec.convert(yaml.safe_load(out.read_text())["dataset"], DatasetSettings)
     assert dataset.blend is not None and [part.path for part in dataset.blend.all] == ["large", "small"]
     corpus, direct = collect_datasets(dataset, large.parent), resolve(
@@ -478,29 +489,29 @@ def test_blend_writes_values_that_settings_take(large: Path, small: Path, tmp_pa
     assert render_blend(corpus) == render_blend(direct)
 
 
-def test_blend_of_one_pair_is_a_list_too(large: Path, tmp_path: Path) -> None:
+def test_blend_of_one_pair_is_a_list(large: Path, tmp_path: Path) -> None:
     out = tmp_path / "blend.txt"
-    done = tokenmill("blend", out, large / "a_text_document")
-    assert done.code == 0, done.err
-    assert out.read_text() == f"1.0 {large}/a_text_document\n" and "--data-args-path" in done.out
+    result = tokenmill("blend", out, large / "a_text_document")
+    assert result.code == 0, result.err
+    assert out.read_text() == f"1.0 {large}/a_text_document\n" and "--data-args-path" in result.out
     (tmp_path / "my data").symlink_to(large)
-    done = tokenmill("blend", tmp_path / "other", tmp_path / "my data" / "a_text_document")
-    assert done.code == 2 and "white space" in done.err
+    result = tokenmill("blend", tmp_path / "other", tmp_path / "my data" / "a_text_document")
+    assert result.code == 2 and "white space" in result.err
 
 
-def test_blend_writes_over_no_dataset(large: Path, small: Path, tmp_path: Path) -> None:
+def test_blend_overwrites_no_dataset(large: Path, small: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(large, copy)
     before = (copy / "a_text_document.bin").read_bytes()
     for out in (copy, copy / "a_text_document.bin", copy / "new.idx"):
-        done = tokenmill("blend", out, large)
-        assert done.code == 2 and f"cannot write to {out}: specify a regular file first" in done.err
+        result = tokenmill("blend", out, large)
+        assert result.code == 2 and f"cannot write to {out}: specify a regular file first" in result.err
     assert (copy / "a_text_document.bin").read_bytes() == before
 
 
-def test_blend_says_no(large: Path, small: Path, half: Path, tmp_path: Path) -> None:
+def test_blend_refuses(large: Path, small: Path, half: Path, tmp_path: Path) -> None:
     out = tmp_path / "blend"
-    for words, said in (
+    for arguments, message in (
         ((half,), "is not finished: 1 of 2 units"),
         ((f"{large}=0",), "must be above 0"),
         ((f"{large}=much",), "invalid weight 'much'"),
@@ -521,6 +532,6 @@ def test_blend_says_no(large: Path, small: Path, half: Path, tmp_path: Path) -> 
         ((large, "--split", "1,1,1"), "specify the datasets of each split with --validation and --test"),
         ((large, small), "--split 990,9,1 leaves "),
     ):
-        done = tokenmill("blend", out, *words)
-        assert (done.code, said in done.err) == (2, True), done.err
+        result = tokenmill("blend", out, *arguments)
+        assert (result.code, message in result.err) == (2, True), result.err
     assert not out.exists()

@@ -1,4 +1,4 @@
-"""HTTP transfers: what a server's headers mean, where a token goes, and which answers are worth another try."""
+"""HTTP transfers: headers that request a wait, the recipients of a token, and retryable responses."""
 
 import time
 from collections.abc import Iterator
@@ -19,9 +19,9 @@ PLAIN, PACKED = b"plain text\n" * 100, bytes(range(256)) * 40
 
 @pytest.fixture
 def hub() -> Iterator[Hub]:
-    with Hub() as made:
-        made.add_dataset("org/c", {"a.txt": PLAIN, "b.zst": PACKED})
-        yield made
+    with Hub() as server:
+        server.add_dataset("org/c", {"a.txt": PLAIN, "b.zst": PACKED})
+        yield server
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def wait(**headers: str) -> float | None:
     return retry_after_seconds(CaseInsensitiveDict({name.replace("_", "-"): value for name, value in headers.items()}))
 
 
-def test_the_servers_word_on_waiting() -> None:
+def test_waits_that_a_server_requests() -> None:
     assert wait(RateLimit='"resolvers";r=0;t=55') == 55
     assert wait(RateLimit='"api";r=0;t=55', Retry_After="7") == 55
     assert wait(RateLimit='"api";r=3;t=55', Retry_After="7") == 7
@@ -47,8 +47,8 @@ def test_the_servers_word_on_waiting() -> None:
     assert wait(Retry_After="soon") is None
     assert wait(Retry_After="-5") is None
     assert wait(Retry_After="Sun, 06 Nov 1994 08:49:37 GMT") == 0
-    then = wait(Retry_After=formatdate(time.time() + 100, usegmt=True))
-    assert then is not None and 97 <= then <= 100
+    seconds = wait(Retry_After=formatdate(time.time() + 100, usegmt=True))
+    assert seconds is not None and 97 <= seconds <= 100
 
 
 @given(st.text(st.characters(max_codepoint=255)), st.text(st.characters(max_codepoint=255)))
@@ -56,12 +56,12 @@ def test_the_servers_word_on_waiting() -> None:
 @example("9" * 500, '"x";r=0;t=' + "9" * 500)
 @example("Mon, 99 Foo 0000 99:99:99", "")
 @example("Fri, 31 Dec 9999 23:59:59 -9999", "")
-def test_any_header_is_a_time_to_wait_or_none(after: str, limit: str) -> None:
-    told = wait(Retry_After=after, RateLimit=limit)
-    assert told is None or told >= 0
+def test_any_header_is_a_wait_or_ignored(after: str, limit: str) -> None:
+    seconds = wait(Retry_After=after, RateLimit=limit)
+    assert seconds is None or seconds >= 0
 
 
-def test_a_gate_stays_closed_as_long_as_the_longest_that_was_asked() -> None:
+def test_a_gate_stays_closed_for_the_longest_wait() -> None:
     gate = RateLimitGate()
     assert gate.seconds_until_open() == 0
     gate.close_for(50)
@@ -70,18 +70,18 @@ def test_a_gate_stays_closed_as_long_as_the_longest_that_was_asked() -> None:
 
 
 @pytest.mark.parametrize(("name", "content"), [("a.txt", PLAIN), ("b.zst", PACKED)])
-def test_a_file_arrives_whole_and_from_any_byte(transfer: Transfer, hub: Hub, name: str, content: bytes) -> None:
+def test_a_file_arrives_from_any_byte(transfer: Transfer, hub: Hub, name: str, content: bytes) -> None:
     assert fetch(transfer, hub, name) == content
     assert fetch(transfer, hub, name, 1000) == content[1000:]
     assert fetch(transfer, hub, name, len(content) - 1) == content[-1:]
 
 
-def test_a_token_goes_to_the_origin_it_was_meant_for_and_no_further(transfer: Transfer, hub: Hub) -> None:
+def test_a_token_goes_only_to_the_first_origin(transfer: Transfer, hub: Hub) -> None:
     fetch(transfer, hub)
     assert [(r.kind, r.headers["Authorization"]) for r in hub.requests] == [("resolve", "Bearer secret"), ("cdn", None)]
 
 
-def test_no_compression_is_asked_for(transfer: Transfer, hub: Hub) -> None:
+def test_no_compression_is_requested(transfer: Transfer, hub: Hub) -> None:
     hub.faults.add(Fault("gzip", times=None))
     assert fetch(transfer, hub) == PACKED
     assert all(request.headers["Accept-Encoding"] == "identity" for request in hub.requests)
@@ -90,7 +90,7 @@ def test_no_compression_is_asked_for(transfer: Transfer, hub: Hub) -> None:
 @pytest.mark.parametrize(
     ("kind", "refused"), [("401", True), ("403", True), ("404", True), ("429", False), ("500", False), ("503", False)]
 )
-def test_an_answer_that_is_no_body_is_worth_another_try(transfer: Transfer, hub: Hub, kind: str, refused: bool) -> None:
+def test_an_error_response_is_retryable(transfer: Transfer, hub: Hub, kind: str, refused: bool) -> None:
     hub.faults.add(Fault(kind))
     with pytest.raises(RetryableError, match=kind) as caught:
         fetch(transfer, hub)
@@ -98,7 +98,7 @@ def test_an_answer_that_is_no_body_is_worth_another_try(transfer: Transfer, hub:
     assert fetch(transfer, hub) == PACKED
 
 
-def test_after_a_429_nobody_asks_before_the_time(transfer: Transfer, hub: Hub) -> None:
+def test_a_429_delays_all_requests(transfer: Transfer, hub: Hub) -> None:
     hub.faults.add(Fault("429", retry="seconds", seconds=30))
     with pytest.raises(RetryableError):
         fetch(transfer, hub)
@@ -110,19 +110,19 @@ def test_after_a_429_nobody_asks_before_the_time(transfer: Transfer, hub: Hub) -
 
 
 @pytest.mark.parametrize("kind", ["cut", "reset", "stall"])
-def test_a_connection_that_breaks_keeps_what_came(transfer: Transfer, hub: Hub, kind: str) -> None:
+def test_a_broken_connection_keeps_its_data(transfer: Transfer, hub: Hub, kind: str) -> None:
     hub.faults.add(Fault(kind, where="cdn", at=5000, seconds=20))
     url = f"{hub.endpoint}/datasets/org/c/resolve/main/b.zst"
-    came = b""
+    received = b""
     with pytest.raises(RetryableError) as caught:
         for block in transfer.open(url, {}):
-            came += block
+            received += block
     assert not caught.value.restart
-    assert PACKED.startswith(came)
-    assert came + fetch(transfer, hub, offset=len(came)) == PACKED
+    assert PACKED.startswith(received)
+    assert received + fetch(transfer, hub, offset=len(received)) == PACKED
 
 
-def test_another_range_than_was_asked_for_is_never_appended(transfer: Transfer, hub: Hub) -> None:
+def test_a_range_that_differs_is_never_appended(transfer: Transfer, hub: Hub) -> None:
     hub.faults.add(Fault("ignore_range"))
     with pytest.raises(RetryableError, match="ignores range requests") as caught:
         fetch(transfer, hub, offset=100)
@@ -132,7 +132,7 @@ def test_another_range_than_was_asked_for_is_never_appended(transfer: Transfer, 
     assert caught.value.restart
 
 
-def test_a_signed_link_is_in_no_message(transfer: Transfer, hub: Hub) -> None:
+def test_no_message_has_a_signed_link(transfer: Transfer, hub: Hub) -> None:
     for fault in (Fault("drop", where="cdn"), Fault("403", where="cdn"), Fault("cut", where="cdn", at=0)):
         hub.faults.add(fault)
         with pytest.raises(RetryableError) as caught:
@@ -140,7 +140,7 @@ def test_a_signed_link_is_in_no_message(transfer: Transfer, hub: Hub) -> None:
         assert "Signature" not in str(caught.value)
 
 
-def test_a_password_in_an_address_is_in_no_message(transfer: Transfer, hub: Hub) -> None:
+def test_no_message_has_a_password(transfer: Transfer, hub: Hub) -> None:
     address = f"http://user:s3cret@{urlsplit(hub.endpoint).netloc}/nothing"
     with pytest.raises(RetryableError) as caught:
         transfer.follow_redirects(address, {}, 0)
@@ -151,11 +151,11 @@ def test_a_password_in_an_address_is_in_no_message(transfer: Transfer, hub: Hub)
     assert "s3cret" not in str(caught.value)
 
 
-def test_redirects_that_never_end_are_given_up(hub: Hub) -> None:
+def test_endless_redirects_are_refused(hub: Hub) -> None:
     import http.server
     import threading
 
-    class Round(http.server.BaseHTTPRequestHandler):
+    class EndlessRedirect(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(302)
             self.send_header("Location", self.path + "x")
@@ -165,7 +165,7 @@ def test_redirects_that_never_end_are_given_up(hub: Hub) -> None:
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Round) as server:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), EndlessRedirect) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         with pytest.raises(RetryableError, match="too many redirects") as caught:
             Transfer(0.5).follow_redirects(f"http://127.0.0.1:{server.server_port}/", {}, 0)

@@ -1,4 +1,4 @@
-"""The workflows of this repository: what they name is there, what they use is pinned, what they may do is little."""
+"""The workflows of this repository: existing targets and files, pinned actions, minimal permissions."""
 
 import re
 import subprocess
@@ -17,8 +17,8 @@ TOP = {path.name for path in ROOT.iterdir()}
 
 
 def jobs(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load(path.read_text())["jobs"]
-    return found
+    content: dict[str, Any] = yaml.safe_load(path.read_text())["jobs"]
+    return content
 
 
 def steps(path: Path) -> Iterator[dict[str, Any]]:
@@ -26,20 +26,20 @@ def steps(path: Path) -> Iterator[dict[str, Any]]:
         yield from job["steps"]
 
 
-def strings(thing: Any) -> Iterator[str]:
-    if isinstance(thing, str):
-        yield thing
-    elif isinstance(thing, list | dict):
-        for each in thing.values() if isinstance(thing, dict) else thing:
-            yield from strings(each)
+def strings(node: Any) -> Iterator[str]:
+    if isinstance(node, str):
+        yield node
+    elif isinstance(node, list | dict):
+        for value in node.values() if isinstance(node, dict) else node:
+            yield from strings(value)
 
 
-def test_there_are_workflows() -> None:
+def test_workflows_exist() -> None:
     assert {path.stem for path in WORKFLOWS} == {"test", "conformance", "e2e", "release"}
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
-def test_a_workflow_names_targets_that_are_there(path: Path) -> None:
+def test_a_workflow_uses_existing_targets(path: Path) -> None:
     named = {
         target
         for step in steps(path)
@@ -50,8 +50,8 @@ def test_a_workflow_names_targets_that_are_there(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
-def test_a_workflow_names_files_that_are_there(path: Path) -> None:
-    """Whatever looks like a path into this repository; what `make` builds (dist, .cache) is not there yet."""
+def test_a_workflow_uses_existing_files(path: Path) -> None:
+    """Check every word with the form of a path in this repository, except outputs of `make` (dist, .cache)."""
     for text in [string for step in steps(path) for string in strings(step)]:
         for word in re.findall(r"[\w./-]+", text):
             first = word.partition("/")[0]
@@ -60,35 +60,35 @@ def test_a_workflow_names_files_that_are_there(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
-def test_an_action_is_pinned_by_its_commit_and_says_its_version(path: Path) -> None:
+def test_an_action_is_pinned_by_commit_with_its_version(path: Path) -> None:
     used = re.findall(r"uses: *(.*)", path.read_text())
     assert len(used) == sum("uses" in step for step in steps(path)) > 0
     for action in used:
         assert re.fullmatch(r"[\w.-]+/[\w.-]+@[0-9a-f]{40} # v[0-9]+\.[0-9]+\.[0-9]+", action), action
 
 
-def test_an_action_has_one_version_everywhere() -> None:
-    used = {tuple(found.split("@")) for path in WORKFLOWS for found in re.findall(r"uses: *(.*)", path.read_text())}
+def test_an_action_has_a_single_version() -> None:
+    used = {tuple(action.split("@")) for path in WORKFLOWS for action in re.findall(r"uses: *(.*)", path.read_text())}
     assert len(used) == len({name for name, _ in used})
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
-def test_a_workflow_may_read_and_only_a_releases_jobs_write(path: Path) -> None:
+def test_only_jobs_of_a_release_may_write(path: Path) -> None:
     workflow = yaml.safe_load(path.read_text())
-    everywhere = workflow["permissions"]
+    permissions = workflow["permissions"]
     if path.stem == "release":
-        assert everywhere == {}
-        written = {
+        assert permissions == {}
+        writable = {
             name: {key for key, may in job["permissions"].items() if may == "write"} for name, job in jobs(path).items()
         }
-        assert written == {
+        assert writable == {
             "build": set(),
             "image": {"packages", "id-token"},
             "charts": {"packages", "id-token"},
             "release": {"contents", "id-token", "attestations"},
         }
     else:
-        assert everywhere == {"contents": "read"}
+        assert permissions == {"contents": "read"}
         assert all("permissions" not in job for job in jobs(path).values())
     for step in steps(path):
         if step.get("uses", "").startswith("actions/checkout@"):
@@ -98,20 +98,20 @@ def test_a_workflow_may_read_and_only_a_releases_jobs_write(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
-def test_nothing_from_outside_is_put_into_a_shell(path: Path) -> None:
-    """An expression in a script is replaced before the shell reads it; a variable is not."""
+def test_no_script_contains_an_expression(path: Path) -> None:
+    """GitHub replaces an expression in a script before the shell parses it, but not a variable."""
     assert not [step["run"] for step in steps(path) if "${{" in step.get("run", "")]
 
 
-@pytest.mark.slow  # it needs what `make chart-tools` builds, and `make check` does without
-def test_actionlint_has_nothing_to_say() -> None:
-    assert ACTIONLINT.exists(), "actionlint is not there: make chart-tools"
+@pytest.mark.slow  # requires the tools of `make chart-tools`, which `make check` does not use
+def test_actionlint_finds_nothing() -> None:
+    assert ACTIONLINT.exists(), "actionlint is missing: run make chart-tools"
     command = [ACTIONLINT, "-shellcheck=", "-pyflakes=", *WORKFLOWS]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stdout
 
 
-def test_the_matrix_begins_with_the_oldest_python_that_is_supported() -> None:
+def test_the_matrix_starts_with_the_oldest_supported_python() -> None:
     (job,) = jobs(ROOT / ".github/workflows/test.yaml").values()
     project = (ROOT / "pyproject.toml").read_text()
     assert f'requires-python = ">={job["strategy"]["matrix"]["python"][0]}"' in project

@@ -1,4 +1,4 @@
-"""Files in Xet storage, through the Hub's own client: the same bytes, and the CDN's where it fails."""
+"""Downloads from Xet storage with the Hub's client, and the fallback to the CDN."""
 
 import os
 import signal
@@ -28,9 +28,9 @@ FAILED = "Xet storage failed"
 
 @pytest.fixture
 def hub() -> Iterator[Hub]:
-    with Hub(xet=True) as made:
-        made.add_dataset("org/c", FILES)
-        yield made
+    with Hub(xet=True) as server:
+        server.add_dataset("org/c", FILES)
+        yield server
 
 
 def download(hub: Hub, output: Path, *more: Any, **environment: str) -> CommandResult:
@@ -38,30 +38,30 @@ def download(hub: Hub, output: Path, *more: Any, **environment: str) -> CommandR
 
 
 def kinds(hub: Hub) -> dict[str, int]:
-    found = [request.kind for request in hub.requests]
-    return {kind: found.count(kind) for kind in set(found)}
+    requested = [request.kind for request in hub.requests]
+    return {kind: requested.count(kind) for kind in set(requested)}
 
 
-def test_a_download_from_xet_takes_one_token_and_no_file_from_the_quota(hub: Hub, tmp_path: Path) -> None:
-    ended = download(hub, tmp_path / "out")
-    assert ended.code == 0, ended.err
-    assert data_of(tmp_path / "out") == FILES and FAILED not in ended.err
+def test_a_download_from_xet_uses_one_token_and_no_quota(hub: Hub, tmp_path: Path) -> None:
+    result = download(hub, tmp_path / "out")
+    assert result.code == 0, result.err
+    assert data_of(tmp_path / "out") == FILES and FAILED not in result.err
     assert [request.file for request in hub.requests if request.kind in ("resolve", "cdn")] == ["plain.jsonl"]
     assert sum("xet-read-token" in request.path for request in hub.requests) == 1
     assert not any("telemetry" in request.path for request in hub.requests)
 
 
-def test_xet_is_left_out_when_the_hubs_own_switch_says_so(hub: Hub, tmp_path: Path) -> None:
+def test_the_hubs_variable_disables_xet(hub: Hub, tmp_path: Path) -> None:
     assert download(hub, tmp_path / "out", HF_HUB_DISABLE_XET="1").code == 0
     assert data_of(tmp_path / "out") == FILES and "xet" not in kinds(hub)
 
 
 def test_a_private_repository(tmp_path: Path) -> None:
-    with Hub(xet=True, token="hf_secret", link_seconds=3) as private:  # a token that is renewed at once
+    with Hub(xet=True, token="hf_secret", link_seconds=3) as private:  # the short lifetime requires new tokens
         private.add_dataset("org/c", FILES)
-        ended = download(private, tmp_path / "out", HF_TOKEN="hf_secret")
-        assert ended.code == 0, ended.err
-        assert data_of(tmp_path / "out") == FILES and FAILED not in ended.err
+        result = download(private, tmp_path / "out", HF_TOKEN="hf_secret")
+        assert result.code == 0, result.err
+        assert data_of(tmp_path / "out") == FILES and FAILED not in result.err
         for request in private.requests:
             secret = "hf_secret" in (request.headers["Authorization"] or "")
             assert secret == (request.path.startswith(("/api", "/datasets")))
@@ -79,25 +79,25 @@ def test_a_private_repository(tmp_path: Path) -> None:
     ],
     ids=lambda fault: f"{fault.kind}-{fault.path}",
 )
-def test_where_xet_fails_the_cdn_serves_and_it_is_said_once(hub: Hub, tmp_path: Path, fault: Fault) -> None:
+def test_an_error_of_xet_is_reported_once_and_the_cdn_used(hub: Hub, tmp_path: Path, fault: Fault) -> None:
     hub.faults.add(fault)
-    ended = download(hub, tmp_path / "out")
-    assert ended.code == 0, ended.err
+    result = download(hub, tmp_path / "out")
+    assert result.code == 0, result.err
     assert data_of(tmp_path / "out") == FILES
-    assert ended.err.count(FAILED) == 1
+    assert result.err.count(FAILED) == 1
     assert kinds(hub)["cdn"]
 
 
-def test_wrong_bytes_from_xet_are_noticed_and_fetched_from_the_cdn(hub: Hub, tmp_path: Path) -> None:
+def test_wrong_bytes_from_xet_are_replaced_from_the_cdn(hub: Hub, tmp_path: Path) -> None:
     hub.faults.add(Fault("flip", where="xet", times=None, after=1, at=50_000, path="big*"))
-    ended = download(hub, tmp_path / "out")
-    assert ended.code == 0, ended.err
+    result = download(hub, tmp_path / "out")
+    assert result.code == 0, result.err
     assert data_of(tmp_path / "out") == FILES
     assert [request.file for request in hub.requests if request.kind == "cdn"] == ["big.jsonl.zst"]
 
 
-class Fetched:
-    """A source and what it lists."""
+class Fetch:
+    """A source, and the listed file that the tests fetch."""
 
     def __init__(self, hub: Hub, **more: Any) -> None:
         self.warned: list[str] = []
@@ -117,18 +117,18 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("home")
-def test_it_goes_on_from_any_byte(hub: Hub, tmp_path: Path) -> None:
-    fetched = Fetched(hub)
+def test_xet_resumes_from_any_byte(hub: Hub, tmp_path: Path) -> None:
+    fetch = Fetch(hub)
     for kept in (1, 65_536, 1_234_567, len(BIG) - 1):
         (tmp_path / "a").write_bytes(BIG[:kept])
-        assert fetched.to(tmp_path / "a") == BIG
+        assert fetch.to(tmp_path / "a") == BIG
     spans = [request.headers["Range"] for request in hub.requests if "reconstructions" in request.path]
     assert len(spans) >= 4 and spans[-1].startswith(f"bytes={len(BIG) - 1}-")
-    assert "cdn" not in kinds(hub) and not fetched.warned
+    assert "cdn" not in kinds(hub) and not fetch.warned
 
 
 @pytest.mark.usefixtures("home")
-def test_who_waits_for_a_silent_storage_can_be_told_to_stop(hub: Hub, tmp_path: Path) -> None:
+def test_a_wait_for_silent_storage_can_be_stopped(hub: Hub, tmp_path: Path) -> None:
     hub.faults.add(Fault("stall", where="xet", times=None, path="big*", seconds=60))
 
     def stop(count: int) -> None:
@@ -136,31 +136,29 @@ def test_who_waits_for_a_silent_storage_can_be_told_to_stop(hub: Hub, tmp_path: 
             raise Stopped("enough")
 
     with pytest.raises(Stopped):
-        Fetched(hub).to(tmp_path / "a", stop)
+        Fetch(hub).to(tmp_path / "a", stop)
     assert BIG.startswith((tmp_path / "a").read_bytes())
 
 
 @pytest.mark.usefixtures("home")
-def test_without_the_client_nothing_is_said_and_all_is_fetched(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_client_the_cdn_is_used_silently(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "hf_xet", None)
-    fetched = Fetched(hub)
-    assert fetched.to(tmp_path / "a") == BIG
-    assert "xet" not in kinds(hub) and not fetched.warned
+    fetch = Fetch(hub)
+    assert fetch.to(tmp_path / "a") == BIG
+    assert "xet" not in kinds(hub) and not fetch.warned
 
 
-def test_a_killed_download_goes_on_and_one_that_is_told_to_stop_ends(hub: Hub, tmp_path: Path) -> None:
+def test_a_killed_or_stopped_download_resumes(hub: Hub, tmp_path: Path) -> None:
     hub.faults.add(Fault("stall", where="xet", after=3, times=None, path="big*", seconds=300))
     for number in (signal.SIGTERM, signal.SIGKILL):
         hub.requests.clear()
         process = start("download", URI, tmp_path / "out", hub=hub)
         while not any(request.fault for request in hub.requests):
-            assert process.poll() is None, "the download ended before the storage stalled it"
+            assert process.poll() is None, "the download ended before the storage stalled"
             time.sleep(0.02)
         process.send_signal(number)
         assert finish(process).code == (143 if number == signal.SIGTERM else -number)
     hub.faults.clear()
-    ended = download(hub, tmp_path / "out")
-    assert ended.code == 0, ended.err
-    assert data_of(tmp_path / "out") == FILES and FAILED not in ended.err
+    result = download(hub, tmp_path / "out")
+    assert result.code == 0, result.err
+    assert data_of(tmp_path / "out") == FILES and FAILED not in result.err

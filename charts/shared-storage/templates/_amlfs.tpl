@@ -47,7 +47,7 @@ Check the section: the service's steps and default maximum for each SKU (learn.m
 {{- $maximum := $amlfs.maximumCapacityTiB | default (ternary 768 128 (eq $sku "40")) | int64 }}
 {{- if mod $size $step }}
 {{- $nextSize := mul (add1 (div $size $step)) $step }}
-{{- fail (printf "\namlfs.storageCapacityTiB=%d is not a multiple of %d, the step of amlfs.skuName=%s: the file system would have a size of %d TiB, at its price.\nSet %s%d." $size $step $amlfs.skuName $nextSize (ternary "" (printf "%d or " (sub $nextSize $step)) (lt $size $step)) $nextSize) }}
+{{- fail (printf "\namlfs.storageCapacityTiB=%d is not a multiple of %d, the step of amlfs.skuName=%s: Azure would create, and bill, %d TiB.\nSet %s%d." $size $step $amlfs.skuName $nextSize (ternary "" (printf "%d or " (sub $nextSize $step)) (lt $size $step)) $nextSize) }}
 {{- end }}
 {{- if gt $size $maximum }}
 {{- fail (printf "\namlfs.storageCapacityTiB=%d is above %d, %s for amlfs.skuName=%s.\nSet at most %d%s." $size $maximum (ternary "the value of amlfs.maximumCapacityTiB" "the default maximum of a subscription" (not (empty $amlfs.maximumCapacityTiB))) $amlfs.skuName $maximum (ternary "" (printf ". If Microsoft raised the maximum of your subscription, add --set amlfs.maximumCapacityTiB=%d" $size) (not (empty $amlfs.maximumCapacityTiB)))) }}

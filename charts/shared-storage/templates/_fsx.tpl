@@ -45,7 +45,7 @@ LustreGuide). Input: $. Output: nothing, or fails.
       (list (and $allowed (not $throughput)) (printf "fsx.perUnitStorageThroughput is not set for fsx.deploymentType=%s, %s." $type $values) "Set it to one of them.")
       (list (and $allowed (not (has $throughput $allowed))) (printf "fsx.perUnitStorageThroughput=%d is not allowed for fsx.deploymentType=%s, %s." $throughput $type $values) "Set it to one of them.")
       (list (and $fsx.kmsKeyId (not $allowed)) (printf "fsx.kmsKeyId is not allowed for fsx.deploymentType=%s." $type) "Remove it, or choose a persistent type.")
-      (list (and $backups (or $s3 (not $allowed))) (printf "%s cannot be set: FSx makes no backups of a file system that is %s." $backups (ternary "linked to S3" "a scratch one" (not (empty $allowed)))) "Remove them.")
+      (list (and $backups (or $s3 (not $allowed))) (printf "%s cannot be set: FSx makes no backups of a %s." $backups (ternary "file system linked to S3" "scratch file system" (not (empty $allowed)))) "Remove them.")
       (list (and $s3 $persistent2) (printf "%s cannot be set with fsx.deploymentType=PERSISTENT_2." $s3) "Choose SCRATCH_2 or PERSISTENT_1, or link the bucket after the file system exists: aws fsx create-data-repository-association.")
       (list (and $s3 (not $fsx.s3ImportPath)) (printf "%s needs fsx.s3ImportPath." $s3) "Set it to a path in the same bucket.")
       (list (and $fsx.s3ExportPath (ne (index (splitList "/" (printf "%s//" $fsx.s3ImportPath)) 2) (index (splitList "/" (printf "%s//" $fsx.s3ExportPath)) 2))) (printf "fsx.s3ExportPath=%s is in another bucket than fsx.s3ImportPath=%s." $fsx.s3ExportPath $fsx.s3ImportPath) "Set two paths in the same bucket.")

@@ -62,7 +62,7 @@ the key that names the existing storage, "keys" for new storage. Output: nothing
 {{- $newKeys := include "shared-storage.setKeys" (dict "section" $section "prefix" (printf "%s." .section) "keys" .keys) }}
 {{- $newParameters := include "shared-storage.setKeys" (dict "section" .root.Values.storage "prefix" "storage." "keys" (list "parameters")) }}
 {{- with join ", " (compact (list $newKeys $newParameters)) }}
-{{- fail (printf "\n%s.%s=%s names existing storage, but %s would create a new one.\nRemove the former or the latter; use -f values/storage/%s-static.yaml instead of %s.yaml, which sets none of the latter." $.section $.named (index $section $.named) . $.section $.section) }}
+{{- fail (printf "\n%s.%s=%s names existing storage, but %s would create a new one.\nRemove the first key or the others; -f values/storage/%s-static.yaml, used instead of %s.yaml, sets none of the others." $.section $.named (index $section $.named) . $.section $.section) }}
 {{- end }}
 {{- end }}
 

@@ -62,7 +62,7 @@ Input: dict "root" $ "size" "spec" of its source, "mountOptions". Output: docume
 {{- fail (printf "\nthe volume %q is still being deleted.\nWait for its end: kubectl wait --for=delete pv/%s --timeout=5m" $name $name) }}
 {{- end }}
 {{- if eq ($volume.status).phase "Released" }}
-{{- fail (printf "\nthe volume %q belongs to a claim that is deleted, and can never be bound again.\nDelete the volume, which keeps its files: kubectl delete pv %s" $name $name) }}
+{{- fail (printf "\nthe volume %q belongs to a deleted claim, and can never be bound again.\nDelete the volume, which keeps its files: kubectl delete pv %s" $name $name) }}
 {{- end }}
 {{- $existingSpec := $volume.spec }}
 {{- range $key, $part := ternary .spec dict (not (empty $existingSpec)) }}

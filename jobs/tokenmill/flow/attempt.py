@@ -1,10 +1,13 @@
-"""Attempts at units: which process made an attempt, whether that process is alive, and how its files are removed.
+"""Attempts at units: which process makes an attempt, whether that process is alive, and how its files are removed.
 
-Two attempts at one unit may overlap: after an upgrade, pods of the old Job run until their grace period ends, and the
-pod of a lost node may continue. A killed attempt leaves its directory. Another attempt takes over or removes such a
-leftover only if its process cannot be alive, or if the unit has a receipt and the leftover has no use.
+Two attempts at one unit may overlap: after an upgrade, pods of the old Job run until their grace period ends, and a pod
+on a lost node may continue. An attempt that did not finish leaves its directory. Another process takes over or removes
+this leftover directory only if the attempt's process is dead, or if the unit has a receipt and needs no more attempts.
 
-`flow.workspace` creates an attempt and takes over leftovers, `flow.worker` removes leftovers at the end of its share,
+Each attempt renews a heartbeat. A process on the same machine is dead if the kernel has no such process. A process on
+another machine counts as dead after 10 minutes without a heartbeat (`files.lease`).
+
+`flow.workspace` creates an attempt and takes over leftovers, `flow.worker` removes leftovers when its units are done,
 and `flow.status` reports live attempts as units in progress.
 """
 

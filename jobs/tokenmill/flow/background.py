@@ -1,6 +1,6 @@
-"""A background thread for work that releases the interpreter lock: hashing, counting and writing.
+"""A background thread for work during which Python can run other threads: hashing, counting and writing.
 
-Stages use it inside a unit, so that reading the input overlaps with processing the previous block.
+Stages use it inside a unit. The thread writes the previous block while the main thread reads the next one.
 """
 
 from collections import deque

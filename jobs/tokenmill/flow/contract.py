@@ -1,8 +1,8 @@
-"""The types of the records that stages write to disk: plan, receipt, failure and manifest.
+"""The types of the state files of a stage: plan, receipt, failure and manifest.
 
-Workers on other machines, and later stages, read these records from a shared disk that other programs can write to.
-Therefore each type checks its values when it is loaded. Some parts of a record have a meaning for one stage only. Such
-a part stays JSON until the stage loads it with a type of its StageKind.
+Workers on other machines, and later stages, read these files from shared storage that other programs can write to.
+Therefore each type checks its values when it is loaded. Some fields have a meaning for one stage only. They stay JSON
+until that stage converts them to its own type, which its `StageKind` names.
 """
 
 from collections.abc import Sequence

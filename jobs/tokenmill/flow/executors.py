@@ -1,6 +1,6 @@
-"""Executors that run a worker's units: in this process, in its threads, or in child processes.
+"""Executors that run the units of a worker: in its own process, in its threads, or in child processes.
 
-`flow.worker` submits units and waits for their futures. Every executor calls `run_unit`, which makes one attempt in a
+`flow.worker` submits units and waits until they are done. Every executor calls `run_unit`, which makes one attempt in a
 `flow.workspace.Workspace`.
 """
 

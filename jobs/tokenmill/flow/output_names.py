@@ -1,4 +1,4 @@
-"""Names of output files: safe, distinct and readable names made from the names of input files.
+"""Names of output files: safe, readable and different from each other, made from the names of input files.
 
 Stages and `corpus.listing` use these functions while they make a plan.
 """

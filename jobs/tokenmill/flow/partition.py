@@ -1,6 +1,6 @@
-"""Assignment of units to workers, and of neighbouring files to units, balanced by bytes.
+"""Assignment of units to workers, and of consecutive files to units, balanced by bytes.
 
-`flow.worker` uses `select_units` to find its share of a plan. Stages use `split_by_weight` while they make a plan.
+`flow.worker` uses `select_units` to find the units of a worker. Stages use `split_by_weight` while they make a plan.
 """
 
 import heapq

@@ -1,20 +1,23 @@
-"""Agreement of any number of workers on one plan: the first worker publishes the plan, and the others read it.
+"""How workers agree on one plan: the first worker writes the plan, and the others read it.
 
 Planning may list a remote repository or resolve a tokenizer. Therefore one worker plans under a lease while the others
-wait. If that worker dies, another worker breaks the lease and plans instead.
+wait. If the heartbeat of the lease stops, another worker takes the lease and plans instead.
 
 A new plan replaces an old one in this order, still under the lease:
 
- 1. The old plan is copied to `replaced.json`, and the registry closes all other runs (`flow.runs`).
+ 1. The old plan is copied to `replaced.json`, and all other runs are closed: they may not replace a plan (`flow.runs`).
  2. The new plan is written to `plan.json`. From now on, workers of the old plan cannot commit a unit.
- 3. Units that are equal in both plans keep their files and get a receipt of the new plan. The files of all other old
-    units are removed.
- 4. `replaced.json` is removed. If the worker dies before that, the next worker repeats steps 3 and 4.
+ 3. The manifest is removed. Units that are equal in both plans keep their files, and their receipts are written again
+    for the new plan. The files of all other old units are removed.
+ 4. `replaced.json` is removed.
 
-A replacement requires `--replace`, with one exception: only the input changed, and the new plan keeps every finished
-unit. Therefore the same command finishes a stage after the user has corrected a truncated input file.
+If the worker dies while `replaced.json` exists, the next worker repeats steps 3 and 4. If it dies before step 2, both
+files contain the old plan, and the next worker makes the new plan again.
 
-The result goes to `flow.worker`, which runs a share of the plan's units.
+A replacement requires `--replace`, except when only the input changed, no planned file is missing, and the new plan
+keeps every finished unit. This exception lets the same command finish a stage after a user has corrected an input file.
+
+The result goes to `flow.worker`, which runs the units.
 """
 
 import json

@@ -1,6 +1,6 @@
-"""Messages and progress of a command: a bar on a terminal, a line every 30 s in a log, or JSON lines for programs.
+"""Messages and progress of a command: a bar on a terminal, a line every 30 s in a log, JSON lines with `--json`.
 
-Everything here goes to standard error. Standard output is for results.
+All of it goes to standard error. Standard output is for results.
 """
 
 import json

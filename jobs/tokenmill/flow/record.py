@@ -1,9 +1,9 @@
-"""The records of a stage: the plan, the receipts, the failures and the manifest, and the paths of their files.
+"""The state files of a stage: the plan, the receipts, the failures and the manifest, and their paths.
 
-The first worker writes the plan once (`flow.planning`). Each attempt writes a receipt after all files that the receipt
-names (`flow.workspace`). The manifest is a pure function of the plan and its receipts, without times and hosts.
-Therefore the same content has the same manifest hash on every machine. The next stage reads the manifest
-(`flow.lineage`).
+The first worker writes the plan (`flow.planning`). Each attempt writes its receipt after all files that the receipt
+names (`flow.workspace`). The manifest contains only data of the plan and its receipts, and no times or host names.
+Therefore the same output has the same manifest hash on every machine. The next stage reads the manifest
+(`flow.stage_input`).
 """
 
 import contextlib

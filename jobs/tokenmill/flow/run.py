@@ -1,7 +1,8 @@
-"""The entry point of a stage: run it, and plan it a second time if the source was listed wrong.
+"""The entry point of a stage: run it, and plan it again if the source has sent a wrong listing.
 
-The command line calls `run_stage` with a Stage and a StageRun. `run_stage` prepares the stage and passes the request to
-`flow.worker`.
+The command line calls `run_stage` with a Stage and a StageRun. `run_stage` calls `Stage.prepare` and passes the result
+to `flow.worker`. A server may list a wrong size or hash, so that a unit fails. Then `run_stage` lists the source again.
+If the listing is different now, a new plan replaces the old one without `--replace`, and the stage runs a second time.
 """
 
 from dataclasses import replace

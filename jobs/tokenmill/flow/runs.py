@@ -1,9 +1,10 @@
-"""The registry of the runs of a stage: it prevents a late pod of an old Job from replacing a newer plan.
+"""The registry of the runs of a stage: it prevents a late pod of an old Job from putting an old plan back.
 
     <output>/.tokenmill/<stage>/runs/<run>    {"closed": true} after another run has replaced this run's plan
 
-A run consists of all workers of one Job. Its id comes from the environment variable TOKENMILL_RUN. Ids have no order,
-so only this registry shows which run is older. A run without an id, for example on a laptop, is not registered.
+All workers of one Job have the same run id, from the environment variable TOKENMILL_RUN, which the charts set. Ids have
+no order. A closed run is older than the run that replaced its plan, and may not replace a plan itself. A run without an
+id, for example on a laptop, has no file here: it can always replace a plan, but only with `--replace`.
 
 `flow.planning` registers a run when the run agrees on a plan, and closes all other runs when it replaces a plan.
 """

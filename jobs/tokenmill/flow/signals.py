@@ -1,4 +1,4 @@
-"""The stop request of a worker: SIGTERM and Ctrl-C set a flag, and interrupt planning.
+"""The stop request of a worker: SIGTERM and Ctrl-C set a flag; during planning they also interrupt the planner.
 
 `flow.worker` installs the handlers. The units check the flag in `Workspace.report_progress`.
 """

@@ -1,4 +1,4 @@
-"""The interface between `flow` and a stage: all that a stage must implement, and all that a stage gets.
+"""The interface between `flow` and a stage: what a stage must implement, and what it receives.
 
 The command line builds a Stage and a StageRun and passes both to `flow.run.run_stage`.
 """

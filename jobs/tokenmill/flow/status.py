@@ -1,4 +1,4 @@
-"""The progress of all stages below a directory, read from their records; no worker needs to run for that.
+"""The progress of all stages below a directory, read from their state files alone, also when no worker runs.
 
 `tokenmill status` prints the result.
 """
@@ -14,8 +14,8 @@ from tokenmill.errors import RequestError
 from tokenmill.files.lease import HEARTBEAT_SECONDS, Liveness
 from tokenmill.flow.attempt import LeftoverAttempt, is_planning, list_leftovers
 from tokenmill.flow.contract import Failure, Receipt, StageKind
-from tokenmill.flow.lineage import select_records
 from tokenmill.flow.record import StageRecord, complete
+from tokenmill.flow.stage_input import select_records
 
 RATE_SECONDS = 300.0
 """The rate is computed from the units that finished in the last 300 seconds before the newest receipt."""

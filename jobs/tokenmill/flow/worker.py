@@ -1,15 +1,15 @@
-"""The loop of a worker: it runs a share of a plan's units and completes the stage.
+"""The loop of a worker: it runs its units of a plan, and writes the manifest when all units of the stage are finished.
 
-`flow.run` calls `run_worker`. The worker agrees on a plan, skips the units of its share that have a valid receipt, runs
-the others in an executor, writes the manifest if all units of the stage are finished, and removes leftovers.
+`flow.run` calls `run_worker`. The worker agrees on a plan, skips those of its units that have a valid receipt, runs the
+others in an executor, writes the manifest if every unit of the stage has a receipt, and removes leftover attempts.
 
 Guarantees:
 
  - A unit with a valid receipt is not run again.
- - One bad input does not stop the other units; a full disk stops all of them.
- - SIGTERM stops every unit at its next batch, and the worker exits with 143 unless its share is complete.
- - The worker detects a killed child process.
- - The exit code shows whether a retry can help (`tokenmill.errors`).
+ - One bad input does not stop the other units. A full disk stops all of them at once.
+ - After SIGTERM or Ctrl-C every unit stops after its current block of data. The worker exits with 143 if work is left.
+ - If a child process is killed, the worker stops with an error and exit code 1.
+ - The exit code shows whether a retry can help: 2 if not, 1 if it can (`tokenmill.errors`).
 """
 
 import contextlib

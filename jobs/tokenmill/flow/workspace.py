@@ -1,16 +1,16 @@
-"""One attempt at one unit: it writes hashed files under temporary names and commits them.
+"""One attempt at one unit: it writes hashed files in its own directory and commits them.
 
 The order of an attempt:
 
     write and hash in the attempt's directory -> fsync -> rename to the final names -> fsync the directories -> receipt
 
-The receipt is the commit. A file without a receipt that has its name and size does not count as data. Therefore a
-rename that is not atomic (blob storage) does no harm.
+The receipt commits the unit. A file counts as output only if a receipt has its name and size. So a rename that is not
+atomic (blob storage) does no harm.
 
-After an upgrade, pods of the old plan may run until their grace period ends. Therefore an attempt compares the plan id
-on disk with its own before the renames and again before the receipt.
+After an upgrade, pods of the old Job may run until their grace period ends. Therefore an attempt compares the plan id
+on disk with the id of its own plan before the renames and again before the receipt, and stops if they differ.
 
-`flow.executors` makes a Workspace for each unit and passes it to `Stage.do`.
+`flow.executors` makes a Workspace for each attempt and passes it to `Stage.do`.
 """
 
 import errno

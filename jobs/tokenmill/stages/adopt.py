@@ -1,10 +1,10 @@
-"""adopt: pairs that another tool made -> a dataset like that of preprocess, with hashes, a manifest and a tokenizer.
+"""adopt: pairs that another tool made -> a dataset as preprocess writes it, with hashes, a manifest and a tokenizer.
 
-Input: `.bin/.idx` pairs. Output: the records of the stage preprocess, so later steps treat the dataset like one of
-preprocess. Without an output directory, the stage adopts the pairs in place: it writes the records next to the pairs
-and does not copy or change the pairs. With an output directory, the stage copies each pair there.
+Input: `.bin/.idx` pairs. Output: the state files of the stage preprocess, so later commands read the pairs like a
+dataset of preprocess. Without an output directory, the stage adopts the pairs in place: it writes the state files next
+to the pairs and does not copy or change the pairs. With an output directory, the stage copies each pair there.
 
-A unit is one pair: the stage checks it like `verify` and hashes it. An interrupted unit starts again.
+A unit is one pair: the stage checks the pair like `verify` and hashes it. An interrupted unit starts again.
 """
 
 import os
@@ -30,10 +30,10 @@ from tokenmill.flow.contract import (
     Origin,
     Upstream,
 )
+from tokenmill.flow.lineage import narrow, source_parts
 from tokenmill.flow.output_names import make_distinct
 from tokenmill.flow.planning import Request, check_no_foreign_files
 from tokenmill.flow.progress import Reporter
-from tokenmill.flow.provenance import narrow, source_parts
 from tokenmill.flow.record import Counts, Plan, StageRecord, Unit
 from tokenmill.flow.stage import Stage, StageRun
 from tokenmill.flow.workspace import OutputFile, Workspace

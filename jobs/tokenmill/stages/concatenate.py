@@ -1,8 +1,8 @@
-"""concatenate: many JSONL files -> `--target-files` JSONL files of about equal size, without joining two lines.
+"""concatenate: many JSONL files -> `--target-files` JSONL files of about equal size, with every line kept separate.
 
 Input: the output of extract or download, or a directory of JSONL files. The stage is optional, because preprocess also
-groups files with `--target-files`. The stage adds a newline to a last line without one. It removes a byte-order mark
-at the start of a file, which would make a record in the middle of the output invalid.
+groups files with `--target-files`. If the last line of a file has no newline, the stage adds one. It removes a
+byte-order mark at the start of a file, because the mark would make a record in the middle of the output invalid.
 
 A unit is one output file, made from consecutive input files. An interrupted unit starts again.
 """
@@ -22,13 +22,13 @@ from tokenmill.corpus.records import BOM, RecordCounter
 from tokenmill.errors import InputError, RequestError, TransientError
 from tokenmill.flow.background import BackgroundWriter
 from tokenmill.flow.contract import Files, InputFile, InputRange, Part
-from tokenmill.flow.lineage import StageInput, find_upstream
+from tokenmill.flow.lineage import narrow
 from tokenmill.flow.output_names import check_label
 from tokenmill.flow.partition import split_by_weight
 from tokenmill.flow.planning import Request
-from tokenmill.flow.provenance import narrow
 from tokenmill.flow.record import Counts, Plan, Unit
 from tokenmill.flow.stage import Stage, StageRun
+from tokenmill.flow.stage_input import StageInput, find_upstream
 from tokenmill.flow.workspace import OutputFile, Workspace
 from tokenmill.selection import Selection
 from tokenmill.stages.registry import CONCATENATE, earlier_kinds

@@ -1,10 +1,11 @@
-"""download: files of the Hub, a bucket, a web server or a disk -> the same files, with checked hashes.
+"""download: files of the Hub, a bucket, a web server or a directory -> the same files, with checked hashes.
 
 Input: a source, named by its URI. Output: the selected files. The plan pins the commit of the source, and lists each
-file with its size and hash. If a server refuses a file, the stage retries until the deadline and never skips the file.
+file with its size and hash. If a server refuses a file, the stage retries until `--deadline` has passed, then the unit
+fails. The stage never skips a file.
 
-A unit is one file; it is finished when its bytes have the planned hash. An interrupted unit resumes at the byte where
-it stopped.
+A unit is one file. It is finished when its bytes have the planned hash, or for a source without hashes the planned
+size. An interrupted unit continues at the byte where it stopped, if the file has a hash; otherwise it starts again.
 """
 
 import time
@@ -23,12 +24,12 @@ from tokenmill.corpus.source import Listing, Source
 from tokenmill.corpus.uri import local_path, redact_secrets
 from tokenmill.files.paths import safe_name
 from tokenmill.flow.contract import InputRange, Origin, RemoteFile
-from tokenmill.flow.lineage import check_no_overlap
+from tokenmill.flow.lineage import source_parts
 from tokenmill.flow.planning import Request
-from tokenmill.flow.provenance import source_parts
 from tokenmill.flow.record import Counts, Plan, Unit
 from tokenmill.flow.signals import stop_requested
 from tokenmill.flow.stage import Stage, StageRun
+from tokenmill.flow.stage_input import check_no_overlap
 from tokenmill.flow.workspace import Workspace
 from tokenmill.selection import Selection
 from tokenmill.stages.registry import DOWNLOAD

@@ -1,7 +1,7 @@
-"""extract: .zst .gz .bz2 .xz files -> .jsonl files.
+"""extract: files with .zst, .gz, .bz2 or .xz compression -> .jsonl files.
 
-Input: the output of download, or a directory of files. The stage copies files that are not compressed. It is optional,
-because preprocess also reads compressed files.
+Input: the output of download, or a directory of JSONL files. The stage copies files that are not compressed. It is
+optional, because preprocess also reads compressed files.
 
 A unit is one input file. An interrupted unit starts again.
 """
@@ -18,12 +18,12 @@ from tokenmill.errors import RequestError
 from tokenmill.files.paths import safe_name
 from tokenmill.flow.background import BackgroundWriter
 from tokenmill.flow.contract import Files, InputRange
-from tokenmill.flow.lineage import StageInput, find_upstream
+from tokenmill.flow.lineage import narrow
 from tokenmill.flow.output_names import make_distinct
 from tokenmill.flow.planning import Request
-from tokenmill.flow.provenance import narrow
 from tokenmill.flow.record import Counts, Plan, Unit
 from tokenmill.flow.stage import Stage, StageRun
+from tokenmill.flow.stage_input import StageInput, find_upstream
 from tokenmill.flow.workspace import Workspace
 from tokenmill.selection import Selection
 from tokenmill.stages.registry import EXTRACT, earlier_kinds

@@ -1,11 +1,11 @@
 """preprocess: JSONL, JSON, Parquet, Arrow or text -> `<name>_<key>_document.{bin,idx}`, as Megatron-LM writes them.
 
 Input: the output of download, extract or concatenate, a directory of files, or a source that the stage streams. The
-files may be compressed. This is the last data stage: training reads its output.
+files may be compressed. Training reads the output.
 
-A unit is one output: one pair per key, made from one input file or from a group of consecutive files
-(`--target-files`). A journal records each finished input file of a unit. An interrupted unit resumes at the input file
-where it stopped.
+A unit is one pair per key, made from one input file or from a group of consecutive files (`--target-files`, or more
+than 1,024 inputs). A journal lists the finished input files of a unit. An interrupted unit continues at the first input
+file that is not in the journal; a unit with one input file therefore starts again.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,12 +21,12 @@ from tokenmill.corpus.uri import local_path
 from tokenmill.errors import InputError, RequestError
 from tokenmill.files.paths import safe_name
 from tokenmill.flow.contract import Origin, RemoteFile, Upstream
-from tokenmill.flow.lineage import DataFile, StageInput, check_no_overlap, find_upstream
 from tokenmill.flow.output_names import check_label, make_distinct, make_flat_name
 from tokenmill.flow.partition import split_by_weight
 from tokenmill.flow.planning import Request, check_no_foreign_files
 from tokenmill.flow.record import REJECTED, Counts, Plan, StageRecord, Unit
 from tokenmill.flow.stage import Stage, StageRun
+from tokenmill.flow.stage_input import DataFile, StageInput, check_no_overlap, find_upstream
 from tokenmill.flow.workspace import Workspace
 from tokenmill.machine import describe_memory
 from tokenmill.selection import Selection

@@ -1,7 +1,7 @@
-"""The registry of stages, in the order in which data flows through them; a new stage is added here.
+"""The registry of stages, in the order in which data flows through them. To add a stage, add its entry here.
 
-The command line, the charts and the reports read the stages from `STAGES`. `adopt` has no entry of its own, because it
-writes the records of preprocess.
+The command line, the charts and the reports read the stages from `STAGES`. `adopt` has no entry, because it writes the
+state files of preprocess.
 """
 
 from pathlib import Path

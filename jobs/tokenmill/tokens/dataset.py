@@ -17,10 +17,10 @@ from tokenmill.files.mounts import directory_cache_seconds, retry_while_stale
 from tokenmill.files.paths import join_inside
 from tokenmill.files.tree import UnexpectedEntry
 from tokenmill.flow.contract import COPIED, IN_PLACE, FileEntry, StageKind
-from tokenmill.flow.lineage import describe_unfinished, find_records, select_records
+from tokenmill.flow.lineage import locate
 from tokenmill.flow.progress import format_bytes
-from tokenmill.flow.provenance import locate
 from tokenmill.flow.record import Manifest, Plan, StageRecord, complete, describe_rejected, make_manifest
+from tokenmill.flow.stage_input import describe_unfinished, find_records, select_records
 from tokenmill.tokens import formats
 from tokenmill.tokens.contract import PREPROCESS, PairBasis, ResolvedTokenizer, parse_basis, parse_tokenizer
 from tokenmill.tokens.encoder_store import Encoders

@@ -26,8 +26,8 @@ from tokenmill.errors import RequestError
 from tokenmill.files.explain import TMPDIR, explain_os_errors
 from tokenmill.files.lease import Liveness, get_creator_liveness
 from tokenmill.flow.contract import InputFile, Origin, RemoteFile
-from tokenmill.flow.lineage import DataFile
 from tokenmill.flow.signals import stop_requested
+from tokenmill.flow.stage_input import DataFile
 from tokenmill.machine import process_name
 from tokenmill.selection import Selection
 

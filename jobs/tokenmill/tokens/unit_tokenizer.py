@@ -19,7 +19,7 @@ from tokenmill.corpus.readers import get_record_unit, make_bad_record_error, rej
 from tokenmill.errors import REPLACE_OPTION, InputError, RequestError, TransientError
 from tokenmill.files.codec import read_json, readable_json
 from tokenmill.flow.contract import InputFile, InputRange, Part
-from tokenmill.flow.provenance import locate, narrow
+from tokenmill.flow.lineage import locate, narrow
 from tokenmill.flow.record import REJECTED, Counts, Unit
 from tokenmill.flow.workspace import OutputFile, Workspace
 from tokenmill.tokens import formats

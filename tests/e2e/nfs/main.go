@@ -1,8 +1,8 @@
-// An NFS 3 server, and a mount helper over FUSE, for the end-to-end test of charts/shared-storage on a machine whose kernel
-// has no NFS client. What goes between the two is NFS 3; what is not tested is Linux's own client.
+// An NFS 3 server and a mount helper over FUSE, for the end-to-end tests of charts/shared-storage on a machine whose kernel
+// has no NFS client. The helper and the server communicate with NFS 3; Linux's own client is not tested.
 //
-//	go build -o mount.nfs .                      on the node, as /sbin/mount.nfs, which `mount -t nfs` calls
-//	./mount.nfs serve DIRECTORY ADDRESS:PORT     the server; anybody may do anything in DIRECTORY
+//	go build -o mount.nfs .                      on the node, as /sbin/mount.nfs, which `mount -t nfs` runs
+//	./mount.nfs serve DIRECTORY ADDRESS:PORT     run the server; every user has full access to DIRECTORY
 //	TOKENMILL_E2E_NFS=ADDRESS:/ TOKENMILL_E2E_NFS_OPTIONS=vers=3,port=PORT,mountport=PORT,nolock make e2e
 package main
 
@@ -41,7 +41,7 @@ func main() {
 	case len(os.Args) >= 3:
 		err = mount(os.Args[1], os.Args[2], options(os.Args[3:]))
 	default:
-		err = errors.New("say: mount.nfs SERVER:/DIRECTORY TARGET -o OPTIONS, or: serve DIRECTORY ADDRESS:PORT")
+		err = errors.New("usage: mount.nfs SERVER:/DIRECTORY TARGET -o OPTIONS, or: mount.nfs serve DIRECTORY ADDRESS:PORT")
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "mount.nfs:", err)
@@ -72,37 +72,37 @@ func serve(root, address string) error {
 
 // -- the mount helper
 
-// options reads -o a,b=c.
-func options(words []string) map[string]string {
-	found := map[string]string{}
-	for i, word := range words {
-		if word == "-o" && i+1 < len(words) {
-			for _, each := range strings.Split(words[i+1], ",") {
-				name, value, _ := strings.Cut(each, "=")
-				found[name] = value
+// options parses `-o a,b=c`.
+func options(arguments []string) map[string]string {
+	values := map[string]string{}
+	for i, argument := range arguments {
+		if argument == "-o" && i+1 < len(arguments) {
+			for _, option := range strings.Split(arguments[i+1], ",") {
+				name, value, _ := strings.Cut(option, "=")
+				values[name] = value
 			}
 		}
 	}
-	return found
+	return values
 }
 
-// start leaves a process behind that serves the mount, and waits until it does.
+// start starts a background process that serves the mount, and waits until the mount is ready.
 func start() error {
 	reader, writer, err := os.Pipe()
 	if err != nil {
 		return err
 	}
-	stays := exec.Command("/proc/self/exe", os.Args[1:]...)
-	stays.Env = append(os.Environ(), "NFS_STAYS=1")
-	stays.ExtraFiles = []*os.File{writer}
-	stays.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-	if err := stays.Start(); err != nil {
+	background := exec.Command("/proc/self/exe", os.Args[1:]...)
+	background.Env = append(os.Environ(), "NFS_STAYS=1")
+	background.ExtraFiles = []*os.File{writer}
+	background.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+	if err := background.Start(); err != nil {
 		return err
 	}
 	writer.Close()
-	said, _ := io.ReadAll(reader)
-	if string(said) != "mounted" {
-		return errors.New(string(said))
+	message, _ := io.ReadAll(reader)
+	if string(message) != "mounted" {
+		return errors.New(string(message))
 	}
 	return nil
 }
@@ -116,7 +116,7 @@ func mount(source, target string, with map[string]string) error {
 	address, dir, _ := strings.Cut(source, ":")
 	port, err := strconv.Atoi(with["port"])
 	if err != nil {
-		return fail(fmt.Errorf("this helper asks no portmapper: give port= (and mountport=)"))
+		return fail(fmt.Errorf("this helper does not query a portmapper: specify port= (and mountport=)"))
 	}
 	connection, err := client.DialServiceAtPort(address, port)
 	if err != nil {
@@ -139,7 +139,7 @@ func mount(source, target string, with map[string]string) error {
 	return nil
 }
 
-// shared lets one call at a time through the connection.
+// shared serializes the calls on a connection.
 type shared struct {
 	sync.Mutex
 	of *client.Target
@@ -162,7 +162,7 @@ func code(err error) syscall.Errno {
 	case errors.Is(err, os.ErrExist):
 		return syscall.EEXIST
 	case errors.As(err, &refused) && refused.ErrorNum < 100:
-		return syscall.Errno(refused.ErrorNum) // NFS 3 has Unix's numbers
+		return syscall.Errno(refused.ErrorNum) // NFS 3 uses the numbers of Unix
 	}
 	return syscall.EIO
 }
@@ -176,11 +176,11 @@ func fill(out *fuse.Attr, of *client.Fattr) {
 }
 
 func (n *node) get(name string) (*client.Fattr, syscall.Errno) {
-	found, _, err := n.volume.of.Lookup(name, false)
+	attributes, _, err := n.volume.of.Lookup(name, false)
 	if err != nil {
 		return nil, code(err)
 	}
-	of, known := found.(*client.Fattr)
+	of, known := attributes.(*client.Fattr)
 	if !known {
 		return nil, syscall.EIO
 	}
@@ -215,14 +215,14 @@ func (n *node) Getattr(_ context.Context, _ fs.FileHandle, out *fuse.AttrOut) sy
 func (n *node) Setattr(_ context.Context, _ fs.FileHandle, in *fuse.SetAttrIn, out *fuse.AttrOut) syscall.Errno {
 	n.volume.Lock()
 	defer n.volume.Unlock()
-	var wanted client.Sattr3
-	if mode, given := in.GetMode(); given {
-		wanted.Mode = client.SetMode{SetIt: true, Mode: mode & 0o7777}
+	var attributes client.Sattr3
+	if mode, set := in.GetMode(); set {
+		attributes.Mode = client.SetMode{SetIt: true, Mode: mode & 0o7777}
 	}
-	if size, given := in.GetSize(); given {
-		wanted.Size = client.SetSize{SetIt: true, Size: size}
+	if size, set := in.GetSize(); set {
+		attributes.Size = client.SetSize{SetIt: true, Size: size}
 	}
-	if err := n.volume.of.Setattr(n.at(""), wanted); err != nil {
+	if err := n.volume.of.Setattr(n.at(""), attributes); err != nil {
 		return code(err)
 	}
 	of, failed := n.get(n.at(""))
@@ -235,15 +235,15 @@ func (n *node) Setattr(_ context.Context, _ fs.FileHandle, in *fuse.SetAttrIn, o
 func (n *node) Readdir(context.Context) (fs.DirStream, syscall.Errno) {
 	n.volume.Lock()
 	defer n.volume.Unlock()
-	found, err := n.volume.of.ReadDirPlus(n.at(""))
+	listed, err := n.volume.of.ReadDirPlus(n.at(""))
 	var entries []fuse.DirEntry
-	for _, each := range found {
-		if each.FileName != "." && each.FileName != ".." {
+	for _, entry := range listed {
+		if entry.FileName != "." && entry.FileName != ".." {
 			kind := uint32(syscall.S_IFREG)
-			if each.IsDir() {
+			if entry.IsDir() {
 				kind = syscall.S_IFDIR
 			}
-			entries = append(entries, fuse.DirEntry{Name: each.FileName, Ino: each.FileId, Mode: kind})
+			entries = append(entries, fuse.DirEntry{Name: entry.FileName, Ino: entry.FileId, Mode: kind})
 		}
 	}
 	return fs.NewListDirStream(entries), code(err)
@@ -264,12 +264,12 @@ func (n *node) Create(ctx context.Context, name string, _, mode uint32, out *fus
 	if _, err := n.volume.of.Create(n.at(name), os.FileMode(mode)); err != nil {
 		return nil, nil, 0, code(err)
 	}
-	made, failed := n.child(ctx, name, out)
-	return made, nil, fuse.FOPEN_DIRECT_IO, failed
+	created, failed := n.child(ctx, name, out)
+	return created, nil, fuse.FOPEN_DIRECT_IO, failed
 }
 
 func (n *node) Open(context.Context, uint32) (fs.FileHandle, uint32, syscall.Errno) {
-	return nil, fuse.FOPEN_DIRECT_IO, 0 // each read asks the server
+	return nil, fuse.FOPEN_DIRECT_IO, 0 // each read requests the data from the server
 }
 
 func (n *node) Read(_ context.Context, _ fs.FileHandle, into []byte, offset int64) (fuse.ReadResult, syscall.Errno) {

@@ -355,8 +355,8 @@ class Handler(BaseHTTPRequestHandler):
             return
         if fault and fault.kind == "slow":
             step = max(1, int(fault.rate / 20))
-            for done in range(0, body.length, step):
-                self.copy(body, done, min(done + step, body.length))
+            for sent in range(0, body.length, step):
+                self.copy(body, sent, min(sent + step, body.length))
                 self.server.hub.sleep(step / fault.rate)
         elif fault and fault.kind not in ("gzip", "ignore_range"):
             offset = fault.offset(body.length)

@@ -37,7 +37,7 @@ SAMPLE_STEP = 1000
 
 
 class Task(NamedTuple):
-    """What the encoder processes of a stage do with every block.
+    """The work of a stage's encoder processes on every block.
 
     `verify`: the texts that Hugging Face encodes as well: all, sample, or only those of the parity gate (start).
     `special`: the tokens to count in the texts.
