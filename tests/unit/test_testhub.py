@@ -379,20 +379,20 @@ def test_damaged_bodies(name: str, on_disk: bool, hub: Hub, tmp_path: Path) -> N
         assert read(address) == (data, False)
         return damaged
 
-    assert under("cut", position=100) == (data[:100], True)
-    received, failed = under("reset", position=100)
+    assert under("cut", at=100) == (data[:100], True)
+    received, failed = under("reset", at=100)
     assert failed
     assert data.startswith(received)
     assert under("drop") == (b"", True)
-    assert under("short", position=100) == (data[:100], False)
-    assert under("short", position=100, declared="none") == (data[:100], False)
-    assert under("stall", position=100, seconds=0.01) == (data, False)
-    assert under("stall", position=100, seconds=0.01, then="close") == (data[:100], True)
+    assert under("short", at=100) == (data[:100], False)
+    assert under("short", at=100, declared="none") == (data[:100], False)
+    assert under("stall", at=100, seconds=0.01) == (data, False)
+    assert under("stall", at=100, seconds=0.01, then="close") == (data[:100], True)
     assert under("slow", rate=len(data) * 50) == (data, False)
-    assert under("cut", position=10**9) == (data[:-1], True)
+    assert under("cut", at=10**9) == (data[:-1], True)
     assert under("cut") == (data[: len(data) // 2], True)
     for position in (0, 100, len(data) - 1):
-        received, failed = under("flip", position=position)
+        received, failed = under("flip", at=position)
         assert not failed
         assert [i for i in range(len(data)) if received[i] != data[i]] == [position]
         assert len(received) == len(data)

@@ -12,8 +12,8 @@ State files, below the output directory of a stage:
     <output>/.tokenmill/<stage>/receipts/<unit>.json a finished unit: its files, their sizes and hashes, the plan id
     <output>/.tokenmill/<stage>/failures/<unit>.json the last error of a unit; deleted when the unit gets a receipt
     <output>/.tokenmill/<stage>/attempts/<unit>~<attempt>/  the unfinished files of one attempt
-    <output>/.tokenmill/<stage>/runs/<run>           one file per run id; it contains "closed" after another run has
-                                                     replaced the plan of this run
+    <output>/.tokenmill/<stage>/runs/<run>           one file per run id; a run that replaces the plan closes all
+                                                     other runs, which may not replace a plan any more
     <output>/.tokenmill/<stage>/manifest.json        all files of the stage; exists only when every unit is finished
 
 The plan id is the hash of the plan. The run id is the same for all workers of one Job.
@@ -21,16 +21,19 @@ The plan id is the hash of the plan. The run id is the same for all workers of o
 How a command runs a stage:
 
  1. The command line builds a Stage and calls `run.run_stage`. Every worker (process or pod) does this. The stage makes
-    a request: its parameters, and the names, sizes and times of its input files if the input is a directory.
+    a request: its parameters and the state of its input. This state is the names, sizes and times of the user's own
+    files, or the manifest hash of an earlier stage's output. For a remote source, the request has its address and the
+    options that select files; the plan then has the listing.
  2. `planning` compares the request with `plan.json`. If there is no plan, the first worker acquires the lease
     `planning.json`, lists the inputs and writes `plan.json`. The other workers wait and read that file, so all workers
     have the same units.
  3. `partition` selects the units of this worker. The selection depends only on the plan, the index of the worker and
-    the number of workers. The workers do not communicate, and no worker does the units of another one.
- 4. `worker` reads the receipts of its units and runs the units that have no valid receipt. A receipt is valid if it
-    has the id of this plan and if every file that it names has the recorded size.
+    the number of workers. So the units of two workers of one Job never overlap. A later Job may have another number of
+    workers.
+ 4. `worker` reads the receipts of its units and runs the units that have no valid receipt. A receipt is valid if it has
+    the id of this plan and if every file that it names has the recorded size.
  5. `workspace` makes one attempt at a unit. The attempt writes and hashes its files in its own directory below
-    `attempts/`, renames them to their final names, and then writes the receipt. The receipt commits the unit: a file
+    `attempts/`, then commits the unit: it renames the files to their final names and then writes the receipt. A file
     counts as output only if a receipt names it.
  6. The worker that finds a receipt for every unit writes `manifest.json`. The next stage reads that file. Two workers
     that do this at the same time write the same bytes.
@@ -39,26 +42,28 @@ To resume, run the same command again. This is what happens:
 
  1. If the request is unchanged, the workers use the existing plan.
  2. Units with a valid receipt are not run again. `--verify-hashes` also compares the hash of every file.
- 3. Each other unit gets a new attempt. If the stage has resumable units (`Stage.resumable`), the new attempt takes over
-    the directory of the killed attempt: download appends to the file in it, and preprocess reads the journal in it. In
-    other stages, the new attempt starts the unit from its beginning.
+ 3. Each other unit gets a new attempt. In download and preprocess (`Stage.resumable`), the new attempt takes over the
+    files of the interrupted one: download appends to the file, if the source gives a hash, and preprocess continues
+    after the input files that the journal lists. In other stages, the new attempt starts the unit from its beginning.
  4. A killed attempt may have renamed some files without writing a receipt. The next commit of the unit overwrites them.
- 5. At the end of its work, a worker removes the directories of killed attempts. It removes a directory only if the
-    process of the attempt is dead, or if the unit has a receipt. Two attempts at one unit do no harm: both write the
-    same bytes, and the attempt that finds a receipt at its commit stops without changing it.
+ 5. At the end of its work, a worker removes leftovers: the directories of dead attempts, and those of units that have a
+    receipt. Two attempts at one unit do no harm: both write the same bytes, and the attempt that finds a receipt at its
+    commit stops without changing it.
 
 If the request differs from the plan:
 
- - Only the input changed: files were added, or files changed that no finished unit contains. No planned file is
-   missing. Then a new plan replaces the old one if it keeps every finished unit. So after a user has corrected a
-   damaged input file, the same command finishes the stage.
- - Any other difference: the command prints it and exits with code 2. With `--replace`, a new plan replaces the old one.
+ - A new plan replaces the old one without `--replace` if all of this is true: only the state of the input differs; no
+   planned file is missing; every finished unit is also in the new plan. The last condition is false if a finished unit
+   contains a changed file, or if added files change the group of files of a finished unit. This rule lets the same
+   command finish a stage after a user has corrected a damaged input file.
+ - In every other case, the command prints the difference and exits with code 2. With `--replace`, a new plan replaces
+   the old one.
 
 A replacement deletes the manifest. Units that are equal in both plans keep their files, and their receipts are written
-again with the id of the new plan. The files of all other old units are removed. Files that no plan of this stage names
-belong to the user: a plan that would overwrite one is refused, and no file of the user is removed. A worker of a
-replaced plan finds another plan id before it commits a unit, and stops. `runs/` prevents an old Job from putting its
-plan back.
+again with the id of the new plan. The files of all other old units are removed. Pairs
+that were adopted in place are never removed. Files that no plan of this stage names belong to the user: a plan that
+would overwrite one is refused, and no file of the user is removed. A worker of a replaced plan finds another plan id
+before it commits a unit, and exits with code 1. `runs/` prevents an old Job from putting its plan back.
 
 The modules, lowest first: `contract` has the types of the state files and `record` reads and writes them. `attempt`
 finds out which attempts are alive, `workspace` makes one attempt and commits it, `stage_input` selects the files that

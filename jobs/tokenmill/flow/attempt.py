@@ -1,11 +1,12 @@
 """Attempts at units: which process makes an attempt, whether that process is alive, and how its files are removed.
 
 Two attempts at one unit may overlap: after an upgrade, pods of the old Job run until their grace period ends, and a pod
-on a lost node may continue. An attempt that did not finish leaves its directory. Another process takes over or removes
-this leftover directory only if the attempt's process is dead, or if the unit has a receipt and needs no more attempts.
+on a lost node may continue. An attempt that did not finish leaves its directory, a leftover. If its process is dead,
+the next attempt moves the leftover's files to its own directory. If its process may still be alive, the next attempt
+copies them and does not wait. A leftover is removed when its process is dead, or when the unit has a receipt.
 
-Each attempt renews a heartbeat. A process on the same machine is dead if the kernel has no such process. A process on
-another machine counts as dead after 10 minutes without a heartbeat (`files.lease`).
+Each attempt renews a heartbeat. In the same pod or on the same laptop, a process is dead if the kernel has no such
+process. Elsewhere, a process counts as dead after 10 minutes without a heartbeat (`files.lease`).
 
 `flow.workspace` creates an attempt and takes over leftovers, `flow.worker` removes leftovers when its units are done,
 and `flow.status` reports live attempts as units in progress.

@@ -5,17 +5,19 @@ wait. If the heartbeat of the lease stops, another worker takes the lease and pl
 
 A new plan replaces an old one in this order, still under the lease:
 
- 1. The old plan is copied to `replaced.json`, and all other runs are closed: they may not replace a plan (`flow.runs`).
+ 1. The old plan is copied to `replaced.json`. All other runs are closed: they may do units of the current plan, but may
+    not replace a plan (`flow.runs`).
  2. The new plan is written to `plan.json`. From now on, workers of the old plan cannot commit a unit.
  3. The manifest is removed. Units that are equal in both plans keep their files, and their receipts are written again
     for the new plan. The files of all other old units are removed.
  4. `replaced.json` is removed.
 
-If the worker dies while `replaced.json` exists, the next worker repeats steps 3 and 4. If it dies before step 2, both
-files contain the old plan, and the next worker makes the new plan again.
+If the worker dies after step 2, the next worker finds two different plans and repeats steps 3 and 4. If it dies between
+steps 1 and 2, both files contain the old plan. Then the next worker removes `replaced.json` and plans again.
 
-A replacement requires `--replace`, except when only the input changed, no planned file is missing, and the new plan
-keeps every finished unit. This exception lets the same command finish a stage after a user has corrected an input file.
+A replacement requires `--replace`, with two exceptions. First, only the state of the input changed, no planned file is
+missing, and the new plan keeps every finished unit; so the same command finishes a stage after a user has corrected an
+input file. Second, a source has sent a wrong listing (`flow.run`).
 
 The result goes to `flow.worker`, which runs the units.
 """

@@ -2,7 +2,8 @@
 
 The command line calls `run_stage` with a Stage and a StageRun. `run_stage` calls `Stage.prepare` and passes the result
 to `flow.worker`. A server may list a wrong size or hash, so that a unit fails. Then `run_stage` lists the source again.
-If the listing is different now, a new plan replaces the old one without `--replace`, and the stage runs a second time.
+If the listing is different now and no finished unit would be lost, a new plan replaces the old one without `--replace`,
+and the stage runs a second time.
 """
 
 from dataclasses import replace

@@ -1,10 +1,10 @@
 """The registry of the runs of a stage: it prevents a late pod of an old Job from putting an old plan back.
 
-    <output>/.tokenmill/<stage>/runs/<run>    {"closed": true} after another run has replaced this run's plan
+    <output>/.tokenmill/<stage>/runs/<run>    {"closed": true} after another run has replaced the plan
 
 All workers of one Job have the same run id, from the environment variable TOKENMILL_RUN, which the charts set. Ids have
 no order. A closed run is older than the run that replaced its plan, and may not replace a plan itself. A run without an
-id, for example on a laptop, has no file here: it can always replace a plan, but only with `--replace`.
+id, for example on a laptop, has no file here and is never closed. The rules of `flow.planning` apply to it.
 
 `flow.planning` registers a run when the run agrees on a plan, and closes all other runs when it replaces a plan.
 """

@@ -2,10 +2,11 @@
 
     stage        input -> output                                      one unit                    interrupted unit
     download     files of a source -> the same files, checked         one file                    continues at the byte
+                                                                                                  if there is a hash
     extract      .zst .gz .bz2 .xz -> .jsonl                          one input file              starts again
     concatenate  many .jsonl files -> `--target-files` .jsonl files   one output file             starts again
-    preprocess   JSONL, JSON, Parquet, Arrow, text -> .bin/.idx       pairs of one input file      continues at the next
-                                                                      or group of input files      input file
+    preprocess   JSONL, JSON, Parquet, Arrow, text -> .bin/.idx       pairs of one input file     continues at the next
+                                                                      or group of input files     file of the group
     adopt        .bin/.idx of another tool -> the same, registered    one pair                    starts again
 
 Data flows through download, extract, concatenate and preprocess, in this order. `extract` and `concatenate` are

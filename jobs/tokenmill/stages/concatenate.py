@@ -1,8 +1,9 @@
 """concatenate: many JSONL files -> `--target-files` JSONL files of about equal size, with every line kept separate.
 
-Input: the output of extract or download, or a directory of JSONL files. The stage is optional, because preprocess also
-groups files with `--target-files`. If the last line of a file has no newline, the stage adds one. It removes a
-byte-order mark at the start of a file, because the mark would make a record in the middle of the output invalid.
+Input: the output of extract, or of download if its files are not compressed, or a directory of JSONL files. The stage
+is optional, because preprocess also groups files with `--target-files`. If the last line of a file has no newline, the
+stage adds one. It removes a byte-order mark at the start of a file, because the mark would make a record in the middle
+of the output invalid.
 
 A unit is one output file, made from consecutive input files. An interrupted unit starts again.
 """

@@ -4,8 +4,9 @@ Input: a source, named by its URI. Output: the selected files. The plan pins the
 file with its size and hash. If a server refuses a file, the stage retries until `--deadline` has passed, then the unit
 fails. The stage never skips a file.
 
-A unit is one file. It is finished when its bytes have the planned hash, or for a source without hashes the planned
-size. An interrupted unit continues at the byte where it stopped, if the file has a hash; otherwise it starts again.
+A unit is one file. It gets its receipt only when its bytes have the planned hash, or for a source without hashes the
+planned size. An interrupted unit continues at the byte where it stopped, if the file has a hash; otherwise it starts
+again.
 """
 
 import time

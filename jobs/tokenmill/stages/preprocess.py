@@ -3,9 +3,9 @@
 Input: the output of download, extract or concatenate, a directory of files, or a source that the stage streams. The
 files may be compressed. Training reads the output.
 
-A unit is one pair per key, made from one input file or from a group of consecutive files (`--target-files`, or more
-than 1,024 inputs). A journal lists the finished input files of a unit. An interrupted unit continues at the first input
-file that is not in the journal; a unit with one input file therefore starts again.
+A unit is one input file, or a group of consecutive files (with `--target-files`, or for more than 1,024 inputs). It
+writes one pair for each key. A journal lists the finished input files of a unit. An interrupted unit continues at the
+first input file that is not in the journal; a unit with one input file therefore starts again.
 """
 
 from collections.abc import Callable, Iterator, Sequence
