@@ -46,9 +46,9 @@ To resume, run the same command again. This is what happens:
     files of the interrupted one: download appends to the file, if the source gives a hash, and preprocess continues
     after the input files that the journal lists. In other stages, the new attempt starts the unit from its beginning.
  4. A killed attempt may have renamed some files without writing a receipt. The next commit of the unit overwrites them.
- 5. At the end of its work, a worker removes leftovers: the directories of dead attempts, and those of units that have a
-    receipt. Two attempts at one unit do no harm: both write the same bytes, and the attempt that finds a receipt at its
-    commit stops without changing it.
+ 5. When all its units are done, a worker removes leftovers: the directories of attempts whose process is dead, and
+    those of units that have a receipt. After SIGTERM or an error it removes none. Two attempts at one unit do no harm:
+    both write the same bytes, and the attempt that finds a receipt at its commit stops without changing it.
 
 If the request differs from the plan:
 
@@ -56,6 +56,7 @@ If the request differs from the plan:
    planned file is missing; every finished unit is also in the new plan. The last condition is false if a finished unit
    contains a changed file, or if added files change the group of files of a finished unit. This rule lets the same
    command finish a stage after a user has corrected a damaged input file.
+ - There is one other exception: a source has sent a wrong listing (`flow.run`).
  - In every other case, the command prints the difference and exits with code 2. With `--replace`, a new plan replaces
    the old one.
 

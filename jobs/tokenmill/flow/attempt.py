@@ -1,9 +1,10 @@
 """Attempts at units: which process makes an attempt, whether that process is alive, and how its files are removed.
 
 Two attempts at one unit may overlap: after an upgrade, pods of the old Job run until their grace period ends, and a pod
-on a lost node may continue. An attempt that did not finish leaves its directory, a leftover. If its process is dead,
-the next attempt moves the leftover's files to its own directory. If its process may still be alive, the next attempt
-copies them and does not wait. A leftover is removed when its process is dead, or when the unit has a receipt.
+on a lost node may continue. An attempt that did not finish leaves its directory, a leftover. In a resumable stage
+(download, preprocess), the next attempt takes over the leftover's files: it moves them if the process is dead, and
+copies them, without waiting, if the process may still be alive. A leftover is removed when its process is dead, or when
+the unit has a receipt.
 
 Each attempt renews a heartbeat. In the same pod or on the same laptop, a process is dead if the kernel has no such
 process. Elsewhere, a process counts as dead after 10 minutes without a heartbeat (`files.lease`).
