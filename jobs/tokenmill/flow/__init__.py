@@ -48,7 +48,7 @@ To resume, run the same command again. This is what happens:
  4. A killed attempt may have renamed some files without writing a receipt. The next commit of the unit overwrites them.
  5. When all its units are done, a worker removes leftovers: the directories of attempts whose process is dead, and
     those of units that have a receipt. After SIGTERM or an error it removes none. Two attempts at one unit do no harm:
-    both write the same bytes, and the attempt that finds a receipt at its commit stops without changing it.
+    both write the same bytes, and the attempt that finds a valid receipt at its commit stops without changing it.
 
 If the request differs from the plan:
 

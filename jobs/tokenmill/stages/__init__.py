@@ -5,8 +5,8 @@
                                                                                                   if there is a hash
     extract      .zst .gz .bz2 .xz -> .jsonl                          one input file              starts again
     concatenate  many .jsonl files -> `--target-files` .jsonl files   one output file             starts again
-    preprocess   JSONL, JSON, Parquet, Arrow, text -> .bin/.idx       pairs of one input file     continues at the next
-                                                                      or group of input files     file of the group
+    preprocess   JSONL, JSON, Parquet, Arrow, text -> .bin/.idx       pairs of one input file     continues at the first
+                                                                      or group of input files     unfinished file
     adopt        .bin/.idx of another tool -> the same, registered    one pair                    starts again
 
 Data flows through download, extract, concatenate and preprocess, in this order. `extract` and `concatenate` are
@@ -15,10 +15,11 @@ pairs that another tool made.
 
 Each stage is a dataclass derived from `flow.stage.Stage`:
 
-- `prepare` returns a `Request`: the parameters of the stage as JSON, and a function that makes the plan. The plan lists
-  all units and is stored in `plan.json`.
+- `prepare` returns a `Request`: the parameters of the stage and the state of its input as JSON, and a function that
+  makes the plan. The plan lists all units and is stored in `plan.json`.
 - `do` does one unit in a `Workspace` and returns its numbers of records.
 
 `flow` does everything else. It assigns units to workers, and writes a receipt for each finished unit and a manifest
-when all units are finished. The same command, run again, reads the plan and does only the units without a receipt.
+when all units are finished. The same command, run again, reads the plan and does only the units without
+a valid receipt.
 """
