@@ -54,14 +54,16 @@ IDIOMS = {
 NAMES = frozenset(("found", "at", "said", "told", "asked", "each", "one", "begun", "mine", "theirs"))
 """Names that no variable or parameter of the package has: they do not name the thing that it holds."""
 
-SUFFIXES = (".md", ".py", ".yaml", ".yml", ".tpl", ".txt", ".toml")
+COMMENTED = (".yaml", ".yml", ".toml", ".sh", ".awk")
+"""Suffixes of files in which only comments are prose."""
+SUFFIXES = (".md", ".py", ".tpl", ".txt", *COMMENTED)
 FILES = ("Makefile", "Containerfile", "run")
 SKIPPED = ("locks", "out", "build", "dist", "tests/unit/data", "tests/conformance/inputs", "tests/charts/kubernetes")
 THIS_RULE = ("tools/prose.py", "tests/unit/test_prose.py")
 
 _PATTERNS = [(re.compile(rf"(?<![\w-])(?:{idiom})(?![\w-])"), advice) for idiom, advice in IDIOMS.items()]
 _CODE_BLOCK = re.compile(r"^( *)(```|~~~).*?^\1\2 *$", re.MULTILINE | re.DOTALL)
-_CODE = re.compile(r"(`+)(?!`).*?\1", re.DOTALL)
+_CODE = re.compile(r"(`+)(?!`)(?:(?!\n\n).)*?\1", re.DOTALL)
 
 
 class Finding(NamedTuple):
@@ -107,7 +109,7 @@ def check_file(path: Path) -> list[Finding]:
     if path.suffix == ".py":
         package = relative.startswith("jobs/")
         findings = check_python(text, package=package, strings=package or relative.startswith("tools/"))
-    elif path.suffix in (".yaml", ".yml", ".toml") or path.name in FILES:
+    elif path.suffix in COMMENTED or path.name in FILES:
         comments = "\n".join(line if "#" in line else "" for line in text.split("\n"))
         findings = check_text(re.sub(r"^[^#\n]*#+", lambda code: " " * len(code[0]), comments, flags=re.MULTILINE))
     else:

@@ -1,4 +1,4 @@
-"""Forty mistakes that people make, and what the command prints: the invalid thing, and a remedy in the imperative."""
+"""Mistakes of users, at least forty: the message quotes the invalid value and has a remedy in the imperative."""
 
 import json
 import os

@@ -3,12 +3,9 @@
 import re
 
 IMPERATIVES = (
-    "accept add adopt allow buy change check choose clear compare configure continue convert copy correct create "
-    "cut decompress delete describe disable download drop enable export extract fill find fix free give grant "
-    "increase install keep leave let list log look lower make match merge mount move name open order pass pick pin "
-    "point prefer print publish pull put quote raise read rebuild reduce rejoin remove rename renumber repair "
-    "repeat replace report request restart restore resume retry rewrite run save see select send set shorten show "
-    "skip specify split start stop switch take try turn unpack unset update upgrade upload use verify wait write"
+    "add change check choose clear configure convert correct create decompress delete download extract fix free give "
+    "grant increase install leave lower move pass raise reduce remove rename replace restore run save see set specify "
+    "split start unset update upgrade use wait write"
 )
 """Verbs for actions of the user."""
 

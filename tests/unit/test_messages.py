@@ -74,9 +74,9 @@ def messages() -> Iterator[tuple[str, str]]:
 
 
 def test_each_error_names_a_remedy() -> None:
-    found = [*messages()]
-    assert len(found) > 250
-    assert [f"{place}: {text.replace(HOLE, '...')}" for place, text in found if not REMEDY.search(text)] == []
+    errors = [*messages()]
+    assert len(errors) > 250
+    assert [f"{place}: {text.replace(HOLE, '...')}" for place, text in errors if not REMEDY.search(text)] == []
 
 
 @pytest.mark.parametrize(
@@ -88,5 +88,5 @@ def test_each_error_names_a_remedy() -> None:
         ("a.jsonl is damaged", False),
     ],
 )
-def test_the_pattern_tells_a_remedy_from_none(message: str, complete: bool) -> None:
+def test_pattern_requires_a_remedy(message: str, complete: bool) -> None:
     assert bool(REMEDY.search(message)) is complete

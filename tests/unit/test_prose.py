@@ -36,11 +36,16 @@ def test_an_idiom_is_refused_in_each_kind_of_text(sentence: str) -> None:
         "What is a shard?",
         "I recommend a second read.",
         "`begun` and `anew` are quoted",
+        "`begun` is quoted\nin `two\nlines`",
         "```\nthe log goes on\n```",
     ],
 )
 def test_plain_sentences_and_code_pass(sentence: str) -> None:
     assert [*prose.check_text(sentence)] == []
+
+
+def test_an_open_backtick_hides_one_paragraph_at_most() -> None:
+    assert [finding.text for finding in prose.check_text("a ` alone\n\nplanned anew ` alone")] == ["anew"]
 
 
 def test_a_finding_names_its_line() -> None:
@@ -73,6 +78,7 @@ def test_all_kinds_of_files_are_checked() -> None:
         ".github/workflows/test.yaml",
         "charts/dataset-download/values.yaml",
         "charts/common/templates/_pod.tpl",
+        "examples/deploy.sh",
         "images/jobs/Containerfile",
         "jobs/tokenmill/errors.py",
         "tests/unit/test_fetch.py",

@@ -46,6 +46,7 @@ def adopt(
 
     with explain_os_errors(output or prefixes[0]):
         pairs = find_pairs(prefixes, output)
-    append_eod = True if append_eod is None and tokenizer.eod_token else append_eod
+    if append_eod is None and tokenizer.eod_token:
+        append_eod = True
     stage = Adopt(pairs=pairs, output=pairs.output, tokenizer=tokenizer, append_eod=append_eod, endpoint=endpoint)
     report(run_stage(stage, build_stage_run(run, workers, processes)), stage.output, run.json)

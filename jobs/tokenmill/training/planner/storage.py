@@ -27,8 +27,6 @@ BLOB_GBIT = 25.0
 NODE_HOURS = 6000.0
 """Hours between failures of a node of 8 GPUs: 419 unexpected in 54 days on 2,048 nodes (Llama 3, section 3.3.4)."""
 TIB = 2**40
-SLIMPAJAMA_BYTES = {"downloaded": 0.89e12, "extracted": 2.49e12, "tokens": 1.18e12}
-"""Bytes of SlimPajama 627B: its 59,166 files, their text, and pairs with token ids of two bytes."""
 
 
 @dataclass(frozen=True)
