@@ -1,8 +1,8 @@
 """download: files of the Hub, a bucket, a web server or a directory -> the same files, with checked hashes.
 
 Input: a source, named by its URI. Output: the selected files. The plan pins the commit of the source, and lists each
-file with its size and hash. If a server refuses a file, the stage retries until `--deadline` has passed, then the unit
-fails. The stage never skips a file.
+file with its size and hash. While a server is unavailable or limits requests, the stage retries until `--deadline` has
+passed. If the server refuses a file several times, its unit fails. The stage never skips a file.
 
 A unit is one file. It gets its receipt only when its bytes have the planned hash, or for a source without hashes the
 planned size. An interrupted unit continues at the byte where it stopped, if the file has a hash; otherwise it starts

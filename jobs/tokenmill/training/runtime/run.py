@@ -88,7 +88,7 @@ def _convert_errors(signals: Signals) -> Iterator[None]:
         raise RetryRun(str(problem)) from problem
     except OSError as problem:
         raise RetryRun(
-            f"{problem}; start the run again to resume from the last checkpoint (an engine does so by itself)"
+            f"{problem}; start the run again to resume from the last checkpoint (on Kubernetes, the operator does this)"
         ) from problem
     except Exception as problem:
         if signals.raise_on_signal:
@@ -198,7 +198,8 @@ def _run_follower(run: TrainingRun, signals: Signals) -> None:
     if launcher_exit.stopped:
         _finish(
             143,
-            "stopped by a signal; start the run again to resume from the last checkpoint (an engine does so by itself)",
+            "stopped by a signal; start the run again to resume from the last checkpoint (on "
+            "Kubernetes, the operator does this)",
         )
     if launcher_exit.exit_code != 0:
         cause = launcher_exit.abort_reason or monitor.cause or describe_exit(launcher_exit)
@@ -217,20 +218,21 @@ def _run_follower(run: TrainingRun, signals: Signals) -> None:
         if verdict and verdict != previous_verdict:
             _finish(
                 143,
-                f"node 0 recorded that the run resumes from iteration {verdict.iteration:,}; start this node again (an "
-                "engine does so by itself)",
+                f"node 0 recorded that the run resumes from iteration {verdict.iteration:,}; start this node again (on "
+                "Kubernetes, the operator does this)",
             )
         # A new start of node 0 never writes a verdict on this attempt.
         if records.has_arrived_since(0, launcher_exit.ranks_started_at):
             _finish(
                 143,
-                "node 0 was lost and has restarted; start this node again to join it (an engine does so by itself)",
+                "node 0 was lost and has restarted; start this node again to join it (on Kubernetes, the operator does "
+                "this)",
             )
         time.sleep(0.5)
     _finish(
         143,
         f"the trainer ended with exit code 0, but this node does not see a checkpoint of iteration {run.target:,}; "
-        "start the run again (an engine does so by itself)",
+        "start the run again (on Kubernetes, the operator does this)",
     )
 
 

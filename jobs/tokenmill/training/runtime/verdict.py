@@ -16,7 +16,7 @@ def decide_verdict(
     state = f"iteration {saved:,} of {target:,} is saved"
     if saved >= target:
         return 0, f"completed: {state}{describe_late_failure(launcher_exit)}"
-    remedy = "start the run again to resume from there (an engine does so by itself)"
+    remedy = "start the run again to resume from there (on Kubernetes, the operator does this)"
     if launcher_exit.stopped:
         return 143, f"stopped by a signal: {state}; {remedy}"
     if launcher_exit.abort_reason:
