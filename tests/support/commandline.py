@@ -1,4 +1,4 @@
-"""Run the real command line in subprocesses, without this machine's tokens and job indices."""
+"""Run the real command line in subprocesses, without this machine's tokens, job indices and choice of colours."""
 
 import contextlib
 import io
@@ -14,7 +14,7 @@ from typing import Any
 
 from support.hub import Hub
 
-HIDDEN = ("HF_", "HUGGING_FACE", "JOB_COMPLETION", "TOKENMILL_")
+HIDDEN = ("HF_", "HUGGING_FACE", "JOB_COMPLETION", "TOKENMILL_", "NO_COLOR", "FORCE_COLOR")
 
 # The same program, with a short backoff for servers that do not request a wait.
 FAST_RETRY = (
@@ -77,6 +77,25 @@ def tokenmill(
 ) -> CommandResult:
     """Run a command to its end."""
     return finish(start(*arguments, hub=hub, real_backoff=real_backoff, **environment), timeout)
+
+
+def run_on_terminal(*arguments: Any, **environment: str) -> CommandResult:
+    """Run a command whose standard output is a terminal with colours; its output has CR LF line ends."""
+    terminal, child = os.openpty()
+    with os.fdopen(terminal, "rb", buffering=0) as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tokenmill", *map(str, arguments)],
+            env=_environment({"TERM": "xterm-256color", **environment}),
+            stdout=child,
+            stderr=subprocess.PIPE,
+        )
+        os.close(child)
+        written = b""
+        with contextlib.suppress(OSError):  # Linux reports the end as an error
+            while piece := output.read(1 << 16):
+                written += piece
+        _, errors = process.communicate()
+    return CommandResult(process.returncode, written.decode(), errors.decode())
 
 
 def run_in_process(*arguments: Any) -> CommandResult:

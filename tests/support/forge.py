@@ -170,6 +170,7 @@ def warm() -> None:
     import tokenmill.corpus.readers
     import tokenmill.flow.output_names
     import tokenmill.flow.run
+    import tokenmill.stages.chat
     import tokenmill.stages.concatenate
     import tokenmill.stages.download
     import tokenmill.stages.extract

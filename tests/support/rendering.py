@@ -17,8 +17,18 @@ TOOLS = ROOT / ".cache" / "bin"
 SCHEMAS = ROOT / "tests/charts/kubernetes/{{.ResourceKind}}.json"
 HELMS = ("helm", "helm4")
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-STAGES: list[str] = yaml.safe_load((ROOT / "charts/dataset-pipeline/stages.yaml").read_text())
-REQUIRED = {stage: [f"dataset.{'outputPath' if stage == 'download' else 'inputPath'}=corpus"] for stage in STAGES}
+READS: dict[str, list[str]] = {
+    stage["name"]: stage["reads"]
+    for stage in yaml.safe_load((ROOT / "charts/dataset-pipeline/stages.yaml").read_text())
+}
+"""The stages whose output each stage can read, in the order of the data flow."""
+STAGES = list(READS)
+NEEDED = {stage: ["tokenizer.name=org/model"] if stage == "chat" else [] for stage in STAGES}
+"""The values that each stage's chart requires even with a file of values/datasets, except the claim."""
+REQUIRED = {
+    stage: [f"dataset.{'outputPath' if stage == 'download' else 'inputPath'}=corpus", *NEEDED[stage]]
+    for stage in STAGES
+}
 """The required values of each stage's chart, except the claim."""
 
 
@@ -64,8 +74,8 @@ def render(stage: str, *files: Path, program: str = "helm", **settings: Any) -> 
 def render_text(stage: str, *files: Path, program: str = "helm", **settings: Any) -> str:
     """Return the text of a render of a stage's chart."""
     values = [f"{key}={value}" for key, value in ({"storage.pvcName": "claim"} | settings).items()]
-    if not any("root:" in file.read_text() for file in files):
-        values = REQUIRED[stage] + values
+    has_root = any("root:" in file.read_text() for file in files)
+    values = (NEEDED if has_root else REQUIRED)[stage] + values
     flags = [part for file in files for part in ("-f", file)] + [part for pair in values for part in ("--set", pair)]
     result = helm("template", "release", ROOT / f"charts/dataset-{stage}", *flags, program=program)
     assert result.returncode == 0, result.stderr

@@ -6,8 +6,8 @@ from typing import Any
 
 import yaml
 
-from support.rendering import LOADER, ROOT, helm, overlays
-from support.storage import NEEDED
+from support.rendering import LOADER, NEEDED, ROOT, helm, overlays
+from support.storage import NEEDED as NEEDED_BY_STORAGE
 
 CHARTS = sorted(path.parent for path in (ROOT / "charts").glob("*/values.yaml"))
 ENGINES = ("pytorchjob", "jobset", "trainjob")
@@ -18,6 +18,14 @@ EVERY_PART = {
     "environment.caBundle.configMap": "trust",
 }
 """Optional parts of every chart that runs pods; `_cases` adds the optional parts of single charts."""
+
+
+FILES: dict[str, dict[str, Any]] = {
+    "dataset-transform": {"function.name": "mine:clean", "function.source": "def clean(record):\n    return record\n"},
+    "dataset-chat": {"dataset.chatTemplate": "the text\nof a template"},
+    "dataset-pack": {"dataset.blend.all[0].path": "chats"},
+}
+"""Values that a chart passes to its pods in a ConfigMap."""
 
 
 def renders() -> Iterator[tuple[str, list[dict[str, Any]]]]:
@@ -35,7 +43,7 @@ def renders() -> Iterator[tuple[str, list[dict[str, Any]]]]:
 def _cases(chart: Path) -> Iterator[tuple[str, list[Path], dict[str, Any]]]:
     if chart.name == "shared-storage":
         for file in overlays("storage"):
-            yield f"{chart.name}-{file.stem}", [file], NEEDED[file.stem]
+            yield f"{chart.name}-{file.stem}", [file], NEEDED_BY_STORAGE[file.stem]
         return
     needed = {"storage.pvcName": "claim"}
     if chart.name == "megatron-training":
@@ -46,9 +54,11 @@ def _cases(chart: Path) -> Iterator[tuple[str, list[Path], dict[str, Any]]]:
             files = [ROOT / "values/models/1.3b.yaml", cluster]
             yield f"{chart.name}-{cluster.stem}", files, needed | {"training.nodes": "2"}
         return
-    last = "preprocess." if chart.name == "dataset-pipeline" else ""
+    pipeline = chart.name == "dataset-pipeline"
+    last = "preprocess." if pipeline else ""
+    needed |= {} if pipeline else dict(value.split("=") for value in NEEDED[chart.name.removeprefix("dataset-")])
     second = {f"{last}storage.outputPvcName": "other", f"{last}dataset.outputPath": "out"}
-    parts = EVERY_PART | {"hub.tokenSecret.name": "hub"} | second
+    parts = EVERY_PART | {"hub.tokenSecret.name": "hub"} | second | FILES.get(chart.name, {})
     corpus = ROOT / "values/datasets/slimpajama.yaml"
     yield chart.name, [corpus], needed
     yield f"{chart.name}-every-part", [corpus], needed | parts

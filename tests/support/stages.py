@@ -3,16 +3,24 @@
 from pathlib import Path
 from typing import Any
 
+from tokenmill.chat.options import ChatOptions
 from tokenmill.corpus.options import SourceOptions
 from tokenmill.flow.run import run_stage
 from tokenmill.flow.stage import StageRun
 from tokenmill.flow.worker import Summary
+from tokenmill.packing.blend import PackBlend
+from tokenmill.packing.options import PackOptions
 from tokenmill.selection import Selection
+from tokenmill.stages.chat import Chat
 from tokenmill.stages.concatenate import Concatenate
 from tokenmill.stages.download import Download
 from tokenmill.stages.extract import Extract
+from tokenmill.stages.pack import Pack
 from tokenmill.stages.preprocess import Preprocess
+from tokenmill.stages.transform import TransformRecords
 from tokenmill.tokens.options import PreprocessOptions
+from tokenmill.transforms.options import TransformOptions
+from tokenmill.transforms.types import Transform
 
 
 def download(uri: Any, output: Path, run: StageRun, selection: Selection, **options: Any) -> Summary:
@@ -30,6 +38,12 @@ def concatenate(source: Path, output: Path, run: StageRun, **options: Any) -> Su
     return run_stage(Concatenate(input=source, output=output, **options), run)
 
 
+def transform(source: Path, output: Path, run: StageRun, function: Transform | None = None, **options: Any) -> Summary:
+    """Transform the records of a dataset; `options` are fields of TransformOptions."""
+    stage = TransformRecords(input=source, output=output, options=TransformOptions(**options), function=function)
+    return run_stage(stage, run)
+
+
 def preprocess(
     source: Path, output: Path, run: StageRun, selection: Selection | None = None, **options: Any
 ) -> Summary:
@@ -38,3 +52,16 @@ def preprocess(
         input=source, output=output, options=PreprocessOptions(**options), selection=selection or Selection()
     )
     return run_stage(stage, run)
+
+
+def chat(source: Path, output: Path, run: StageRun, selection: Selection | None = None, **options: Any) -> Summary:
+    """Render and tokenize conversations; `options` are fields of ChatOptions."""
+    stage = Chat(input=source, output=output, options=ChatOptions(**options), selection=selection or Selection())
+    return run_stage(stage, run)
+
+
+def pack(
+    source: Path | PackBlend, output: Path, run: StageRun, from_stage: str | None = None, **options: Any
+) -> Summary:
+    """Pack the sequences of a dataset into rows; `options` are fields of PackOptions."""
+    return run_stage(Pack(input=source, output=output, options=PackOptions(**options), from_stage=from_stage), run)

@@ -1,85 +1,266 @@
-"""`tokenmill inspect`: show a dataset, or a document as text with its source."""
+"""`tokenmill inspect`: show a dataset, a document as text with its source, or which of its tokens are trained."""
 
 import json as jsonlib
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from tokenmill.cli import options as o
 
 if TYPE_CHECKING:
-    from tokenmill.flow.contract import Origin
+    from tokenmill.flow.contract import Origin, StageKind
     from tokenmill.tokens.dataset import Dataset
+    from tokenmill.tokens.mask_view import MaskedSequence, SequenceDecoder
 
 
 def inspect(
-    path: Annotated[Path, typer.Argument(help="Directory of a dataset, or the output of preprocess.")],
+    path: Annotated[Path, typer.Argument(help="Directory of a dataset, or the output of preprocess, chat or pack.")],
     document: Annotated[
         int | None,
         typer.Option("--document", help="Show this document, counted from 0 through all pairs; -1 is the last one."),
     ] = None,
+    row: Annotated[
+        int | None,
+        typer.Option(
+            "--row",
+            help="Show the sequences of this packed row, counted from 0 through all shards; -1 is the last one.",
+        ),
+    ] = None,
+    mask: Annotated[
+        bool,
+        typer.Option(
+            "--mask", help="Show which tokens of the document are trained: in colour, or between marks. --row does."
+        ),
+    ] = False,
     file: Annotated[
-        str | None, typer.Option("--file", help="Count only in this pair (part-00000-of-00072_text_document).")
+        str | None,
+        typer.Option("--file", help="Count only in this pair (part-00000-of-00072_text_document) or shard."),
     ] = None,
     key: Annotated[str | None, typer.Option("--key", help="The key to use from a dataset with several keys.")] = None,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(
+            "--tokenizer",
+            help="The output that was packed, or a directory of its tokenizer, for --row. Default: searched near PATH.",
+        ),
+    ] = None,
     json: o.Json = False,
 ) -> None:
-    """Show a dataset's pairs and tokenizer; with --document, a document's text and its source file and revision."""
+    """Show a dataset's pairs and tokenizer, a document's text and source, or which tokens are trained."""
+    _check_usage(document, row, mask, file, key, tokenizer)
+    if row is not None:
+        shown = _show_row(path, row, file, tokenizer)
+    elif document is None:
+        shown = _show_output(path)
+    else:
+        shown = _show_document(path, document, key, file, mask=mask)
+    if json:
+        sys.stdout.write(jsonlib.dumps(shown.event | _describe_sequences(shown)) + "\n")
+        return
+    sys.stdout.write("\n".join(shown.lines) + "\n")
+    if shown.sequences is not None:
+        _print_sequences(shown)
+
+
+def _check_usage(
+    document: int | None, row: int | None, mask: bool, file: str | None, key: str | None, tokenizer: Path | None
+) -> None:
+    """Raise typer.BadParameter for options that do not belong together."""
+    if document is not None and row is not None:
+        raise typer.BadParameter("--document shows a document of pairs, and --row a row of a pack; choose one of them")
+    if document is None and row is None:
+        if file or key:
+            raise typer.BadParameter("--file and --key select the documents to count; add --document")
+        if mask:
+            raise typer.BadParameter("--mask shows the trained tokens of a document; add --document")
+    if row is None and tokenizer:
+        raise typer.BadParameter("--tokenizer decodes a packed row; add --row, or remove --tokenizer")
+    if row is not None and key:
+        raise typer.BadParameter("--key selects pairs, but a packed row has no keys; remove --key")
+
+
+class _Shown(NamedTuple):
+    """The content of an output: its JSON, its lines of text, and the sequences whose mask is shown below them.
+
+    `sources` has the source file and the record of each sequence, if they are not the same for all.
+    """
+
+    event: dict[str, Any]
+    lines: list[str]
+    sequences: "list[MaskedSequence] | None" = None
+    decoder: "SequenceDecoder | None" = None
+    sources: Sequence[tuple[str, int]] = ()
+
+
+def _show_output(path: Path) -> _Shown:
+    """Describe an output: its pairs, or its shards if it is a pack without pairs next to it."""
     from tokenmill.flow.record import describe_rejected
+    from tokenmill.flow.stage_input import find_records
+    from tokenmill.stages.registry import PACK
+    from tokenmill.tokens.dataset import find_dataset
+
+    if next(find_records(path, _pair_kinds()), None) is None and next(find_records(path, [PACK]), None) is not None:
+        return _show_pack(find_dataset(path, [PACK]))
+    dataset = find_dataset(path, _pair_kinds())
+    source, tokenizer, counts = dataset.manifest.source, dataset.tokenizer, dataset.manifest.counts
+    event: dict[str, Any] = {
+        "output": str(dataset.record.output),
+        "source": source.to_json(),
+        "tokenizer": tokenizer.to_json(),
+        "counts": counts,
+        "pairs": [
+            {name: getattr(pair, name) for name in ("prefix", "documents", "sequences", "tokens")}
+            for pair in dataset.pairs
+        ],
+        "empty": [pair.to_json() for pair in dataset.manifest.empty],
+    }
+    lines = [
+        f"dataset {dataset.record.output}",
+        f"source: {_describe_origin(source)}",
+        f"tokenizer: {tokenizer.reference}, {tokenizer.vocab_size:,} entries, ids as "
+        f"{', '.join(dataset.dtypes)}, {_describe_eod(dataset)}",
+        *(f"{pair.prefix}: {pair.documents:,} documents, {pair.tokens:,} tokens" for pair in dataset.pairs),
+        *(
+            f"{pair.prefix}: {pair.documents:,} documents without tokens: not written"
+            for pair in dataset.manifest.empty
+        ),
+        *([f"trained: {counts['trained']:,} of {counts['tokens']:,} tokens"] if dataset.basis.mask else []),
+        *filter(None, [describe_rejected(counts, dataset.record.output)]),
+    ]
+    return _Shown(event, lines)
+
+
+def _show_pack(dataset: "Dataset") -> _Shown:
+    from tokenmill.packing.contract import PackBasis, PackDetails
+    from tokenmill.packing.view import list_shards
+
+    source, counts, output = dataset.manifest.source, dataset.manifest.counts, dataset.record.output
+    basis = PackBasis.from_json(dataset.plan.basis)
+    tokenizer, shards = PackDetails.from_json(dataset.plan.details).tokenizer, list_shards(dataset.manifest)
+    event: dict[str, Any] = {
+        "output": str(output),
+        "source": source.to_json(),
+        "tokenizer": tokenizer.to_json(),
+        "counts": counts,
+        "pack_size": basis.pack_size,
+        "format": basis.format,
+        "shards": [
+            {"path": shard.path, "rows": shard.records, "sequences": shard.sequences, "tokens": shard.tokens}
+            for shard in shards
+        ],
+    }
+    lines = [
+        f"packed rows {output}",
+        f"source: {_describe_origin(source)}",
+        f"tokenizer: {tokenizer.reference}, {tokenizer.vocab_size:,} entries",
+        f"rows of at most {basis.pack_size:,} tokens, in the format {basis.format}",
+        *(
+            f"{shard.path}: {shard.records:,} rows, {shard.sequences:,} sequences, {shard.tokens:,} tokens"
+            for shard in shards
+        ),
+        f"trained: {counts['trained']:,} of {counts['tokens']:,} tokens",
+    ]
+    return _Shown(event, lines)
+
+
+def _show_document(path: Path, number: int, key: str | None, file: str | None, *, mask: bool) -> _Shown:
     from tokenmill.tokens.dataset import find_dataset, find_document
+    from tokenmill.tokens.mask_view import SequenceDecoder, escape, read_masked_document
     from tokenmill.tokens.tokenizer import decode
 
-    if document is None and (file or key):
-        raise typer.BadParameter("--file and --key select the documents to count; add --document")
-    dataset = find_dataset(path)
-    source, tokenizer = dataset.manifest.source, dataset.tokenizer
-    if document is None:
-        event: dict[str, Any] = {
-            "output": str(dataset.record.output),
-            "source": source,
-            "tokenizer": tokenizer.to_json(),
-            "counts": dataset.manifest.counts,
-            "pairs": [
-                {name: getattr(pair, name) for name in ("prefix", "documents", "sequences", "tokens")}
-                for pair in dataset.pairs
-            ],
-            "empty": [pair.to_json() for pair in dataset.manifest.empty],
-        }
-        lines = [
-            f"dataset {dataset.record.output}",
-            f"source: {_describe_origin(source)}",
-            f"tokenizer: {tokenizer.reference}, {tokenizer.vocab_size:,} entries, ids as "
-            f"{', '.join(dataset.dtypes)}, {_describe_eod(dataset)}",
-            *(f"{pair.prefix}: {pair.documents:,} documents, {pair.tokens:,} tokens" for pair in dataset.pairs),
-            *(
-                f"{pair.prefix}: {pair.documents:,} documents without tokens: not written"
-                for pair in dataset.manifest.empty
-            ),
-            *filter(None, [describe_rejected(dataset.manifest.counts, dataset.record.output)]),
-        ]
-    else:
-        shown = find_document(dataset, document, key=key, prefix=file)
-        eod = dataset.basis.eod
-        ids = shown.ids[:-1] if shown.ids and shown.ids[-1] == eod else shown.ids
-        text = decode(dataset.backend, ids)
-        name, record = shown.source or (None, None)
-        event = {
-            "document": shown.number,
-            "pair": shown.pair.prefix,
-            "tokens": shown.ids,
-            "text": text,
-            "source": {**source.to_json(), "file": name, "record": record},
-        }
-        lines = [
-            f"document {shown.number} of {dataset.record.output / shown.pair.prefix}: {len(shown.ids):,} tokens",
-            f"from record {record} (counted from 0, blank lines not counted) of {name}",
-            f"in {_describe_origin(source)}",
-            "",
-            text,
-        ]
-    sys.stdout.write(jsonlib.dumps(event) + "\n" if json else "\n".join(lines) + "\n")
+    dataset = find_dataset(path, _pair_kinds())
+    source = dataset.manifest.source
+    shown = find_document(dataset, number, key=key, prefix=file)
+    name, record = shown.source or (None, None)
+    event = {
+        "document": shown.number,
+        "pair": shown.pair.prefix,
+        "tokens": shown.ids,
+        "source": {**source.to_json(), "file": name, "record": record},
+    }
+    lines = [
+        f"document {shown.number} of {dataset.record.output / shown.pair.prefix}: {len(shown.ids):,} tokens",
+        f"from record {record} (counted from 0, blank lines not counted) of {escape(str(name))}",
+        f"in {_describe_origin(source)}",
+        "",
+    ]
+    if mask:
+        sequences = read_masked_document(dataset, shown)
+        return _Shown(event, lines, sequences, SequenceDecoder(dataset.backend))
+    eod = dataset.basis.eod
+    text = decode(dataset.backend, shown.ids[:-1] if shown.ids and shown.ids[-1] == eod else shown.ids)
+    return _Shown(event | {"text": text}, [*lines, escape(text)])
+
+
+def _show_row(path: Path, number: int, file: str | None, tokenizer: Path | None) -> _Shown:
+    from tokenmill.packing.view import find_tokenizer, read_packed_row
+    from tokenmill.stages.registry import PACK
+    from tokenmill.tokens.dataset import find_dataset
+    from tokenmill.tokens.mask_view import SequenceDecoder
+
+    dataset = find_dataset(path, [PACK])
+    row = read_packed_row(dataset.record, dataset.plan, dataset.manifest, number, file)
+    decoder = SequenceDecoder(find_tokenizer(dataset.record, dataset.plan, _pair_kinds(), tokenizer))
+    tokens = sum(len(sequence.ids) for sequence in row.sequences)
+    event = {"row": row.number, "shard": row.shard.path, "source": dataset.manifest.source.to_json()}
+    lines = [
+        f"row {row.number} of {dataset.record.output / row.shard.path}: {len(row.sequences):,} sequences, "
+        f"{tokens:,} tokens",
+        f"in {_describe_origin(dataset.manifest.source)}",
+        "the stored mask is shifted: it has 1 where the next token is trained. Here, a trained token itself is shown",
+        "",
+    ]
+    return _Shown(event, lines, row.sequences, decoder, row.sources)
+
+
+def _describe_sequences(shown: _Shown) -> dict[str, Any]:
+    """Return the JSON of the sequences: ids, spans of trained ids, and the text in trained and other parts."""
+    from tokenmill.tokens.mask_view import join_parts
+
+    if shown.sequences is None or shown.decoder is None:
+        return {}
+    described: list[dict[str, Any]] = []
+    for number, sequence in enumerate(shown.sequences):
+        parts = join_parts(shown.decoder.cut(sequence))
+        described.append(
+            {
+                "tokens": sequence.ids,
+                "trained_tokens": sequence.trained_count,
+                "trained": sequence.spans,
+                "text": [{"text": text, "trained": trained} for text, trained in parts],
+            }
+        )
+        if number < len(shown.sources):
+            name, record = shown.sources[number]
+            described[-1]["source"] = {"file": name, "record": record}
+    return {"sequences": described}
+
+
+def _print_sequences(shown: _Shown) -> None:
+    from tokenmill.tokens.mask_view import MaskPrinter, escape
+
+    assert shown.sequences is not None and shown.decoder is not None  # noqa: S101
+    printer = MaskPrinter()
+    sys.stdout.write(f"{printer.legend}\n")
+    for number, sequence in enumerate(shown.sequences):
+        origin = ""
+        if number < len(shown.sources):
+            name, record = shown.sources[number]
+            origin = f", from record {record} of {escape(name)}"
+        sys.stdout.write(
+            f"\nsequence {number}: {len(sequence.ids):,} tokens, {sequence.trained_count:,} trained{origin}\n"
+        )
+        printer.print(shown.decoder.cut(sequence))
+
+
+def _pair_kinds() -> "list[StageKind]":
+    """Return the kinds of the stages whose outputs are pairs."""
+    from tokenmill.stages.registry import CHAT, PREPROCESS
+
+    return [PREPROCESS, CHAT]
 
 
 def _describe_eod(dataset: "Dataset") -> str:

@@ -15,7 +15,7 @@ from tokenmill.flow.stage import StageRun
 from tokenmill.flow.worker import Summary
 from tokenmill.options import RunOptions, WorkerOptions
 from tokenmill.pipeline import Pipeline
-from tokenmill.stages.registry import KINDS, PREPROCESS, default_output, get_stage
+from tokenmill.stages.registry import KINDS, PACK, PREPROCESS, default_output, get_stage
 
 
 def program() -> str:
@@ -74,11 +74,20 @@ def report(summary: Summary, output: Path, json_lines: bool) -> None:
         return
     counts = manifest.counts
     written = f"{_format_count(manifest.file_count, 'file', 'files')}, {format_bytes(result['bytes'])}"
+    noun = "sequence" if stage == PACK.name else "record"
     labels = {
-        "out": ("record", "records") if stage != "download" else None,
+        "out": (noun, f"{noun}s") if stage != "download" else None,
+        "rows": ("row", "rows"),
         "tokens": ("token", "tokens"),
+        "trained": ("token trained", "tokens trained"),
         "blank": ("blank line skipped", "blank lines skipped"),
-        "dropped": ("record left out", "records left out"),
+        "dropped": (f"{noun} left out", f"{noun}s left out"),
+        "dropped_sequences": ("sequence left out", "sequences left out"),
+        "dropped_answers": ("answer left out", "answers left out"),
+        "trimmed_sequences": ("sequence without its oldest exchanges", "sequences without their oldest exchanges"),
+        "windows": ("part of a long conversation", "parts of long conversations"),
+        "cut_prompts": ("prompt cut", "prompts cut"),
+        "cut_answers": ("answer cut before its stop token", "answers cut before their stop tokens"),
         "special_in_text": ("special token in the text", "special tokens in the text"),
     }
     descriptions = [_format_count(counts[name], *label) for name, label in labels.items() if label and counts.get(name)]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from tokenmill.corpus import json_cutter, unexpected_content
 from tokenmill.corpus.block_kinds import LINES, OVERSIZED, ROWS, TEXT, TEXT_LINES, ReadSettings, describe_oversized
 from tokenmill.corpus.compression import COMPLETE_COPY, open_decompressed
-from tokenmill.corpus.parse import find_column_path
+from tokenmill.corpus.parse import find_column_path, find_record_columns
 from tokenmill.corpus.records import BOM
 from tokenmill.errors import InputError
 from tokenmill.suffixes import LINE_SUFFIXES, strip_compression
@@ -77,20 +77,22 @@ def open_blocks(
     display: str,
     digest: "Digest | None" = None,
     settings: ReadSettings = ReadSettings(),  # noqa: B008 - it is immutable
+    complete: bool = False,
 ) -> BlockReader:
     """Open a file of records for reading in blocks.
 
     The reader feeds the file's bytes to `digest`. The Parquet reader does not: it reads the file in random order, and
-    Parquet pages have their own checksums.
+    Parquet pages have their own checksums. With `complete`, the blocks are for `corpus.parse.parse_records`, and of a
+    columnar file contain the columns of `keys` that exist, of any type; otherwise all of them, which contain text.
 
     Raises:
         RequestError: the file has no column with the name of a key.
     """
     match detect_format(path, settings.format):
         case "parquet":
-            return _ParquetReader(path, keys, display, settings)
+            return _ParquetReader(path, keys, display, settings, complete=complete)
         case "arrow":
-            return _ArrowReader(path, keys, display, settings, digest)
+            return _ArrowReader(path, keys, display, settings, digest, complete=complete)
         case "json":
             return _JsonReader(path, keys, display, settings, digest)
         case "txt" if not settings.document_per_line:
@@ -309,13 +311,16 @@ class _RowReader:
     magic: tuple[bytes, ...] = ()
     _file: Any
 
-    def __init__(self, path: Path, keys: Sequence[str], display: str, settings: ReadSettings) -> None:
+    def __init__(
+        self, path: Path, keys: Sequence[str], display: str, settings: ReadSettings, *, complete: bool
+    ) -> None:
         if codec := strip_compression(path.name)[1]:
             raise InputError(
                 f"{display}: the name indicates {self.format} data that is compressed as {codec}, and this format "
                 "requires random access; decompress the file"
             )
         self._path, self._keys, self._display, self._max_record_bytes = path, keys, display, settings.max_record_bytes
+        self._complete = complete
         self._size = path.stat().st_size
         self._rows_read = 0
         self._parts: Iterator[pa.RecordBatch | bytes] | None = None
@@ -330,6 +335,12 @@ class _RowReader:
     def _open(self) -> None:
         """Open the file, and find the columns."""
         raise NotImplementedError
+
+    def _find_paths(self, schema: "pa.Schema") -> list[list[str]]:
+        """Return the paths of the columns to read; raise RequestError if a required column is missing."""
+        if self._complete:
+            return [[name] for name in find_record_columns(schema, self._keys, self._display)]
+        return [find_column_path(schema, key, self._display) for key in self._keys]
 
     def _read_batches(self, limit: int) -> "Iterator[pa.RecordBatch]":
         """Yield the rows of the columns in batches of about `limit` bytes, if the file layout permits this size."""
@@ -421,7 +432,7 @@ class _ParquetReader(_RowReader):
 
         # A row group can be larger than memory: read column chunks through a buffer, not at once.
         self._file = pq.ParquetFile(self._path, buffer_size=1 << 20, pre_buffer=False, page_checksum_verification=True)
-        self._names = [".".join(find_column_path(self._file.schema_arrow, key, self._display)) for key in self._keys]
+        self._names = [".".join(path) for path in self._find_paths(self._file.schema_arrow)]
 
     def _read_batches(self, limit: int) -> "Iterator[pa.RecordBatch]":
         rows = _choose_batch_rows(self._file.metadata, self._names, limit)
@@ -439,10 +450,17 @@ class _ArrowReader(_RowReader):
     magic = _ARROW_MAGIC
 
     def __init__(
-        self, path: Path, keys: Sequence[str], display: str, settings: ReadSettings, digest: "Digest | None"
+        self,
+        path: Path,
+        keys: Sequence[str],
+        display: str,
+        settings: ReadSettings,
+        digest: "Digest | None",
+        *,
+        complete: bool,
     ) -> None:
         self._digest = digest
-        super().__init__(path, keys, display, settings)
+        super().__init__(path, keys, display, settings, complete=complete)
 
     def _open(self) -> None:
         import pyarrow as pa
@@ -451,7 +469,7 @@ class _ArrowReader(_RowReader):
         self._seekable = self._file.read(len(_ARROW_MAGIC[0])) == _ARROW_MAGIC[0]
         self._file.seek(0)
         schema = (pa.ipc.open_file if self._seekable else pa.ipc.open_stream)(self._file).schema
-        self._names = [find_column_path(schema, key, self._display)[0] for key in self._keys]
+        self._names = [path[0] for path in self._find_paths(schema)]
         self._columns = sorted({schema.names.index(name) for name in self._names})
         self._file.seek(0)
 

@@ -1,13 +1,14 @@
-"""Parse a block of complete records into texts, and report each record that json.loads does not accept.
+"""Parse a block of complete records, and report each record that json.loads does not accept.
 
 Second step of reading: `corpus.blocks` cuts a file into blocks. An encoder process (`tokens.workers.encoder_process`)
-then parses each block with this module. `corpus.readers` does the same in the current process.
+then parses each block with this module: into the texts of some keys (`parse_block`), or into complete records
+(`parse_records`). `corpus.readers` does the same in the current process.
 """
 
 import json
 import mmap
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
@@ -30,13 +31,15 @@ class RejectedRecord(NamedTuple):
     """A bad record: its index among the records from 0, its line or Parquet row from 1, and the reason.
 
     Both numbers count from the start of the parsed data: a block, or a complete file. `raw` is the line without its
-    newline, or the requested columns of a Parquet row as JSON.
+    newline, or the requested columns of a Parquet row as JSON. `code` is a short name of the reason, by which complete
+    records are counted.
     """
 
     record: int
     line: int
     reason: str
     raw: bytes
+    code: str = ""
 
 
 class ParsedBlock:
@@ -130,7 +133,8 @@ def parse_lines(
         if len(keys) == 1 and "." not in keys[0]:
             bad_lines = _parse_single_key(data, view, start, end, keys, parsed)
         else:
-            bad_lines = _parse_keys(_split_lines(data, view, start, end, parsed), keys, parsed)
+            lines = (view[first:stop] for first, stop in _split_lines(data, view, start, end, parsed))
+            bad_lines = _parse_keys(lines, keys, parsed)
         for line, reason in bad_lines:
             index = parsed.records
             parsed.rejected.append(RejectedRecord(index, index + parsed.blank + 1, reason, bytes(line)))
@@ -138,9 +142,9 @@ def parse_lines(
 
 
 def _split_lines(
-    data: "bytearray | mmap.mmap", view: memoryview, start: int, end: int, parsed: ParsedBlock
-) -> Iterator[memoryview]:
-    """Yield the lines that are not blank, one at a time, and count blank lines.
+    data: "bytearray | mmap.mmap", view: memoryview, start: int, end: int, parsed: "ParsedBlock | ParsedRecords"
+) -> Iterator[tuple[int, int]]:
+    """Yield the start and the end of each line that is not blank, one at a time, and count blank lines.
 
     The caller parses each line while the line is in the CPU cache.
     """
@@ -150,10 +154,10 @@ def _split_lines(
             parsed.blank += run.group().count(b"\n")
             start = run.end()
             continue
-        yield view[start:stop]
+        yield start, stop
         start = stop + 1
     if start < end:
-        yield view[start:end]
+        yield start, end
 
 
 def _parse_single_key(
@@ -208,8 +212,20 @@ def _parse_line(line: _LineBytes, keys: Sequence[str]) -> list[Text] | None:
     except orjson.JSONDecodeError:
         if CONTENT.search(line) is None:
             return None
+    values = []
+    for key, value in _select_fields(_load_json(line), keys):
+        values.append(_convert_text(value, key))
+        try:
+            "".join(values[-1]).encode()
+        except UnicodeEncodeError as error:
+            raise _BadRecord(f"{key!r} contains a lone surrogate, which is not a character") from error
+    return values
+
+
+def _load_json(line: _LineBytes) -> object:
+    """Parse a line that orjson rejects."""
     try:
-        record = json.loads(bytes(line).decode())
+        return json.loads(bytes(line).decode())
     except UnicodeDecodeError as error:
         raise _BadRecord(f"invalid UTF-8 at byte {error.start + 1:,} of the line") from error
     except json.JSONDecodeError as error:
@@ -220,14 +236,6 @@ def _parse_line(line: _LineBytes, keys: Sequence[str]) -> list[Text] | None:
         raise _BadRecord("the JSON is nested too deeply") from error
     except ValueError as error:  # an integer of more than 4,300 digits
         raise _BadRecord(f"Python does not accept the JSON ({error})") from error
-    values = []
-    for key, value in _select_fields(record, keys):
-        values.append(_convert_text(value, key))
-        try:
-            "".join(values[-1]).encode()
-        except UnicodeEncodeError as error:
-            raise _BadRecord(f"{key!r} contains a lone surrogate, which is not a character") from error
-    return values
 
 
 def _select_fields(record: object, keys: Sequence[str]) -> Iterator[tuple[str, object]]:
@@ -247,7 +255,7 @@ def _select_fields(record: object, keys: Sequence[str]) -> Iterator[tuple[str, o
                         f"there is no key {key!r}, but the record has an array of records under {wrapper!r}: "
                         f"{unexpected_content.USE_JSON}"
                     )
-                raise _BadRecord(f"there is no key {key!r} (the keys are {_list_names(record)})")
+                raise _BadRecord(f"there is no key {key!r} (the keys are {list_names(record)})")
             value = value[part]
         yield key, value
 
@@ -285,7 +293,8 @@ def _describe_type(value: object) -> str:
     return names.get(type(value), "a number")
 
 
-def _list_names(names: Iterable[str]) -> str:
+def list_names(names: Iterable[str]) -> str:
+    """Return names as a list for messages; of many names, only the first ones."""
     names = list(names)
     return ", ".join(map(repr, names[:8])) + (f" and {len(names) - 8} more" if len(names) > 8 else "") or "none"
 
@@ -338,7 +347,7 @@ def find_column_path(schema: "pa.Schema", key: str, display: str) -> list[str]:
                     f"{unexpected_content.CHAT_UNSUPPORTED}. Set --keys to a column of text."
                 )
             raise RequestError(
-                f"{display}: there is no column {key!r}; set --keys to one of {_list_names(schema.names)}"
+                f"{display}: there is no column {key!r}; set --keys to one of {list_names(schema.names)}"
             )
         node = node.field(part).type
     text = node.value_type if _is_list(node) else node
@@ -408,3 +417,204 @@ def _read_column(batch: "pa.RecordBatch", path: list[str]) -> list[object]:
             except UnicodeDecodeError:
                 values.append(bytes(scalar.as_buffer()) if hasattr(scalar, "as_buffer") else b"")
     return values
+
+
+INVALID_JSON, NO_OBJECT, INVALID_TEXT, TOO_LONG = "invalid_json", "no_object", "invalid_text", "too_long"
+"""Codes of the reasons for which `parse_records` rejects a record."""
+
+
+class ParsedRecords:
+    """Consecutive complete records, as objects; `blank` counts blank lines, which are not records.
+
+    `skipped` counts the records that the caller does not want; they are not parsed.
+    """
+
+    __slots__ = ("_data", "_numbers", "_spans", "blank", "rejected", "rows", "skipped")
+
+    def __init__(self, data: "bytearray | mmap.mmap") -> None:
+        """Initialize the records of a block in `data` without a record."""
+        self.rows: list[dict[str, Any]] = []
+        self.rejected: list[RejectedRecord] = []
+        self.blank = 0
+        self.skipped = 0
+        self._data = data
+        self._numbers: list[tuple[int, int]] = []  # of each row: index of the record, and line
+        self._spans: list[tuple[int, int]] = []  # of each row that is a line: start and end in `_data`
+
+    @property
+    def records(self) -> int:
+        """The number of records: rows, rejected records and skipped ones."""
+        return len(self.rows) + len(self.rejected) + self.skipped
+
+    def add(self, row: dict[str, Any], span: tuple[int, int] | None = None) -> None:
+        """Add the next record, which is the line `span`, or a row of a columnar file."""
+        self._numbers.append((self.records, self.records + self.blank + 1))
+        self.rows.append(row)
+        if span is not None:
+            self._spans.append(span)
+
+    def reject(self, code: str, reason: str, raw: bytes) -> None:
+        """Add the next record as a rejected one."""
+        self.rejected.append(RejectedRecord(self.records, self.records + self.blank + 1, reason, raw, code))
+
+    def get_record(self, number: int) -> int:
+        """Return the index of a row among the records, from 0."""
+        return self._numbers[number][0]
+
+    def get_line(self, number: int) -> int:
+        """Return the line of a row, counted from 1."""
+        return self._numbers[number][1]
+
+    def describe_rejected(self, number: int, code: str, reason: str) -> RejectedRecord:
+        """Return a row as a record that the caller rejects."""
+        if self._spans:
+            start, end = self._spans[number]
+            raw = bytes(self._data[start:end])
+        else:
+            raw = json.dumps(self.rows[number], default=repr).encode()
+        return RejectedRecord(*self._numbers[number], reason, raw, code)
+
+
+def parse_records(
+    kind: str,
+    data: "bytearray | mmap.mmap",
+    start: int,
+    end: int,
+    columns: Sequence[str],
+    *,
+    begins_file: bool,
+    wanted: Callable[[int], bool] | None = None,
+) -> ParsedRecords:
+    """Parse `data[start:end]`, a block whose kind is LINES, ROWS or OVERSIZED, into complete records.
+
+    A line becomes its object with all fields; `columns` are the fields whose texts must be valid. A row of Parquet or
+    Arrow becomes an object without its null columns; the block contains only the columns that the reader selected.
+    `wanted` receives the index of each record in the block, from 0; other records are counted and not parsed.
+    """
+    parsed = ParsedRecords(data)
+    if kind == LINES:
+        with memoryview(data) as view:
+            if begins_file and view[start : start + len(BOM)] == BOM:
+                start += len(BOM)
+            exact = wanted is not None or _has_long_number(data[start:end])
+            for span in _split_lines(data, view, start, end, parsed):
+                line = view[span[0] : span[1]]
+                if wanted is None or wanted(parsed.records) or (span[1] == end and CONTENT.search(line) is None):
+                    _parse_object(line, span, columns, parsed, exact=exact)
+                else:
+                    parsed.skipped += 1
+    elif kind == ROWS:
+        _parse_row_objects(bytes(data[start:end]), parsed, wanted)
+    elif kind == OVERSIZED:
+        if start < end and wanted is not None and not wanted(0):
+            parsed.skipped += 1
+        elif start < end:
+            reason, _, head = bytes(data[start:end]).partition(b"\n")
+            parsed.reject(TOO_LONG, reason.decode(), head)
+    else:
+        raise ValueError(f"a block of the kind {kind!r} has no objects")
+    return parsed
+
+
+_ZEROS = bytes.maketrans(b"123456789", b"0" * 9)
+_LONG_NUMBER = b"0" * 19
+
+
+def _has_long_number(text: bytes | bytearray) -> bool:
+    """Return whether a text has so many consecutive digits that they may be an integer of more than 64 bits."""
+    return _LONG_NUMBER in text.translate(_ZEROS)
+
+
+def _parse_object(
+    line: memoryview, span: tuple[int, int], columns: Sequence[str], parsed: ParsedRecords, *, exact: bool
+) -> None:
+    """Add the object of a line; with `exact`, keep integers of more than 64 bits, which orjson would round."""
+    checked = True
+    try:
+        if exact and _has_long_number(bytes(line)):
+            raise orjson.JSONDecodeError("a long integer", "", 0)
+        record = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        if CONTENT.search(line) is None:
+            parsed.blank += 1
+            return
+        try:
+            record, checked = _load_json(line), False
+        except _BadRecord as bad:
+            parsed.reject(INVALID_JSON, str(bad), bytes(line))
+            return
+    if not isinstance(record, dict):
+        parsed.reject(NO_OBJECT, f"the record is {_describe_type(record)}, not an object", bytes(line))
+        return
+    if not checked:
+        for name in _select_top_fields(columns, record):
+            try:
+                json.dumps(record[name], ensure_ascii=False).encode()
+            except UnicodeEncodeError:
+                reason = f"{name!r} contains a lone surrogate, which is not a character"
+                parsed.reject(INVALID_TEXT, reason, bytes(line))
+                return
+            except RecursionError:
+                parsed.reject(INVALID_JSON, f"{name!r} is nested too deeply", bytes(line))
+                return
+    parsed.add(record, span)
+
+
+def _select_top_fields(columns: Sequence[str], names: Iterable[str]) -> list[str]:
+    """Return those of the names that a column requests: by its complete name, or as the first part of a path."""
+    requested = {name for column in columns for name in (column, column.partition(".")[0])}
+    return [name for name in names if name in requested]
+
+
+def _parse_row_objects(block: bytes, parsed: ParsedRecords, wanted: Callable[[int], bool] | None) -> None:
+    import pyarrow as pa
+
+    if not block:
+        return
+    with pa.ipc.open_stream(pa.py_buffer(block)) as stream:
+        for all_rows in stream:
+            batch, first, chosen = all_rows, parsed.records, list(range(all_rows.num_rows))
+            if wanted is not None:
+                chosen = [number for number in chosen if wanted(first + number)]
+                batch = all_rows.take(pa.array(chosen, pa.int64()))
+            try:
+                rows = batch.to_pylist()
+            except (UnicodeDecodeError, pa.ArrowException):
+                rows = [_convert_row(batch.slice(number, 1)) for number in range(batch.num_rows)]
+            for number, row in zip(chosen, rows, strict=True):
+                parsed.skipped += first + number - parsed.records
+                if isinstance(row, str):
+                    parsed.reject(INVALID_TEXT, row, b"{}")
+                else:
+                    parsed.add({name: value for name, value in row.items() if value is not None})
+            parsed.skipped += first + all_rows.num_rows - parsed.records
+
+
+def _convert_row(row: "pa.RecordBatch") -> dict[str, Any] | str:
+    """Return a row as an object, or why it is rejected."""
+    import pyarrow as pa
+
+    for name, column in zip(row.schema.names, row.columns, strict=True):
+        try:
+            column.to_pylist()
+        except (UnicodeDecodeError, pa.ArrowException) as error:
+            return f"{name!r} contains a text that is invalid UTF-8 ({error})"
+    values: dict[str, Any] = row.to_pylist()[0]
+    return values
+
+
+def find_record_columns(schema: "pa.Schema", columns: Sequence[str], display: str) -> list[str]:
+    """Return the columns of a file with fields of `columns`; all columns if `columns` is empty.
+
+    Raises:
+        RequestError: the file has no such column.
+    """
+    if not columns:
+        return list(schema.names)
+    names = _select_top_fields(columns, schema.names)
+    if not names:
+        raise RequestError(
+            f"{display}: none of the columns {list_names(columns)} exists (the columns are "
+            f"{list_names(schema.names)}); set --messages to the column of the conversations"
+        )
+    return names

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, NamedTuple
 
 from tokenmill.corpus.block_kinds import LINES, ROWS, ReadSettings
 from tokenmill.corpus.blocks import detect_format, open_blocks
-from tokenmill.corpus.parse import RejectedRecord, Text, parse_block
+from tokenmill.corpus.parse import RejectedRecord, Text, parse_block, parse_records
 from tokenmill.corpus.unexpected_content import UnexpectedContent, describe_mismatch
 from tokenmill.errors import InputError
 
@@ -39,7 +39,7 @@ class Batch:
     kind: str = LINES
 
 
-class _ProcessBuffer:
+class MemoryBuffer:
     """A buffer for blocks in the memory of the current process."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ def read_documents(
         InputError: the input is damaged, or a record is bad and `on_bad` is "fail".
         RequestError: a Parquet or Arrow column is missing or does not contain text.
     """
-    buffer = _ProcessBuffer()
+    buffer = MemoryBuffer()
     compressed = records = lines = 0  # of the file, before this batch
     begins_file = True
     with closing(open_blocks(path, keys, display=display, settings=settings)) as blocks:
@@ -146,6 +146,47 @@ def first_documents(
             if search_bytes <= 0:
                 break
     return texts
+
+
+class FirstRow(NamedTuple):
+    """A complete record near the start of a file, and its line, row or record number, counted from 1."""
+
+    line: int
+    row: dict[str, Any]
+
+
+def first_rows(
+    path: Path,
+    columns: Sequence[str],
+    count: int,
+    max_bytes: int,
+    *,
+    settings: ReadSettings = ReadSettings(),  # noqa: B008 - it is immutable
+) -> tuple[list[FirstRow], RejectedRecord | None]:
+    """Return a file's first complete records: at most `count`, from blocks of at most `max_bytes`.
+
+    The second value is the first rejected record if none of the records before it is valid. Damaged data is ignored
+    here; the run itself reports it.
+
+    Raises:
+        UnexpectedContent: the file does not contain records.
+        RequestError: a columnar file has none of the columns.
+    """
+    rows: list[FirstRow] = []
+    display, buffer, lines, search_bytes, rejected = str(path), MemoryBuffer(), 0, MAX_SEARCH_BYTES, None
+    with closing(open_blocks(path, columns, display=display, settings=settings, complete=True)) as blocks:
+        begins_file = True
+        while not blocks.finished and len(rows) < count and rejected is None and search_bytes > 0:
+            end = blocks.fill(buffer, 0, max_bytes)
+            parsed = parse_records(blocks.kind, buffer.data, 0, end, columns, begins_file=begins_file)
+            begins_file = False
+            reject_mismatch(path, settings, display, blocks.kind, len(parsed.rows), parsed.rejected)
+            rows += [FirstRow(lines + parsed.get_line(number), row) for number, row in enumerate(parsed.rows)]
+            if parsed.rejected and not rows:
+                rejected = parsed.rejected[0]._replace(line=lines + parsed.rejected[0].line)
+            lines += parsed.records + parsed.blank
+            search_bytes -= end
+    return rows[:count], rejected
 
 
 def make_bad_record_error(display: str, unit: str, bad: RejectedRecord, correct: str = "") -> InputError:

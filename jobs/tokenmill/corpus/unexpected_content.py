@@ -20,8 +20,8 @@ CHAT_KEYS = ("messages", "conversations", "conversation")
 """Keys under which a record of chat data contains its turns."""
 
 CHAT_UNSUPPORTED = (
-    "chat data, which preprocess does not support: each record must contain a text. Convert each conversation to one "
-    "text first, with the chat template of the model"
+    "chat data, which preprocess does not support: each record must contain a text. Use tokenmill chat, which renders "
+    "each conversation with the chat template of the model"
 )
 
 _POINTERS = (

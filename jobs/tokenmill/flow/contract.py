@@ -5,9 +5,10 @@ Therefore each type checks its values when it is loaded. Some fields have a mean
 until that stage converts them to its own type, which its `StageKind` names.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import msgspec
@@ -46,11 +47,18 @@ class Record(Struct, omit_defaults=True, frozen=True):
 
 
 class Part(Record, frozen=True, gc=False):
-    """A range of records of a source file: `count` records from record `first`; a count of None means all records."""
+    """Records of a source file: `count` records from record `first`; a count of None means all records.
+
+    `step` is the distance between two records: 4 for each fourth record. `kept` is a bitmap of the records that remain
+    after others were dropped, if they form too many ranges: base64 of little-endian bits, and bit i is record
+    `first` + i * `step` (`flow.lineage`).
+    """
 
     source: str
     first: Count
     count: Count | None
+    step: Annotated[int, Meta(ge=1)] = 1
+    kept: str = ""
 
 
 class RemoteFile(Record, frozen=True, gc=False):
@@ -109,13 +117,15 @@ class StageKind:
     """The name of a stage's record directory, and the types of the parts of a plan that only this stage reads.
 
     `spec` describes the inputs and the work of a unit, `basis` everything else that determines the bytes of every
-    unit, and `details` the values that planning resolved.
+    unit, and `details` the values that planning resolved. `check` returns the problems of the content of an output
+    file, from its path, its entry and the basis; without it, only size and hash are checked.
     """
 
     name: str
     spec: type[Record]
     basis: type[Record] = Record
     details: type[Record] = Record
+    check: "Callable[[Path, FileEntry, Record], list[str]] | None" = None
 
 
 class Files(Record, frozen=True):

@@ -67,6 +67,9 @@ PLANNING = "planning"
 REJECTED = "rejected"
 """Directory below an output with copies of rejected records."""
 
+REJECTED_PREFIX = "rejected."
+"""Prefix of the counts of rejected records by reason, such as `rejected.no_messages`."""
+
 Counts = dict[str, int]
 SpecT = TypeVar("SpecT", bound=Record)
 
@@ -416,7 +419,13 @@ def reconciles(counts: Counts) -> bool:
 def describe_rejected(counts: Counts, output: Path) -> str | None:
     """Return a message with the number of rejected records and their directory; None without rejected records."""
     rejected = counts.get("rejected", 0)
-    return f"{rejected:,} bad record{'s' * (rejected > 1)} kept in {output / REJECTED}" if rejected else None
+    if not rejected:
+        return None
+    names = sorted(name for name in counts if name.startswith(REJECTED_PREFIX))
+    reasons = ", ".join(f"{counts[name]:,} {name.removeprefix(REJECTED_PREFIX)}" for name in names)
+    return (
+        f"{rejected:,} bad record{'s' * (rejected > 1)}{f' ({reasons})' if reasons else ''} kept in {output / REJECTED}"
+    )
 
 
 def record_failure(record: StageRecord, plan_id: str | None, unit_id: str, problem: TokenmillError) -> None:

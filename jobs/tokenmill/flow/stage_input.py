@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -245,35 +246,71 @@ class _InputFilter:
 def _find_upstream(
     path: Path, stage: str, earlier: Sequence[StageKind], only: str | None, rule: _InputFilter, output: Path | None
 ) -> StageInput:
+    check_exists(path)
+    reject_special(path)
+    if path.is_file():
+        return _list_plain_files(path.parent, DirectoryWalk([path.name], [], [], [], [], []), rule, by_name=True)
+    unread: list[Path] = []
+    records = _find_started(path, stage, earlier, only, unread)
+    for directory in unread:
+        rule.check_unread(path, directory)
+    if not records:
+        return _list_user_files(path, earlier, rule, output)
+    return _read_stage(_select_last_stage(path, records, stage, earlier), rule)
+
+
+def check_exists(path: Path) -> None:
+    """Raise RequestError if the input of a stage does not exist."""
     if not path.exists() and not retry_while_stale(path.exists, path.parent):
         raise RequestError(
             f"{path} does not exist; specify a directory of your own files, the output directory of an earlier stage, "
             "or a file"
         )
-    reject_special(path)
-    if path.is_file():
-        return _list_plain_files(path.parent, DirectoryWalk([path.name], [], [], [], [], []), rule, by_name=True)
+
+
+def _find_started(
+    path: Path, stage: str, earlier: Sequence[StageKind], only: str | None, unread: list[Path] | None = None
+) -> list[StageRecord]:
+    """Return the records of the `earlier` stages that were started in `path` or below it; `only` selects one stage."""
     names = [kind.name for kind in earlier]
     if only is not None and only not in names:
         raise RequestError(f"--from {only}: {stage} reads one of {', '.join(names)}; choose one of these stages")
-    unread: list[Path] = []
     records = [record for record in find_records(path, earlier, unread=unread) if only in (None, record.stage)]
     records = [record for record in records if _is_started(record)]
-    for directory in unread:
-        rule.check_unread(path, directory)
-    if not records:
-        if only is not None:
-            raise RequestError(
-                f"--from {only}: no {only} was started in {path} or below it; run tokenmill {only} first (see "
-                f"tokenmill status {path})"
-            )
-        return _list_user_files(path, earlier, rule, output)
-    return _select_last_stage(path, records, stage, earlier, rule)
+    if not records and only is not None:
+        raise RequestError(
+            f"--from {only}: no {only} was started in {path} or below it; run tokenmill {only} first (see "
+            f"tokenmill status {path})"
+        )
+    return records
+
+
+class FinishedStage(NamedTuple):
+    """The finished output of an earlier stage, and notes about the outputs that were not selected."""
+
+    record: StageRecord
+    manifest: Manifest
+    notes: list[str]
+
+
+def find_finished(
+    path: Path, stage: str, earlier: Sequence[StageKind], *, only: str | None = None
+) -> FinishedStage | None:
+    """Return the output of the last of the `earlier` stages in `path` or below it; None if there is no output.
+
+    Unlike `find_upstream`, this function returns the complete manifest, for a stage that reads pairs instead of files.
+
+    Raises:
+        RequestError: the path is missing, the stage to read is not finished, or there are two equally late stages.
+    """
+    with explain_directory_errors(path):
+        records = _find_started(path, stage, earlier, only)
+        return _select_last_stage(path, records, stage, earlier) if records else None
 
 
 def _select_last_stage(
-    path: Path, records: list[StageRecord], stage: str, earlier: Sequence[StageKind], rule: _InputFilter
-) -> StageInput:
+    path: Path, records: list[StageRecord], stage: str, earlier: Sequence[StageKind]
+) -> FinishedStage:
     records = sorted(records, key=lambda record: earlier.index(record.kind))
     present = {record.stage for record in records}
     # The output of a stale input is stale too. The records are in the order of the stages, so one pass finds all.
@@ -296,7 +333,7 @@ def _select_last_stage(
     record, manifest = last[0]
     if manifest is None:
         raise RequestError(_describe_remedy(record, stage))
-    return _read_stage(record, manifest, rule, notes)
+    return FinishedStage(record, manifest, notes)
 
 
 def _load_manifest(record: StageRecord) -> tuple[Upstream, Manifest | None]:
@@ -350,7 +387,8 @@ def _describe_remedy(record: StageRecord, stage: str) -> str:
     )
 
 
-def _read_stage(record: StageRecord, manifest: Manifest, rule: _InputFilter, notes: list[str]) -> StageInput:
+def _read_stage(finished: FinishedStage, rule: _InputFilter) -> StageInput:
+    record, manifest, notes = finished
     files = [
         DataFile(
             entry.path,

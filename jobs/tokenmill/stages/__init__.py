@@ -5,13 +5,16 @@
                                                                                                   if there is a hash
     extract      .zst .gz .bz2 .xz -> .jsonl                          one input file              starts again
     concatenate  many .jsonl files -> `--target-files` .jsonl files   one output file             starts again
+    transform    JSONL, JSON, Parquet, Arrow -> .jsonl                one output file             starts again
     preprocess   JSONL, JSON, Parquet, Arrow, text -> .bin/.idx       pairs of one input file     continues at the first
                                                                       or group of input files     unfinished file
+    chat         JSONL, JSON, Parquet, Arrow -> .bin/.idx and masks   as preprocess               as preprocess
+    pack         pairs -> packed rows in .parquet, .npy or .jsonl     one output file             starts again
     adopt        .bin/.idx of another tool -> the same, registered    one pair                    starts again
 
-Data flows through download, extract, concatenate and preprocess, in this order. `extract` and `concatenate` are
-optional: `preprocess` also reads compressed files, and groups files itself. `adopt` is used instead of these stages for
-pairs that another tool made.
+Data flows through download, extract, concatenate and preprocess, in this order, or for conversations through download,
+transform, chat and pack. `extract`, `concatenate` and `transform` are optional: `preprocess` and `chat` also read
+compressed files, and group files themselves. `adopt` is used instead of these stages for pairs that another tool made.
 
 Each stage is a dataclass derived from `flow.stage.Stage`:
 

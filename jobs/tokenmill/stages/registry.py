@@ -5,14 +5,21 @@ state files of preprocess.
 """
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
+from tokenmill.chat.contract import CHAT as CHAT  # noqa: PLC0414 - re-exported as one of the stages
 from tokenmill.flow.contract import Files, RemoteFile, StageKind
+from tokenmill.packing.kind import PACK as PACK  # noqa: PLC0414
 from tokenmill.tokens.contract import PREPROCESS as PREPROCESS  # noqa: PLC0414 - re-exported as one of the stages
+from tokenmill.transforms.contract import TRANSFORM as TRANSFORM  # noqa: PLC0414
 
 DOWNLOAD = StageKind("download", RemoteFile)
 EXTRACT = StageKind("extract", Files)
 CONCATENATE = StageKind("concatenate", Files)
+
+
+Form = Literal["records", "pairs", "rows"]
+"""The content of the files of an output: records of text, pairs of tokens, or packed rows."""
 
 
 class StageEntry(NamedTuple):
@@ -22,6 +29,8 @@ class StageEntry(NamedTuple):
         kind: the name of the stage and the type of its units.
         folder: the directory of its output, relative to its input.
         next: the usual next command, a template with `tokenmill` and `path`.
+        reads: the form of its input. It reads the outputs of all stages before it that have this form.
+        writes: the form of its output.
         optional: whether a pipeline skips the stage unless the user requests it.
         by_line: whether the stage treats each line as a record, so that preprocess must read its output as JSONL.
     """
@@ -29,17 +38,24 @@ class StageEntry(NamedTuple):
     kind: StageKind
     folder: str
     next: str
+    reads: Form = "records"
+    writes: Form = "records"
     optional: bool = False
     by_line: bool = False
 
 
 _PREPROCESS_NEXT = "{tokenmill} preprocess {path} --tokenizer NAME_OR_DIRECTORY"
 
+_CHAT_NEXT = "{tokenmill} chat {path} --tokenizer NAME_OR_DIRECTORY"
+
 STAGES = (
     StageEntry(DOWNLOAD, "", _PREPROCESS_NEXT),
     StageEntry(EXTRACT, "extracted", _PREPROCESS_NEXT, optional=True, by_line=True),
     StageEntry(CONCATENATE, "concatenated", _PREPROCESS_NEXT, optional=True, by_line=True),
-    StageEntry(PREPROCESS, "preprocessed", "{tokenmill} verify {path}"),
+    StageEntry(TRANSFORM, "transformed", _CHAT_NEXT, optional=True),
+    StageEntry(PREPROCESS, "preprocessed", "{tokenmill} verify {path}", writes="pairs"),
+    StageEntry(CHAT, "chat", "{tokenmill} pack {path}", writes="pairs", optional=True),
+    StageEntry(PACK, "packed", "{tokenmill} verify {path}", reads="pairs", writes="rows", optional=True),
 )
 
 KINDS = tuple(entry.kind for entry in STAGES)
@@ -52,8 +68,9 @@ def get_stage(name: str) -> StageEntry:
 
 
 def earlier_kinds(kind: StageKind) -> tuple[StageKind, ...]:
-    """Return the kinds of the stages before a stage: the stage can read their outputs."""
-    return KINDS[: KINDS.index(kind)]
+    """Return the kinds of the stages whose outputs a stage can read, in the order of the data flow."""
+    names = [entry.kind.name for entry in STAGES]
+    return tuple(entry.kind for entry in STAGES[: names.index(kind.name)] if entry.writes == get_stage(kind.name).reads)
 
 
 def default_output(source: Path, kind: StageKind) -> Path:

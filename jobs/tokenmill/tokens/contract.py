@@ -1,4 +1,4 @@
-"""The records of preprocess in plans and journals: the inputs of a pair, its parameters, and an attempt's progress."""
+"""The records of pairs in plans and journals: the inputs of a pair, its parameters, and an attempt's progress."""
 
 from typing import Annotated, Literal
 
@@ -16,6 +16,9 @@ from tokenmill.flow.contract import (
     check_path,
 )
 from tokenmill.flow.record import Plan
+
+MASK_DTYPE = "uint8"
+"""The dtype of a mask: 1 where the token at this position is trained, else 0."""
 
 
 class PairSpec(Record, frozen=True):
@@ -70,8 +73,9 @@ class ResolvedTokenizer(Record, frozen=True):
 class PairBasis(Record, frozen=True):
     """The parameters that determine the bytes of all pairs of an output: the tokenizer, and how texts are encoded.
 
-    `tokenizer` is the tokenizer's fingerprint. `eod` is the id that ends each document, or None. The fields after
-    `dtype` are None if the request did not set them.
+    `tokenizer` is the tokenizer's fingerprint. `eod` is the id that ends each document, or None. The fields from
+    `tokenizer_source` to `txt_document` are None if the request did not set them. `mask` is the key whose pair has no
+    token ids: it marks the trained tokens of the other key's pair.
     """
 
     tokenizer: Hash
@@ -84,6 +88,11 @@ class PairBasis(Record, frozen=True):
     format: str | None = None
     txt_document: str | None = None
     output_format: str = "indexed"
+    mask: str | None = None
+
+    def get_dtype(self, key: str) -> str:
+        """Return the dtype of the pairs of a key."""
+        return MASK_DTYPE if key == self.mask else self.dtype
 
 
 class PairDetails(Record, frozen=True):

@@ -1,7 +1,7 @@
-"""Open, read and verify a preprocessed dataset: its pairs, its tokenizer, its documents and their sources.
+"""Open, read and verify a dataset of pairs: its pairs, its tokenizer, its documents and their sources.
 
 The commands verify, inspect and blend, and the preparation of a training run, read the finished output of preprocess
-or adopt with this module.
+or adopt with this module; pack also reads that of chat, whose pairs have masks.
 """
 
 from bisect import bisect_right
@@ -36,7 +36,7 @@ _ADOPTED_REMEDIES: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Dataset:
-    """A finished preprocess stage."""
+    """A finished stage whose outputs are pairs."""
 
     record: StageRecord
     plan: Plan
@@ -44,9 +44,13 @@ class Dataset:
 
     @property
     def pairs(self) -> list[FileEntry]:
-        """The manifest's entries of the .bin files with tokens, which Megatron-LM reads."""
+        """The manifest's entries of the .bin files with tokens, which Megatron-LM reads; masks are not among them."""
         tokens = formats.get(self.basis.output_format).suffixes[0]
-        return [entry for entry in self.manifest.files if entry.role == tokens]
+        return [entry for entry in self.manifest.files if entry.role == tokens and entry.key != self.basis.mask]
+
+    def get_mask_prefix(self, pair: FileEntry) -> str | None:
+        """Return the prefix of the pair with the mask of a pair, or None for a dataset without masks."""
+        return make_mask_prefix(self.basis, pair)
 
     @property
     def dtypes(self) -> list[str]:
@@ -55,7 +59,7 @@ class Dataset:
 
     def get_dtype(self, pair: FileEntry) -> str:
         """Return the dtype of a pair's ids."""
-        return pair.dtype or self.basis.dtype
+        return pair.dtype or self.basis.get_dtype(pair.key)
 
     @property
     def backend(self) -> Path:
@@ -86,17 +90,25 @@ class Document:
     source: tuple[str, int] | None
 
 
-def find_dataset(path: Path) -> Dataset:
-    """Return the finished output of preprocess in `path` or below.
+def make_mask_prefix(basis: PairBasis, pair: FileEntry) -> str | None:
+    """Return the prefix of the pair with the mask of a pair, which the same unit made; None without masks."""
+    if basis.mask is None or pair.key == basis.mask:
+        return None
+    return f"{pair.prefix.removesuffix(f'_{pair.key}_document')}_{basis.mask}_document"
+
+
+def find_dataset(path: Path, kinds: Sequence[StageKind] = (PREPROCESS,)) -> Dataset:
+    """Return the finished output of a stage of `kinds`, whose outputs are pairs, in `path` or below.
 
     Raises:
         RequestError: there is no output, more than one, or an unfinished one.
     """
-    records = list(find_records(path, [PREPROCESS]))
+    records = list(find_records(path, kinds))
     if not records:
+        commands = " or ".join(f"tokenmill {kind.name}" for kind in kinds)
         raise RequestError(
-            f"there is no output of tokenmill preprocess in {path} or below it; run tokenmill preprocess first, or "
-            "specify another directory"
+            f"there is no output of {commands} in {path} or below it; run {commands} first, or specify another "
+            "directory"
         )
     if len(records) > 1:
         names = "\n".join(f"  {record.output}" for record in records)
@@ -105,7 +117,7 @@ def find_dataset(path: Path) -> Dataset:
 
 
 def open_dataset(record: StageRecord) -> Dataset:
-    """Return a finished preprocess stage; retry while the mount's directory cache may be stale.
+    """Return a finished stage whose outputs are pairs; retry while the mount's directory cache may be stale.
 
     Raises:
         RequestError: the stage is not finished, or its files do not have the recorded sizes.
@@ -127,23 +139,23 @@ def open_dataset(record: StageRecord) -> Dataset:
     damaged = [entry.path for entry in files if record.tree.size(entry.path) != entry.bytes]
     if damaged:
         raise RequestError(
-            f"preprocess in {record.output} was finished, but {len(damaged)} of its {len(files)} files are missing or "
-            f"have another size now: {', '.join(damaged[:5])}{', ...' if len(damaged) > 5 else ''}; "
+            f"{record.stage} in {record.output} was finished, but {len(damaged)} of its {len(files)} files are missing "
+            f"or have another size now: {', '.join(damaged[:5])}{', ...' if len(damaged) > 5 else ''}; "
             + _ADOPTED_REMEDIES.get(
-                (plan and plan.adopted) or "", "run tokenmill preprocess again: it makes only these files again"
+                (plan and plan.adopted) or "", f"run tokenmill {record.stage} again: it makes only these files again"
             )
         )
     command = plan.command if plan else record.stage
     raise RequestError(f"{describe_unfinished(record)}; see tokenmill status {record.output}, and run {command} again")
 
 
-def find_pair_record(prefix: Path) -> tuple[StageRecord, str] | None:
-    """Return the preprocess stage in the nearest directory above a pair, and the pair's prefix in its output."""
+def find_pair_record(prefix: Path, kinds: Sequence[StageKind] = (PREPROCESS,)) -> tuple[StageRecord, str] | None:
+    """Return the stage of `kinds` in the nearest directory above a pair, and the pair's prefix in its output."""
     prefix = prefix.absolute()
     for directory in prefix.parents:
-        record = StageRecord(directory, PREPROCESS)
-        if record.tree.size(record.plan_path) is not None:
-            return record, prefix.relative_to(directory).as_posix()
+        for record in (StageRecord(directory, kind) for kind in kinds):
+            if record.tree.size(record.plan_path) is not None:
+                return record, prefix.relative_to(directory).as_posix()
     return None
 
 
@@ -151,10 +163,11 @@ def find_document(dataset: Dataset, number: int, *, key: str | None, prefix: str
     """Return document `number` of the pairs of one key, or of the pair `prefix`; -1 is the last document."""
     from tokenmill.tokens.formats.indexed.reader import IndexedReader
 
-    keys = [name for name in dataset.basis.keys if key in (None, name)]
+    known_keys = [name for name in dataset.basis.keys if name != dataset.basis.mask]
+    keys = [name for name in known_keys if key in (None, name)]
     if not keys:
         raise RequestError(
-            f"invalid --key {key}: the keys of the dataset are {', '.join(dataset.basis.keys)}; choose one of them"
+            f"invalid --key {key}: the keys of the dataset are {', '.join(known_keys)}; choose one of them"
         )
     if prefix:
         requested = prefix.removesuffix(".bin").removesuffix(".idx")
@@ -190,7 +203,7 @@ def verify_outputs(
     records = select_records(path, kinds, stage) if path.is_dir() or stage else []
     if not records:
         prefix = Path(str(path).removesuffix(".bin").removesuffix(".idx"))
-        known = find_pair_record(prefix)
+        known = find_pair_record(prefix, [kind for kind in kinds if issubclass(kind.basis, PairBasis)])
         plan = known[0].read_plan() if known else None
         if known and plan and any(f"{known[1]}.bin" in unit.outputs for unit in plan.units):
             description, problems = _verify_stage(known[0], full, only=known[1])
@@ -219,7 +232,8 @@ def _verify_stage(record: StageRecord, full: bool, only: str | None = None) -> t
             f"{record.stage} in {record.output} has no plan: see tokenmill status {record.output}; if the stage is "
             f"not needed, delete {record.directory}"
         ]
-    output_format = formats.get(parse_basis(plan).output_format if plan.stage == PREPROCESS.name else formats.DEFAULT)
+    basis = parse_basis(plan) if issubclass(record.kind.basis, PairBasis) else None
+    output_format = formats.get(basis.output_format if basis else formats.DEFAULT)
     problems, files, size, rejected = [], 0, 0, 0
     units = [unit for unit in plan.units if only is None or f"{only}.bin" in unit.outputs]
     receipts = {unit.id: record.stored_receipt(plan, unit) for unit in units}
@@ -241,19 +255,14 @@ def _verify_stage(record: StageRecord, full: bool, only: str | None = None) -> t
                 problem for path in _paths_to_open(entry, output_format) if (problem := _find_obstacle(record, path))
             ]:
                 problems.extend(refused)
-            elif entry.role == output_format.suffixes[0]:
-                pair_problems = output_format.check(
-                    join_inside(record.output, entry.prefix),
-                    {suffix: entries[f"{entry.prefix}.{suffix}"] for suffix in output_format.suffixes},
-                    vocab_size=parse_tokenizer(plan).vocab_size,
-                    eod=parse_basis(plan).eod,
-                    full=full,
-                    foreign_remedy=_ADOPTED_REMEDIES.get(plan.adopted or ""),
-                )
-                problems.extend(map(str, pair_problems))
+            elif basis and entry.role == output_format.suffixes[0]:
+                problems.extend(_verify_pair(record, plan, basis, entry, entries, full))
             elif entry.role not in output_format.suffixes:
                 problems.extend(_verify_file(record, entry, full))
-    if plan.stage == PREPROCESS.name:
+                if full and record.kind.check and record.tree.size(entry.path) is not None:
+                    path = join_inside(record.output, entry.path)
+                    problems.extend(record.kind.check(path, entry, record.kind.basis.from_json(plan.basis)))
+    if basis:
         problems.extend(check_tokenizer(record, plan))
     if not absent and only is None:
         manifest = record.stored_manifest(plan.id)
@@ -266,6 +275,25 @@ def _verify_stage(record: StageRecord, full: bool, only: str | None = None) -> t
     description = f"{scope} of {files} files, {format_bytes(size)}, of {record.stage} in {record.output}"
     bad = describe_rejected({"rejected": rejected}, record.output)
     return f"{description}; {bad}" if bad else description, problems
+
+
+def _verify_pair(
+    record: StageRecord, plan: Plan, basis: PairBasis, pair: FileEntry, entries: dict[str, FileEntry], full: bool
+) -> list[str]:
+    """Return the problems of a pair, and of its mask compared with it; `entries` are those of its unit by path."""
+    output_format, prefix = formats.get(basis.output_format), join_inside(record.output, pair.prefix)
+    problems = output_format.check(
+        prefix,
+        {suffix: entries[f"{pair.prefix}.{suffix}"] for suffix in output_format.suffixes},
+        vocab_size=None if pair.key == basis.mask else parse_tokenizer(plan).vocab_size,
+        eod=basis.eod,
+        full=full,
+        foreign_remedy=_ADOPTED_REMEDIES.get(plan.adopted or ""),
+    )
+    mask = make_mask_prefix(basis, pair)
+    if mask and not any(_find_obstacle(record, f"{mask}.{suffix}") for suffix in output_format.suffixes):
+        problems += output_format.check_mask(prefix, join_inside(record.output, mask), full=full)
+    return [str(problem.name_stage(record.stage)) for problem in problems]
 
 
 def _paths_to_open(entry: FileEntry, output_format: Format) -> list[str]:

@@ -1,7 +1,7 @@
-"""The tokenizer and the encoder of a preprocess stage: the planner resolves and stores them, the workers load them.
+"""The tokenizer and the encoder of a stage that writes pairs: the planner resolves and stores them, workers load them.
 
     <output>/tokenizer/                                       the tokenizer's files; training loads them, offline
-    <output>/.tokenmill/preprocess/encoders/<fingerprint>/    backend.json and encoder.json (`tokens.merges`), their
+    <output>/.tokenmill/STAGE/encoders/<fingerprint>/         backend.json and encoder.json (`tokens.merges`), their
                                                               hashes, a verdict for each way to choose an encoder, and
                                                               the ResolvedTokenizer, which a plan with other parameters
                                                               uses again; the special tokens that a text can contain
@@ -26,12 +26,20 @@ from tokenmill.flow.record import Plan, StageRecord
 from tokenmill.tokens import merges
 from tokenmill.tokens.contract import PairBasis, parse_basis, parse_tokenizer
 from tokenmill.tokens.gate import Verdict, fallback_warning, is_installed
-from tokenmill.tokens.options import PreprocessOptions
-from tokenmill.tokens.tokenizer import ResolvedTokenizer, added_eod_warning, eod_warning, resolve_tokenizer, versions
+from tokenmill.tokens.options import EncodingOptions, PreprocessOptions
+from tokenmill.tokens.tokenizer import (
+    GateTexts,
+    ResolvedTokenizer,
+    added_eod_warning,
+    eod_warning,
+    resolve_tokenizer,
+    versions,
+)
 from tokenmill.tokens.workers.encoder_process import Task
 
 if TYPE_CHECKING:
     from tokenmill.tokens.gate import Verdict
+    from tokenmill.tokens.records_encoding import RecordEncoding
     from tokenmill.tokens.tokenizer import ResolvedTokenizer
     from tokenmill.tokens.workers.encoder_process import Task
 
@@ -61,7 +69,7 @@ def encoding_mode(basis: PairBasis) -> EncodingMode:
 
 @dataclass(frozen=True)
 class Encoders:
-    """The encoders of one preprocess stage."""
+    """The encoders of one stage."""
 
     record: StageRecord
 
@@ -80,7 +88,7 @@ class Encoders:
         files_present = self._has_tokenizer_files(parse_tokenizer(plan).files)
         return files_present and self._verdict(basis.tokenizer, encoding_mode(basis), encoder) is not None
 
-    def task(self, plan: Plan, options: PreprocessOptions) -> "Task":
+    def task(self, plan: Plan, options: EncodingOptions, records: "RecordEncoding | None" = None) -> "Task":
         """Return the task of the encoder processes, with the encoder that the gate accepted."""
         basis = parse_basis(plan)
         mode = encoding_mode(basis)
@@ -99,7 +107,8 @@ class Encoders:
             tuple(basis.keys),
             basis.eod,
             options.verify_encoder,
-            () if mode.split else self._special(directory),
+            () if mode.split or records else self._special(directory),
+            records,
         )
 
     def _special(self, directory: Path) -> tuple[str, ...]:
@@ -134,8 +143,8 @@ class Encoders:
 
     def resolve(
         self,
-        first_files: Sequence[Path],
-        options: PreprocessOptions,
+        texts: GateTexts,
+        options: EncodingOptions,
         requested: dict[str, Any],
         endpoint: str | None,
         reporter: Reporter,
@@ -153,7 +162,7 @@ class Encoders:
         name = f"settled-{content_id(request)[:16]}.json"
         mode = EncodingMode(options.special_tokens, options.special_in_text == "split")
         stored = self._find_stored(name, mode, options.encoder)
-        tokenizer, verdict = stored or self._resolve(first_files, options, mode, name, endpoint, reporter.log)
+        tokenizer, verdict = stored or self._resolve(texts, options, mode, name, endpoint, reporter.log)
         eod_warnings = (eod_warning(tokenizer), added_eod_warning(tokenizer)) if options.append_eod else ()
         for warning in (*tokenizer.notes, fallback_warning(verdict), *eod_warnings):
             if warning:
@@ -184,8 +193,8 @@ class Encoders:
 
     def _resolve(
         self,
-        first_files: Sequence[Path],
-        options: PreprocessOptions,
+        texts: GateTexts,
+        options: EncodingOptions,
         mode: EncodingMode,
         name: str,
         endpoint: str | None,
@@ -205,7 +214,7 @@ class Encoders:
                 eod_token=options.eod_token,
                 need_eod=options.append_eod,
                 add_special_tokens=options.special_tokens,
-                texts=_first_texts(first_files, options),
+                texts=texts,
                 destination=resolved,
                 scratch=Path(scratch),
                 encoder=options.encoder,
@@ -250,7 +259,8 @@ def _verdict_name(mode: EncodingMode, encoder: str) -> str:
     return f"verdict-{encoder}{'' if mode.special_tokens else '-no-special'}.json"
 
 
-def _first_texts(paths: Sequence[Path], options: PreprocessOptions) -> list[str]:
+def first_texts(paths: Sequence[Path], options: PreprocessOptions) -> list[str]:
+    """Return the first texts of some files, for the parity gate."""
     texts: list[str] = []
     for path in paths[:MAX_GATE_FILES]:
         for key in options.key_names:

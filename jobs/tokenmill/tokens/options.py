@@ -1,6 +1,6 @@
 """The options of tokenization; `tokenmill.options` turns them into command-line options.
 
-The stages preprocess and adopt pass them to `tokens.tokenizer` and `tokens.unit_tokenizer`.
+The stages preprocess, chat and adopt pass them to `tokens.tokenizer` and `tokens.unit_tokenizer`.
 """
 
 from dataclasses import dataclass
@@ -29,23 +29,12 @@ class TokenizerOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PreprocessOptions(TokenizerOptions, ReadingOptions):
-    """The options that determine the bytes of the pairs, and the options of the encoding processes."""
+class EncodingOptions(TokenizerOptions, ReadingOptions):
+    """The options of every stage whose encoder processes write pairs.
 
-    keys: Annotated[str, Option("Comma-separated keys of the text in a record; a.b is the key b in the object a.")] = (
-        "text"
-    )
-    append_eod: Annotated[bool, Option("Append EOD to each document.", "--append-eod/--no-append-eod")] = True
-    special_tokens: Annotated[
-        bool, Option("Add BOS and other special tokens as the tokenizer does.", "--special-tokens/--no-special-tokens")
-    ] = True
-    special_in_text: Annotated[
-        str,
-        Option(
-            "Special tokens in the text: keep (encode as special tokens, and warn), split (encode as text), or fail.",
-            choices=("keep", "split", "fail"),
-        ),
-    ] = "keep"
+    The properties are options of preprocess; other stages write the ids of complete texts, without additions.
+    """
+
     target_files: Annotated[int | None, Option("Number of outputs.", minimum=1)] = None
     name: Annotated[str, Option("First part of the names of joined outputs.")] = "part"
     encoder: Annotated[
@@ -79,9 +68,19 @@ class PreprocessOptions(TokenizerOptions, ReadingOptions):
     ] = 1000
 
     @property
-    def key_names(self) -> list[str]:
-        """Return the keys as a list."""
-        return self.keys.split(",")
+    def append_eod(self) -> bool:
+        """Whether EOD ends each document."""
+        return False
+
+    @property
+    def special_tokens(self) -> bool:
+        """Whether the tokenizer's own BOS and similar tokens are added to each text."""
+        return False
+
+    @property
+    def special_in_text(self) -> str:
+        """How special tokens in a text are encoded."""
+        return "keep"
 
     def reading(self, encoder: str = "auto") -> ReadSettings:
         """Return the settings to read files with; the memory of `encoder` limits the size of a record."""
@@ -95,3 +94,28 @@ class PreprocessOptions(TokenizerOptions, ReadingOptions):
         """Return the newer options that change bytes, for the plan; the defaults add no keys to it."""
         source, split = self.tokenizer_source, self.special_in_text == "split"
         return ({"tokenizer_source": source} if source else {}) | ({"special_in_text": "split"} if split else {})
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreprocessOptions(EncodingOptions):
+    """The options that determine the bytes of the pairs, and the options of the encoding processes."""
+
+    keys: Annotated[str, Option("Comma-separated keys of the text in a record; a.b is the key b in the object a.")] = (
+        "text"
+    )
+    append_eod: Annotated[bool, Option("Append EOD to each document.", "--append-eod/--no-append-eod")] = True
+    special_tokens: Annotated[
+        bool, Option("Add BOS and other special tokens as the tokenizer does.", "--special-tokens/--no-special-tokens")
+    ] = True
+    special_in_text: Annotated[
+        str,
+        Option(
+            "Special tokens in the text: keep (encode as special tokens, and warn), split (encode as text), or fail.",
+            choices=("keep", "split", "fail"),
+        ),
+    ] = "keep"
+
+    @property
+    def key_names(self) -> list[str]:
+        """Return the keys as a list."""
+        return self.keys.split(",")

@@ -5,6 +5,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+SPECIAL_COUNT = "special_in_text"
+"""Key of the count of special tokens in texts, in receipts and manifests whose texts contain any."""
+
 
 class SpecialTokenCount(NamedTuple):
     """The number of special tokens in texts, the index of the first document with one, and its first token."""

@@ -1,7 +1,7 @@
-"""Preprocess a remote source directly: fetch each shard to local scratch, tokenize it there, and delete it.
+"""Tokenize a remote source directly: fetch each shard to local scratch, tokenize it there, and delete it.
 
 So a corpus of 627 billion tokens needs shared storage only for its pairs, not several times as much. The plan, the
-receipts and the bytes are the same as with download followed by preprocess. After a unit is killed, its shard is
+receipts and the bytes are the same as with download followed by the stage. After a unit is killed, its shard is
 fetched again.
 """
 
@@ -77,7 +77,8 @@ class Stream:
             log(note)
         if unknown := next((file.path for file in files if file.size is None), None):
             raise RequestError(
-                f"the source does not report the size of {unknown}; use tokenmill download, then tokenmill preprocess"
+                f"the source does not report the size of {unknown}; use tokenmill download, then this command on its "
+                "output"
             )
         shards = [
             DataFile(

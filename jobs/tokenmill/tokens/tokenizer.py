@@ -79,6 +79,10 @@ CHAT_TOKENS = frozenset(
 """Tokens that end a turn of a conversation; one of them is the eos token of instruction-tuned tokenizers."""
 
 
+GateTexts = Sequence[str] | Callable[[Path], Sequence[str]]
+"""Texts of the corpus for the parity gate, or a function that makes them from the directory of the tokenizer."""
+
+
 def tokenizer_request(reference: str, revision: str | None) -> dict[str, Any]:
     """Return the identity of the requested tokenizer, without network or transformers: file hashes, or a Hub name.
 
@@ -99,7 +103,7 @@ def resolve_tokenizer(
     *,
     eod_token: str | None,
     add_special_tokens: bool,
-    texts: Sequence[str],
+    texts: GateTexts,
     destination: Path,
     scratch: Path,
     need_eod: bool = True,
@@ -147,7 +151,7 @@ def resolve_tokenizer(
     resolution = _load_from_cache(key) if use_cache else None
     if resolution is None:
         log(f"loading the tokenizer {reference} and running the parity gate")
-        resolution = _resolve_in_scratch(files, request | {"texts": _select_texts(texts)}, scratch, log)
+        resolution = _resolve_in_scratch(files, request, texts, scratch, log)
         if use_cache and resolution.verdict.is_repeatable:
             cache.store(key, resolution.to_files())
     else:
@@ -231,7 +235,7 @@ def _load_from_cache(key: str) -> TokenizerResolution | None:
 
 
 def _resolve_in_scratch(
-    files: dict[str, bytes], request: dict[str, Any], scratch: Path, log: Callable[[str], None]
+    files: dict[str, bytes], request: dict[str, Any], texts: GateTexts, scratch: Path, log: Callable[[str], None]
 ) -> TokenizerResolution:
     scratch.mkdir(parents=True, exist_ok=True)
     with explain_os_errors(scratch, TMPDIR), tempfile.TemporaryDirectory(dir=scratch, prefix="tokenizer-") as temporary:
@@ -239,6 +243,8 @@ def _resolve_in_scratch(
         (work / "tokenizer").mkdir()
         for name, data in files.items():
             (work / "tokenizer" / name).write_bytes(data)
+        selected = _select_texts(texts(work / "tokenizer") if callable(texts) else texts)
+        request = request | {"texts": selected}
         fields, verdict = _check_free_space(work, lambda: _run_subprocesses(work, request, log))
         special_tokens = fields.pop("special", [])
         backends = {path.name: path.read_bytes() for path in merges.encoder_files(work)}
@@ -272,15 +278,19 @@ def added_eod_warning(tokenizer: ResolvedTokenizer) -> str | None:
     )
 
 
-def decode(backend: Path, ids: Iterable[int]) -> str:
-    """Return the text of token ids, including special tokens."""
+def load_backend(backend: Path) -> Any:
+    """Return the `tokenizers.Tokenizer` of a backend JSON, whose ids can be decoded."""
     from tokenizers import Tokenizer
 
     try:
-        tokenizer = Tokenizer.from_file(str(backend))
+        return Tokenizer.from_file(str(backend))
     except Exception as error:  # the library raises only this type
-        raise RequestError(f"{backend} is damaged ({error}); run the same tokenmill preprocess again") from error
-    return str(tokenizer.decode([int(i) for i in ids], skip_special_tokens=False))
+        raise RequestError(f"{backend} is damaged ({error}); run the stage that made it again") from error
+
+
+def decode(backend: Path, ids: Iterable[int]) -> str:
+    """Return the text of token ids, including special tokens."""
+    return str(load_backend(backend).decode([int(i) for i in ids], skip_special_tokens=False))
 
 
 def _select_texts(texts: Sequence[str]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Tokenize one unit of preprocess: send its files in blocks to the encoder processes, and write the ids to its pairs.
+"""Tokenize one unit of a stage: send its files in blocks to the encoder processes, and write the ids to its pairs.
 
 The unit fills new blocks while earlier ones are encoded, as long as it gets slots from the pool. Small files share a
 block. Blocks are written in the order of the records. A journal, written at the end of a file, records how much is on
@@ -7,6 +7,7 @@ disk; a later attempt resumes there.
 
 import time
 from collections import deque
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,16 +15,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tokenmill.corpus.block_kinds import ROWS
 from tokenmill.corpus.blocks import open_blocks
-from tokenmill.corpus.parse import RejectedRecord
+from tokenmill.corpus.quarantine import Quarantine, how_to_correct
 from tokenmill.corpus.readers import get_record_unit, make_bad_record_error, reject_mismatch
-from tokenmill.errors import REPLACE_OPTION, InputError, RequestError, TransientError
+from tokenmill.errors import InputError, RequestError, TransientError
 from tokenmill.files.codec import read_json, readable_json
 from tokenmill.flow.contract import InputFile, InputRange, Part
-from tokenmill.flow.lineage import locate, narrow
-from tokenmill.flow.record import REJECTED, Counts, Unit
-from tokenmill.flow.workspace import OutputFile, Workspace
+from tokenmill.flow.lineage import narrow
+from tokenmill.flow.record import Counts, Unit
+from tokenmill.flow.workspace import Workspace
 from tokenmill.tokens import formats
-from tokenmill.tokens.contract import Journal, PairSpec, parse_basis
+from tokenmill.tokens.contract import MASK_DTYPE, Journal, PairSpec, parse_basis
 from tokenmill.tokens.formats.base import Destination, Format
 from tokenmill.tokens.workers.encoder_process import Segment
 from tokenmill.tokens.workers.pool import BLOCK
@@ -31,7 +32,8 @@ from tokenmill.tokens.workers.pool import BLOCK
 if TYPE_CHECKING:
     from tokenmill.corpus.block_kinds import ReadSettings
     from tokenmill.tokens.formats.base import Writer
-    from tokenmill.tokens.options import PreprocessOptions
+    from tokenmill.tokens.options import EncodingOptions
+    from tokenmill.tokens.records_encoding import RecordEncoding
     from tokenmill.tokens.stream import Shards
     from tokenmill.tokens.workers.encoder_process import Column, EncodedSegment
     from tokenmill.tokens.workers.pool import EncoderProcesses, Slot
@@ -72,12 +74,18 @@ def special_token_warning(occurrences: list[tuple[int, SpecialTokenLocation | No
 
 @dataclass
 class TokenizationContext:
-    """State that the units of this process share: options, encoder processes, and access to remote shards."""
+    """State that the units of this process share: options, encoder processes, and access to remote shards.
 
-    options: "PreprocessOptions"
+    `records` is the encoding of the stage's complete records, if it does not encode texts. A block has about
+    `block_bytes`, which do not change the output.
+    """
+
+    options: "EncodingOptions"
     reading: "ReadSettings"
     processes: "EncoderProcesses"
     shards: "Shards | None"
+    records: "RecordEncoding | None" = None
+    block_bytes: int = BLOCK
     special_tokens: list[tuple[int, SpecialTokenLocation | None]] = field(default_factory=list)
     """For each block with special tokens in its texts, their number and the first location."""
 
@@ -116,7 +124,6 @@ class UnitTokenizer:
         self.counts: Counts = {"in": 0, "out": 0, "rejected": 0, "blank": 0}
         self.done = 0
         self.parts: list[Part] = []
-        self.rejects: OutputFile | None = None
         self.writers: list[Writer] = []
         self.journal_time = time.monotonic()
         self._pending: deque[tuple[Slot, list[_Piece]]] = deque()
@@ -140,24 +147,32 @@ class UnitTokenizer:
 
         # A zstd frame may lack a checksum. A file that no stage made has no recorded hash to compare with.
         digest = xxhash.xxh3_128() if self.workspace.plan.upstream.maker else None
+        records, limit = self.shared.records, self.shared.block_bytes
         with (
             self._open_input(input) as path,
             closing(
-                open_blocks(path, self.basis.keys, display=str(path), digest=digest, settings=self.shared.reading)
+                open_blocks(
+                    path,
+                    records.columns if records else self.basis.keys,
+                    display=str(path),
+                    digest=digest,
+                    settings=self.shared.reading,
+                    complete=records is not None,
+                )
             ) as blocks,
         ):
             file, begins, compressed = _File(input, path), True, 0
             while True:
                 slot = self._current_slot()
                 begin = self._pieces[-1].segment.end if self._pieces else 0
-                end = blocks.fill(slot.text, begin, BLOCK)
+                end = blocks.fill(slot.text, begin, limit)
                 if begin and not blocks.finished:
                     self._submit()  # the file does not fit into the block after the earlier files
                     continue
                 segment = Segment(begin, end, blocks.kind, begins)
                 self._pieces.append(_Piece(file, segment, blocks.compressed - compressed, blocks.finished))
                 begins, compressed = False, blocks.compressed
-                if blocks.kind == ROWS or not blocks.finished or end > BLOCK // 2:
+                if blocks.kind == ROWS or not blocks.finished or end > limit // 2:
                     self._submit()
                 if blocks.finished:
                     break
@@ -198,9 +213,9 @@ class UnitTokenizer:
             raise RequestError(f"{paths}: {message}")
         for piece, encoded in zip(pieces, segments, strict=True):
             self._count(piece, encoded)
-        for writer, column in zip(self.writers, columns, strict=True):
+        for key, writer, column in zip(self.basis.keys, self.writers, columns, strict=True):
             try:
-                self._write(writer, column, slot)
+                self._write(key, writer, column, slot)
             except RequestError as error:
                 raise RequestError(f"{paths}: {error}") from error
         self._share.release(slot)
@@ -209,38 +224,42 @@ class UnitTokenizer:
         if pieces[-1].last and more and time.monotonic() - self.journal_time > JOURNAL_SECONDS:
             self._write_journal()
 
-    def _write(self, writer: "Writer", column: "Column", slot: "Slot") -> None:
-        """Write the ids of one key."""
+    def _write(self, key: str, writer: "Writer", column: "Column", slot: "Slot") -> None:
+        """Write the ids or the mask of one key."""
         import numpy as np
 
         from tokenmill.tokens.assemble import assemble
 
-        ids = np.frombuffer(slot.ids.data, np.uint32, column.size // 4, column.start)
+        stored = np.dtype(MASK_DTYPE if key == self.basis.mask else np.uint32)
+        ids = np.frombuffer(slot.ids.data, stored, column.size // stored.itemsize, column.start)
         texts = np.frombuffer(column.texts, np.int64) if column.texts else None
         offsets = np.frombuffer(column.offsets, np.int64)
         eod = self.basis.eod
-        writer.add(*assemble(ids, offsets, texts, eod, self.basis.dtype, ended=eod is not None))
+        writer.add(*assemble(ids, offsets, texts, eod, self.basis.get_dtype(key), ended=eod is not None))
 
     def _count(self, piece: _Piece, encoded: "EncodedSegment") -> None:
         """Count a piece's records; at the end of its file, record their place in the output."""
 
         file, reading, kind = piece.file, self.shared.reading, piece.segment.kind
-        rejected = [RejectedRecord(*values) for values in encoded.rejected]
         if file.records == 0:
-            reject_mismatch(file.path, reading, str(file.path), kind, encoded.documents, rejected)
+            reject_mismatch(file.path, reading, str(file.path), kind, encoded.documents, encoded.rejected)
         if piece.segment.begins_file:
             file.first = self.counts["out"]
-        for in_segment in rejected:
+        for in_segment in encoded.rejected:
             bad = in_segment._replace(record=file.records + in_segment.record, line=file.lines + in_segment.line)
             if self.shared.options.on_bad_record == "fail":
                 raise make_bad_record_error(
                     str(file.path),
                     get_record_unit(file.path, reading, kind),
                     bad,
-                    self._how_to_correct(file, bad.record),
+                    how_to_correct(self.workspace.plan, file.input, bad.record),
                 )
             file.refused.append(bad.record)
-            self._quarantine(file.input.path, bad)
+            self._quarantine.add(file.input.path, bad)
+        if encoded.dropped:
+            file.refused += (file.records + bad.record for bad in encoded.dropped)
+            self._add_counts({"dropped": len(encoded.dropped)})
+        self._add_counts(encoded.counts)
         if encoded.special_count:
             self._count_special(file, piece.segment, encoded)
         file.records += encoded.records
@@ -252,6 +271,10 @@ class UnitTokenizer:
             self.parts.extend(narrow(file.input.parts or [], file.records, file.refused))
             self.workspace.inputs.append(InputRange(file.input.path, file.first, self.counts["out"] - file.first))
             self.done += 1
+
+    def _add_counts(self, counts: Mapping[str, int]) -> None:
+        for name, count in counts.items():
+            self.counts[name] = self.counts.get(name, 0) + count
 
     def _count_special(self, file: _File, segment: Segment, encoded: "EncodedSegment") -> None:
         """Count the special tokens in the text; raise InputError if --special-in-text is fail."""
@@ -270,42 +293,29 @@ class UnitTokenizer:
                 "--special-in-text is fail; correct the text, or set --special-in-text to split (encode it as ordinary "
                 "text) or keep (encode it as the token, as Megatron-LM does)"
             )
-        self.counts[SPECIAL] = self.counts.get(SPECIAL, 0) + encoded.special_count
+        self._add_counts({SPECIAL: encoded.special_count})
         self.shared.special_tokens.append((encoded.special_count, location))
-
-    def _how_to_correct(self, file: _File, record: int) -> str:
-        """Return where to correct a record that came from another place; an edit of the copy would only damage it."""
-        plan = self.workspace.plan
-        maker, uri, revision = plan.upstream.maker, plan.source.uri or "", plan.source.commit
-        if not maker and file.input.remote is None:
-            return ""
-        name, place = locate(file.input.parts or [], record) or (file.input.path, record)
-        step = f"correct it in {name} of {uri}, record {place:,} counted from 0 without blank lines"
-        if not revision and (not maker or not uri.startswith("file:")):
-            return f"{step}, and start again with another output directory"
-        stages = "this command"
-        if maker:
-            stages = f"{'' if maker == 'download' else 'the stages from there up to '}tokenmill {maker}"
-        new = " and the new commit as --revision" if revision else ""
-        return f"{step}; run {stages} again with {REPLACE_OPTION}{new}{', and then this command' if maker else ''}"
 
     def _open(self) -> None:
         """Create the files of each key, or resume from the journal of an earlier attempt."""
         output_format = formats.get(self.basis.output_format)
         destinations = [
-            Destination(self.workspace, number, key, f"{self.spec.name}_{key}_document", self.basis.dtype)
+            Destination(self.workspace, number, key, f"{self.spec.name}_{key}_document", self.basis.get_dtype(key))
             for number, key in enumerate(self.basis.keys)
         ]
         journal = self._read_journal(output_format, destinations)
         if journal is None:
             self.writers = [output_format.start(destination) for destination in destinations]
+            self._quarantine = self._open_quarantine(0)
             return
         self.writers = [output_format.resume(*column) for column in zip(destinations, journal.columns, strict=True)]
         self.counts, self.done, self.parts = journal.counts, journal.done, journal.parts
         self.workspace.inputs = journal.inputs
-        if journal.rejected_bytes:
-            self.rejects = self._open_rejects(journal.rejected_bytes)
+        self._quarantine = self._open_quarantine(journal.rejected_bytes)
         self.workspace.report_progress(sum(file.bytes or 0 for file in self.spec.inputs[: self.done]))
+
+    def _open_quarantine(self, keep: int) -> Quarantine:
+        return Quarantine(self.workspace, self.spec.name, self.shared.options.max_bad_records, self.counts, keep)
 
     def _read_journal(self, output_format: Format, destinations: list[Destination]) -> Journal | None:
         """Return an earlier attempt's journal, or None if the files do not match and the unit must start again."""
@@ -324,12 +334,13 @@ class UnitTokenizer:
 
     def _write_journal(self) -> None:
         """Make the written data durable, then record its size in the journal."""
-        if self.rejects:
-            self.rejects.sync()
+        rejects = self._quarantine.file
+        if rejects:
+            rejects.sync()
         journal = Journal(
             self.done,
             [writer.save_state() for writer in self.writers],
-            self.rejects.bytes if self.rejects else 0,
+            rejects.bytes if rejects else 0,
             self.counts,
             self.parts,
             self.workspace.inputs,
@@ -337,39 +348,13 @@ class UnitTokenizer:
         self.workspace.tree.write_atomic(self.workspace.path("journal.json"), readable_json(journal.to_json()))
         self.journal_time = time.monotonic()
 
-    def _quarantine(self, name: str, rejected: RejectedRecord) -> None:
-        """Write an unchanged copy of a bad record to the quarantine, with its place and the reason."""
-        limit = self.shared.options.max_bad_records
-        self.counts["rejected"] += 1
-        if self.counts["rejected"] > limit:
-            raise InputError(
-                f"more than {limit} bad records for {self.spec.name}, the latest in "
-                f"{self.workspace.input_root / name}, line {rejected.line}: {rejected.reason}; correct the input, or "
-                "raise --max-bad-records"
-            )
-        if self.rejects is None:
-            self.rejects = self._open_rejects(0)
-        import base64
-        import json
-
-        try:
-            raw = {"record": rejected.raw.decode()}
-        except UnicodeDecodeError:
-            raw = {"record_base64": base64.b64encode(rejected.raw).decode()}
-        line = {"file": name, "line": rejected.line, "reason": rejected.reason, **raw}
-        self.rejects.write(json.dumps(line).encode() + b"\n")
-
-    def _open_rejects(self, keep: int) -> OutputFile:
-        output = self.workspace.open(f"{REJECTED}/{self.spec.name}.jsonl", temporary="rejected", keep=keep)
-        output.describe(role="rejected")
-        return output
-
     def _finish(self) -> Counts:
         """Complete the files of each key."""
         for writer in self.writers:
             writer.finish(self.parts)
+        counted = [writer for key, writer in zip(self.basis.keys, self.writers, strict=True) if key != self.basis.mask]
         return {
             **self.counts,
-            "tokens": sum(writer.tokens for writer in self.writers),
-            "sequences": sum(writer.sequences for writer in self.writers),
+            "tokens": sum(writer.tokens for writer in counted),
+            "sequences": sum(writer.sequences for writer in counted),
         }

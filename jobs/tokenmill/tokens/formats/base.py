@@ -5,9 +5,11 @@ depends on the layout of the files.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+
+from tokenmill.errors import VERIFY_HASHES_OPTION
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -16,6 +18,13 @@ if TYPE_CHECKING:
     from tokenmill.flow.workspace import OutputFile, Workspace
 
     Array = npt.NDArray[Any]
+
+_REMAKE_WITH = (
+    "the pair is damaged, or tokenmill did not make it; run {} again with "
+    f"{VERIFY_HASHES_OPTION}, which makes only the damaged files again"
+)
+REMAKE = _REMAKE_WITH.format("the tokenmill command that made it")
+"""The remedy for a damaged pair where its stage is unknown."""
 
 State = dict[str, int | str]
 """The state of a Writer in the journal, as JSON: how much of its files is durable."""
@@ -31,6 +40,11 @@ class Problem:
 
     def __str__(self) -> str:
         return f"{self.path}: {self.description}; {self.remedy}"
+
+    def name_stage(self, stage: str) -> "Problem":
+        """Return the problem with the stage that made the pair in its remedy."""
+        remake = _REMAKE_WITH.format(f"the same tokenmill {stage}")
+        return replace(self, remedy=self.remedy.replace(REMAKE, remake))
 
 
 @dataclass(frozen=True)
@@ -119,3 +133,6 @@ class Format(Protocol):
         If `full` is false, skip the checks that need the complete content. `foreign_remedy` is the remedy for files
         that another tool made.
         """
+
+    def check_mask(self, prefix: Path, mask_prefix: Path, *, full: bool) -> list[Problem]:
+        """Return the problems of the files with the mask of a prefix, compared with the files of the prefix."""

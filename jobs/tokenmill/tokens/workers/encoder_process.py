@@ -2,7 +2,8 @@
 
 An encoder process reads the texts from blocks of records in shared memory and encodes them. It writes the ids into
 shared memory in the form that the encoder returns. It loads only an encoder and the modules that read JSON, so that a
-crash of a third-party encoder ends this process alone.
+crash of a third-party encoder ends this process alone. A task with a RecordEncoding is different: the encoding gets
+complete records, and returns ids and a mask.
 
 The arguments are endpoints, one for each process: `CONTROL,TEXT:IDS,...`, the file descriptors of its socket and of
 its slabs. The started process uses the first endpoint. It loads the encoder, which takes as long as encoding 100 MB
@@ -17,7 +18,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -26,11 +27,15 @@ from tokenmill.errors import RequestError, TokenmillError
 from tokenmill.tokens.workers.slab import Slab
 
 if TYPE_CHECKING:
-    from tokenmill.corpus.parse import ParsedBlock
-    from tokenmill.tokens.engines.base import Encoder
+    from tokenmill.corpus.parse import ParsedBlock, RejectedRecord
+    from tokenmill.tokens.engines.base import Encoder, Ids, Offsets
+    from tokenmill.tokens.records_encoding import EncodedRows, RecordEncoder, RecordEncoding
 
 NICENESS = 5
 """Niceness of an encoder process, so that it does not preempt the process that feeds it, which needs little CPU."""
+
+OVER_LONG = "over_long"
+"""Code of the records that a RecordEncoding leaves out on request."""
 
 SAMPLE_STEP = 1000
 """With --verify-encoder=sample, Hugging Face verifies one text in this many."""
@@ -40,7 +45,8 @@ class Task(NamedTuple):
     """The work of a stage's encoder processes on every block.
 
     `verify`: the texts that Hugging Face encodes as well: all, sample, or only those of the parity gate (start).
-    `special`: the tokens to count in the texts.
+    `special`: the tokens to count in the texts. `records` encodes complete records; `keys` are then the names of its
+    two columns, the ids and the mask.
     """
 
     encoder: str
@@ -51,6 +57,7 @@ class Task(NamedTuple):
     eod: int | None
     verify: str
     special: tuple[str, ...] = ()
+    records: "RecordEncoding | None" = None
 
 
 class Segment(NamedTuple):
@@ -66,7 +73,7 @@ class Column(NamedTuple):
     """The encoded texts of one key, as `tokens.assemble` reads them.
 
     `size` bytes of uint32 ids from byte `start` of the slab, with EOD after each text if the task has one; the int64
-    offsets of the texts; the int64 number of texts in each document (empty: one text in each).
+    offsets of the texts; the int64 number of texts in each document (empty: one text in each). A mask has uint8 values.
     """
 
     start: int
@@ -76,19 +83,22 @@ class Column(NamedTuple):
 
 
 class EncodedSegment(NamedTuple):
-    """The counts of a segment; `rejected` has the fields of corpus.parse.RejectedRecord, counted from its start.
+    """The counts of a segment; the numbers in `rejected` count from its start.
 
     `special_count` counts the special tokens in the texts; the first one is `special_token` on line `special_line`.
-    The line is 0 if the process did not search for it.
+    The line is 0 if the process did not search for it. `dropped` are records that were left out on request, in the form
+    of `rejected`; `counts` are further numbers for the receipt.
     """
 
     documents: int
     records: int
     blank: int
-    rejected: Sequence[tuple[int, int, str, bytes]]
+    rejected: "Sequence[RejectedRecord]"
     special_count: int = 0
     special_line: int = 0
     special_token: str = ""
+    dropped: "Sequence[RejectedRecord]" = ()
+    counts: Mapping[str, int] = {}
 
 
 class EncodedBlock(NamedTuple):
@@ -114,11 +124,11 @@ class _EncoderServer:
         self._located = False
         backend = Path(task.backend)
         self._encoder = load_encoder(task.encoder, backend, task.special_tokens, task.guard, end=task.eod)
-        self._reference: Encoder | None = None
         if task.verify != "start" and task.encoder != REFERENCE:
-            self._reference = load_encoder(REFERENCE, backend, task.special_tokens, end=task.eod)
+            reference = load_encoder(REFERENCE, backend, task.special_tokens, end=task.eod)
+            self._encoder = _VerifiedEncoder(self._encoder, reference, task)
+        self._records: RecordEncoder | None = task.records.load(self._encoder, backend) if task.records else None
         self._slabs: list[tuple[Slab, Slab]] = []
-        self._blocks = 0
         self._ids_end = 0  # of the last column
 
     def serve(self, control: Connection, slabs: list[tuple[Slab, Slab]]) -> NoReturn:
@@ -132,15 +142,66 @@ class _EncoderServer:
         text, ids = self._slabs[number]
         text.remap(text_bytes)
         ids.remap(ids_bytes)
-        self._blocks += 1
-        parsed_blocks = [self._parse(text, segment) for segment in segments]
+        encode = self._encode_texts if self._records is None else self._encode_records
         try:
-            columns = [self._encode_column(index, parsed_blocks, ids) for index in range(len(self._task.keys))]
+            columns, encoded = encode(text, ids, segments)
             message = ""
         except RequestError as error:
-            columns, message = [], str(error)
-        encoded = [self._count(text, segment, parsed) for segment, parsed in zip(segments, parsed_blocks, strict=True)]
+            columns, encoded, message = [], [], str(error)
         return EncodedBlock(len(ids.data), columns, encoded, self._memory.read(), message)
+
+    def _encode_texts(
+        self, text: Slab, ids: Slab, segments: list[Segment]
+    ) -> tuple[list[Column], list[EncodedSegment]]:
+        parsed_blocks = [self._parse(text, segment) for segment in segments]
+        columns = [self._encode_column(index, parsed_blocks, ids) for index in range(len(self._task.keys))]
+        encoded = [self._count(text, segment, parsed) for segment, parsed in zip(segments, parsed_blocks, strict=True)]
+        return columns, encoded
+
+    def _encode_records(
+        self, text: Slab, slab: Slab, segments: list[Segment]
+    ) -> tuple[list[Column], list[EncodedSegment]]:
+        from tokenmill.corpus.block_kinds import ROWS
+        from tokenmill.corpus.parse import parse_records
+
+        assert self._records is not None and self._task.records is not None  # noqa: S101
+        blocks: list[EncodedRows] = []
+        encoded: list[EncodedSegment] = []
+        columns = self._task.records.columns
+        for segment in segments:
+            parsed = parse_records(
+                segment.kind, text.data, segment.start, segment.end, columns, begins_file=segment.begins_file
+            )
+            rows = self._records.encode(parsed.rows, columnar=segment.kind == ROWS)
+            blocks.append(rows)
+            rejected = [parsed.describe_rejected(*values) for values in rows.rejected]
+            dropped = [parsed.describe_rejected(number, OVER_LONG, "") for number in rows.dropped]
+            encoded.append(
+                EncodedSegment(
+                    len(parsed.rows) - len(rejected) - len(dropped),
+                    parsed.records,
+                    parsed.blank,
+                    sorted((*parsed.rejected, *rejected)),
+                    dropped=dropped,
+                    counts=rows.counts,
+                )
+            )
+        return self._write_columns(blocks, slab), encoded
+
+    def _write_columns(self, blocks: "list[EncodedRows]", slab: Slab) -> list[Column]:
+        """Write the ids and then the mask of all blocks."""
+        import numpy as np
+
+        ids, mask, lengths, sequences = (np.concatenate([block[part] for block in blocks]) for part in range(4))
+        offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int64).tobytes()
+        texts = b"" if bool((sequences == 1).all()) else sequences.astype(np.int64).tobytes()
+        columns, start = [], 0
+        for values in (ids.astype(np.uint32, copy=False), mask.astype(np.uint8, copy=False)):
+            slab.grow(start + values.nbytes)
+            slab.data[start : start + values.nbytes] = values.tobytes()
+            columns.append(Column(start, values.nbytes, offsets, texts))
+            start += values.nbytes
+        return columns
 
     def _parse(self, text: Slab, segment: Segment) -> "ParsedBlock":
         from tokenmill.corpus.parse import parse_block
@@ -167,8 +228,6 @@ class _EncoderServer:
         )
         flat, counts = _flatten(texts)
         ids, offsets = self._encoder.encode_to_bytes(flat)
-        if self._reference is not None:
-            self._verify(self._reference, flat, ids, offsets)
         # The columns follow each other in the slab; the first one starts at 0.
         start = self._ids_end if index else 0
         self._ids_end = start + len(ids)
@@ -176,16 +235,39 @@ class _EncoderServer:
         slab.data[start : self._ids_end] = ids
         return Column(start, len(ids), bytes(offsets), counts)
 
-    def _verify(self, encoder: "Encoder", texts: list[str], id_bytes: Any, offset_bytes: Any) -> None:
+
+class _VerifiedEncoder:
+    """An encoder whose ids are compared with Hugging Face's, for all texts or a sample of them."""
+
+    def __init__(self, encoder: "Encoder", reference: "Encoder", task: Task) -> None:
+        self.name = encoder.name
+        self._encoder, self._reference, self._task = encoder, reference, task
+        self._batches = 0
+
+    def encode(self, texts: list[str]) -> "tuple[Ids, Offsets]":
+        """Encode texts as `Encoder.encode` specifies; raise RequestError for a difference."""
+        ids, offsets = self._encoder.encode(texts)
+        self._verify(texts, ids, offsets)
+        return ids, offsets
+
+    def encode_to_bytes(self, texts: list[str]) -> tuple[Any, Any]:
+        """Encode texts as `Encoder.encode_to_bytes` specifies; raise RequestError for a difference."""
+        import numpy as np
+
+        ids, offsets = self._encoder.encode_to_bytes(texts)
+        self._verify(texts, np.frombuffer(ids, "<u4"), np.frombuffer(offsets, "<i8"))
+        return ids, offsets
+
+    def _verify(self, texts: list[str], ids: "Ids", offsets: "Offsets") -> None:
         """Raise RequestError if Hugging Face's ids differ for one of the texts to verify."""
         import numpy as np
 
         from tokenmill.tokens.gate import describe_difference
 
-        ids, offsets = np.frombuffer(id_bytes, "<u4"), np.frombuffer(offset_bytes, "<i8")
+        self._batches += 1
         step = SAMPLE_STEP if self._task.verify == "sample" else 1
-        chosen = range(self._blocks * 7919 % step % max(len(texts), 1), len(texts), step)
-        reference_ids, reference_offsets = encoder.encode([texts[i] for i in chosen])
+        chosen = range(self._batches * 7919 % step % max(len(texts), 1), len(texts), step)
+        reference_ids, reference_offsets = self._reference.encode([texts[i] for i in chosen])
         for k, i in enumerate(chosen):
             expected, actual = (
                 reference_ids[reference_offsets[k] : reference_offsets[k + 1]],

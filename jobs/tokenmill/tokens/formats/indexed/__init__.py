@@ -116,6 +116,11 @@ class _IndexedFormat:
             prefix, vocab_size=vocab_size, eod=eod, expected=expected, full=full, foreign_remedy=foreign_remedy
         )
 
+    def check_mask(self, prefix: Path, mask_prefix: Path, *, full: bool) -> list[Problem]:
+        from tokenmill.tokens.formats.indexed.mask import check_mask
+
+        return check_mask(prefix, mask_prefix, full=full)
+
 
 FORMAT: Format = _IndexedFormat()
 """The indexed dataset as an output format."""

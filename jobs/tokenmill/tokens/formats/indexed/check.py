@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from tokenmill.tokens.formats.base import Problem
+from tokenmill.tokens.formats.base import REMAKE, Problem
 from tokenmill.tokens.formats.indexed.reader import (
-    REMAKE,
     Array,
     DamagedPair,
     Index,

@@ -9,18 +9,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.errors import VERIFY_HASHES_OPTION, InputError
+from tokenmill.errors import InputError
+from tokenmill.tokens.formats.base import REMAKE
 from tokenmill.tokens.formats.indexed.writer import CODES, HEADER, MAGIC, VERSION
 
 Array = npt.NDArray[Any]
 
 DTYPES: dict[int, np.dtype[Any]] = {code: np.dtype(name).newbyteorder("<") for name, code in CODES.items()}
 """Dtypes of the ids by their code in the `.idx`."""
-
-REMAKE = (
-    "the pair is damaged, or tokenmill did not make it; run the same tokenmill preprocess again with "
-    f"{VERIFY_HASHES_OPTION}, which makes only the damaged files again"
-)
 
 
 class DamagedPair(InputError):

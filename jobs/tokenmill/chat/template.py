@@ -1,0 +1,340 @@
+"""A chat template: Jinja that renders messages as the text that a model reads.
+
+A template comes from a tokenizer, from a file or from `BUILTIN`. `sandbox` has the limits within which it runs. All
+failures of a render are a RenderError, which rejects one conversation; a template that can never render is a
+RequestError.
+"""
+
+import os
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from tokenmill.errors import RequestError
+
+if TYPE_CHECKING:
+    from jinja2 import nodes
+
+    from tokenmill.chat.sandbox import TemplateEnvironment
+
+BUILTIN = ("chatml", "llama3", "nano3")
+"""The names of the templates in `templates/`."""
+
+_REMEDY = "fix the template, or choose another one with --chat-template"
+_STRIPPING = frozenset(("trim", "strip", "lstrip", "rstrip"))
+_CUTTING = frozenset(("split", "rsplit", "splitlines", "partition", "rpartition", "removeprefix", "removesuffix"))
+"""Names of filters and methods that remove a part of a text."""
+
+_REASONING_ALIASES = frozenset(("thinking", "reasoning"))
+"""Keys of a message under which some templates read the reasoning."""
+
+
+class RenderError(Exception):
+    """A template cannot render a conversation.
+
+    `reason` is one clause without a final period; `line` is the line of the template, if it is known.
+    """
+
+    def __init__(self, reason: str, line: int | None = None) -> None:
+        super().__init__(reason if line is None else f"{reason} (line {line} of the template)")
+        self.reason = reason
+        self.line = line
+
+
+def builtin_source(name: str) -> str:
+    """Return the text of a template in `BUILTIN`; raise RequestError for another name."""
+    if name not in BUILTIN:
+        raise RequestError(
+            f"unknown chat template {name!r}: the built-in ones are {', '.join(BUILTIN)}; choose one of them"
+        )
+    return (Path(__file__).parent / "templates" / f"{name}.jinja").read_text(encoding="utf-8")
+
+
+def load_builtin(name: str, *, variables: Mapping[str, object] = MappingProxyType({})) -> "ChatTemplate":
+    """Return a template in `BUILTIN`; `variables` as in `ChatTemplate`."""
+    return ChatTemplate(builtin_source(name), name=f"the built-in template {name}", variables=variables)
+
+
+class ChatTemplate:
+    """A compiled chat template; threads can share it.
+
+    Attributes:
+        name: the name for messages, such as the path of a file.
+        source: the text of the template.
+        reads: names of the variables that it reads and does not set, including `strftime_now` if it reads that.
+        has_generation_tags: whether it has `{% generation %}` blocks.
+        constants: texts that occur in its comparisons, calls, filters, tests and subscripts. Texts that only go to the
+            output, messages of `raise_exception` and the characters that `strip` removes are not among them.
+        strips: whether it removes or cuts parts of a text: trim, strip, split and similar filters and methods.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        *,
+        name: str,
+        variables: Mapping[str, object] = MappingProxyType({}),
+        date: str | None = None,
+    ) -> None:
+        """Compile a template.
+
+        `variables` are the same in each render, for example `bos_token`. `date` (YYYY-MM-DD) is the day of
+        `strftime_now`, which is undefined without it: the current time would make each run write other tokens.
+
+        RequestError names the line of a syntax error or of a refused construct.
+        """
+        self.source = source
+        self.name = name
+        self._variables = dict(variables)
+        self._date = date
+        self._local = threading.local()
+        program = self._local.program = _Program(self)
+        analysis = program.analysis
+        self.reads = analysis.reads
+        self.has_generation_tags = analysis.generation
+        self.constants = analysis.constants
+        self.strips = analysis.strips
+        self._aliases = analysis.aliases
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the source, not the compiled code."""
+        return _restore, (self.source, self.name, self._variables, self._date)
+
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[Any] | None = None,
+        *,
+        add_generation_prompt: bool = False,
+        **variables: Any,
+    ) -> str:
+        """Return the text of a conversation; raise RenderError when the template or its limits refuse it."""
+        return self._program.render(
+            self._add_aliases(messages), tools, {**variables, "add_generation_prompt": add_generation_prompt}
+        )
+
+    def render_tagged(
+        self, messages: list[dict[str, Any]], tools: list[Any] | None = None, **variables: Any
+    ) -> tuple[str, list[tuple[int, int]]]:
+        """Return the text, and the start and end characters of each `{% generation %}` block that is not empty."""
+        variables.setdefault("add_generation_prompt", False)
+        return self._program.render_tagged(self._add_aliases(messages), tools, variables)
+
+    @property
+    def _program(self) -> "_Program":
+        try:
+            return self._local.program  # type: ignore[no-any-return]
+        except AttributeError:
+            program = self._local.program = _Program(self)
+            return program
+
+    def _add_aliases(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        if not self._aliases or not any("reasoning_content" in message for message in messages):
+            return messages
+        return [
+            {**dict.fromkeys(self._aliases, message["reasoning_content"]), **message}
+            if "reasoning_content" in message
+            else message
+            for message in messages
+        ]
+
+
+def _restore(source: str, name: str, variables: dict[str, object], date: str | None) -> ChatTemplate:
+    return ChatTemplate(source, name=name, variables=variables, date=date)
+
+
+class _Program:
+    """The code of a template for one thread, with the counters of its limits."""
+
+    def __init__(self, template: ChatTemplate) -> None:
+        from jinja2 import TemplateError
+
+        from tokenmill.chat.sandbox import TemplateEnvironment, limit_nodes
+
+        self._environment = environment = TemplateEnvironment()
+        where = template.name
+        try:
+            tree = environment.parse(template.source)
+            self.analysis = _Analysis(tree, environment, where)
+            code = environment.compile(limit_nodes(tree, environment))
+            self._template = environment.template_class.from_code(environment, code, environment.globals)
+        except TemplateError as error:
+            line = getattr(error, "lineno", None)
+            raise RequestError(
+                f"{where}{f', line {line}' if line else ''}: {str(error.message).rstrip('.')}; {_REMEDY}"
+            ) from error
+        except (RecursionError, MemoryError) as error:
+            raise RequestError(f"{where}: its blocks or expressions are nested too deeply; {_REMEDY}") from error
+        except (SyntaxError, ValueError) as error:  # such as more than 20 loops inside each other
+            reason = error.msg if isinstance(error, SyntaxError) else error
+            raise RequestError(f"{where}: Python cannot compile the template ({reason}); {_REMEDY}") from error
+        clock = {} if template._date is None else {"strftime_now": _make_clock(template._date)}
+        self._fixed = {**environment.globals, **clock, "documents": None, **template._variables}
+
+    def render(self, messages: list[dict[str, Any]], tools: list[Any] | None, variables: dict[str, Any]) -> str:
+        from jinja2.runtime import Context
+
+        environment = self._environment
+        environment.begin()
+        values = {**self._fixed, **variables, "messages": messages, "tools": tools}
+        try:
+            context = Context(environment, values, None, self._template.blocks)
+            return environment.concat(self._template.root_render_func(context))
+        except Exception as error:
+            raise self._explain(error) from error
+
+    def render_tagged(
+        self, messages: list[dict[str, Any]], tools: list[Any] | None, variables: dict[str, Any]
+    ) -> tuple[str, list[tuple[int, int]]]:
+        environment = self._environment
+        nonce = os.urandom(16).hex()
+        start, end = f"\0<{nonce}\0", f"\0>{nonce}\0"
+        environment.generation_start, environment.generation_end = start, end
+        try:
+            marked = self.render(messages, tools, variables)
+        finally:
+            environment.generation_start = environment.generation_end = ""
+        pieces, spans = [], []
+        position = depth = opened = 0
+        for piece in re.split(f"({start}|{end})", marked):
+            if piece == start:
+                opened = opened if depth else position
+                depth += 1
+            elif piece == end:
+                depth -= 1
+                if not depth and position > opened:
+                    spans.append((opened, position))
+            else:
+                pieces.append(piece)
+                position += len(piece)
+            if depth < 0:
+                break
+        text = "".join(pieces)
+        if depth or (self.analysis.nested_generation and text != self.render(messages, tools, variables)):
+            raise RenderError("a generation block does not reach the output as one piece, so its text is unknown")
+        return text, spans
+
+    def _explain(self, error: Exception) -> RenderError:
+        """Return the failure of a render with the line of the template that caused it."""
+        line = None
+        traceback = error.__traceback__
+        while traceback is not None:
+            if traceback.tb_frame.f_globals.get("__jinja_template__") is self._template:
+                line = self._template.get_corresponding_lineno(traceback.tb_lineno)
+            traceback = traceback.tb_next
+        return RenderError(_describe(error), line)
+
+
+def _describe(error: Exception) -> str:
+    from jinja2 import TemplateError
+
+    from tokenmill.chat.sandbox import RenderLimit
+
+    if isinstance(error, RecursionError):
+        return "it calls itself too often, or a value is nested too deeply"
+    if isinstance(error, MemoryError):
+        return "it requires more memory than there is"
+    text = " ".join(str(error).split())[:500]
+    if isinstance(error, (TemplateError, RenderLimit)):
+        return text or type(error).__name__
+    return f"{type(error).__name__}: {text}"
+
+
+def _make_clock(date: str) -> Any:
+    """Return `strftime_now` for a fixed day, at midnight."""
+    from datetime import datetime
+
+    try:
+        moment = datetime.strptime(date, "%Y-%m-%d")
+    except ValueError as error:
+        raise RequestError(f"invalid date {date!r}: it must be a day as YYYY-MM-DD; correct it") from error
+
+    def strftime_now(format: str) -> str:
+        if re.search(r"%[^%a-zA-Z]*\d", format):
+            raise ValueError("the format of strftime_now has a width")
+        return moment.strftime(format)
+
+    return strftime_now
+
+
+class _Analysis:
+    """The facts about a template that its syntax tree shows; a refused construct raises RequestError."""
+
+    def __init__(self, tree: "nodes.Template", environment: "TemplateEnvironment", where: str) -> None:
+        from jinja2 import meta, nodes
+
+        refused = {
+            nodes.Import: "import",
+            nodes.FromImport: "import",
+            nodes.Include: "include",
+            nodes.Extends: "extends",
+            nodes.EvalContextModifier: "autoescape",
+        }
+        for node in tree.find_all((*refused, nodes.Getattr, nodes.Getitem, nodes.NSRef)):
+            name = next((text for kind, text in refused.items() if isinstance(node, kind)), None)
+            if name is not None:
+                raise RequestError(
+                    f"{where}, line {node.lineno}: a chat template cannot have {{% {name} %}}; remove it, or copy the "
+                    "text of the other template into this one"
+                )
+            attribute = _find_attribute(node)
+            if attribute.startswith("_"):
+                raise RequestError(
+                    f"{where}, line {node.lineno}: a chat template cannot read {attribute!r}, because names that "
+                    f"start with '_' lead to Python objects; {_REMEDY}"
+                )
+        self.reads = frozenset(meta.find_undeclared_variables(tree))
+        generation = [node for node in tree.find_all(nodes.EnvironmentAttribute) if node.name == "generation_start"]
+        self.generation = bool(generation)
+        captures = (nodes.Macro, nodes.AssignBlock, nodes.CallBlock, nodes.FilterBlock)
+        self.nested_generation = any(
+            any(inner.name == "generation_start" for inner in block.find_all(nodes.EnvironmentAttribute))
+            for block in tree.find_all(captures)
+        )
+        names = {_find_attribute(node) for node in tree.find_all((nodes.Getattr, nodes.Getitem))}
+        names |= {node.name for node in tree.find_all(nodes.Filter)}
+        self.strips = bool(names & (_STRIPPING | _CUTTING))
+        self.aliases = names & _REASONING_ALIASES
+        self.constants = frozenset(_find_constants(tree))
+
+
+def _find_attribute(node: "nodes.Node") -> str:
+    """Return the constant name that a node reads or sets, or an empty text."""
+    from jinja2 import nodes
+
+    if isinstance(node, nodes.Getitem):
+        return node.arg.value if isinstance(node.arg, nodes.Const) and isinstance(node.arg.value, str) else ""
+    return str(getattr(node, "attr", ""))
+
+
+def _find_constants(tree: "nodes.Template") -> Iterator[str]:
+    """Yield the texts in comparisons, calls, filters, tests and subscripts, and those that a variable names."""
+    from jinja2 import nodes
+
+    def skips(node: nodes.Node) -> bool:
+        if isinstance(node, nodes.Filter):
+            return node.name in _STRIPPING
+        if isinstance(node, nodes.Call):
+            if isinstance(node.node, nodes.Name):
+                return bool(node.node.name == "raise_exception")
+            return _find_attribute(node.node) in _STRIPPING
+        return False
+
+    stack: list[tuple[nodes.Node, bool]] = [(tree, False)]
+    while stack:
+        node, inside = stack.pop()
+        if isinstance(node, nodes.Const):
+            if inside and node.value and isinstance(node.value, str):
+                yield node.value
+            continue
+        if isinstance(node, nodes.Assign) and isinstance(node.node, nodes.Const):
+            inside = True
+        if skips(node):
+            operand = node.node  # type: ignore[attr-defined]
+            stack += [(operand, True)] if operand is not None else []
+            continue
+        inside = inside or isinstance(node, (nodes.Compare, nodes.Call, nodes.Filter, nodes.Test, nodes.Getitem))
+        stack += [(child, inside) for child in node.iter_child_nodes()]

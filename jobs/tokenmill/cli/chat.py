@@ -1,0 +1,28 @@
+"""`tokenmill chat`: turn conversations into token ids and the mask of the trained tokens."""
+
+from tokenmill.chat.options import ChatOptions
+from tokenmill.cli import options as o
+from tokenmill.cli.groups import spread
+from tokenmill.corpus.options import SourceOptions
+from tokenmill.options import FileOptions, RunOptions, WorkerOptions
+
+
+@spread
+def chat(
+    input: o.InputOrSource,
+    options: ChatOptions,
+    source: SourceOptions,
+    files: FileOptions,
+    workers: WorkerOptions,
+    run: RunOptions,
+    output: o.Output = None,
+    from_stage: o.From = None,
+    scratch: o.ScratchDirectory = None,
+    processes: o.Processes = None,
+) -> None:
+    """Render conversations with a chat template, and write their token ids and the mask of the trained ones."""
+    from tokenmill.cli.sources import run_source_stage
+    from tokenmill.stages.chat import Chat
+
+    fields = {"options": options, "from_stage": from_stage, "endpoint": source.endpoint}
+    run_source_stage(Chat, fields, input, output, source, files, scratch, workers, run, processes)

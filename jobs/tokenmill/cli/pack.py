@@ -1,0 +1,39 @@
+"""`tokenmill pack`: pack sequences into rows for fine-tuning."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tokenmill.cli import options as o
+from tokenmill.cli.groups import spread
+from tokenmill.options import RunOptions, WorkerOptions
+from tokenmill.packing.options import PackOptions
+
+
+@spread
+def pack(
+    input: Annotated[
+        Path,
+        typer.Argument(metavar="INPUT", help="Output of chat, preprocess or adopt, or a blend.json with such outputs."),
+    ],
+    options: PackOptions,
+    workers: WorkerOptions,
+    run: RunOptions,
+    output: o.Output = None,
+    from_stage: o.From = None,
+    processes: o.Processes = None,
+) -> None:
+    """Pack sequences into rows of --pack-size tokens, in the format of Megatron-Bridge; no text is tokenized."""
+    from tokenmill.cli.report import build_stage_run, report
+    from tokenmill.flow.run import run_stage
+    from tokenmill.stages.pack import Pack
+    from tokenmill.stages.registry import PACK, default_output
+
+    stage = Pack(
+        input=input,
+        output=output or default_output(input, PACK),
+        options=options,
+        from_stage=from_stage,
+    )
+    report(run_stage(stage, build_stage_run(run, workers, processes)), stage.output, run.json)

@@ -1,0 +1,200 @@
+"""`tokenmill sft`: turn conversations into packed rows for fine-tuning."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tokenmill.chat.options import ChatOptions
+from tokenmill.cli import options as o
+from tokenmill.cli.groups import spread
+from tokenmill.corpus.options import SourceOptions
+from tokenmill.corpus.schemes import format_addresses
+from tokenmill.options import FileOptions, RunOptions
+from tokenmill.packing.options import FORMATS, RowOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from tokenmill.flow.stage import StageRun
+    from tokenmill.sft import FineTuningData, SftDataset, StageResult
+
+
+@spread
+def sft(
+    input: Annotated[
+        str,
+        typer.Argument(
+            metavar="INPUT",
+            help=f"{format_addresses()}, output of an earlier stage, or a blend.json with several of them.",
+        ),
+    ],
+    output: Annotated[Path, typer.Argument(help="Directory to write to: chat/ and packed/ below it.")],
+    options: ChatOptions,
+    rows: RowOptions,
+    source: SourceOptions,
+    files: FileOptions,
+    run: RunOptions,
+    packed_format: Annotated[
+        str, typer.Option("--packed-format", help=f"Format of the packed files: {', '.join(FORMATS)}.")
+    ] = FORMATS[0],
+    download: Annotated[
+        bool, typer.Option("--download/--no-download", help="Keep the files of a source in source/, not only scratch.")
+    ] = False,
+    scratch: o.ScratchDirectory = None,
+    processes: o.Processes = None,
+) -> None:
+    """Run chat, pack and verify on this machine: from conversations to packed rows for fine-tuning."""
+    from tokenmill.cli.report import build_stage_run
+    from tokenmill.corpus.uri import normalize_source
+    from tokenmill.packing.blend import ALL
+    from tokenmill.sft import FineTuningData, SftDataset
+    from tokenmill.tokens.stream import Stream
+
+    o.check_choice("--packed-format", packed_format, *FORMATS)
+    stage_run = build_stage_run(run, processes=processes)
+    uri, selection = normalize_source(input), files.selection(source.sample)
+    if _is_blend(uri):
+        _refuse({f"--{name}": value for name, value in vars(files).items()}, "the blend selects the files")
+        _refuse({"--revision": source.revision, "--sample": source.sample}, "the blend selects the files")
+        lists = _load_blend(Path(uri), output, source, scratch, stage_run.reporter.log)
+    elif "://" in uri:
+        stream = Stream(uri=uri, selection=selection, source=source, scratch=scratch)
+        lists = {ALL: [SftDataset(uri.rstrip("/").rpartition("/")[2], stream)]}
+    else:
+        unusable = {"--revision": source.revision, "--sample": source.sample, "--scratch": scratch}
+        _refuse(unusable | {"--download": download}, f"it needs a source, but {input} is a path")
+        lists = {ALL: [SftDataset(Path(uri).name, Path(uri), selection)]}
+    data = FineTuningData(
+        lists=lists,
+        output=output,
+        chat=options,
+        rows=rows,
+        format=packed_format,
+        endpoint=source.endpoint,
+        download=download,
+    )
+    _report(data, data.run(stage_run), stage_run)
+
+
+def _refuse(options: "Mapping[str, object]", reason: str) -> None:
+    """End with a usage message if one of the options is set."""
+    if unusable := [option for option, value in options.items() if value]:
+        raise typer.BadParameter(f"{reason}; remove the option", param_hint=", ".join(unusable))
+
+
+def _is_blend(uri: str) -> bool:
+    """Return whether a path is the file of a blend: a JSON object whose lists have datasets."""
+    path = Path(uri)
+    if "://" in uri or path.suffix != ".json" or not path.is_file():
+        return False
+    import json
+
+    from tokenmill.packing.blend import SPLITS
+
+    try:
+        value = json.loads(path.read_bytes())
+    except ValueError:  # JSON Lines, or a damaged file, which the stage reports
+        return False
+    return isinstance(value, dict) and any(isinstance(value.get(name), list) for name in ("datasets", *SPLITS))
+
+
+def _load_blend(
+    path: Path, output: Path, source: SourceOptions, scratch: Path | None, log: "Callable[[str], None]"
+) -> "dict[str, list[SftDataset]]":
+    """Read a blend and find the files of its datasets; relative paths are relative to the directory of the file."""
+    from dataclasses import replace
+
+    from tokenmill.corpus.uri import local_path
+    from tokenmill.data_prep.blend import DataBlend
+    from tokenmill.data_prep.sources import find_source, normalize_path
+    from tokenmill.files.codec import content_id
+    from tokenmill.files.paths import RECORDS_DIRECTORY
+    from tokenmill.sft import SftDataset
+    from tokenmill.tokens.stream import Stream
+
+    lists: dict[str, list[SftDataset]] = {}
+    for name, datasets in DataBlend.load(path).splits.items():
+        lists[name] = []
+        for dataset in datasets:
+            local = local_path(normalize_path(dataset.path))
+            placed = dataset if local is None else replace(dataset, path=str(path.parent / local))
+            key = content_id([placed.path, placed.split, placed.subset])
+            selected = find_source(placed, output, output / RECORDS_DIRECTORY / "sources" / key, log)
+            selection = selected.selected.selection
+            stream = Stream(uri=selected.uri, selection=selection, source=source, scratch=scratch)
+            lists[name].append(SftDataset(dataset.name, selected.path or stream, selection, dataset.weight))
+    return lists
+
+
+def _report(data: "FineTuningData", results: "list[StageResult]", run: "StageRun") -> None:
+    """Verify the output, then print the result of each stage, the packed rows of each split and the next commands."""
+    import json
+    import shlex
+    import sys
+    import time
+
+    from tokenmill.cli.report import build_result, program
+    from tokenmill.errors import InputError
+    from tokenmill.flow.progress import format_duration
+    from tokenmill.flow.record import describe_rejected
+    from tokenmill.stages.registry import CHAT, KINDS
+    from tokenmill.tokens.dataset import verify_outputs
+
+    started = time.monotonic()
+    _, problems = verify_outputs(data.output, KINDS, full=True)
+    seconds = time.monotonic() - started
+    if problems:
+        raise InputError(
+            f"the new output in {data.output} has problems, {len(problems)} in total; correct the first one, and run "
+            f"the same command again: {problems[0]}"
+        )
+    described = [build_result(result.summary, result.output) for result in results]
+    if run.reporter.json_lines:
+        for event in described:
+            sys.stdout.write(json.dumps(event) + "\n")
+        return
+    rows: list[tuple[str, ...]] = [("stage", "rows", "sequences", "tokens", "trained", "left out", "rejected", "work")]
+    for result, description in zip(results, described, strict=True):
+        counts = description["counts"]
+        in_rows = ("rows", "out") if "rows" in counts else ("in", "sequences")  # pack counts sequences, chat rows
+        names = (*in_rows, "tokens", "trained", "dropped", "rejected")
+        cells = [f"{counts[name]:,}" if name in counts else "" for name in names]
+        rows.append((result.label, *cells, format_duration(description["seconds"])))
+    rows.append(("verify", "", "", "", "", "", "", format_duration(seconds)))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        padded = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+        sys.stdout.write("  ".join([row[0].ljust(widths[0]), *padded[1:]]).rstrip() + "\n")
+    sys.stdout.write("\n")
+    for result, description in zip(results, described, strict=True):
+        if rejected := describe_rejected(description["counts"], result.output):
+            sys.stdout.write(f"{rejected}\n")
+    for line in _describe_splits(data.packed):
+        sys.stdout.write(f"{line}\n")
+    first = next(result for result in results if result.summary.plan.stage == CHAT.name)
+    chat, packed = (shlex.quote(str(path)) for path in (first.output, data.packed))
+    sys.stdout.write(
+        f"show which tokens of a conversation are trained: {program()} inspect {chat} --document 0 --mask\n"
+        f"show a packed row:                               {program()} inspect {packed} --row 0\n"
+        f"check every byte again:                          {program()} verify {shlex.quote(str(data.output))}\n"
+    )
+
+
+def _describe_splits(packed: Path) -> list[str]:
+    """Return the numbers of rows and tokens of each split, and where its files are."""
+    import json
+
+    from tokenmill.packing.metadata import BLEND_FILE, METADATA_FILE
+
+    blend = json.loads((packed / BLEND_FILE).read_bytes())
+    totals: dict[str, list[int]] = {}
+    for group in json.loads((packed / METADATA_FILE).read_bytes()):
+        sums = totals.setdefault(group["split"], [0, 0, 0])
+        for number, name in enumerate(("rows", "sequences", "trained_tokens")):
+            sums[number] += group[name]
+    return [
+        f"{split}: {rows:,} packed rows with {sequences:,} sequences and {trained:,} trained tokens, in "
+        f"{Path(blend[split][1]).parent}"
+        for split, (rows, sequences, trained) in totals.items()
+    ]

@@ -1,0 +1,169 @@
+"""chat: rows of conversations -> `<name>_chat_document.{bin,idx}` and the mask of their trained tokens.
+
+Input: the output of download, extract, concatenate or transform, a directory of files, or a source that the stage
+streams (`stages.pairs`). The stage pack reads the output.
+
+A row becomes one document of one or more sequences. `<name>_mask_document.{bin,idx}` has the same sequences and
+documents; its uint8 values are 1 where the token at the same position is trained, and 0 elsewhere.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from tokenmill.chat.contract import CHAT, CHAT_KEY, MASK_KEY, ChatBasis
+from tokenmill.chat.encode import ChatEncoding, Rendering
+from tokenmill.chat.gate import Row, RowCutter, Tokenizer, resolve_rendering
+from tokenmill.chat.options import ChatOptions, make_encoding
+from tokenmill.chat.rows import BadRow
+from tokenmill.chat.template import BUILTIN
+from tokenmill.corpus.blocks import detect_format
+from tokenmill.corpus.readers import first_rows, get_record_unit
+from tokenmill.corpus.unexpected_content import UnexpectedContent
+from tokenmill.errors import InputError, RequestError
+from tokenmill.files.hashing import sha256_of
+from tokenmill.flow.record import Plan, StageRecord
+from tokenmill.stages.pairs import FindTokenizer, PairStage
+from tokenmill.tokens import formats
+from tokenmill.tokens.contract import PairBasis, ResolvedTokenizer
+from tokenmill.tokens.encoder_store import Encoders, EncodingMode
+from tokenmill.tokens.options import EncodingOptions
+from tokenmill.tokens.workers.pool import BLOCK
+
+FIRST_FILES, FIRST_ROWS, FIRST_BYTES = 8, 25, 1 << 20
+"""Sample of the input for the gates: number of files, and rows and bytes per block of each file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chat(PairStage):
+    """The stage that renders conversations, and writes their ids and masks."""
+
+    options: ChatOptions
+
+    kind: ClassVar = CHAT
+    block_bytes: ClassVar = BLOCK // 4  # rendering takes longer than reading, so processes would wait for large blocks
+    min_bytes_per_process: ClassVar = 1 << 20
+
+    @property
+    def keys(self) -> list[str]:
+        """The keys of the ids and of the mask."""
+        return [CHAT_KEY, MASK_KEY]
+
+    def check_options(self) -> None:
+        """Raise RequestError for a format without records."""
+        super().check_options()
+        if self.options.format == "txt":
+            raise RequestError(
+                "--format txt: a text has no messages; convert the conversations to rows with messages (JSON Lines), "
+                "or use tokenmill preprocess for texts"
+            )
+
+    def request_fields(self) -> dict[str, Any]:
+        """Return the options that determine bytes."""
+        return {"eod_token": self.options.eod_token, "chat": self._choices()}
+
+    def _choices(self) -> dict[str, Any]:
+        """Return the choices for the plan; a template's file is identified by its content, not by its path."""
+        choices, name = self.options.row_choices(), self.options.chat_template
+        if name not in ("tokenizer", *BUILTIN) and Path(name).is_file():
+            choices["chat_template"] = {"sha256": sha256_of(Path(name))}
+        return choices
+
+    def resolve(
+        self, paths: Sequence[Path], options: EncodingOptions, find_tokenizer: FindTokenizer
+    ) -> tuple[ResolvedTokenizer, PairBasis]:
+        """Check the template with the first rows, and resolve the tokenizer."""
+        rows = self._find_first_rows(paths)
+        tokenizer = find_tokenizer(lambda directory: self._render_first_rows(directory, rows))
+        encoders = Encoders(StageRecord(self.output, CHAT))
+        backend = encoders.directory(tokenizer.fingerprint, EncodingMode(special_tokens=False, split=False))
+        rendering = resolve_rendering(
+            self.options,
+            Tokenizer(self.output / "tokenizer", backend / "backend.json", tokenizer.eod_token, tokenizer.reference),
+            rows,
+        )
+        basis = ChatBasis(
+            tokenizer=tokenizer.fingerprint,
+            keys=self.keys,
+            eod=None,
+            special_tokens=False,
+            dtype=tokenizer.dtype,
+            output_format=formats.DEFAULT,
+            mask=MASK_KEY,
+            template=rendering.source,
+            rendering=_to_json(rendering),
+            choices=self._choices(),
+            **options.choices(),
+            **self.format_fields(),
+        )
+        return tokenizer, basis
+
+    def _find_first_rows(self, paths: Sequence[Path]) -> list[Row]:
+        """Return the first rows of some files; raise InputError if no file has a row."""
+        options = self.options
+        columns = options.encoding(Rendering(source=None)).columns
+        rows: list[Row] = []
+        problem: InputError | None = None
+        for path in paths:
+            try:
+                first, rejected = first_rows(path, columns, FIRST_ROWS, FIRST_BYTES, settings=options.reading())
+            except UnexpectedContent as error:  # if other files are valid, the unit of this file reports the error
+                problem = problem or error
+                continue
+            except InputError:  # the unit of a damaged file reports the damage
+                continue
+            columnar = detect_format(path, options.format) in ("parquet", "arrow")
+            unit = get_record_unit(path, options.reading(), "")
+            rows += [Row(f"{path}, {unit} {line:,}", row, columnar) for line, row in first]
+            if rejected is not None:
+                problem = problem or InputError(
+                    f"{path}: none of the first records is valid; {unit} {rejected.line}: {rejected.reason}; correct "
+                    "the file, or choose another --format"
+                )
+            if len(rows) >= FIRST_FILES * FIRST_ROWS:
+                break
+        if problem and not rows:
+            raise problem
+        return rows
+
+    def _render_first_rows(self, directory: Path, rows: Sequence[Row]) -> list[str]:
+        """Return the texts of the first rows for the parity gate.
+
+        The tokenizer is not resolved yet. If the template cannot be used with its files, there are no texts, and
+        `resolve` reports the error.
+        """
+        tokenizer = Tokenizer(directory, directory / "tokenizer.json", None, self.options.tokenizer)
+        try:
+            rendering = resolve_rendering(self.options, tokenizer, rows)
+        except RequestError:
+            return []
+        cutter = RowCutter(self.options.encoding(rendering))
+        return [text for row in rows for text in _cut(cutter, row)]
+
+    def make_records_encoding(self, plan: Plan) -> ChatEncoding:
+        """Return the encoding of a plan."""
+        basis = ChatBasis.from_json(plan.basis)
+        rendering = _from_json(basis.template, basis.rendering)
+        return make_encoding(basis.choices, rendering, use_forms=self.options.rendering == "auto")
+
+
+def _cut(cutter: RowCutter, row: Row) -> Iterator[str]:
+    try:
+        yield from cutter.chunk_texts(row.value, columnar=row.columnar)
+    except BadRow:
+        return
+
+
+def _to_json(rendering: Rendering) -> dict[str, Any]:
+    """Return a rendering without its source as JSON."""
+    from msgspec import to_builtins
+
+    fields: dict[str, Any] = to_builtins(rendering)
+    return {name: value for name, value in fields.items() if name != "source"}
+
+
+def _from_json(source: str | None, fields: dict[str, Any]) -> Rendering:
+    from msgspec import convert
+
+    return convert({**fields, "source": source}, Rendering)

@@ -1,0 +1,444 @@
+"""The stage transform: shards, rejected and dropped records, lineage, and refusals of the command line."""
+
+import bz2
+import gzip
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+from support import stages
+from support.commandline import run_in_process, tokenmill
+from support.corpus import REPOSITORY, TOKENIZER
+from support.hub import Hub
+from support.runs import receipt
+from tokenmill.errors import InputError, RequestError
+from tokenmill.flow.contract import Part
+from tokenmill.flow.lineage import locate
+from tokenmill.flow.progress import Reporter
+from tokenmill.flow.record import Plan, StageRecord
+from tokenmill.flow.stage import StageRun
+from tokenmill.stages.registry import TRANSFORM
+from tokenmill.tokens.dataset import find_dataset, find_document
+from tokenmill.transforms.types import RejectedRow
+
+Row = dict[str, Any]
+
+
+def run(worker: int = 0, workers: int = 1, *, replace: bool = False) -> StageRun:
+    return StageRun(Reporter(), worker, workers, processes=1, replace=replace)
+
+
+def write(path: Path, rows: list[Row]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def read(path: Path) -> list[Row]:
+    data = path.read_bytes()
+    lines = zstandard.ZstdDecompressor().decompressobj().decompress(data) if path.suffix == ".zst" else data
+    return [json.loads(line) for line in lines.splitlines()]
+
+
+def shards(output: Path) -> list[list[Row]]:
+    return [read(path) for path in sorted(output.glob("shard_*"))]
+
+
+def questions(name: str, count: int) -> list[Row]:
+    return [{"question": f"{name} {n}?", "answer": f"{n}", "n": n} for n in range(count)]
+
+
+def parts(output: Path, unit: str) -> list[list[Part]]:
+    """Return the parts of each shard of a unit."""
+    outputs = receipt(output, "transform", unit)["outputs"]
+    return [[Part.from_json(part) for part in entry["parts"]] for entry in outputs if not entry.get("role")]
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """Write two files of 30 and 10 records."""
+    write(tmp_path / "corpus" / "a.jsonl", questions("a", 30))
+    write(tmp_path / "corpus" / "b.jsonl", questions("b", 10))
+    return tmp_path / "corpus"
+
+
+def test_files_become_shards_of_equal_size(corpus: Path, tmp_path: Path) -> None:
+    summary = stages.transform(corpus, tmp_path / "out", run(), transform="rename(input=question,output=answer)")
+    assert (tmp_path / "out" / "shard_000000.jsonl").exists()
+    (rows,) = shards(tmp_path / "out")
+    expected = [*questions("a", 30), *questions("b", 10)]
+    assert rows == [{"input": row["question"], "output": row["answer"]} for row in expected]
+    assert summary.completion.manifest is not None
+    assert summary.completion.manifest.counts == {"in": 40, "out": 40, "rejected": 0, "dropped": 0, "blank": 0}
+    assert parts(tmp_path / "out", "shard_000000") == [[Part("a.jsonl", 0, 30), Part("b.jsonl", 0, 10)]]
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, 40, 90])
+def test_a_file_is_divided_by_the_numbers_of_its_records(corpus: Path, tmp_path: Path, count: int) -> None:
+    output = tmp_path / "out"
+    stages.transform(corpus, output, run(), transform="passthrough", shards=count)
+    written = shards(output)
+    assert len(written) == count
+    assert sorted(row["question"] for shard in written for row in shard) == sorted(
+        row["question"] for row in [*questions("a", 30), *questions("b", 10)]
+    )
+    plan = StageRecord(output, TRANSFORM).read_plan()
+    assert plan is not None
+    for unit in plan.units:
+        for shard, lineage in zip(spec_shards(plan, unit.id), parts(output, unit.id), strict=True):
+            sources = [locate(lineage, ordinal) for ordinal in range(len(read(output / shard)))]
+            assert sources == [(f"{row['question'][0]}.jsonl", row["n"]) for row in read(output / shard)]
+    assert max(sum(f.path == "a.jsonl" for f in unit.inputs) for unit in plan.units) == 1
+    assert sum(any(f.path == "a.jsonl" for f in unit.inputs) for unit in plan.units) <= 8, "few units read a file"
+
+
+def spec_shards(plan: Plan, unit: str) -> list[str]:
+    return [name for u in plan.units if u.id == unit for name in u.outputs if name.startswith("shard_")]
+
+
+def test_size_of_shards_counts_the_input(corpus: Path, tmp_path: Path) -> None:
+    total = sum(path.stat().st_size for path in corpus.iterdir())
+    stages.transform(corpus, tmp_path / "out", run(), transform="passthrough", shard_size=-(-total // 4))
+    assert len(shards(tmp_path / "out")) == 4
+    assert [sum(map(len, group)) for group in (shards(tmp_path / "out"),)] == [40]
+
+
+def test_compressed_shards_have_the_same_records(corpus: Path, tmp_path: Path) -> None:
+    stages.transform(corpus, tmp_path / "plain", run(), transform="passthrough", shards=3)
+    stages.transform(corpus, tmp_path / "zstd", run(), transform="passthrough", shards=3, compression="zstd")
+    assert [path.name for path in sorted((tmp_path / "zstd").glob("shard*"))] == [
+        f"shard_00000{n}.jsonl.zst" for n in range(3)
+    ]
+    assert shards(tmp_path / "zstd") == shards(tmp_path / "plain")
+    assert parts(tmp_path / "zstd", "shard_000000") == parts(tmp_path / "plain", "shard_000000")
+
+
+CHAT: list[Row] = [
+    {"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": None, "calls": [{"a": 1}]}]},
+    {"messages": [{"role": "user", "content": "é"}], "tools": [{"b": "x"}], "time": 1.5},
+    {"messages": [], "score": 7},
+]
+
+
+def forms() -> Iterator[tuple[str, Callable[[Path], None], dict[str, str]]]:
+    lines = "".join(json.dumps(row) + "\n" for row in CHAT).encode()
+    yield "a.jsonl", lambda path: path.write_bytes(lines) and None, {}
+    yield "a.jsonl.zst", lambda path: path.write_bytes(zstandard.compress(lines)) and None, {}
+    yield "a.jsonl.gz", lambda path: path.write_bytes(gzip.compress(lines)) and None, {}
+    yield "a.jsonl.bz2", lambda path: path.write_bytes(bz2.compress(lines)) and None, {}
+    yield "a.json", lambda path: path.write_text(json.dumps(CHAT, indent=2)) and None, {"format": "json"}
+    yield "a.data", lambda path: path.write_bytes(b"\xef\xbb\xbf\n" + lines.strip()) and None, {"format": "jsonl"}
+    yield "a.parquet", lambda path: pq.write_table(pa.Table.from_pylist(CHAT_COLUMNS), path), {}
+    yield "a.arrow", write_arrow, {}
+
+
+CHAT_COLUMNS: list[Row] = [{**dict.fromkeys(("messages", "tools", "time", "score")), **row} for row in CHAT]
+
+
+def write_arrow(path: Path) -> None:
+    table = pa.Table.from_pylist(CHAT_COLUMNS)
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
+        stream.write_table(table)
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "options"), [*forms()], ids=lambda value: value if isinstance(value, str) else ""
+)
+@pytest.mark.parametrize("count", [1, 2])
+def test_each_form_of_input_gives_the_same_records(
+    tmp_path: Path, name: str, make: Callable[[Path], None], options: dict[str, str], count: int
+) -> None:
+    (tmp_path / "in").mkdir()
+    make(tmp_path / "in" / name)
+    stages.transform(tmp_path / "in", tmp_path / "out", run(), transform="passthrough", shards=count, **options)
+    columnar = name.endswith(("parquet", "arrow"))
+    expected = json.loads(json.dumps(CHAT))
+    if columnar:  # a null field of a column is a field that the record lacks
+        del expected[0]["messages"][1]["content"]
+    assert shards(tmp_path / "out") == [expected[index::count] for index in range(count)]
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the path of a module of the user in the current directory; its name is new for each test."""
+    directory = tmp_path / "here"
+    directory.mkdir()
+    monkeypatch.chdir(directory)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    path = directory / f"own_{abs(hash(str(tmp_path)))}.py"
+    path.write_text(
+        "def halve(row):\n"
+        "    if row['n'] % 2:\n        return None\n"
+        "    row['n'] //= 2\n    return row\n"
+        "def fail(row):\n"
+        "    if row['n'] == 3:\n        raise KeyError('messages')\n"
+        "    return [row] if row['n'] == 5 else row\n"
+        "def refuse(row):\n"
+        "    from tokenmill.transforms.types import RejectedRow\n"
+        "    if row['n'] in (3, 5):\n        raise RejectedRow(f\"n is {row['n']}\")\n"
+        "    return row\n"
+        "def surrogate(row):\n"
+        "    return {'text': chr(0xd800)} if row['n'] == 3 else row\n"
+        "def nothing(row):\n    return None\n"
+    )
+    return path
+
+
+def test_none_drops_a_record(corpus: Path, tmp_path: Path, module: Path) -> None:
+    summary = stages.transform(corpus, tmp_path / "out", run(), transform=f"{module.stem}:halve")
+    (rows,) = shards(tmp_path / "out")
+    assert [row["n"] for row in rows] == [*range(15), *range(5)]
+    assert summary.completion.manifest is not None
+    assert summary.completion.manifest.counts == {"in": 40, "out": 20, "rejected": 0, "dropped": 20, "blank": 0}
+    (lineage,) = parts(tmp_path / "out", "shard_000000")
+    expected = [(name, 2 * n) for name, count in (("a.jsonl", 15), ("b.jsonl", 5)) for n in range(count)]
+    assert [locate(lineage, ordinal) for ordinal in range(20)] == expected
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        ("fail", r"a\.jsonl, line 4: the transform failed: KeyError: 'messages'\. Correct or quarantine the record"),
+        ("refuse", r"a\.jsonl, line 4: n is 3\. Correct"),
+        ("surrogate", r"a\.jsonl, line 4: 'text' contains a lone surrogate, which is not a character\. Correct"),
+    ],
+)
+def test_a_bad_record_ends_the_run(corpus: Path, tmp_path: Path, module: Path, function: str, expected: str) -> None:
+    with pytest.raises(InputError, match=expected):
+        stages.transform(corpus, tmp_path / "out", run(), transform=f"{module.stem}:{function}")
+
+
+def test_a_bad_record_is_quarantined(corpus: Path, tmp_path: Path, module: Path) -> None:
+    with (corpus / "b.jsonl").open("a") as file:
+        file.write('\n{"n": \n[3]\n{"n": 1, "x": "\\ud800"}\n')
+    summary = stages.transform(
+        corpus, tmp_path / "out", run(), transform=f"{module.stem}:fail", on_bad_record="quarantine"
+    )
+    assert summary.completion.manifest is not None
+    counts = summary.completion.manifest.counts
+    assert (counts["in"], counts["out"], counts["rejected"], counts["blank"]) == (43, 36, 7, 1)
+    rejected = read(tmp_path / "out" / "rejected" / "shard_000000.jsonl")
+    assert [(row["file"], row["line"], row["code"], row["reason"]) for row in rejected] == [
+        ("a.jsonl", 4, "transform_failed", "the transform failed: KeyError: 'messages'"),
+        ("a.jsonl", 6, "transform_result", "the transform returned list, not an object or None"),
+        ("b.jsonl", 4, "transform_failed", "the transform failed: KeyError: 'messages'"),
+        ("b.jsonl", 6, "transform_result", "the transform returned list, not an object or None"),
+        ("b.jsonl", 12, "invalid_json", rejected[4]["reason"]),
+        ("b.jsonl", 13, "no_object", "the record is a list, not an object"),
+        ("b.jsonl", 14, "transform_refused", "'x' contains a lone surrogate, which is not a character"),
+    ]
+    assert json.loads(rejected[0]["record"]) == questions("a", 4)[3]
+    (lineage,) = parts(tmp_path / "out", "shard_000000")
+    assert [locate(lineage, ordinal) for ordinal in (2, 3, 4, 27, 28, 35)] == [
+        ("a.jsonl", 2),
+        ("a.jsonl", 4),
+        ("a.jsonl", 6),
+        ("a.jsonl", 29),
+        ("b.jsonl", 0),
+        ("b.jsonl", 9),
+    ]
+
+
+def test_too_many_bad_records_end_the_run(corpus: Path, tmp_path: Path, module: Path) -> None:
+    options = {"transform": f"{module.stem}:fail", "on_bad_record": "quarantine", "max_bad_records": 3}
+    with pytest.raises(
+        InputError, match=r"more than 3 bad records for shard_000000, the latest in .*b\.jsonl, line 6:"
+    ):
+        stages.transform(corpus, tmp_path / "out", run(), **options)
+
+
+def test_divided_files_report_bad_records_once(corpus: Path, tmp_path: Path, module: Path) -> None:
+    options = {"transform": f"{module.stem}:refuse", "on_bad_record": "quarantine"}
+    summary = stages.transform(corpus, tmp_path / "out", run(), shards=20, **options)
+    assert summary.completion.manifest is not None
+    counts = summary.completion.manifest.counts
+    assert (counts["in"], counts["out"], counts["rejected"]) == (40, 36, 4)
+    lines = sorted(
+        (row["file"], row["line"]) for path in (tmp_path / "out" / "rejected").iterdir() for row in read(path)
+    )
+    assert lines == [("a.jsonl", 4), ("a.jsonl", 6), ("b.jsonl", 4), ("b.jsonl", 6)]
+
+
+def test_a_run_that_drops_every_record_fails(corpus: Path, tmp_path: Path, module: Path) -> None:
+    with pytest.raises(RequestError, match="records"):
+        stages.transform(corpus, tmp_path / "out", run(), transform=f"{module.stem}:nothing")
+
+
+@pytest.mark.parametrize(
+    ("transform", "expected"),
+    [
+        (
+            "sft",
+            r"a\.jsonl: --transform sft\(.*\) gives no record for the first 30 records; line 1: it lacks a key of the "
+            r"transform; it has 'question', 'answer', 'n'; correct the arguments",
+        ),
+        ("select(id)", r"--transform select\(id\) gives no record .* it lacks a key of the transform"),
+    ],
+)
+def test_wrong_keys_are_refused_before_the_run(corpus: Path, tmp_path: Path, transform: str, expected: str) -> None:
+    with pytest.raises(InputError, match=expected):
+        stages.transform(corpus, tmp_path / "out", run(), transform=transform)
+
+
+def test_records_that_a_transform_refuses_are_reported_before_the_run(tmp_path: Path) -> None:
+    write(tmp_path / "in" / "a.jsonl", [{"prompt": "p", "chosen": "x", "rejected": "x"}] * 3)
+    with pytest.raises(InputError, match=r"the first 3 records; line 1: both answers are equal; correct the arguments"):
+        stages.transform(tmp_path / "in", tmp_path / "out", run(), transform="preference", on_bad_record="quarantine")
+
+
+def test_one_file_with_the_keys_is_enough(corpus: Path, tmp_path: Path) -> None:
+    write(corpus / "c.jsonl", [{"id": 1}])
+    summary = stages.transform(corpus, tmp_path / "out", run(), transform="select(id)")
+    assert summary.completion.manifest is not None
+    assert summary.completion.manifest.counts["dropped"] == 40
+
+
+def test_function_of_a_python_program(corpus: Path, tmp_path: Path) -> None:
+    wanted = 7
+
+    def keep(row: Row) -> Row | None:
+        if row["n"] == 9:
+            raise RejectedRow("nine")
+        return row if row["n"] == wanted else None
+
+    options: Row = {"transform": "passthrough", "on_bad_record": "quarantine", "shards": 4}
+    cpus = StageRun(Reporter(), processes=2)  # a nested function stays in this process
+    summary = stages.transform(corpus, tmp_path / "out", cpus, function=keep, **options)
+    assert [row["question"] for shard in shards(tmp_path / "out") for row in shard] == ["a 7?", "b 7?"]
+    assert summary.plan.request["transform"].endswith("<locals>.keep")
+    assert summary.plan.request["transform_code"]
+    wanted = 8
+    with pytest.raises(RequestError, match="transform code: "):
+        stages.transform(corpus, tmp_path / "out", run(), function=keep, **options)
+
+
+def test_changed_request_is_refused_and_replaced(corpus: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    stages.transform(corpus, output, run(), transform="passthrough", shards=3)
+    with pytest.raises(RequestError, match=r'transform: "passthrough" -> "select\(n\)"'):
+        stages.transform(corpus, output, run(), transform="select(n)", shards=3)
+    stages.transform(corpus, output, run(replace=True), transform="select(n)", shards=3)
+    assert all(row.keys() == {"n"} for shard in shards(output) for row in shard)
+
+
+def test_shards_can_be_of_a_part_of_the_workers(corpus: Path, tmp_path: Path) -> None:
+    stages.transform(corpus, tmp_path / "expected", run(), transform="passthrough", shards=9)
+    for worker in (2, 0, 1):
+        stages.transform(corpus, tmp_path / "out", run(worker, 3), transform="passthrough", shards=9)
+    assert shards(tmp_path / "out") == shards(tmp_path / "expected")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--transform", "sft("], "Invalid value for --transform: 'sft(' has no ) at its end"),
+        (["--transform", "alpaca"], "--transform alpaca: there is no such transform; use sft"),
+        (["--transform", "sft", "--set", "instruction=q"], "--transform sft(instruction=q): wrong arguments; use sft("),
+        (["--transform", "no_such_module:f"], "importing no_such_module failed (ModuleNotFoundError"),
+        (["--transform", "json:no_such"], "json has no no_such; choose one of its functions"),
+        (["--transform", "sft", "--shards", "2", "--shard-size", "1MB"], "cannot be combined with --shards"),
+        (["--transform", "sft", "--shard-size", "0"], "'0' is less than 1 byte; write a size such as 256MB"),
+        (["--transform", "sft", "--shard-size", "big"], "'big' is not a size; write it as 256MB"),
+        (["--transform", "passthrough", "--shard-size", "100B"], ""),
+        (["--transform", "sft", "--compression", "gzip"], "'gzip' is not one of none, zstd"),
+        (["--transform", "sft", "--format", "txt"], "'txt' is not one of jsonl, json, parquet, arrow"),
+        (["--transform", "sft", "--sample", "3"], "it needs a source such as hf://datasets/ORG/NAME"),
+        ([], "Missing option '--transform'"),
+    ],
+)
+def test_wrong_command_exits_with_2(corpus: Path, tmp_path: Path, arguments: list[str], expected: str) -> None:
+    result = run_in_process("transform", corpus, tmp_path / "out", "--processes", 1, *arguments)
+    message = " ".join(result.err.replace("\u2502", " ").split())
+    assert (result.code, expected if expected in message else message) == (2 if expected else 0, expected)
+
+
+def test_too_many_shards_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "in" / "a.jsonl", [{"a": 1}])
+    with path.open("r+b") as file:
+        file.truncate(2 << 20)
+    with pytest.raises(RequestError, match="makes 2,097,152 shards, more than 1,000,000; raise --shard-size"):
+        stages.transform(tmp_path / "in", tmp_path / "out", run(), transform="passthrough", shard_size=1)
+
+
+@pytest.mark.slow
+def test_changed_function_is_a_changed_plan(corpus: Path, tmp_path: Path, module: Path) -> None:
+    command = ["transform", corpus, tmp_path / "out", "--transform", f"{module.stem}:halve", "--shards", 5]
+    environment = {"PYTHONPATH": str(module.parent)}
+    assert tokenmill(*command, **environment).code == 0
+    assert "0 units to run" in tokenmill(*command, **environment).err
+    module.write_text(module.read_text().replace("//= 2", "//=  2"))
+    result = tokenmill(*command, **environment)
+    assert result.code == 2 and "transform code: " in result.err
+    assert tokenmill(*command, "--replace", **environment).code == 0
+
+
+@pytest.mark.slow
+def test_preprocess_reads_the_shards_and_finds_the_source(corpus: Path, tmp_path: Path) -> None:
+    def is_kept(n: int) -> bool:
+        return n * 7919 % 11 < 6
+
+    rows = questions("a", 600)
+    write(corpus / "a.jsonl", [row if is_kept(row["n"]) else {"n": row["n"]} for row in rows])
+    output = tmp_path / "out"
+    command = ["transform", corpus, output, "--transform", "rename", "--set", "text=question", "--shards", 3]
+    result = tokenmill(*command, "--compression", "zstd")
+    assert result.code == 0 and "tokenmill chat" in result.out, result.err
+    pairs = tmp_path / "pairs"
+    result = tokenmill("preprocess", output, pairs, "--tokenizer", TOKENIZER, "--keys", "text", "--processes", 1)
+    assert result.code == 0, result.err
+    dataset = find_dataset(pairs)
+    assert dataset.manifest.upstream.maker == "transform"
+    lineage = [part for shard in range(3) for part in parts(output, f"shard_00000{shard}")[0]]
+    assert [(part.source, part.step, bool(part.kept)) for part in lineage] == [
+        ("a.jsonl", 2, True),
+        ("a.jsonl", 2, True),
+        ("b.jsonl", 1, False),
+    ]
+    kept = [("a.jsonl", n) for first in (0, 1) for n in range(first, 600, 2) if is_kept(n)]
+    kept += [("b.jsonl", n) for n in range(10)]
+    assert [find_document(dataset, n, key=None, prefix=None).source for n in range(len(kept))] == kept
+    status = tokenmill("status", output)
+    assert status.code == 0 and "transform" in status.out
+    assert tokenmill("verify", output).code == 0
+
+
+@pytest.mark.slow
+def test_damaged_input_of_an_earlier_stage_is_refused(tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    source.mkdir()
+    (source / "a.jsonl.gz").write_bytes(gzip.compress(b'{"n": 1}\n' * 1000))
+    stages.extract(source, tmp_path / "extracted", run())
+    path = tmp_path / "extracted" / "a.jsonl"
+    path.write_bytes(path.read_bytes().replace(b"1", b"2"))
+    with pytest.raises(InputError, match="is damaged: its hash differs from the one in the manifest of the extract"):
+        stages.transform(tmp_path / "extracted", tmp_path / "out", run(), transform="passthrough")
+
+
+@pytest.mark.slow
+def test_shards_of_the_hub_are_streamed(tmp_path: Path) -> None:
+    rows = {f"train/{name}.jsonl.zst": questions(name, 20) for name in "abc"}
+    with Hub() as hub:
+        for_hub = {
+            name: zstandard.compress("".join(json.dumps(row) + "\n" for row in value).encode())
+            for name, value in rows.items()
+        }
+        hub.add_dataset(REPOSITORY, for_hub)
+        source = f"hf://datasets/{REPOSITORY}"
+        local, output, scratch = tmp_path / "corpus", tmp_path / "out", tmp_path / "scratch"
+        assert tokenmill("download", source, local, hub=hub).code == 0
+        options = ["--transform", "select(n)", "--shards", 5, "--processes", 2]
+        assert tokenmill("transform", local, tmp_path / "expected", *options).code == 0
+        result = tokenmill("transform", source, output, *options, "--scratch", scratch, hub=hub)
+        assert result.code == 0, result.err
+    assert shards(output) == shards(tmp_path / "expected")
+    for name in (output, tmp_path / "expected"):
+        manifest = json.loads((name / ".tokenmill/transform/manifest.json").read_text())
+        assert manifest["source"]["uri"] == source
+    assert not any(scratch.iterdir())
