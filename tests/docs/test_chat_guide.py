@@ -7,9 +7,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from docs.test_documents import commands
 from support.chat import conversations, make_tokenizer
 from support.commandline import tokenmill
+from support.documents import commands
 from support.hub import Hub
 
 pytestmark = pytest.mark.slow

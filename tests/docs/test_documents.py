@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from support.documents import commands
 from support.rendering import ROOT, STAGES, command_line, helm, render, training
 from tokenmill.training.settings import read_settings
 from trainer.trainer import STEP
@@ -74,17 +75,6 @@ def test_every_document_is_reached_from_the_index() -> None:
         ROOT / name for name in documents() if re.fullmatch(r"docs/[^/]+\.md|[A-Z]+\.md|values/README\.md", name)
     ]
     assert [path.name for path in required if path not in {*linked, index}] == []
-
-
-def commands(name: str, *programs: str) -> list[list[str]]:
-    """Return the commands of these programs in a document's shell blocks, as argument lists."""
-    result = []
-    for block in re.findall(r"^ *```sh\n(.*?)^ *```", (ROOT / name).read_text(), re.MULTILINE | re.DOTALL):
-        for line in block.replace("\\\n", " ").splitlines():
-            program = Path(line.split()[0]).name if line.split() else ""
-            if program in programs:
-                result.append(shlex.split(line.partition(" |")[0], comments=True))
-    return result
 
 
 @pytest.mark.parametrize("name", [name for name in documents() if commands(name, "tokenmill")])

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.chat.rows import ALIASES, BadRow, Completion, Conversation, RowSettings, read_row
+from tokenmill.chat.rows import ALIASES, BadRow, PromptAnswer, Conversation, RowSettings, read_row
 from tokenmill.chat.template import load_builtin
 
 DATA = json.loads((Path(__file__).parents[1] / "conformance" / "sft" / "chat_masks.json").read_text())
@@ -143,7 +143,7 @@ def test_messages_key() -> None:
 def test_chosen_key_wins_over_a_prompt() -> None:
     row = {"prompt": "p", "response": "r", "dialog": [QUESTION, ANSWER]}
     assert read(row, RowSettings(messages_key="dialog")).messages == [QUESTION, ANSWER]
-    assert read_row(row, DEFAULTS) == Completion("p", "r", None)
+    assert read_row(row, DEFAULTS) == PromptAnswer("p", "r", None)
 
 
 @pytest.mark.parametrize(
@@ -162,12 +162,12 @@ def test_chosen_key_wins_over_a_prompt() -> None:
     ],
 )
 def test_completion(row: dict[str, Any], prompt: str, answer: str, system: str | None) -> None:
-    assert read_row(row, DEFAULTS) == Completion(prompt, answer, system)
+    assert read_row(row, DEFAULTS) == PromptAnswer(prompt, answer, system)
 
 
 @pytest.mark.parametrize("row", COMPLETIONS["records"])
 def test_completions_of_the_conformance_data(row: dict[str, Any]) -> None:
-    assert read_row(row, LENIENT) == Completion(row["input"], row["output"], None)
+    assert read_row(row, LENIENT) == PromptAnswer(row["input"], row["output"], None)
 
 
 def test_prompt_and_completion_of_messages() -> None:
@@ -573,7 +573,7 @@ def test_any_row_is_read_or_refused(row: object, columnar: bool, empty_answer: s
         assert 0 < len(error.reason) < 2000
         error.reason.encode()
         return
-    if isinstance(result, Completion):
+    if isinstance(result, PromptAnswer):
         assert all(isinstance(text, str) for text in (result.prompt, result.answer))
         return
     assert len(result.messages) == len(result.train)

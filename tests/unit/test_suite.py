@@ -37,9 +37,14 @@ UNTYPED = {
     "JSON of the Hub, of buckets and Xet": "corpus/hub_api corpus/bucket corpus/unexpected_content corpus/transfer "
     "corpus/xet",
     "JSON before it is checked, and its codec": "files/codec flow/contract flow/record",
+    "records of users: rows, messages, tools, variables of templates": "chat/encode chat/forms chat/gate chat/rows"
+    " chat/template chat/turns corpus/parse corpus/readers stages/chat tokens/records_encoding transforms/contract"
+    " transforms/types",
+    "metadata that Megatron-Bridge reads": "packing/contract packing/metadata",
     "requests of stages, compared as JSON": "flow/planning selection tokens/stream stages/adopt stages/concatenate"
-    " stages/download stages/extract stages/preprocess",
-    "options of Python calls": "cli/groups flow/executors flow/workspace",
+    " stages/download stages/extract stages/preprocess stages/pack stages/pairs stages/sources stages/transform"
+    " chat/contract chat/options packing/options",
+    "options of Python calls": "cli/groups cli/sources flow/executors flow/workspace",
     "JSON output of commands": "cli/blend cli/fit cli/inspect cli/report flow/progress flow/status"
     " training/planner/cases training/planner/fit training/planner/render training/planner/request",
     "settings and presets before they are checked": "training/model training/settings training/planner/values",

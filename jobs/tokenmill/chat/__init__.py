@@ -1,6 +1,6 @@
 """Conversations: from a row of messages to token ids and the mask of the trained ones.
 
-    rows      a row in one of the usual shapes -> a Conversation or a Completion
+    rows      a row in one of the usual shapes -> a Conversation or a PromptAnswer
     template  Jinja in a sandbox, with limits of time and memory
     turns     the rule: which text is a prompt, which text is trained, and where a new sequence begins
     encode    rows -> ids, mask, lengths

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokenmill.chat.forms import Forms
-from tokenmill.chat.rows import BadRow, Completion, Conversation, RowSettings, read_row
+from tokenmill.chat.rows import BadRow, Conversation, PromptAnswer, RowSettings, read_row
 from tokenmill.chat.template import ChatTemplate
-from tokenmill.chat.turns import Chunk, CompletionFormat, TrainSettings, Turns, TurnSequence
+from tokenmill.chat.turns import AnswerFormat, Chunk, TrainSettings, Turns, TurnSequence
 from tokenmill.tokens.records_encoding import EncodedRows
 from tokenmill.tokens.special_tokens import SPECIAL_COUNT, SpecialTokenFinder
 
@@ -70,7 +70,7 @@ class ChatEncoding:
     train: TrainSettings
     train_end: str = "turn"
     lengths: LengthSettings = field(default_factory=LengthSettings)
-    completion: CompletionFormat = field(default_factory=CompletionFormat)
+    completion: AnswerFormat = field(default_factory=AnswerFormat)
     use_forms: bool = True
     reject_special: bool = False
 
@@ -119,7 +119,7 @@ class ChatEncoder:
         import numpy as np
 
         self._counts = {}
-        sources: list[tuple[int, Conversation | Completion]] = []
+        sources: list[tuple[int, Conversation | PromptAnswer]] = []
         cuts: list[list[TurnSequence]] = []
         rejected: list[tuple[int, str, str]] = []
         for index, row in enumerate(rows):
@@ -166,18 +166,18 @@ class ChatEncoder:
         cut = self._cut(read_row(row, self._settings.rows, columnar=columnar))
         return [chunk.text for sequence in cut for chunk in sequence.chunks]
 
-    def _cut(self, source: Conversation | Completion) -> list[TurnSequence]:
+    def _cut(self, source: Conversation | PromptAnswer) -> list[TurnSequence]:
         self._find_special_tokens(source)
-        if isinstance(source, Completion):
+        if isinstance(source, PromptAnswer):
             train_all = self._settings.train.train == "all"
             return [self._settings.completion.cut(source, self._settings.rendering.end, train_all=train_all)]
         if self._turns is None:
             raise BadRow("no_template", "the row has messages, but no chat template was chosen; pass --chat-template")
         return (self._forms or self._turns).cut(source)
 
-    def _find_special_tokens(self, source: Conversation | Completion) -> None:
+    def _find_special_tokens(self, source: Conversation | PromptAnswer) -> None:
         """Count the special tokens in the contents of a row, which could fake the turn of another role."""
-        if isinstance(source, Completion):
+        if isinstance(source, PromptAnswer):
             texts = [source.prompt, source.answer]
         else:
             texts = [message["content"] for message in source.messages]
@@ -185,7 +185,7 @@ class ChatEncoder:
         if not total:
             return
         if self._settings.reject_special:
-            place = "the prompt or the answer" if isinstance(source, Completion) else f"message {index + 1}"
+            place = "the prompt or the answer" if isinstance(source, PromptAnswer) else f"message {index + 1}"
             raise BadRow(
                 "special_in_text",
                 f"{place} contains the special token {token!a}, which is encoded as this token; correct the row, or "
@@ -282,7 +282,7 @@ class ChatEncoder:
     # Over-long sequences
 
     def _fit(
-        self, source: Conversation | Completion, cut: list[TurnSequence], encoded: "list[_Encoded]"
+        self, source: Conversation | PromptAnswer, cut: list[TurnSequence], encoded: "list[_Encoded]"
     ) -> "list[_Encoded]":
         """Return the sequences with each over-long one shortened, divided or left out.
 
@@ -301,8 +301,8 @@ class ChatEncoder:
             if sequence.length <= limit:
                 fitting.append(sequence)
             elif policy == "terminate":
-                fitting += self._terminate(sequence, limit, completion=isinstance(source, Completion))
-            elif policy == "drop" or isinstance(source, Completion):
+                fitting += self._terminate(sequence, limit, completion=isinstance(source, PromptAnswer))
+            elif policy == "drop" or isinstance(source, PromptAnswer):
                 self._count("dropped_sequences")
             else:
                 fitting += self._divide(source, turns, limit, windows=policy == "window")

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from tokenmill.chat.encode import ChatEncoder, ChatEncoding, Rendering
 from tokenmill.chat.options import ChatOptions
-from tokenmill.chat.rows import BadRow, Completion, read_row
+from tokenmill.chat.rows import BadRow, PromptAnswer, read_row
 from tokenmill.chat.template import BUILTIN, ChatTemplate, RenderError, builtin_source
 from tokenmill.chat.turns import NO_PROMPT, THINKING_VARIABLES, UNRENDERED
 from tokenmill.errors import RequestError
@@ -106,7 +106,7 @@ def _has_messages(options: ChatOptions, rows: Sequence[Row]) -> bool:
     kinds = []
     for row in rows:
         try:
-            kinds.append(isinstance(read_row(row.value, settings, columnar=row.columnar), Completion))
+            kinds.append(isinstance(read_row(row.value, settings, columnar=row.columnar), PromptAnswer))
         except BadRow:
             continue
     return not kinds or not all(kinds)

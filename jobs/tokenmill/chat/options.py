@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from tokenmill.chat.encode import ChatEncoding, LengthSettings, Rendering
 from tokenmill.chat.rows import RowSettings
 from tokenmill.chat.template import BUILTIN
-from tokenmill.chat.turns import CompletionFormat, TrainSettings
+from tokenmill.chat.turns import AnswerFormat, TrainSettings
 from tokenmill.options import InvalidOption, Option
 from tokenmill.tokens.options import EncodingOptions
 
@@ -155,7 +155,7 @@ def make_encoding(choices: dict[str, Any], rendering: Rendering, *, use_forms: b
         ),
         train_end=choices["train_end"],
         lengths=LengthSettings(max_length=choices["max_length"], over_long=choices["over_long"]),
-        completion=CompletionFormat(choices["prompt_template"], choices["separator"], choices["strip"]),
+        completion=AnswerFormat(choices["prompt_template"], choices["separator"], choices["strip"]),
         use_forms=use_forms,
         reject_special=choices["special_in_text"] == "reject",
     )

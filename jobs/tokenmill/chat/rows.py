@@ -1,4 +1,4 @@
-"""A row of a corpus in one of the usual shapes becomes a Conversation or a Completion.
+"""A row of a corpus in one of the usual shapes becomes a Conversation or a PromptAnswer.
 
 Shapes, in the order in which `read_row` looks for them:
 
@@ -137,7 +137,7 @@ class Conversation:
 
 
 @dataclass(slots=True)
-class Completion:
+class PromptAnswer:
     """A prompt and its answer, for a row without messages."""
 
     prompt: str
@@ -152,7 +152,7 @@ def _with_string_arguments(call: dict[str, Any]) -> dict[str, Any]:
     return {**call, "function": {**function, "arguments": text}}
 
 
-def read_row(row: object, settings: RowSettings, *, columnar: bool = False) -> Conversation | Completion:
+def read_row(row: object, settings: RowSettings, *, columnar: bool = False) -> Conversation | PromptAnswer:
     """Return what a row contains; raise BadRow if it cannot be used.
 
     `columnar`: the row comes from Parquet or Arrow, where all rows have the same fields. Therefore keys with null are
@@ -475,7 +475,7 @@ def _read_variables(row: dict[Any, Any], columnar: bool) -> dict[str, Any]:
     return ready
 
 
-def _read_parts(row: dict[Any, Any], settings: RowSettings, columnar: bool) -> Conversation | Completion:
+def _read_parts(row: dict[Any, Any], settings: RowSettings, columnar: bool) -> Conversation | PromptAnswer:
     """Return a row that has a prompt and an answer under separate keys."""
     for prompt_key, answer_keys in _COMPLETIONS:
         prompt = row.get(prompt_key)
@@ -497,7 +497,7 @@ def _read_parts(row: dict[Any, Any], settings: RowSettings, columnar: bool) -> C
         answer = _read_part(answer, answer_key)
         if settings.empty_answer == "reject" and (not answer or answer.isspace()):
             raise BadRow("empty_answer", f"{answer_key!r} is empty; drop the row, or pass --empty-answer train")
-        return Completion(prompt, answer, _read_system(row))
+        return PromptAnswer(prompt, answer, _read_system(row))
     raise BadRow(
         "no_messages",
         f"the row has no 'messages', and no prompt with an answer (its keys are {_list(row)}); set --messages to the "

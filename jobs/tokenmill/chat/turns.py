@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from tokenmill.chat.rows import BadRow, Completion, Conversation
+from tokenmill.chat.rows import BadRow, Conversation, PromptAnswer
 from tokenmill.chat.template import ChatTemplate, RenderError
 
 THINKING_VARIABLES = ("enable_thinking", "thinking")
@@ -321,14 +321,14 @@ def _excerpt(text: str, position: int) -> str:
     return ("..." if begin else "") + ascii(part) + ("..." if begin + EXCERPT_CHARACTERS < len(text) else "")
 
 
-class CompletionFormat(NamedTuple):
+class AnswerFormat(NamedTuple):
     """How a row with a prompt and an answer becomes text: Megatron-Bridge's defaults."""
 
     prompt_template: str = "{prompt}"
     separator: str = ""
     strip: bool = True
 
-    def cut(self, row: Completion, end: str, *, train_all: bool) -> TurnSequence:
+    def cut(self, row: PromptAnswer, end: str, *, train_all: bool) -> TurnSequence:
         """Return the prompt and the answer, which ends with the text `end`."""
         prompt, answer = row.prompt, row.answer
         if self.strip:

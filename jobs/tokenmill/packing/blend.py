@@ -59,7 +59,7 @@ class _Entry(Struct):
     weight: float = 1.0
 
 
-class _File(Struct):
+class _BlendFile(Struct):
     datasets: list[_Entry] | None = None
     train: list[_Entry] | None = None
     valid: list[_Entry] | None = None
@@ -78,7 +78,7 @@ def load_blend(path: Path) -> PackBlend:
         RequestError: the file is not a blend, or a list, a weight or a path of it is invalid.
     """
     try:
-        content = msgspec.json.decode(path.read_bytes(), type=_File)
+        content = msgspec.json.decode(path.read_bytes(), type=_BlendFile)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RequestError(
             f'{path} is not a blend: {error}; write {{"datasets": [{{"name": "a", "path": "PATH", "weight": 1.0}}]}}, '

@@ -1,0 +1,1 @@
+"""The formats of records: `transforms` has the functions that make them."""

@@ -1,0 +1,53 @@
+"""The transforms of records and the types of their results, under the names of the original module.
+
+`tokenmill.transforms` implements them. A transform is a function that takes a record and returns a record, or None to
+leave the record out.
+"""
+
+from tokenmill.transforms.builtin import (
+    binary_preference,
+    nemo_gym,
+    nemotron_rl,
+    openai_chat,
+    passthrough,
+    preference,
+    rename,
+    select,
+    sft,
+    sharegpt,
+)
+from tokenmill.transforms.types import (
+    BinaryPreferenceRecord,
+    Conversation,
+    Message,
+    NemotronRLRecord,
+    OpenAIChatRecord,
+    PreferenceRecord,
+    RejectedRow,
+    SftRecord,
+    ShareGPTRecord,
+    Transform,
+)
+
+__all__ = [
+    "BinaryPreferenceRecord",
+    "Conversation",
+    "Message",
+    "NemotronRLRecord",
+    "OpenAIChatRecord",
+    "PreferenceRecord",
+    "RejectedRow",
+    "SftRecord",
+    "ShareGPTRecord",
+    "Transform",
+    "binary_preference",
+    "nemo_gym",
+    "nemotron_rl",
+    "openai_chat",
+    "passthrough",
+    "preference",
+    "rename",
+    "select",
+    "sft",
+    "sharegpt",
+]
