@@ -54,6 +54,8 @@ SETTINGS = {
     "checkpoint": {"path": "checkpoints"},
     "dataset": {"path": "nowhere"},
 }
+ROWS = write("in/a.jsonl", '{"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]}\n')
+CHAT = f"chat in out --tokenizer {TOKENIZER}"
 PREPROCESS = f"preprocess in out --tokenizer {TOKENIZER}"
 
 
@@ -95,6 +97,19 @@ MISTAKES = [
     Mistake(
         f"preprocess in in --tokenizer {TOKENIZER}", "in", steps(GOOD, write("in/.tokenmill/preprocess/plan.json", "{"))
     ),
+    Mistake(f"{CHAT} --chat-template chatlm", "chatlm", ROWS),
+    Mistake(f"{CHAT} --chat-template bad.jinja", "bad.jinja", steps(ROWS, write("bad.jinja", "{% for m in x %}"))),
+    Mistake(f"{CHAT} --chat-template tokenizer", "tiny", ROWS),
+    Mistake(f"{CHAT} --over-long window", "window", ROWS),
+    Mistake(f"{CHAT} --role-map bot=robot", "bot=robot", ROWS),
+    Mistake("pack in out", "in", ROWS),
+    Mistake("pack in out --algorithm fastest", "fastest", ROWS),
+    Mistake("pack blend.json out", "weight", write("blend.json", '{"datasets": [{"name": "a", "path": "in"}, 1]}')),
+    Mistake("transform in out --transform shuffle", "shuffle", ROWS),
+    Mistake("transform in out --transform sft(input=", "sft(input=", ROWS),
+    Mistake("transform in out --transform nowhere:change", "nowhere", ROWS),
+    Mistake(f"sft missing out --tokenizer {TOKENIZER}", "missing"),
+    Mistake("inspect in --document 0 --mask", "in", ROWS),
     Mistake("extract in in/out --format json", "json", GOOD),
     Mistake("concatenate in out --target-files -1", "-1", GOOD),
     Mistake("download hf://datasets/a out", "hf://datasets/a"),
