@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from . import encoding, moving
+from . import chats, encoding, moving
 from .corpora import SLIMPAJAMA, Corpus, shaped
 from .measure import MB, Failed, machine
 from .mill import Setting, log
@@ -65,6 +65,12 @@ SECTIONS: dict[str, Callable[[Setting], Section]] = {
     "download": moving.download,
     "fused": moving.fused,
     "memory": encoding.memory,
+    "chat-4": lambda s: chats.chat(s, 4, s.size(40_000, 400)),
+    "chat-16": lambda s: chats.chat(s, 16, s.size(10_000, 100)),
+    "chat-scaling": chats.scaling,
+    "chat-memory": chats.memory,
+    "pack-lengths": chats.lengths,
+    "pack-rows": chats.random_access,
     "linear-files": lambda s: encoding.linear(s, "files", s.size(SLIMPAJAMA, 400), "files"),
     "linear-documents": lambda s: encoding.linear(s, "documents", s.size(31_000_000, 40_000), "documents"),
 }

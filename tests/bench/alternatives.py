@@ -1,9 +1,9 @@
-"""The usual alternatives, each as a process: `alternatives.py NAME TOKENIZER CORPUS [OUTPUT | PART/PARTS]`.
+"""The usual alternatives, each as a process: `alternatives.py NAME TOKENIZER CORPUS [OUTPUT | PART/PARTS | TEMPLATE]`.
 
 Each alternative uses one thread. The last line of its output is {"tokens": N, ...}, with which the benchmark checks
 that all sides did the same work. hf, fastokens and gigatoken load the tokenizer.json, read the texts of a plain .jsonl
 (or of one of several equal parts of it), encode them, and discard the ids. They measure the time to load and the time
-to encode, without the reading.
+to encode, without the reading. nemotron reads conversations, and renders and encodes them with transformers.
 """
 
 import json
@@ -110,10 +110,59 @@ def datatrove(tokenizer: Path, corpus: Path, output: Path) -> dict[str, int]:
     return {"tokens": sum(path.stat().st_size for path in output.glob("*.bin")) // (4 if entries > 65_536 else 2)}
 
 
-if __name__ == "__main__":
+def nemotron(tokenizer: Path, corpus: Path, template: Path) -> dict[str, float]:
+    """Render and encode conversations with the algorithm of NVIDIA's nemotron, in an implementation of our own.
+
+    The conversation is rendered up to each message. The text that a message adds is its chunk; the generation prompt
+    belongs to the chunk before the answer. Each chunk is encoded alone, and the chunks of answers are trained. As with
+    the other alternatives, the ids are discarded: nothing is checked, packed or written.
+    """
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    import orjson
+    from transformers import AutoTokenizer
+
+    started = time.perf_counter()
+    encoder = AutoTokenizer.from_pretrained(tokenizer)
+    source = template.read_text()
+    load = time.perf_counter() - started
+    rows = tokens = trained = 0
+    seconds = 0.0
+    with corpus.open("rb") as lines:
+        for line in lines:
+            messages = orjson.loads(line)["messages"]
+            started = time.perf_counter()
+            before, ids, mask = "", [], []
+            for number, message in enumerate(messages):
+                following = messages[number + 1]["role"] if number + 1 < len(messages) else ""
+                rendered = encoder.apply_chat_template(
+                    messages[: number + 1],
+                    chat_template=source,
+                    tokenize=False,
+                    add_generation_prompt=following == "assistant",
+                    enable_thinking=False,  # the generation prompt of answers without reasoning
+                )
+                if not rendered.startswith(before):
+                    raise ValueError(f"the template renders the history of row {rows} in another way")
+                chunk = encoder(rendered[len(before) :], add_special_tokens=False)["input_ids"]
+                ids += chunk
+                mask += [int(message["role"] == "assistant")] * len(chunk)
+                before = rendered
+            rows, tokens, trained = rows + 1, tokens + len(ids), trained + sum(mask)
+            seconds += time.perf_counter() - started
+    return {"rows": rows, "tokens": tokens, "trained": trained, "load_seconds": load, "encode_seconds": seconds}
+
+
+def main() -> None:
+    """Run an alternative, and print its result."""
     name, tokenizer, corpus, last = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
-    print(
-        json.dumps(
-            datatrove(tokenizer, corpus, Path(last)) if name == "datatrove" else encode(name, tokenizer, corpus, last)
-        )
-    )
+    if name == "datatrove":
+        result: dict[str, float] = dict(datatrove(tokenizer, corpus, Path(last)))
+    elif name == "nemotron":
+        result = nemotron(tokenizer, corpus, Path(last))
+    else:
+        result = encode(name, tokenizer, corpus, last)
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -12,6 +12,8 @@ from pathlib import Path
 from .measure import MB, Failed
 
 HERE = Path(__file__).parent
+SINGLE_FILE = ("huge", "long", "documents", "chat_4", "chat_16", "chat_short")
+"""The shapes that have one file."""
 SLIMPAJAMA = 59_166
 """Number of files in SlimPajama's train split."""
 
@@ -49,7 +51,7 @@ def shaped(directory: Path, shape: str, base: Corpus, size: int, disk_bytes: int
         shutil.rmtree(output, ignore_errors=True)
         require_space(directory, disk_bytes)
         make("shapes.py", shape, base.plain, output, size)
-    files = list((output / "files").iterdir()) if shape in ("huge", "long", "documents") else []
+    files = list((output / "files").iterdir()) if shape in SINGLE_FILE else []
     input = files[0] if files else output / "files"
     return Corpus(input, output / "texts.jsonl", json.loads((output / "about.json").read_bytes()))
 

@@ -135,9 +135,9 @@ class Setting:
         return self.preprocess(tokenizer, source, output, *options, processes=processes, cpus=cpus, watch=watch)
 
 
-def undo(output: Path) -> None:
-    """Return a preprocess output to its state after planning, without finished units."""
-    records = output / ".tokenmill" / "preprocess"
+def undo(output: Path, stage: str = "preprocess") -> None:
+    """Return the output of a stage that writes pairs to its state after planning, without finished units."""
+    records = output / ".tokenmill" / stage
     shutil.rmtree(records / "receipts", ignore_errors=True)
     (records / "manifest.json").unlink(missing_ok=True)
     for path in itertools.chain(output.glob("*.bin"), output.glob("*.idx")):

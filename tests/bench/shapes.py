@@ -10,6 +10,7 @@ The script runs as a subprocess: Linux counts a parent's memory in a child's pea
 import itertools
 import json
 import random
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +20,14 @@ import orjson
 import zstandard
 
 MB = 1_000_000
+QUESTION, ANSWER = (50, 500), (200, 1500)
+"""Least and greatest number of characters of a message of the user and of the assistant."""
+SHORT_QUESTION, SHORT_ANSWER = (20, 60), (40, 120)
+"""The same for short conversations."""
+SHORT_TEXTS = 2_000
+"""Texts that short conversations repeat. A larger corpus of them has more rows, and no new words."""
+RESERVED = re.compile(r"<\||</?(?:think|tool_call|tools)>|# Tools")
+"""Texts that templates and their readers could take for a part of the format of a conversation."""
 MANY_TEXT = 100_000
 """Bytes of text in one of many small files: about 30 kB compressed."""
 HUGE = (10, 50)
@@ -178,8 +187,70 @@ def files(base: Path, directory: Path, count: int) -> Count:
     return out.about
 
 
+def message_texts(base: Path) -> Iterator[tuple[str, str]]:
+    """Yield questions and answers without end: pieces of texts, without text that a chat template could write."""
+    return _cut_messages(texts(base), QUESTION, ANSWER)
+
+
+def _cut_messages(source: Iterator[str], *sizes: tuple[int, int]) -> Iterator[tuple[str, str]]:
+    dice = random.Random(0)
+    pieces: list[str] = []
+    for text in source:
+        start = 0
+        while start < len(text):
+            length = dice.randint(*sizes[len(pieces)])
+            piece = text[start : start + length].strip()
+            start += length
+            if not piece or RESERVED.search(piece):
+                continue
+            pieces.append(piece)
+            if len(pieces) == 2:
+                yield pieces[0], pieces[1]
+                pieces = []
+
+
+def _write_chats(directory: Path, rows: int, turns: int, messages: Iterator[tuple[str, str]]) -> Count:
+    """Write one file of conversations with this number of questions and answers."""
+    out = Out(directory)
+
+    def lines() -> Iterator[bytes]:
+        for _ in range(rows):
+            pairs = list(itertools.islice(messages, turns))
+            out.about["documents"] += 1
+            out.about["text_bytes"] += sum(len(text.encode()) for pair in pairs for text in pair)
+            yield (
+                orjson.dumps({"messages": [m for pair in pairs for m in map(_message, ("user", "assistant"), pair)]})
+                + b"\n"
+            )
+
+    with (directory / "texts.jsonl").open("wb") as plain:
+        out.file("chats", lines(), plain)
+    return out.about
+
+
+def _message(role: str, text: str) -> dict[str, str]:
+    return {"role": role, "content": text}
+
+
+def chat_4(base: Path, directory: Path, rows: int) -> Count:
+    """Write conversations of four questions and answers."""
+    return _write_chats(directory, rows, 4, message_texts(base))
+
+
+def chat_16(base: Path, directory: Path, rows: int) -> Count:
+    """Write conversations of sixteen questions and answers."""
+    return _write_chats(directory, rows, 16, message_texts(base))
+
+
+def chat_short(base: Path, directory: Path, rows: int) -> Count:
+    """Write short conversations of one question and answer; their texts repeat."""
+    messages = _cut_messages(texts(base), SHORT_QUESTION, SHORT_ANSWER)
+    pool = list(itertools.islice(messages, SHORT_TEXTS))
+    return _write_chats(directory, rows, 1, itertools.cycle(pool))
+
+
 SHAPES: dict[str, Callable[[Path, Path, int], Count]] = {
-    shape.__name__: shape for shape in (many, huge, long, pieces, documents, files)
+    shape.__name__: shape for shape in (many, huge, long, pieces, documents, files, chat_4, chat_16, chat_short)
 }
 
 if __name__ == "__main__":

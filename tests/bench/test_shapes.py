@@ -14,6 +14,7 @@ from bench.alternatives import batches
 HERE = Path(__file__).parent
 BASE = [f"{n} Ways to read chapter {n * 7919}: the value 12345 is given.\n" * (n % 7 + 1) for n in range(300)]
 SIZES = {"many": 3, "huge": 1, "long": 1, "pieces": 1, "documents": 5000, "files": 30}
+SIZES |= {"chat_4": 20, "chat_16": 5, "chat_short": 3000}
 ONE_MB = 1_000_000
 
 
@@ -48,8 +49,14 @@ def test_shape_is_reproducible_and_counted(shape: str, base: Path, tmp_path: Pat
     plain = tmp_path / "one" / "texts.jsonl"
     if plain.exists():
         assert plain.read_bytes().splitlines() == outputs[0]
-    texts = [orjson.loads(line)["text"] for line in outputs[0]]
-    if shape == "long":
+    if shape.startswith("chat"):
+        rows = [orjson.loads(line)["messages"] for line in outputs[0]]
+        turns = {"chat_4": 4, "chat_16": 16, "chat_short": 1}[shape]
+        assert len(rows) == SIZES[shape]
+        assert all([message["role"] for message in row] == ["user", "assistant"] * turns for row in rows)
+        assert about["text_bytes"] == sum(len(message["content"].encode()) for row in rows for message in row)
+    elif shape == "long":
+        texts = [orjson.loads(line)["text"] for line in outputs[0]]
         assert about["text_bytes"] == sum(len(text.encode()) for text in texts) >= ONE_MB
         assert len(set(texts)) > 2 * len(BASE)  # later passes have other texts
 

@@ -186,6 +186,7 @@ def test_wrong_values_are_refused_by_name(stage: str, settings: dict[str, str], 
     needed = {
         "storage.pvcName": "claim",
         ("dataset.outputPath" if stage == "download" else "dataset.inputPath"): "corpus",
+        **({"tokenizer.name": "org/model"} if stage == "chat" else {}),
     }
     pairs = [part for key, value in (needed | settings).items() for part in ("--set", f"{key}={value}")]
     done = helm("template", "release", ROOT / f"charts/dataset-{stage}", *pairs, program=program)

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from support.generation import edit, generate
-from support.rendering import ROOT, STAGES, helm
+from support.rendering import READS, ROOT, STAGES, helm
 from tokenmill.stages.registry import KINDS
 
 
@@ -77,9 +77,11 @@ def test_a_missing_schema_is_made_again(copy: Path) -> None:
 def test_the_list_of_stages_is_the_list_of_the_registry(copy: Path) -> None:
     assert [kind.name for kind in KINDS] == STAGES
     stages = copy / "charts/dataset-pipeline/stages.yaml"
-    edit(stages, "^- extract\n")
+    edit(stages, r"^- name: extract\n  reads: .*\n")
     assert "charts/dataset-pipeline/stages.yaml" in generate(copy, "--check").stderr
-    assert generate(copy).returncode == 0 and yaml.safe_load(stages.read_text()) == STAGES
+    assert generate(copy).returncode == 0
+    assert [stage["name"] for stage in yaml.safe_load(stages.read_text())] == STAGES
+    assert STAGES.index("chat") < STAGES.index("pack") and "chat" in READS["pack"] and "preprocess" not in READS["chat"]
 
 
 BACK_END = """\

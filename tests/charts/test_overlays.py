@@ -12,6 +12,7 @@ import yaml
 
 from support.rendering import (
     HELMS,
+    NEEDED,
     ROOT,
     STAGES,
     applicable_overlays,
@@ -78,6 +79,7 @@ LISTED = {
         "finemath-3plus/train-00000-of-00128.parquet": False,
         "infiwebmath-4plus/train-00000-of-00040.parquet": False,
     },
+    "finetome-100k": {"data/train-00000-of-00001.parquet": True, "README.md": False},
     "fineweb": {
         "sample/10BT/000_00000.parquet": True,
         "sample/100BT/000_00000.parquet": False,
@@ -91,6 +93,10 @@ LISTED = {
     "fineweb-edu": {
         "sample/10BT/000_00000.parquet": True,
         "data/CC-MAIN-2024-10/train-00000-of-00020.parquet": False,
+    },
+    "openthoughts-114k": {
+        "data/train-00000-of-00006.parquet": True,
+        "metadata/train-00000-of-00012.parquet": False,
     },
     "pile-uncopyrighted": {"train/00.jsonl.zst": True, "test.jsonl.zst": False, "val.jsonl.zst": False},
     "sample": {
@@ -112,6 +118,12 @@ LISTED = {
         "train/chunk1/example_train_0.jsonl.zst": False,
     },
     "the-stack-dedup": {"data/python/data-00000-of-00144.parquet": True, "data/c/data-00028-of-00126.parquet": False},
+    "tulu-3": {"data/train-00000-of-00006.parquet": True, "README.md": False},
+    "ultrachat-200k": {
+        "data/train_sft-00000-of-00003-a3ecf92756993583.parquet": True,
+        "data/test_sft-00000-of-00001-f7dfac4afe5b93f4.parquet": False,
+        "data/train_gen-00000-of-00003-a6c9fb894be3e50b.parquet": False,
+    },
     "wikipedia": {
         "20231101.en/train-00000-of-00041.parquet": True,
         "20231101.simple/train-00000-of-00001.parquet": False,
@@ -153,6 +165,7 @@ def test_a_package_installs_the_same_as_the_clone(chart: str, program: str, tmp_
     needed = (
         ["--set", "storage.pvcName=claim"] if chart != "shared-storage" else ["--set", "local.path=/a,local.nodeName=b"]
     )
+    needed += [part for value in NEEDED.get(chart.removeprefix("dataset-"), ()) for part in ("--set", value)]
     files = {
         "clusters": "local",
         "datasets": "c4",

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import yaml
 
 from support.rendering import (
     HELMS,
+    READS,
     ROOT,
     STAGES,
     TOOLS,
@@ -24,12 +26,14 @@ from support.rendering import (
 
 CHART = ROOT / "charts/dataset-pipeline"
 ALL = {f"{stage}.enabled": "true" for stage in STAGES}
+TOKENIZER = {"chat.tokenizer.name": "org/model"}
+"""The only required value of a section."""
 SLIMPAJAMA = ROOT / "values/datasets/slimpajama.yaml"
 
 
 def pipeline(*files: Path, program: str = "helm", **settings: Any) -> list[dict[str, Any]]:
     """Render the chart with overlays, and with settings in the syntax of `--set`."""
-    values = {"storage.pvcName": "claim"} | settings
+    values = {"storage.pvcName": "claim"} | TOKENIZER | settings
     flags = [part for file in files or (SLIMPAJAMA,) for part in ("-f", file)]
     flags += [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
     done = helm("template", "release", CHART, *flags, program=program)
@@ -42,6 +46,11 @@ def stages_of(documents: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return the Job of each stage in the format of a separate Job."""
     (jobset,) = [document for document in documents if document["kind"] == "JobSet"]
     return {job["name"]: {"kind": "Job", **job["template"]} for job in jobset["spec"]["replicatedJobs"]}
+
+
+def previous(stage: str, enabled: Collection[str] = STAGES) -> str | None:
+    """Return the enabled stage whose output a stage reads: the last one that it can read."""
+    return next((earlier for earlier in reversed(READS[stage]) if earlier in enabled), None)
 
 
 def dependencies(documents: list[dict[str, Any]]) -> dict[str, Any]:
@@ -57,7 +66,7 @@ def test_the_commands_accept_the_arguments_of_the_chart(files: tuple[Path, ...],
     parsed = {stage: parse(arguments(job)) for stage, job in jobs.items()}
     assert list(parsed) == list(STAGES)
     assert [values["workers"] for values in parsed.values()] == [3, *[1] * (len(STAGES) - 1)]
-    assert [parsed[stage]["from_stage"] for stage in STAGES[1:]] == list(STAGES[:-1])
+    assert [parsed[stage]["from_stage"] for stage in STAGES[1:]] == [previous(stage) for stage in STAGES[1:]]
     tests = [parse(arguments(document)) for document in documents if document["kind"] == "Pod"]
     assert [values["stage"] for values in tests] == list(STAGES)
 
@@ -72,15 +81,23 @@ def test_a_stage_equals_the_job_of_its_own_chart(stage: str, program: str) -> No
         "download": {"dataset.sampleFiles": 3, "dataset.layout": "tree"},
         "extract": {"processes": 2},
         "concatenate": {"dataset.targetFiles": 1000000, "dataset.name": "x"},
+        "transform": {"shards.number": 1000000, "function.name": "mine:f", "function.source": "def f(row): return row"},
         "preprocess": {"tokenizer.appendEod": "false", "tokenizer.revision": 1234567, "onBadRecord": "quarantine"},
+        "chat": {"tokenizer.revision": 1234567, "train.reasoning": "false", "length.maximum": 1000000},
+        "pack": {"rows.seed": 0, "parallelism.sequenceParallel": "true", "dataset.key": "chat"},
     }
     more = keys.get(stage, {})
     every = {"hub.tokenSecret.name": "hub", "image.tag": 20260422, "replace": "true", "serviceAccount.name": "a"}
     every |= {"environment.caBundle.configMap": "ca", "job.activeDeadlineSeconds": 9, "tolerations[0].key": "t"}
+    every |= {
+        "dataset.roleMap.human": "user",
+        "dataset.packSize": 1000000,
+        "dataset.chatTemplate": "a template\nof two",
+    }
     section = {f"{stage}.{key}": value for key, value in (own | more).items()}
     job = stages_of(pipeline(SLIMPAJAMA, program=program, **ALL, **every, **section))[stage]
 
-    upstream = {} if stage == "download" else {"dataset.fromStage": STAGES[STAGES.index(stage) - 1]}
+    upstream = {} if stage == "download" else {"dataset.fromStage": previous(stage)}
     alone = render(stage, SLIMPAJAMA, program=program, **(every | own | more | upstream))
     (expected,) = [document for document in alone if document["kind"] == "Job"]
     for spec in (job["spec"], expected["spec"]):
@@ -99,7 +116,18 @@ def test_no_stage_waits_for_a_disabled_one() -> None:
     assert after("download", "preprocess") == {"download": None, "preprocess": complete("download")}
     assert after("extract", "preprocess") == {"extract": None, "preprocess": complete("extract")}
     assert after("preprocess") == {"preprocess": None}
-    assert after(*STAGES)["concatenate"] == complete("extract")
+    assert after("download", "chat", "pack") == {
+        "download": None,
+        "chat": complete("download"),
+        "pack": complete("chat"),
+    }
+    assert after("transform", "chat") == {"transform": None, "chat": complete("transform")}
+    assert after("preprocess", "pack") == {"preprocess": None, "pack": complete("preprocess")}
+    assert after("pack") == {"pack": None}
+    everything = after(*STAGES)
+    assert everything["concatenate"] == complete("extract")
+    assert everything["preprocess"] == everything["chat"] == complete("transform"), "two branches"
+    assert everything["pack"] == complete("chat"), "not the texts of preprocess"
     assert list(stages_of(pipeline())) == ["download", "preprocess"], "the default stages"
 
 
@@ -178,6 +206,10 @@ def test_only_the_jobset_has_a_time_to_live() -> None:
         ({"preprocess.image.tag": "2"}, "/preprocess"),
         ({"extract.workers": "0"}, "/extract/workers"),
         ({"concatenate.dataset.targetFiles": "0"}, "/concatenate/dataset/targetFiles"),
+        ({"chat.dataset.roleMap.human": "user"}, "/chat/dataset"),
+        ({"chat.train.turns": "some"}, "/chat/train/turns"),
+        ({"pack.dataset.packSize": "4096"}, "/pack/dataset"),
+        ({"dataset.packSize": "four"}, "/dataset/packSize"),
         ({"tokenizer.name": "x"}, "tokenizer"),
         ({"dataset.sampleFiles": "3"}, "/dataset"),
     ],

@@ -45,6 +45,7 @@ from support.training_chart import (
     templates,
 )
 from tokenmill.training import model, settings
+from tokenmill.training.data.prompts import FORMATS
 from tokenmill.training.planner import layout
 
 
@@ -443,6 +444,25 @@ def test_the_values_of_blend_have_paths_on_the_volume(tmp_path: Path) -> None:
         assert dataset.path is None and dataset.blend is not None
         assert [part.path for part in dataset.blend.train] == ["/data/1e5"]
         assert [part.path for part in dataset.blend.validation] == ["/data/1e5/b_text_document"]
+
+
+@pytest.mark.parametrize("program", HELMS)
+def test_a_run_fine_tunes_on_conversations(program: str, tmp_path: Path) -> None:
+    assert read(training(program=program), tmp_path).sft is None
+    values = {"sft.enabled": "true", "sft.promptFormat": "nemotron-nano-v2", "sft.tokenizerPath": "tokenizers/nemotron"}
+    documents = training(program=program, **values, **{"storage.datasetPath": "chats/transformed"})
+    run_settings = read(documents, tmp_path)
+    assert run_settings.sft == settings.Sft(
+        prompt_format="nemotron-nano-v2", tokenizer_path="/data/tokenizers/nemotron"
+    )
+    assert run_settings.dataset.path == "/data/chats/transformed"
+    composed = compose_arguments(run_settings)
+    check_flags(composed)
+    assert "--sft" in composed and "SFTTokenizer" in composed
+    schema = json.loads((CHART / "values.schema.json").read_text())["properties"]["sft"]["properties"]
+    formats = schema["promptFormat"]["enum"]
+    assert {*FORMATS, "default", None} == {*formats}
+    assert VALUES["sft"].keys() == {"enabled", "promptFormat", "tokenizerPath"}
 
 
 def test_checkpoints_may_have_a_separate_claim(tmp_path: Path) -> None:

@@ -87,6 +87,35 @@ REFUSED = {
     "no iterations": ({"training.iterations": 0}, "/training/iterations"),
     "SHARP of 2": ({"training.useSharp": 2}, "/training/useSharp"),
     "engine": ({"engine": "slurm"}, "/engine"),
+    "sft without a format": (
+        {"sft.enabled": "true", "sft.tokenizerPath": "t"},
+        "sft.enabled=true needs sft.promptFormat: nemotron-nano-v2, nemotron-h-aligned or identity.\n"
+        "Add --set sft.promptFormat=FORMAT, or train with Megatron-Bridge",
+    ),
+    "sft that masks nothing": (
+        {"sft.enabled": "true", "sft.tokenizerPath": "t", "sft.promptFormat": "default"},
+        "sft.promptFormat=default masks nothing: the run would train the questions, too.\nUse nemotron-nano-v2",
+    ),
+    "sft in an unknown format": ({"sft.promptFormat": "chatml"}, "/sft/promptFormat"),
+    "sft without a tokenizer": (
+        {"sft.enabled": "true", "sft.promptFormat": "identity"},
+        "sft.enabled=true needs sft.tokenizerPath: Megatron-LM tokenizes the conversations while it trains.\nAdd --set",
+    ),
+    "sft with a tokenizer outside": (
+        {"sft.enabled": "true", "sft.promptFormat": "identity", "sft.tokenizerPath": "/t"},
+        'sft.tokenizerPath="/t" begins with a slash',
+    ),
+    "sft without GPUs": (
+        {"sft.enabled": "true", "sft.promptFormat": "identity", "sft.tokenizerPath": "t", "trainer.backend": "gloo"},
+        "sft.enabled=true needs trainer.backend=nccl, not gloo",
+    ),
+    "sft with an index": (
+        {
+            **{"sft.enabled": "true", "sft.promptFormat": "identity", "sft.tokenizerPath": "t"},
+            "dataset.buildIndex.enabled": "true",
+        },
+        "sft.enabled=true and dataset.buildIndex.enabled=true contradict each other: --sft has no sample index",
+    ),
     "learning rate": ({"training.learningRate": "fast"}, "/training/learningRate"),
 }
 

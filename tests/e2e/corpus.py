@@ -59,9 +59,9 @@ def run_locally(hub: Hub, root: Path) -> Path:
     return root
 
 
-def run_checked(*arguments: Any, hub: Hub | None = None) -> None:
+def run_checked(*arguments: Any, hub: Hub | None = None, **environment: str) -> None:
     """Run a command on this machine, which must succeed."""
-    result = run(*arguments, hub=hub, real_backoff=True, timeout=180)
+    result = run(*arguments, hub=hub, real_backoff=True, timeout=180, **environment)
     assert result.code == 0, result.err
 
 

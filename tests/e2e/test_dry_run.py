@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from e2e.cluster import CLAIM, ROOT, Namespace
-from support.rendering import STAGES, applicable_overlays, corpora_on_hardware, overlays
+from support.rendering import NEEDED, REQUIRED, STAGES, applicable_overlays, corpora_on_hardware, overlays
 
 pytestmark = pytest.mark.e2e
 
@@ -19,8 +19,7 @@ def test_the_server_accepts_a_stage(namespace: Namespace, stage: str) -> None:
     for pair in pairs:
         line = f"helm template one charts/dataset-{stage} --set storage.pvcName={CLAIM}"
         line += "".join(f" -f {file.relative_to(ROOT)}" for file in pair)
-        if not pair:
-            line += f" --set dataset.{'outputPath' if stage == 'download' else 'inputPath'}=corpus"
+        line += "".join(f" --set {value}" for value in (NEEDED if pair else REQUIRED)[stage])
         applied = namespace.user.run(DRY_RUN, namespace.user.check(line))
         assert applied.code == 0, f"{line}\n{applied.err}"
         assert "would violate PodSecurity" not in applied.err
@@ -94,7 +93,7 @@ def all_options() -> str:
 @pytest.mark.parametrize("stage", STAGES[1:])
 def test_the_server_accepts_all_options(namespace: Namespace, stage: str) -> None:
     namespace.user.run("kubectl create serviceaccount one")  # the pod of `helm test` needs it
-    line = f"helm template one charts/dataset-{stage} --set storage.pvcName={CLAIM} --set dataset.inputPath=corpus"
+    line = f"helm template one charts/dataset-{stage} --set storage.pvcName={CLAIM},{','.join(REQUIRED[stage])}"
     applied = namespace.user.run(DRY_RUN, namespace.user.check(f"{line} {all_options()}"))
     assert applied.code == 0, applied.err
     assert "would violate PodSecurity" not in applied.err

@@ -23,7 +23,13 @@ template:
     annotations: {{- toYaml . | nindent 6 }}
     {{- end }}
   {{- $environment := "- {name: TOKENMILL_RUN, valueFrom: {fieldRef: {fieldPath: \"metadata.labels['batch.kubernetes.io/controller-uid']\"}}}" }}
-  {{- $pod := dict "arguments" (include "tokenmill.arguments" .) "environment" $environment }}
+  {{- $pod := dict "arguments" (include "tokenmill.arguments" .) }}
+  {{- if .files }}
+  {{- $_ := set $pod "mounts" (printf "- {name: files, mountPath: %s, readOnly: true}" (include "tokenmill.filesPath" .)) }}
+  {{- $_ := set $pod "volumes" (printf "- name: files\n  configMap: {name: %q}" (include "tokenmill.filesName" .)) }}
+  {{- if .importFiles }}{{ $environment = printf "%s\n- {name: PYTHONPATH, value: %s}" $environment (include "tokenmill.filesPath" .) }}{{ end }}
+  {{- end }}
+  {{- $_ := set $pod "environment" $environment }}
   spec: {{- include "tokenmill.podSpec" (merge $pod .) | nindent 4 }}
 {{- end }}
 

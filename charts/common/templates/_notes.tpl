@@ -27,7 +27,7 @@ If no pod starts:   kubectl describe {{ $job }}{{ $namespace }}   (quota, Pod Se
 
 Next, after completion:
   helm install dataset-{{ .next }} charts/dataset-{{ .next }}{{ $namespace }} {{ include "tokenmill.sharedSettings" . }} \
-    {{ include "tokenmill.setOption" (list "dataset.inputPath" $next) }} --set tokenizer.name=NAME
+    {{ include "tokenmill.setOption" (list "dataset.inputPath" $next) }}{{ if has .next (list "preprocess" "chat") }} --set tokenizer.name=NAME{{ end }}
 {{- end }}
 {{- end }}
 

@@ -1,11 +1,12 @@
 {{/*
-Return all objects of a stage: its Job, the hooks that delete the Job on an upgrade, its service account, its network
-policies and its test.
+Return all objects of a stage: its Job, the hooks that delete the Job on an upgrade, the files of its values, its service
+account, its network policies and its test.
 Input: a dict of
   root    the chart's context, $
   stage   the command, a name of stages/registry.py
-  source  the URI of the corpus; for download, and for a preprocess that streams
+  source  the URI of the corpus, for download and for a stage that streams; or a file of the pods to read
   flags   the stage's own options: dict of option to value
+  files   files that the pods need, from the values: dict of name to text; importFiles: true if they are Python modules
 Output: documents.
   {{ include "tokenmill.stage" (dict "root" . "stage" "extract" "flags" (dict "from" .Values.dataset.fromStage)) }}
 */}}
@@ -13,6 +14,7 @@ Output: documents.
 {{- include "tokenmill.validate" . -}}
 {{- include "tokenmill.serviceAccount" .root }}
 {{- include "tokenmill.stagePolicies" . }}
+{{- include "tokenmill.files" . }}
 {{- include "tokenmill.workload" (dict "root" .root "apiVersion" "batch/v1" "kind" "Job"
       "name" (include "tokenmill.jobName" .)
       "hash" (include "tokenmill.jobHash" .)

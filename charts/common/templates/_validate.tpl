@@ -23,6 +23,7 @@ Check a stage's own values. Input: the stage's dict, and "section" if these valu
 {{- $directories := include "tokenmill.directories" . | fromYaml -}}
 {{- $section := .section | default "" -}}
 {{- include "tokenmill.validateSource" (.source | default "") -}}
+{{- include "tokenmill.validateFiles" . -}}
 {{- with .root.Values.job.maxFailedIndexes }}
 {{- if gt (int64 .) (int64 $.root.Values.workers) }}
 {{- fail (printf "\n%sjob.maxFailedIndexes=%d is more than workers=%d: there are no more indexes than workers.\nRemove it, or set a lower number." $section (int64 .) (int64 $.root.Values.workers)) }}

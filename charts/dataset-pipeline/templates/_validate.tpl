@@ -5,20 +5,13 @@ does. Input: $. Output: nothing, or the render fails.
 */}}
 {{- define "dataset-pipeline.validate" -}}
 {{- $values := .Values -}}
-{{- $stages := .Files.Get "stages.yaml" | fromYamlArray -}}
-{{- $enabled := list }}{{ range $stages }}{{ $enabled = append $enabled (index $values .).enabled }}{{ end }}
+{{- $stages := list }}{{ $enabled := list -}}
+{{- range .Files.Get "stages.yaml" | fromYamlArray }}{{ $stages = append $stages .name }}{{ $enabled = append $enabled (index $values .name).enabled }}{{ end }}
 {{- if not (has true $enabled) }}
 {{- fail (printf "\nno stage is enabled: %s and %s are all disabled.\nAdd --set preprocess.enabled=true, or enable the stages that you need." (initial $stages | join ", ") (last $stages)) }}
 {{- end }}
 {{- if not $values.dataset.root }}
 {{- fail "\ndataset.root is not set: it must name the dataset's directory on the volume, in which each stage reads and writes.\nAdd --set dataset.root=DIRECTORY, such as slimpajama, or -f with a file of values/datasets." }}
-{{- end }}
-{{- range $stage := .Files.Get "stages.yaml" | fromYamlArray }}
-{{- if (index $values $stage).enabled }}
-{{- if and $values.preprocess.enabled $values.preprocess.dataset.stream (ne $stage "preprocess") }}
-{{- fail (printf "\npreprocess.dataset.stream=true and %s.enabled=true contradict each other: a stream reads the source, not the output of a stage.\nAdd --set %s.enabled=false, or remove preprocess.dataset.stream." $stage $stage) }}
-{{- end }}
-{{- end }}
 {{- end }}
 {{- include "tokenmill.validateClaimName" . -}}
 {{- include "tokenmill.validatePath" (dict "key" "dataset.root" "path" $values.dataset.root "mount" $values.storage.mountPath) -}}
@@ -33,9 +26,12 @@ dataset-pipeline.forEachStage. Output: nothing, or fails.
   {{ include "dataset-pipeline.forEachStage" (dict "root" . "template" "dataset-pipeline.validateStage") }}
 */}}
 {{- define "dataset-pipeline.validateStage" -}}
+{{- if and .previousStage .root.Values.dataset.stream }}
+{{- fail (printf "\n%s.dataset.stream=true and %s.enabled=true contradict each other: a stream reads the source, not the output of a stage.\nAdd --set %s.enabled=false, or remove %s.dataset.stream." .stage .previousStage .previousStage .stage) }}
+{{- end }}
 {{- include "tokenmill.validateStage" . -}}
 {{- $directories := include "tokenmill.directories" . | fromYaml -}}
-{{- with .previousValues -}}
+{{- with ternary .previousValues dict (empty .source) -}}
 {{- $previousClaim := list .storage.pvcName .storage.subPath -}}
 {{- if .storage.outputPvcName }}{{ $previousClaim = list .storage.outputPvcName .storage.outputSubPath }}{{ end -}}
 {{- $ownClaim := list $.root.Values.storage.pvcName $.root.Values.storage.subPath -}}
@@ -92,8 +88,8 @@ Check the objects that the cluster must have, if this render can read the cluste
 {{- fail (printf "\nthis cluster does not have the API of JobSet, %s.\nInstall JobSet (https://jobset.sigs.k8s.io), or install the stages one after the other (examples/deploy.sh)." $kind.apiVersion) }}
 {{- end }}
 {{- $claims := dict "storage.pvcName" .Values.storage.pvcName "storage.outputPvcName" .Values.storage.outputPvcName -}}
-{{- range $stage := .Files.Get "stages.yaml" | fromYamlArray }}
-{{- $section := index $.Values $stage }}
+{{- range .Files.Get "stages.yaml" | fromYamlArray }}
+{{- $stage := .name }}{{ $section := index $.Values $stage }}
 {{- if $section.enabled }}
 {{- range $key := list "pvcName" "outputPvcName" }}
 {{- $_ := set $claims (printf "%s.storage.%s" $stage $key) (get ($section.storage | default dict) $key) }}

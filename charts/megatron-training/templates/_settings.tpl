@@ -42,7 +42,11 @@ Return the settings file that training pods mount and jobs/tokenmill/training/se
 {{- end -}}
 {{- $arguments := list -}}
 {{- range $values.extraArgs }}{{ $arguments = append $arguments (ternary . (toJson .) (kindIs "string" .)) }}{{ end -}}
-{{ dict "release" .Release.Name
+{{- $sft := dict -}}
+{{- if $values.sft.enabled -}}
+{{- $sft = dict "sft" (dict "promptFormat" $values.sft.promptFormat "tokenizerPath" (printf "%s/%s" $values.storage.mountPath $values.sft.tokenizerPath)) -}}
+{{- end -}}
+{{ merge $sft (dict "release" .Release.Name
         "model" (include "megatron-training.model" . | fromJson)
         "training" $training
         "parallelism" (include "megatron-training.setValues" $values.parallelism | fromJson)
@@ -53,7 +57,7 @@ Return the settings file that training pods mount and jobs/tokenmill/training/se
         "supervision" (include "megatron-training.setValues" $values.supervision | fromJson)
         "trainer" (include "megatron-training.setValues" $values.trainer | fromJson)
         "extraArgs" $arguments
-        "runAgain" (toString $values.job.runAgain) | toJson }}
+        "runAgain" (toString $values.job.runAgain)) | toJson }}
 {{- end }}
 
 {{/*

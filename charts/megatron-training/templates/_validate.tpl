@@ -9,6 +9,7 @@ Input: $. Output: nothing, or fails.
 {{- include "megatron-training.validateModel" . -}}
 {{- include "megatron-training.validateLayout" . -}}
 {{- include "megatron-training.validateValues" . -}}
+{{- include "megatron-training.validateSft" . -}}
 {{- include "megatron-training.validateName" . -}}
 {{- include "megatron-training.validateCluster" . -}}
 {{- end }}
@@ -97,6 +98,32 @@ Refuse values that contradict each other. Input: $. Output: nothing, or fails.
 {{- include "tokenmill.validateMount" (dict "key" "storage.checkpointMountPath" "mount" $storage.checkpointMountPath) -}}
 {{- if and $storage.checkpointPvcName (eq $storage.mountPath $storage.checkpointMountPath) }}
 {{- fail (printf "\nstorage.mountPath and storage.checkpointMountPath are both %s: two claims need two mount paths.\nSet another storage.checkpointMountPath." $storage.mountPath) }}
+{{- end }}
+{{- end }}
+
+{{/*
+Check the values of a fine-tuning run. `tokenmill train` checks the tokenizer and the rows. Input: $. Output: nothing, or fails.
+  {{ include "megatron-training.validateSft" . }}
+*/}}
+{{- define "megatron-training.validateSft" -}}
+{{- $sft := .Values.sft -}}
+{{- if $sft.enabled }}
+{{- if not $sft.promptFormat }}
+{{- fail "\nsft.enabled=true needs sft.promptFormat: nemotron-nano-v2, nemotron-h-aligned or identity.\nAdd --set sft.promptFormat=FORMAT, or train with Megatron-Bridge on the output of dataset-pack, which has any chat template." }}
+{{- end }}
+{{- if eq $sft.promptFormat "default" }}
+{{- fail "\nsft.promptFormat=default masks nothing: the run would train the questions, too.\nUse nemotron-nano-v2, nemotron-h-aligned or identity, or train with Megatron-Bridge on the output of dataset-pack." }}
+{{- end }}
+{{- if not $sft.tokenizerPath }}
+{{- fail "\nsft.enabled=true needs sft.tokenizerPath: Megatron-LM tokenizes the conversations while it trains.\nAdd --set sft.tokenizerPath=DIRECTORY, a directory on the volume with the files of the model's tokenizer." }}
+{{- end }}
+{{- include "tokenmill.validatePath" (dict "key" "sft.tokenizerPath" "path" $sft.tokenizerPath "mount" .Values.storage.mountPath) }}
+{{- if ne .Values.trainer.backend "nccl" }}
+{{- fail (printf "\nsft.enabled=true needs trainer.backend=nccl, not %s: --sft packs conversations, which only Transformer Engine's attention can separate.\nSet trainer.backend=nccl and use GPUs." .Values.trainer.backend) }}
+{{- end }}
+{{- if .Values.dataset.buildIndex.enabled }}
+{{- fail "\nsft.enabled=true and dataset.buildIndex.enabled=true contradict each other: --sft has no sample index.\nSet dataset.buildIndex.enabled=false." }}
+{{- end }}
 {{- end }}
 {{- end }}
 

@@ -146,7 +146,7 @@ def _data(settings: Settings, data: DataArguments) -> list[str]:
     return [
         *data.flags,
         *_options(
-            tokenizer_type="HuggingFaceTokenizer",
+            tokenizer_type="SFTTokenizer" if settings.sft else "HuggingFaceTokenizer",
             tokenizer_model=data.tokenizer,
             data_cache_path=data.cache,
             num_workers=training.data_workers,
@@ -155,7 +155,14 @@ def _data(settings: Settings, data: DataArguments) -> list[str]:
             reset_attention_mask=training.reset_attention_mask,
             eod_mask_loss=training.eod_mask_loss,
         ),
+        *sft_arguments(settings),
     ]
+
+
+def sft_arguments(settings: Settings) -> list[str]:
+    """Return the arguments of a fine-tuning run; nothing for another run."""
+    sft = settings.sft
+    return _options(sft=True, sft_tokenizer_prompt_format=sft.prompt_format) if sft else []
 
 
 def _checkpoint(settings: Settings) -> list[str]:

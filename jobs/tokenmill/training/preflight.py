@@ -28,6 +28,9 @@ from tokenmill.training.settings import Settings
 ASYNC_SAVE_PACKAGE = "nvidia_resiliency_ext"
 """Package that Megatron-LM's default strategy for asynchronous saves imports."""
 
+SFT_PACKAGES = ("datasets", "transformers")
+"""Packages with which Megatron-LM's --sft reads rows and tokenizes them."""
+
 NVIDIA_SMI_TIMEOUT_SECONDS = 60.0
 """Timeout for nvidia-smi, and for a start of Python; nvidia-smi is slow where no process keeps the driver loaded."""
 
@@ -52,6 +55,7 @@ def check_run(settings: Settings, data: TrainingData, *, machine: bool) -> Prefl
         *find_argument_errors(layout),
         *find_runtime_errors(layout),
         *_check_intervals(settings),
+        *_check_sft(settings),
         *_check_memory(settings, layout),
     ]
     messages, node_problems = _describe_run(settings, layout), []
@@ -78,7 +82,14 @@ def _check_programs(settings: Settings) -> list[str]:
         problems.append(f"there is no program {' '.join(launcher)} on this machine (trainer.launcher); {remedy}")
     if not Path(script).is_file():
         problems.append(f"there is no file {script} on this machine (trainer.script); {remedy}")
-    elif settings.checkpoint.asynchronous and not _can_save_asynchronously(settings):
+        return problems
+    missing = [name for name in SFT_PACKAGES if settings.sft and not _can_import(settings, name)]
+    if missing:
+        problems.append(
+            f"--sft needs {' and '.join(missing)} of Hugging Face, which {' '.join(settings.trainer.python)} cannot "
+            f"import for {script}: install it in the image of the pods"
+        )
+    if settings.checkpoint.asynchronous and not _can_save_asynchronously(settings):
         problems.append(
             f"checkpoint.asynchronous needs the package nvidia-resiliency-ext, which "
             f"{' '.join(settings.trainer.python)} cannot import for {script}: "
@@ -92,8 +103,13 @@ def _can_save_asynchronously(settings: Settings) -> bool:
     arguments = " ".join(settings.extra_args).replace("=", " ")
     if "--async-strategy mcore" in arguments:
         return True
+    return _can_import(settings, ASYNC_SAVE_PACKAGE)
+
+
+def _can_import(settings: Settings, package: str) -> bool:
+    """Return whether the trainer's interpreter has a package, in its own directories or next to the script."""
     program = "import sys, importlib.util as u; sys.path.insert(0, sys.argv[1]); sys.exit(not u.find_spec(sys.argv[2]))"
-    command = [*settings.trainer.python, "-c", program, str(Path(settings.trainer.script).parent), ASYNC_SAVE_PACKAGE]
+    command = [*settings.trainer.python, "-c", program, str(Path(settings.trainer.script).parent), package]
     try:
         return (
             subprocess.run(command, capture_output=True, timeout=NVIDIA_SMI_TIMEOUT_SECONDS, check=False).returncode
@@ -141,6 +157,26 @@ def _check_intervals(settings: Settings) -> list[str]:
     warmup, decay = training.warmup_iterations or 0, training.decay_iterations or 0
     if warmup >= decay:
         problems.append(f"warmupIterations {warmup:,} must be below decayIterations {decay:,}; lower warmupIterations")
+    return problems
+
+
+def _check_sft(settings: Settings) -> list[str]:
+    """Return the problems of a fine-tuning run, for which megatron/training/datasets/sft_dataset.py has assertions."""
+    if not settings.sft:
+        return []
+    problems, training = [], settings.training
+    refused = {"resetPositionIds": training.reset_position_ids, "resetAttentionMask": training.reset_attention_mask}
+    refused |= {"eodMaskLoss": training.eod_mask_loss}
+    if names := [f"training.{name}" for name, enabled in refused.items() if enabled]:
+        problems.append(
+            f"{', '.join(names)}: Megatron-LM's --sft separates conversations itself, and refuses or ignores them; set "
+            "them to false"
+        )
+    if settings.trainer.backend != "nccl":
+        problems.append(
+            f"trainer.backend is {settings.trainer.backend}: --sft packs conversations, which only Transformer "
+            "Engine's attention can separate; set it to nccl, and use GPUs"
+        )
     return problems
 
 

@@ -55,6 +55,8 @@ RESERVED_FLAGS = {
     "--context-parallel-size": "set parallelism.contextParallelSize instead",
     "--expert-model-parallel-size": "set parallelism.expertModelParallelSize instead",
     "--expert-tensor-parallel-size": "set parallelism.expertTensorParallelSize instead",
+    "--sft": "set sft.enabled instead",
+    "--sft-tokenizer-prompt-format": "set sft.promptFormat instead",
     "--yaml-cfg": "set the chart's values instead: the flag would replace all of them",
 }
 """Flags that tokenmill needs to control in order to supervise a run, each with the remedy of the error message."""
@@ -161,6 +163,15 @@ class DatasetSettings(Section, frozen=True):
     """Allow a run to resume with other data than the data of its checkpoints."""
 
 
+class Sft(Section, frozen=True):
+    """Fine-tuning by Megatron-LM's own --sft: the run reads conversations and tokenizes them while it trains."""
+
+    prompt_format: Literal["nemotron-nano-v2", "nemotron-h-aligned", "identity", "default"]
+    """Format in which Megatron-LM writes a conversation; it determines which tokens are trained."""
+    tokenizer_path: str
+    """Directory of the tokenizer of the model."""
+
+
 class Logs(Section, frozen=True):
     """Directory for TensorBoard's event files."""
 
@@ -206,6 +217,8 @@ class Settings(Section, frozen=True):
     checkpoint: CheckpointSettings
     dataset: DatasetSettings
     parallelism: Parallelism = Parallelism()
+    sft: Sft | None = None
+    """Set for a fine-tuning run, whose datasets are outputs of transform."""
     logs: Logs = Logs()
     gpu: Gpu = Gpu()
     supervision: Supervision = Supervision()

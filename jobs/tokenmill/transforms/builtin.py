@@ -183,13 +183,14 @@ def megatron_sft(*, messages: str = "messages") -> Transform:
     """Return a transform to the rows of Megatron-LM's --sft: {messages}, each conversation after a system message.
 
     Megatron-LM begins a conversation at each system message, so an empty one is added to a row without it. It knows the
-    roles system, user and assistant, reads `content` only, and fails on an empty answer.
+    roles system, user and assistant, reads `content` only, and fails on an empty answer and on one that follows no
+    message of the user.
     """
 
     def transform(record: Record) -> Record | None:
         if messages not in record:
             return None
-        result = []
+        result: list[Record] = []
         for number, message in enumerate(_check_messages(record[messages], "the conversation"), 1):
             role, content = message["role"], message.get("content")
             if role not in _MEGATRON_ROLES:
@@ -203,6 +204,8 @@ def megatron_sft(*, messages: str = "messages") -> Transform:
                 raise RejectedRow(f"message {number} has no text as its content")
             if role == "assistant" and not content:
                 raise RejectedRow(f"message {number} is an empty answer")
+            if role == "assistant" and (not result or result[-1]["role"] != "user"):
+                raise RejectedRow(f"message {number} is an answer that follows no message of the user")
             result.append({"role": role, "content": content})
         if not result:
             raise RejectedRow("the conversation has no message")

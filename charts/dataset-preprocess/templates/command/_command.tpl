@@ -3,22 +3,17 @@ Return the command's arguments. Input: $. Output: JSON of source and flags, see 
   {{ include "dataset-preprocess.command" . | fromJson }}
 */}}
 {{- define "dataset-preprocess.command" -}}
-{{- include "dataset-preprocess.validate" . -}}
+{{- include "tokenmill.validateTokenizer" . -}}
 {{- $dataset := .Values.dataset -}}
 {{- $tokenizer := .Values.tokenizer -}}
 {{- dict
-      "source" (include "dataset-preprocess.source" .)
-      "flags" (merge (include "tokenmill.selection" . | fromYaml) (dict
-        "revision" (ternary $dataset.revision nil (eq true $dataset.stream))
-        "from" $dataset.fromStage
-        "format" $dataset.format
+      "source" (include "tokenmill.streamedSource" .)
+      "flags" (merge (include "tokenmill.reading" . | fromYaml) (dict
         "txt-document" $dataset.txtDocument
-        "zstd-window" $dataset.zstdWindow
-        "max-record-size" $dataset.maxRecordSize
         "target-files" $dataset.targetFiles
         "name" $dataset.name
         "keys" (join "," $dataset.keys)
-        "tokenizer" (include "dataset-preprocess.tokenizer" .)
+        "tokenizer" (include "tokenmill.tokenizer" .)
         "tokenizer-revision" $tokenizer.revision
         "special-tokens" $tokenizer.specialTokens
         "tokenizer-source" $tokenizer.source

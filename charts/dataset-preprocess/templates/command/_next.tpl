@@ -1,6 +1,6 @@
 {{/*
 Return the command for the next step, the training. Input: the stage's dict, see tokenmill.stage. Output: text.
-  {{ include "dataset-preprocess.next" (dict "root" . "stage" "preprocess" "source" (include "dataset-preprocess.source" .)) }}
+  {{ include "dataset-preprocess.next" (dict "root" . "stage" "preprocess" "source" (include "tokenmill.streamedSource" .)) }}
 */}}
 {{- define "dataset-preprocess.next" -}}
 {{- $directories := include "tokenmill.directories" . | fromYaml -}}

@@ -31,7 +31,8 @@ IDENTITY = "identity.json"
 
 DATA_FLAGS = (
     *("--data-path", "--data-args-path", "--per-split-data-args-path", "--per-dataset-sequences-path"),
-    *("--train-data-path", "--valid-data-path", "--test-data-path", "--mock-data", "--fim-data", "--sft"),
+    *("--train-data-path", "--valid-data-path", "--test-data-path", "--mock-data", "--fim-data"),
+    *("--sft", "--sft-tokenizer-prompt-format"),
     *("--dataloader-type", "--mid-level-dataset-surplus", "--phase-transition-iterations"),
     *("--tokenizer-type", "--tokenizer-model", "--vocab-file", "--merge-file"),
 )

@@ -6,6 +6,8 @@ Modules; each module uses only modules above it:
     datasets       the records: pair, weighted dataset, all data of a run
     sources        opens an output of preprocess, or one pair of it
     blend          opens the datasets of a run and computes their weights
+    prompts        the formats of a fine-tuning run's conversations
+    conversations  opens the datasets of a fine-tuning run, and checks their first rows
     blend_samples  checks that Megatron-LM can draw the run's samples from a blend
     resolve        checks that a blend meets the requirements of the run
     flags          writes the datasets in Megatron-LM's form: flags, blend file, directory of the sample index

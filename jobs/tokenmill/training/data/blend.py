@@ -6,7 +6,7 @@ never: when a split of a pair has no documents, `GPTDataset` counts epochs forev
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,9 +33,59 @@ def collect_datasets(
         RequestError: a dataset is missing, unfinished or damaged, or the datasets do not fit together.
     """
     labels = labels or DatasetLabels()
+    datasets: list[tuple[str, Dataset]] = []
+
+    def open_part(label: str, path: str) -> WeightedDataset:
+        opened, source = open_source(label, path, root, dataset.key, labels)
+        datasets.append((label, opened))
+        return source
+
+    lists, notes = collect_lists(dataset, labels, open_part)
+    _check_same_tokenizer(datasets)
+    split = None
+    if "all" in lists:
+        split = clean_split(dataset.split)
+        _check_split(split, lists["all"], labels)
+    _, first = datasets[0]
+    tokenizer, basis = first.tokenizer, first.basis
+    empty = sum(source.empty for sources in lists.values() for source in sources)
+    dtypes = {pair.dtype for sources in lists.values() for source in sources for pair in source.pairs}
+    if empty:
+        notes.append(f"skipped {empty} pairs without tokens")
+    return TrainingData(
+        lists=lists,
+        split=split,
+        tokenizer=first.record.output / "tokenizer",
+        vocab_size=tokenizer.vocab_size,
+        max_token_id=tokenizer.max_token_id,
+        dtype=", ".join(sorted(dtypes)),
+        eod=basis.eod,
+        eod_token=tokenizer.eod_token if basis.eod is not None else None,
+        eos_token=tokenizer.eos_token,
+        fingerprint=basis.tokenizer,
+        reference=tokenizer.reference,
+        notes=notes,
+    )
+
+
+def clean_split(split: str) -> str:
+    """Return a split without blanks, as Megatron-LM's --split."""
+    return ",".join(item.strip() for item in split.split(","))
+
+
+def collect_lists(
+    dataset: s.DatasetSettings, labels: DatasetLabels, open_part: Callable[[str, str], WeightedDataset]
+) -> tuple[dict[str, list[WeightedDataset]], list[str]]:
+    """Open the datasets of the settings by their labels and paths; return the lists with all shares, and notes.
+
+    Raises:
+        RequestError: the lists or the weights are invalid, or a file is in two lists.
+    """
     blend = dataset.blend
     if (dataset.path is None) == (blend is None):
-        raise RequestError("set either dataset.path (an output of tokenmill preprocess) or dataset.blend, not both")
+        raise RequestError(
+            f"set either dataset.path (an output of tokenmill {labels.stage}) or dataset.blend, not both"
+        )
     if blend is None:
         assert dataset.path is not None  # noqa: S101
         parts_by_list = {"all": [s.BlendPart(path=dataset.path)]}
@@ -50,49 +100,24 @@ def collect_datasets(
             )
         if not parts_by_list.keys() & {"all", "train"}:
             raise RequestError("dataset.blend has no training data; add datasets to its all or to its train")
-    lists: dict[str, list[WeightedDataset]] = {}
-    datasets: list[tuple[str, Dataset]] = []
-    for name, parts in parts_by_list.items():
-        lists[name] = []
-        for number, part in enumerate(parts):
-            label = "dataset.path" if blend is None else labels.part(name, number)
-            opened, source = open_source(label, part.path, root, dataset.key, labels)
-            datasets.append((label, opened))
-            lists[name].append(source)
-    _check_same_tokenizer(datasets)
-    notes = _separate_splits(lists)
+    lists = {
+        name: [
+            open_part("dataset.path" if blend is None else labels.part(name, number), part.path)
+            for number, part in enumerate(parts)
+        ]
+        for name, parts in parts_by_list.items()
+    }
+    notes = _separate_splits(lists, labels)
     shared = {name: _assign_shares(sources, parts_by_list[name], by) for name, sources in lists.items()}
     for name, sources in shared.items():
         count = sum(len(source.pairs) for source in sources)
         if count > MAX_PAIRS:
             raise RequestError(
-                f"{labels.part(name) if blend else 'dataset.path'} has {count:,} pairs, but Megatron-LM accepts at "
-                f"most {MAX_PAIRS:,}; run tokenmill preprocess with --target-files to write fewer, larger pairs"
+                f"{labels.part(name) if blend else 'dataset.path'} has {count:,} {labels.pairs}, but Megatron-LM "
+                f"accepts at most {MAX_PAIRS:,}; run tokenmill {labels.stage} with {labels.number_option} to write "
+                f"fewer, larger {labels.pairs}"
             )
-    split = None
-    if "all" in shared:
-        split = ",".join(item.strip() for item in dataset.split.split(","))
-        _check_split(split, shared["all"], labels)
-    _, first = datasets[0]
-    tokenizer, basis = first.tokenizer, first.basis
-    empty = sum(source.empty for sources in shared.values() for source in sources)
-    dtypes = {pair.dtype for sources in shared.values() for source in sources for pair in source.pairs}
-    if empty:
-        notes.append(f"skipped {empty} pairs without tokens")
-    return TrainingData(
-        lists=shared,
-        split=split,
-        tokenizer=first.record.output / "tokenizer",
-        vocab_size=tokenizer.vocab_size,
-        max_token_id=tokenizer.max_token_id,
-        dtype=", ".join(sorted(dtypes)),
-        eod=basis.eod,
-        eod_token=tokenizer.eod_token if basis.eod is not None else None,
-        eos_token=tokenizer.eos_token,
-        fingerprint=basis.tokenizer,
-        reference=tokenizer.reference,
-        notes=notes,
-    )
+    return shared, notes
 
 
 def _check_same_tokenizer(datasets: "Sequence[tuple[str, Dataset]]") -> None:
@@ -114,7 +139,7 @@ def _check_same_tokenizer(datasets: "Sequence[tuple[str, Dataset]]") -> None:
             )
 
 
-def _separate_splits(lists: dict[str, list[WeightedDataset]]) -> list[str]:
+def _separate_splits(lists: dict[str, list[WeightedDataset]], labels: DatasetLabels) -> list[str]:
     """Remove from each dataset the pairs that another list names individually, and return notes about it.
 
     A pair that is held out for validation is thus not used for training. The function changes `lists`.
@@ -129,22 +154,23 @@ def _separate_splits(lists: dict[str, list[WeightedDataset]]) -> list[str]:
         if source.single_pair
         for pair in source.pairs
     }
-    notes, labels = [], dict[str, str]()
+    notes, users = [], dict[str, str]()
     for name, sources in lists.items():
         for number, source in enumerate(sources):
             kept = [
                 pair for pair in source.pairs if source.single_pair or single_pairs.get(pair.prefix, (name,))[0] == name
             ]
             if len(kept) < len(source.pairs):
-                notes.append(f"excluded {len(source.pairs) - len(kept)} pairs of {source.path}: other splits use them")
+                excluded = len(source.pairs) - len(kept)
+                notes.append(f"excluded {excluded} {labels.pairs} of {source.path}: other splits use them")
                 if not kept:
                     raise RequestError(
-                        f"{source.label} {source.path}: all of its pairs are in other splits; remove this dataset, or "
-                        "remove one of its pairs from them"
+                        f"{source.label} {source.path}: all of its {labels.pairs} are in other splits; remove this "
+                        f"dataset, or remove one of its {labels.pairs} from them"
                     )
                 sources[number] = replace(source, pairs=tuple(kept))
             for pair in kept:
-                other_label = labels.setdefault(pair.prefix, source.label)
+                other_label = users.setdefault(pair.prefix, source.label)
                 if other_label != source.label:
                     raise RequestError(
                         f"{pair.prefix} is in {other_label} and in {source.label}; remove it from one of them (raise "

@@ -10,6 +10,7 @@ from tokenmill.errors import RequestError
 from tokenmill.training import settings as s
 from tokenmill.training.data.blend import collect_datasets
 from tokenmill.training.data.blend_samples import check_blend_samples
+from tokenmill.training.data.conversations import collect_conversations
 from tokenmill.training.data.datasets import TrainingData
 
 PER_DATASET_SEQUENCES_FLAG = "--per-dataset-sequences-path"
@@ -21,7 +22,7 @@ def resolve(settings: s.Settings, root: Path | None = None) -> TrainingData:
     Raises:
         RequestError: a dataset is missing, unfinished or damaged, or the run cannot train on it.
     """
-    data = collect_datasets(settings.dataset, root)
+    data = collect_conversations(settings, root) if settings.sft else collect_datasets(settings.dataset, root)
     training = settings.training
     if training.eval_iterations and not data.has_split("validation"):
         raise RequestError(
@@ -38,6 +39,17 @@ def resolve(settings: s.Settings, root: Path | None = None) -> TrainingData:
             f"{layout.vocab_divisible_by} x tensor parallel {layout.tensor}; an id above that ends the training with a "
             "CUDA error: run tokenmill preprocess again with a tokenizer that has no gaps in its ids"
         )
+    if not settings.sft:
+        _check_documents(data, settings)
+    _check_epochs(data, settings)
+    if not settings.sft:  # --sft starts at the first row again where a blend requests more
+        check_blend_samples(data, settings)
+    return data
+
+
+def _check_documents(data: TrainingData, settings: s.Settings) -> None:
+    """Raise RequestError for options that Megatron-LM cannot apply to the documents of the pairs."""
+    training = settings.training
     document_end_options = {
         "training.resetPositionIds": training.reset_position_ids,
         "training.resetAttentionMask": training.reset_attention_mask,
@@ -62,9 +74,6 @@ def resolve(settings: s.Settings, root: Path | None = None) -> TrainingData:
             f"{assumed_dtype}, because the vocabulary has {data.vocab_size:,} entries; the pairs contain {data.dtype}, "
             "so it would read wrong ids: remove the flag"
         )
-    _check_epochs(data, settings)
-    check_blend_samples(data, settings)
-    return data
 
 
 def _check_epochs(data: TrainingData, settings: s.Settings) -> None:

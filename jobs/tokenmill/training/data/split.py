@@ -12,6 +12,9 @@ SPLITS = ("train", "validation", "test")
 class DatasetLabels:
     """The names of the dataset options in messages: keys of the settings, unless a command has its own options."""
 
+    stage = "preprocess"
+    pairs = "pairs"
+    number_option = "--target-files"
     key = "dataset.key"
     split = "dataset.split"
     separate_splits = "in dataset.blend"

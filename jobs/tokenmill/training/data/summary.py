@@ -19,16 +19,15 @@ def summarize(data: TrainingData, settings: s.Settings) -> list[str]:
     lines = [
         f"{training.iterations:,} iterations of {batch:,} sequences of {length:,} tokens: {batch * length:,} tokens "
         f"per iteration, {total:,} in total",
-        f"tokenizer {data.tokenizer}: {data.vocab_size:,} entries, token ids as {data.dtype}, documents end with "
-        f"{data.eod_token or 'no EOD'}",
+        _describe_tokenizer(data, settings),
         *data.notes,
     ]
     for source in data.train:
         epochs = source.epochs(data.split, total)
-        lines.append(
-            f"{source.path}: {source.tokens:,} tokens in {source.documents:,} documents, {len(source.pairs):,} pairs; "
-            f"{source.share:.2%} of the samples, {epochs:.2f} epochs"
-        )
+        content = f"{source.tokens:,} tokens in {source.documents:,} documents, {len(source.pairs):,} pairs"
+        if settings.sft:
+            content = f"{source.documents:,} rows in {len(source.pairs):,} files"
+        lines.append(f"{source.path}: {content}; {source.share:.2%} of the samples, {epochs:.2f} epochs")
         if epochs > MANY_EPOCHS:
             lines.append(
                 f"warning: the run reads {source.path} {epochs:.1f} times; above about {MANY_EPOCHS} epochs repeated "
@@ -39,3 +38,10 @@ def summarize(data: TrainingData, settings: s.Settings) -> list[str]:
             sources = data.lists.get("all") or data.lists[name]
             lines.append(f"{name}: {sum(source.sequences_in(data.split, name) for source in sources):,} sequences")
     return lines
+
+
+def _describe_tokenizer(data: TrainingData, settings: s.Settings) -> str:
+    line = f"tokenizer {data.tokenizer}: {data.vocab_size:,} entries, "
+    if settings.sft:
+        return f"{line}conversations in the format {settings.sft.prompt_format}"
+    return f"{line}token ids as {data.dtype}, documents end with {data.eod_token or 'no EOD'}"

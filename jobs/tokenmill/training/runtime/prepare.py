@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tokenmill.errors import TokenmillError
-from tokenmill.training.arguments import megatron_arguments
+from tokenmill.training.arguments import megatron_arguments, sft_arguments
 from tokenmill.training.checkpoints import repair as checkpoints
 from tokenmill.training.checkpoints.identity import Identity, build_identity
 from tokenmill.training.data.flags import write_data_arguments
@@ -66,7 +66,7 @@ def prepare(path: Path, *, scratch: Path, dry_run: bool = False) -> TrainingRun:
     arguments = megatron_arguments(settings, data_arguments)
     training = settings.training
     launcher = build_launcher_command(node, settings.trainer.launcher, training.gpus_per_node, settings.release)
-    identity = build_identity(data, arguments, settings.extra_args)
+    identity = build_identity(data, arguments, [*sft_arguments(settings), *settings.extra_args])
     return TrainingRun(
         settings,
         node,

@@ -53,6 +53,11 @@ def build_sample_index(path: Path) -> None:
         RequestError: the data or the settings are wrong.
     """
     settings = read_settings(path)
+    if settings.sft:
+        raise RequestError(
+            "a fine-tuning run (sft) has no sample index: Megatron-LM reads its rows in their order; remove "
+            "--build-index"
+        )
     log(build_index(settings, resolve(settings), python=settings.trainer.python))
 
 

@@ -1,9 +1,9 @@
 {{/*
 Return the source of streamed shards; empty when the stage reads a directory on the volume. Input: $, with "section" if
 these values are a section of another chart.
-  {{ include "dataset-preprocess.source" . }}
+  {{ include "tokenmill.streamedSource" . }}
 */}}
-{{- define "dataset-preprocess.source" -}}
+{{- define "tokenmill.streamedSource" -}}
 {{- $section := .section | default "" -}}
 {{- with .Values.dataset }}
 {{- if .stream -}}
@@ -17,4 +17,18 @@ these values are a section of another chart.
 {{- fail (printf "\n%sdataset.sampleFiles=%v selects shards of a streamed source, but %sdataset.stream is false.\nRemove it, or add --set %sdataset.stream=true." $section .sampleFiles $section $section) }}
 {{- end -}}
 {{- end }}
+{{- end }}
+
+{{/*
+Return the options that select and read the files of a directory or of a streamed source. Input: $. Output: YAML of options.
+  {{ include "tokenmill.reading" . | fromYaml }}
+*/}}
+{{- define "tokenmill.reading" -}}
+{{- $dataset := .Values.dataset -}}
+{{- merge (include "tokenmill.selection" . | fromYaml) (dict
+      "revision" (ternary $dataset.revision nil (eq true $dataset.stream))
+      "from" $dataset.fromStage
+      "format" $dataset.format
+      "zstd-window" $dataset.zstdWindow
+      "max-record-size" $dataset.maxRecordSize) | toYaml }}
 {{- end }}
