@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.chat.rows import ALIASES, BadRow, PromptAnswer, Conversation, RowSettings, read_row
+from tokenmill.chat.rows import ALIASES, BadRow, Conversation, PromptAnswer, RowSettings, read_row
 from tokenmill.chat.template import load_builtin
 
 DATA = json.loads((Path(__file__).parents[1] / "conformance" / "sft" / "chat_masks.json").read_text())

@@ -232,7 +232,7 @@ def _probe(
             )
     return Rendering(
         source=template.source,
-        name=name,
+        name=Path(name).name if name == options.chat_template else name,  # a plan does not depend on directories
         variables=variables,
         date=options.date,
         prompts=prompts,
