@@ -122,8 +122,8 @@ def settings(files: Path, stage: str, section: str = "") -> str:
 
 
 def kill_pods(namespace: Namespace, job: str, output: Path, stage: str) -> int:
-    """Kill a pod after the plan, and one after each of the next two receipts; return the number of killed pods."""
-    assert wait_for((output / f".tokenmill/{stage}/plan.json").exists, 120), namespace.describe(job)
+    """Kill the first running pod, and one after each of the next receipts; return the number of killed pods."""
+    assert wait_for(lambda: running(namespace, job), 120), namespace.describe(job)
     killed = 0
     for _ in range(3):
         before = len(receipts(output, stage))

@@ -63,7 +63,7 @@ def test_rejected_record(record: str) -> None:
     assert refuse(DATA["records"][record], LENIENT)[0] == REJECTED[record]
 
 
-@pytest.mark.parametrize("record", DATA["records"].keys() - REJECTED.keys())
+@pytest.mark.parametrize("record", [name for name in DATA["records"] if name not in REJECTED])
 def test_accepted_record(record: str) -> None:
     row = copy.deepcopy(DATA["records"][record])
     result = read(row, LENIENT)
