@@ -1,6 +1,7 @@
 """The stage pack: rows of conversations and documents, splits, blends, epochs, and every refusal with its numbers."""
 
 import json
+import re
 import shutil
 from collections import Counter
 from collections.abc import Iterator
@@ -198,6 +199,11 @@ def test_padding_with_an_eos_that_is_not_the_eod(tmp_path: Path) -> None:
     pack(tmp_path / "pairs", tmp_path / "out", cp=16)
     last = {ids[-1] for ids, _ in split_sequences(read_output(tmp_path / "out"))}
     assert 0 in last and last <= {0, 4097}
+    (backend,) = (tmp_path / "pairs").rglob("backend.json")
+    for damage in (lambda: backend.write_bytes(b"{"), backend.unlink):
+        damage()
+        with pytest.raises(RequestError, match=r"backend\.json is missing or damaged \(.*\), and --cp and"):
+            pack(tmp_path / "pairs", tmp_path / "damaged", cp=16)
 
 
 # -- splits, epochs, multiples
@@ -320,6 +326,55 @@ def test_a_blend_object_needs_no_file(chatted: Path, tmp_path: Path) -> None:
     }
 
 
+def write_blend(path: Path, **lists: list[Any]) -> Path:
+    path.write_text(json.dumps({name: [{"path": str(entry)} for entry in entries] for name, entries in lists.items()}))
+    return path
+
+
+def test_an_output_that_two_paths_lead_to_is_used_once(chatted: Path, tmp_path: Path) -> None:
+    source = shutil.copytree(chatted, tmp_path / "data" / "chat")
+    blend = write_blend(tmp_path / "blend.json", datasets=[source, tmp_path / "data"])
+    with pytest.raises(
+        RequestError,
+        match=r"blend\.json: datasets, 'data': .*/data has the output .*/data/chat, which is also used as .*: "
+        r"datasets, 'chat', so its documents would be used twice; remove one of the two",
+    ):
+        pack(blend, tmp_path / "out")
+
+
+def test_a_copy_of_the_training_data_is_not_for_validation(chatted: Path, tmp_path: Path) -> None:
+    copies = [shutil.copytree(chatted, tmp_path / name) for name in ("one", "two")]
+    blend = write_blend(tmp_path / "blend.json", train=copies[:1], valid=copies[1:])
+    with pytest.raises(
+        RequestError,
+        match=r"valid, 'two': .*/two has the same documents as .*train, 'one', so the model would be tested with its",
+    ):
+        pack(blend, tmp_path / "out")
+    pack(write_blend(tmp_path / "blend.json", datasets=copies), tmp_path / "out")
+    assert metadata(tmp_path / "out")[0]["sequences"] == 2 * sum(sequences_of(chatted).values())
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("missing", r"blend\.json: train, 'missing': .*missing does not exist; specify"),
+        ("x" * 300 + "/a", r"blend\.json: train, 'a': .*File name too long; choose"),
+        (
+            "blend.json",
+            r"blend\.json: train, 'blend\.json': .*blend\.json is a file, but pack reads the output directory",
+        ),
+        ("/dev/null", r"blend\.json: train, 'null': /dev/null is a file, but pack reads"),
+        (".", r"blend\.json: train, '\.': there is no output of tokenmill chat or preprocess in .* or below it; run"),
+    ],
+)
+def test_a_path_of_a_blend_without_an_output_is_named(tmp_path: Path, path: str, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        pack(write_blend(tmp_path / "blend.json", train=[path]), tmp_path / "out")
+    if len(path) > 250:
+        with pytest.raises(RequestError, match="File name too long; choose"):
+            pack(Path(path), tmp_path / "out")
+
+
 def test_a_blend_of_two_tokenizers_is_refused(chatted: Path, tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_bytes(text(1, 5))
     stages.preprocess(tmp_path / "in.jsonl", tmp_path / "other", new_run(), tokenizer=str(TOKENIZER))
@@ -419,7 +474,7 @@ def test_the_last_stage_is_read_unless_another_is_requested(chatted: Path, plain
     assert all(set(mask[:-1]) == {1} for _, mask in split_sequences(read_output(tmp_path / "other")))
 
 
-def test_a_key_of_a_dataset_with_several(tmp_path: Path) -> None:
+def test_a_key_of_a_dataset_with_several(chatted: Path, tmp_path: Path) -> None:
     (tmp_path / "in.jsonl").write_text('{"a": "one two three", "b": "four five six seven"}\n' * 5)
     stages.preprocess(tmp_path / "in.jsonl", tmp_path / "pairs", new_run(), tokenizer=str(TOKENIZER), keys="a,b")
     with pytest.raises(
@@ -428,6 +483,8 @@ def test_a_key_of_a_dataset_with_several(tmp_path: Path) -> None:
         pack(tmp_path / "pairs", tmp_path / "out")
     with pytest.raises(RequestError, match=r"invalid --key c: the keys"):
         pack(tmp_path / "pairs", tmp_path / "out", key="c")
+    with pytest.raises(RequestError, match=r"--key b: every input is an output of tokenmill chat, .*; leave out --key"):
+        pack(chatted, tmp_path / "out", key="b")
     pack(tmp_path / "pairs", tmp_path / "out", key="b")
     expected = IndexedReader(tmp_path / "pairs/in_b_document").document(0).tolist()
     assert {ids for ids, _ in split_sequences(read_output(tmp_path / "out"))} == {tuple(expected)}
@@ -485,6 +542,44 @@ def test_the_mask_of_other_sequences_is_refused(chatted: Path, tmp_path: Path, f
     path.write_bytes(data)
     with pytest.raises(InputError, match=message):
         pack(source, tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["a_mask_document.bin", "a_mask_document.idx", "a_chat_document.idx"])
+def test_files_of_other_data_with_equal_sizes_are_refused(chatted: Path, tmp_path: Path, name: str) -> None:
+    """A mask with the right number of values, or an index that still adds up, is not what the stage has written."""
+    source = copy_chat(chatted, tmp_path)
+    data = bytearray((source / name).read_bytes())
+    if name.endswith(".bin"):
+        data.reverse()
+    else:  # two neighbouring lengths are exchanged in the index
+        first = next(i for i in range(34, 34 + 4 * 50, 4) if data[i : i + 4] != data[i + 4 : i + 8])
+        data[first : first + 8] = data[first + 4 : first + 8] + data[first : first + 4]
+    (source / name).write_bytes(data)
+    message = rf"{re.escape(name)} is damaged, or is a file of another dataset: its hash differs from the one in the"
+    if name == "a_mask_document.idx":
+        message = r"is not the mask of a_chat_document: its sequence \d+ has"
+    with pytest.raises(InputError, match=f"{message}.*run tokenmill chat again with --verify-hashes"):
+        pack(source, tmp_path / "out")
+
+
+def test_a_mask_that_was_replaced_after_planning_is_refused(chatted: Path, tmp_path: Path) -> None:
+    source = copy_chat(chatted, tmp_path)
+    pack(source, tmp_path / "out", shards=3)
+    shard = tmp_path / "out" / "shard_000001.parquet"
+    good = shard.read_bytes()
+    shard.unlink()
+    for name in SIZES:
+        mask = source / f"{name}_mask_document.bin"
+        mask.write_bytes(b"\x01" * mask.stat().st_size)
+    with pytest.raises(
+        InputError,
+        match=rf"^shard_000001\.parquet: its rows train [\d,]+ tokens, but [\d,]+ were planned: a mask in {source} was",
+    ):
+        pack(source, tmp_path / "out", shards=3)
+    assert not shard.exists()
+    shutil.copytree(chatted, source, dirs_exist_ok=True)
+    pack(source, tmp_path / "out", shards=3)
+    assert shard.read_bytes() == good
 
 
 def test_an_id_outside_the_vocabulary_is_refused(chatted: Path, tmp_path: Path) -> None:

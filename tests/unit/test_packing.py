@@ -4,6 +4,7 @@ import io
 import json
 import math
 import random
+import tracemalloc
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from support.packing import Buffer, read_rows, rows_of
 from tokenmill.errors import RequestError
 from tokenmill.options import InvalidOption
+from tokenmill.packing import algorithms, rows
 from tokenmill.packing.algorithms import (
     ALGORITHMS,
     BEST_FIT,
@@ -28,8 +30,10 @@ from tokenmill.packing.algorithms import (
     shuffle,
     spread,
 )
+from tokenmill.packing.assignment import SLOT
 from tokenmill.packing.blend import ALL, BlendedDataset, Share, get_shares, load_blend, make_blend, repeat, single
 from tokenmill.packing.options import PackOptions
+from tokenmill.packing.rows import assemble
 from tokenmill.packing.writers import SHARD_FORMATS, ShardInfo
 
 CAPACITY = 32
@@ -83,6 +87,33 @@ def test_best_fit_takes_the_fullest_row_with_room(lengths: list[int]) -> None:
         filled[row_of[number]] += lengths[number]
 
 
+@pytest.mark.parametrize("capacity", [1 << 12, (1 << 20) - 1, 1 << 26])
+def test_best_fit_costs_little_for_large_rows(capacity: int) -> None:
+    """The time and the memory depend on the number of sequences, not on the size of a row."""
+    dice = random.Random(capacity)
+    lengths = np.array([dice.randint(1, capacity) for _ in range(20_000)])
+    tracemalloc.start()
+    bins = assign(lengths, capacity, "best-fit", 0)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    sizes = [int(lengths[row].sum()) for row in bins.lists()]
+    assert max(sizes) <= capacity
+    assert len(sizes) < 1.03 * lengths.sum() / capacity + 1
+    assert peak < 32 << 20
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_assignment_needs_little_memory(monkeypatch: pytest.MonkeyPatch, algorithm: str) -> None:
+    """Lengths are Python numbers only in parts: 40 bytes for each sequence would be twice as many."""
+    monkeypatch.setattr(algorithms, "CHUNK", 1000)
+    lengths = np.random.default_rng(1).integers(30, 400, 50_000, dtype="i4")
+    tracemalloc.start()
+    assign(lengths, 4096, algorithm, 0)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 40 * len(lengths)
+
+
 def test_concatenative_keeps_the_order() -> None:
     bins = assign(np.array([20, 20, 5, 8, 31, 1]), CAPACITY, CONCATENATIVE, 0)
     assert bins.lists() == [[0], [1, 2], [3], [4, 5]]
@@ -130,6 +161,20 @@ def test_the_multiple_of_parallelism() -> None:
     assert multiples == [1, 4, 4, 4, 4, 24]
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pack_size": (1 << 30) + 1}, "1073741825 is more than 1,073,741,824; choose a smaller number"),
+        ({"epochs": 1001}, "1001 is more than 1,000; choose a smaller number"),
+        ({"seed": 1 << 64}, "18446744073709551616 is more than 4,611,686,018,427,387,904; choose a smaller number"),
+        ({"tp": 1 << 64}, "18446744073709551616 is more than 4,611,686,018,427,387,904; choose a smaller number"),
+    ],
+)
+def test_numbers_that_a_plan_cannot_store_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidOption, match=message):
+        PackOptions(**options)
+
+
 def test_a_pack_size_that_parallelism_does_not_divide_is_refused() -> None:
     with pytest.raises(InvalidOption, match=r"4096 is not a multiple of 24, .*--cp 4, --tp 3 and --sp.*choose 4104"):
         PackOptions(cp=4, tp=3, sp=True)
@@ -175,15 +220,52 @@ def test_a_blend_of_one_list_or_of_splits(tmp_path: Path) -> None:
         ({"datasets": [{"path": "a", "weight": 0}]}, r"all training data has the weight 0; set"),
         ({"datasets": [{"path": "a", "weight": -1}]}, r"datasets, 'a': the weight is -1\.0, but"),
         ({"datasets": [{"path": "hf://datasets/o/n"}]}, r"is a source, but pack reads outputs"),
+        ({"datasets": [{"path": ""}]}, r"datasets: the path of dataset 0 is '', but it must be the output directory"),
+        ({"datasets": [{"path": "a"}, {"path": "b\0"}]}, r"datasets: the path of dataset 1 is 'b\\x00', but"),
+        (
+            {"train": [{"path": "a", "name": "a\nb"}]},
+            r"train: the name of dataset 0 is 'a\\nb', but a name has at most",
+        ),
+        ({"train": [{"path": "a", "name": "a" * 300}]}, r"train: the name of dataset 0 is 'a{40}', but"),
+        (
+            {"train": [{"path": "a", "name": "x"}, {"path": "b", "name": "x"}]},
+            r"train: two datasets have the name 'x', by which metadata\.json describes them; rename",
+        ),
+        ('{"datasets": [], "datasets": [{"path": "a"}]}', r"has the key 'datasets' more than once in one object"),
+        ('{"datasets": [{"path": "a", "path": "b"}]}', r"has the key 'path' more than once in one object"),
+        ('{"datasets": [{"path": "a", "weight": 1e999}]}', r"is not a blend: Number out of range"),
+        ('{"datasets": [{"path": "a", "weight": NaN}]}', r"is not a blend: JSON is malformed"),
+        ('{"datasets": [{"path": "a"}], "x": ' + "[" * 100_000 + "]" * 100_000 + "}", r"is not a blend: "),
         (
             {"train": [{"path": "a"}], "valid": [{"path": "./a"}]},
-            r"valid, 'a': .* is listed twice \(also in train, 'a'\)",
+            r"valid, 'a': .* is listed twice \(also in train, 'a'\), so the model would be tested with",
+        ),
+        (
+            {"datasets": [{"path": "a"}, {"path": "./a"}]},
+            r"datasets, '\./a': .* listed twice \(also in datasets, 'a'\), so its documents would be used twice",
         ),
     ],
 )
 def test_invalid_blends_are_refused(tmp_path: Path, content: Any, message: str) -> None:
     with pytest.raises(RequestError, match=message):
         load_blend(write_blend(tmp_path / "blend.json", content))
+
+
+def test_a_large_file_is_not_a_blend(tmp_path: Path) -> None:
+    path = tmp_path / "blend.json"
+    with path.open("wb") as file:
+        file.truncate((64 << 20) + 1)
+    with pytest.raises(RequestError, match=r"has 67,108,865 bytes, but a blend has at most 67,108,864; specify"):
+        load_blend(path)
+
+
+def test_names_and_unknown_keys_of_a_blend(tmp_path: Path) -> None:
+    entries = [{"path": "one/chat", "wieght": 2}, {"path": "two/chat"}, {"path": "b", "split": "train"}]
+    path = tmp_path / "blend.json"
+    path.write_bytes(b"\xef\xbb\xbf" + json.dumps({"train": entries, "vaild": []}).encode())
+    blend = load_blend(path)
+    assert [dataset.name for dataset in blend.lists["train"]] == ["one/chat", "two/chat", "b"]
+    assert blend.notes == [f"{path}: ignored the unknown keys 'wieght', 'vaild'"]
 
 
 @pytest.mark.parametrize("weight", [math.nan, math.inf])
@@ -204,6 +286,19 @@ def test_weights_that_need_too_many_repetitions_are_refused() -> None:
         get_shares([0.001, 1], [100, 10], ["a", "b"])
 
 
+@pytest.mark.parametrize("weights", [(5e-324, 1.0), (1e-9, 1e9), (5e-324, 1.7e308)])
+def test_weights_of_any_size_are_compared(weights: tuple[float, float]) -> None:
+    small, large = weights
+    with pytest.raises(
+        RequestError,
+        match=r"^blend\.json: train: the weight .* of b \(10 trained tokens\) and the weight .* of a \(10\) would "
+        r"repeat b more than 1,000,000,000,000 times, but the maximum is 1000; lower the weight of b, or pack a part",
+    ):
+        get_shares([small, large], [10, 10], ["a", "b"], "blend.json: train")
+    assert [share.repetitions for share in get_shares([small, small], [10, 20], ["a", "b"])] == [2.0, 1.0]
+    assert [share.repetitions for share in get_shares([large, large], [10, 20], ["a", "b"])] == [2.0, 1.0]
+
+
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=60), st.floats(1, 4), st.integers(0, 3))
 def test_a_repetition_uses_whole_documents(trained: list[int], repetitions: float, seed: int) -> None:
     documents = np.array(sorted(random.Random(seed).choices(range(20), k=len(trained))))
@@ -215,6 +310,23 @@ def test_a_repetition_uses_whole_documents(trained: list[int], repetitions: floa
         assert len({used[int(i)] for i in np.flatnonzero(documents == document)}) == 1
     largest = max(np.bincount(documents, weights=trained))
     assert abs(sum(trained[i] for i in numbers) - repetitions * sum(trained)) <= largest / 2 + 1
+
+
+def test_pages_of_a_long_pair_are_released_between_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`assemble` reads a pair again for each part, in the order of its tokens, so that one part is in memory."""
+    monkeypatch.setattr(rows, "RELEASED_TOKENS", 100)
+    ids = np.arange(1000, dtype="i4")
+    slots = np.zeros(100, SLOT)
+    slots["start"], slots["length"] = np.random.default_rng(0).permutation(100) * 10, 10
+    reads: list[int] = []
+
+    def read_pair(number: int) -> tuple[Any, None]:
+        reads.append(number)
+        return ids, None
+
+    result = assemble(slots, np.arange(1, 101), read_pair)
+    assert result.ids.tolist() == [token for start in slots["start"].tolist() for token in range(start, start + 10)]
+    assert reads == [0] * 10
 
 
 # -- formats

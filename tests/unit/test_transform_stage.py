@@ -18,14 +18,18 @@ from support.commandline import run_in_process, tokenmill
 from support.corpus import REPOSITORY, TOKENIZER
 from support.hub import Hub
 from support.runs import receipt
-from tokenmill.errors import InputError, RequestError
+from tokenmill.errors import InputError, RequestError, TransientError
 from tokenmill.flow.contract import Part
 from tokenmill.flow.lineage import locate
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.record import Plan, StageRecord
+from tokenmill.flow.run import run_stage
 from tokenmill.flow.stage import StageRun
 from tokenmill.stages.registry import TRANSFORM
+from tokenmill.stages.transform import TransformRecords
 from tokenmill.tokens.dataset import find_dataset, find_document
+from tokenmill.transforms import unit as unit_module
+from tokenmill.transforms.options import TransformOptions
 from tokenmill.transforms.types import RejectedRow
 
 Row = dict[str, Any]
@@ -187,6 +191,17 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "def surrogate(row):\n"
         "    return {'text': chr(0xd800)} if row['n'] == 3 else row\n"
         "def nothing(row):\n    return None\n"
+        "import os, sys\n"
+        "class NoText(Exception):\n    def __str__(self):\n        raise ValueError\n"
+        "def leave(row):\n    sys.exit(0)\n"
+        "def end(row):\n    raise GeneratorExit('ended')\n"
+        "def no_text(row):\n    raise NoText\n"
+        "def long_text(row):\n    raise ValueError('x' * 100_000)\n"
+        "def control(row):\n    raise ValueError('a\\n\\x1b[31mb\\ud800')\n"
+        "def memory(row):\n    raise MemoryError\n"
+        "def secret(row):\n    raise ValueError('no access with ' + os.environ['HF_TOKEN'])\n"
+        "def elsewhere(row):\n    os.chdir('/')\n    return row\n"
+        "def printing(row):\n    print('row', row['n'])\n    return row\n"
     )
     return path
 
@@ -213,6 +228,111 @@ def test_none_drops_a_record(corpus: Path, tmp_path: Path, module: Path) -> None
 def test_a_bad_record_ends_the_run(corpus: Path, tmp_path: Path, module: Path, function: str, expected: str) -> None:
     with pytest.raises(InputError, match=expected):
         stages.transform(corpus, tmp_path / "out", run(), transform=f"{module.stem}:{function}")
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        ("leave", "SystemExit: 0"),
+        ("end", "GeneratorExit: ended"),
+        ("no_text", "NoText: an exception without a text"),
+        ("long_text", f"ValueError: {'x' * 500}..."),
+        ("control", r"ValueError: a\n\x1b[31mb\ud800"),
+    ],
+)
+def test_any_exception_of_a_function_is_a_reason(
+    corpus: Path, tmp_path: Path, module: Path, function: str, expected: str
+) -> None:
+    with pytest.raises(InputError) as error:
+        stages.transform(corpus, tmp_path / "out", run(), transform=f"{module.stem}:{function}")
+    assert f"a.jsonl, line 1: the transform failed: {expected}. Correct or quarantine" in str(error.value)
+
+
+def test_a_function_without_memory_is_tried_again(corpus: Path, tmp_path: Path, module: Path) -> None:
+    with pytest.raises(TransientError, match=r"a\.jsonl, line 1: memory ran out in the transform \(.*\); raise the"):
+        stages.transform(corpus, tmp_path / "out", run(), transform=f"{module.stem}:memory")
+
+
+def test_reasons_in_the_quarantine_have_no_secret(
+    corpus: Path, tmp_path: Path, module: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = tokenmill(
+        "transform",
+        corpus,
+        tmp_path / "out",
+        *("--transform", f"{module.stem}:secret", "--on-bad-record", "quarantine", "--processes", 1),
+        HF_TOKEN="hf_NotATokenButLongEnough",
+        PYTHONPATH=str(module.parent),
+    )
+    assert result.code == 2
+    (rejected,) = (tmp_path / "out" / "rejected").iterdir()
+    assert read(rejected)[0]["reason"] == "the transform failed: ValueError: no access with <redacted>"
+
+
+def test_a_function_may_change_the_directory(
+    corpus: Path, tmp_path: Path, module: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Input and output are relative paths, and each block has one record."""
+    monkeypatch.setattr(unit_module, "BLOCK_BYTES", 30)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(module.parent)
+    stages.transform(Path("corpus"), Path("out"), run(), transform=f"{module.stem}:elsewhere", shards=2)
+    assert Path.cwd() == tmp_path
+    assert sum(map(len, shards(Path("out")))) == 40
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+def test_output_of_a_function_does_not_mix_with_the_result(
+    corpus: Path, tmp_path: Path, module: Path, processes: int
+) -> None:
+    module.write_text(f"print('imported')\n{module.read_text()}")
+    command = ["transform", corpus, tmp_path / "out", "--transform", f"{module.stem}:printing", "--shards", 2, "--json"]
+    result = tokenmill(*command, "--processes", processes, PYTHONPATH=str(module.parent))
+    assert result.code == 0
+    assert result.result["counts"]["out"] == 40
+    assert "imported" in result.err and "row 29" in result.err
+
+
+def test_rejected_records_move_no_later_record(
+    corpus: Path, tmp_path: Path, module: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A function rejects records of the first blocks; the numbers of the records in later blocks stay the same."""
+    monkeypatch.setattr(unit_module, "BLOCK_BYTES", 200)
+    with (corpus / "b.jsonl").open("a") as file:
+        file.write("\n{bad\n" + "".join(json.dumps(row) + "\n" for row in questions("b", 10)[6:]))
+    options: Row = {"transform": f"{module.stem}:fail", "on_bad_record": "quarantine"}
+    for count in (1, 3):
+        output = tmp_path / f"out-{count}"
+        summary = stages.transform(corpus, output, run(), shards=count, **options)
+        written = [row["question"] for shard in shards(output) for row in shard]
+        expected = [row["question"] for row in [*questions("a", 30), *questions("b", 10), *questions("b", 10)[6:]]]
+        assert sorted(written) == sorted(text for text in expected if text[2:] not in ("3?", "5?"))
+        rejected = [row for path in sorted((output / "rejected").iterdir()) for row in read(path)]
+        assert sorted((row["file"], row["line"]) for row in rejected) == [
+            *(("a.jsonl", line) for line in (4, 6)),
+            *(("b.jsonl", line) for line in (4, 6, 12)),
+        ]
+        for shard_unit in summary.plan.units:
+            for shard, lineage in zip(
+                spec_shards(summary.plan, shard_unit.id), parts(output, shard_unit.id), strict=True
+            ):
+                for ordinal, row in enumerate(read(output / shard)):
+                    name, record = locate(lineage, ordinal) or ("", 0)
+                    assert name[0] == row["question"][0]
+                    assert record == row["n"] or (record - 5 == row["n"] and record > 10)
+
+
+def test_records_behind_the_limit_of_a_shard_are_not_read(corpus: Path, tmp_path: Path) -> None:
+    (corpus / "b.jsonl").unlink()
+    with (corpus / "a.jsonl").open("a") as file:
+        file.write("{bad\n")
+    stage = TransformRecords(
+        input=corpus, output=tmp_path / "out", options=TransformOptions(transform="passthrough"), shard_limit=30
+    )
+    summary = run_stage(stage, run())
+    assert summary.completion.manifest is not None
+    assert summary.completion.manifest.counts == {"in": 30, "out": 30, "rejected": 0, "dropped": 0, "blank": 0}
 
 
 def test_a_bad_record_is_quarantined(corpus: Path, tmp_path: Path, module: Path) -> None:
@@ -344,7 +464,14 @@ def test_shards_can_be_of_a_part_of_the_workers(corpus: Path, tmp_path: Path) ->
         (["--transform", "no_such_module:f"], "importing no_such_module failed (ModuleNotFoundError"),
         (["--transform", "json:no_such"], "json has no no_such; choose one of its functions"),
         (["--transform", "sft", "--shards", "2", "--shard-size", "1MB"], "cannot be combined with --shards"),
-        (["--transform", "sft", "--shard-size", "0"], "'0' is less than 1 byte; write a size such as 256MB"),
+        (["--transform", "sft", "--shard-size", "0"], "'0' is not between 1 byte and 1 EB; write a size such as 256MB"),
+        (["--transform", "sft", "--shard-size", "2EB"], "'2EB' is not between 1 byte and 1 EB; write a size such as"),
+        (["--transform", "select()"], "--transform select: it names no field, so every record would become empty"),
+        (["--transform", "rename"], "--transform rename: it names no field, so every record would become empty"),
+        (
+            ["--transform", "os.path:join"],
+            "--transform os.path:join: the function has no source file, so a plan cannot",
+        ),
         (["--transform", "sft", "--shard-size", "big"], "'big' is not a size; write it as 256MB"),
         (["--transform", "passthrough", "--shard-size", "100B"], ""),
         (["--transform", "sft", "--compression", "gzip"], "'gzip' is not one of none, zstd"),
@@ -357,6 +484,14 @@ def test_wrong_command_exits_with_2(corpus: Path, tmp_path: Path, arguments: lis
     result = run_in_process("transform", corpus, tmp_path / "out", "--processes", 1, *arguments)
     message = " ".join(result.err.replace("\u2502", " ").split())
     assert (result.code, expected if expected in message else message) == (2 if expected else 0, expected)
+
+
+def test_a_transform_does_not_read_the_output_of_a_transform(corpus: Path, tmp_path: Path) -> None:
+    stages.transform(corpus, tmp_path / "out", run(), transform="passthrough")
+    with pytest.raises(
+        RequestError, match=r"out is an output of tokenmill transform, .*; write one function that makes"
+    ):
+        stages.transform(tmp_path / "out", tmp_path / "second", run(), transform="passthrough")
 
 
 def test_too_many_shards_are_refused(tmp_path: Path) -> None:

@@ -6,10 +6,13 @@ import pickle
 import subprocess
 import sys
 from collections import OrderedDict
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
+from enum import Enum
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import orjson
 import pytest
@@ -346,12 +349,16 @@ def test_function_that_changed_after_planning_is_refused(module: str) -> None:
         ("raise ValueError('no GPU')", r"failed \(ValueError: no GPU\)"),
         ("def keep(", r"failed \(SyntaxError: "),
         ("import sys; sys.exit(3)", r"failed \(SystemExit: 3\)"),
+        ("raise BaseException('a\\nb')", r"failed \(BaseException: a\\nb\)"),
+        ("def a(): a()\na()", r"failed \(RecursionError: "),
+        ("import os; os.chdir('/'); raise ValueError('x')", r"failed \(ValueError: x\)"),
     ],
 )
 def test_module_that_fails_is_refused(module: str, tmp_path: Path, source: str, expected: str) -> None:
     (tmp_path / f"{module}.py").write_text(source)
     with pytest.raises(RequestError, match=expected):
         load_transform(parse_call(f"{module}:keep"))
+    assert Path.cwd() == tmp_path
 
 
 def test_built_in_transform_of_a_module(module: str, tmp_path: Path) -> None:
@@ -405,6 +412,30 @@ def test_numbers_that_orjson_would_change_keep_their_values() -> None:
     assert encode_line({"a": None, "null": 1.5}) == orjson.dumps({"a": None, "null": 1.5})
 
 
+@dataclass
+class Score:
+    """A value that orjson writes itself, with null for NaN."""
+
+    value: float
+    more: Any = None
+
+
+class Kind(Enum):
+    """A value that orjson writes itself."""
+
+    CHAT = "chat"
+
+
+def test_objects_of_python_keep_their_values() -> None:
+    assert (
+        encode_line({"a": [Score(math.nan, Score(1.0))]}) == b'{"a":[{"value":NaN,"more":{"value":1.0,"more":null}}]}'
+    )
+    record = {"a": Score(2**70), "b": Kind.CHAT, "c": UUID(int=1)}
+    assert encode_line(record) == (
+        b'{"a":{"value":1180591620717411303424,"more":null},"b":"chat","c":"00000000-0000-0000-0000-000000000001"}'
+    )
+
+
 def test_values_of_columnar_files_and_of_python_become_json() -> None:
     record = {
         "time": datetime(2026, 1, 2, tzinfo=UTC),
@@ -444,10 +475,12 @@ def endless() -> dict[str, Any]:
         ({"a": b"\xff"}, "the result is not JSON: binary data that is not UTF-8"),
         ({"a": {1, 2}}, "the result is not JSON: a value of the type set"),
         ({(1, 2): 1}, "the result is not JSON: keys must be str"),
+        ({"x": [{1: "a", "1": "b"}]}, "the result is not JSON: two keys of an object are '1' as text"),
+        ({"x": {None: 1, "null": 2}}, "the result is not JSON: two keys of an object are 'null' as text"),
         (nested(100_000), "the result is nested too deeply"),
         (endless(), "the result is not JSON: Circular reference detected"),
     ],
-    ids=range(8),
+    ids=range(10),
 )
 def test_record_without_a_json_form_is_rejected(record: dict[str, Any], expected: str) -> None:
     with pytest.raises(RejectedRow) as error:

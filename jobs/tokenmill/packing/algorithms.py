@@ -6,8 +6,9 @@ steps. `shuffle` uses Python's own generator: the same seed gives the same rows 
 
 import random
 from array import array
+from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heappush
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -21,6 +22,9 @@ BEST_FIT = "best-fit"
 CONCATENATIVE = "concatenative"
 ALGORITHMS = (FIRST_FIT_SHUFFLE, FIRST_FIT_DECREASING, BEST_FIT, CONCATENATIVE)
 """The names of the algorithms; the first is the default."""
+
+CHUNK = 1 << 16
+"""Lengths that are Python numbers at the same time; such a number is eight times larger than in an array."""
 
 
 class Bins(NamedTuple):
@@ -53,31 +57,41 @@ def assign(lengths: "Array", capacity: int, algorithm: str, seed: int, *, shuffl
     visited = np.minimum(lengths, capacity)[order]
     if algorithm == CONCATENATIVE:
         return Bins(order, _next_fit(visited, capacity))
-    place = _best_fit if algorithm == BEST_FIT else _first_fit
-    rows = np.array(place(visited.tolist(), capacity))
+    numbers = chain.from_iterable(_chunks(visited))
+    if algorithm == BEST_FIT:
+        places = _best_fit(numbers, capacity)
+    else:
+        # Two rows next to each other are together more than full, which limits the number of rows.
+        most = min(len(visited), 2 * int(visited.sum(dtype="i8")) // max(capacity, 1) + 2)
+        places = _first_fit(numbers, capacity, most)
+    rows = np.frombuffer(places, places.typecode) if places else np.empty(0, np.int64)
     return Bins(order[np.argsort(rows, kind="stable")], np.cumsum(np.bincount(rows)))
 
 
-def shuffle(count: int, seed: int) -> "Array":
+def _chunks(values: "Array") -> Iterator[list[int]]:
+    """Yield the numbers of an array in lists of CHUNK numbers."""
+    for first in range(0, len(values), CHUNK):
+        yield values[first : first + CHUNK].tolist()
+
+
+def shuffle(count: int, seed: int | str) -> "Array":
     """Return the numbers from 0 to `count` in the order of `random.Random(seed).shuffle`."""
     import numpy as np
 
-    numbers = list(range(count))
+    numbers = array("q", range(count))  # a fifth of the memory of a list
     random.Random(seed).shuffle(numbers)
-    return np.array(numbers, dtype=np.int64)
+    return np.frombuffer(numbers, np.int64) if count else np.empty(0, np.int64)
 
 
-def _first_fit(lengths: list[int], capacity: int) -> "array[int]":
-    """Return the row of each length: the first row with enough room.
+def _first_fit(lengths: Iterable[int], capacity: int, most: int) -> "array[int]":
+    """Return the row of each length: the first row with enough room; there are at most `most` rows.
 
     The leaves of a segment tree hold the room of all rows, also of those without a sequence; an inner node holds the
     largest room below it.
     """
-    # Two rows next to each other are together more than full, so there are fewer than 2 * tokens / capacity + 2 rows.
-    most = min(len(lengths), 2 * sum(lengths) // max(capacity, 1) + 2)
     leaves = 1 << max(most - 1, 0).bit_length()
     room = [capacity] * (2 * leaves)
-    rows = array("q")
+    rows = array("i")
     for length in lengths:
         node = 1
         while node < leaves:
@@ -98,24 +112,48 @@ def _first_fit(lengths: list[int], capacity: int) -> "array[int]":
     return rows
 
 
-def _best_fit(lengths: list[int], capacity: int) -> "array[int]":
-    """Return the row of each length: the fullest row with enough room, of equal rows the one that was used last."""
-    rows_by_room: list[list[int]] = [[] for _ in range(capacity + 1)]
-    occupied = 0  # bit r is set if a row has r tokens of room
-    rows, count = array("q"), 0
+def _best_fit(lengths: Iterable[int], capacity: int) -> "array[int]":
+    """Return the row of each length: the fullest row with enough room, of equal rows the one that was used last.
+
+    A room is a word and a bit in it. `words[w]` has bit b if a row has this room, `filled` has bit w if the word is not
+    0. Both are about as long as the square root of the capacity, so that a large row costs little.
+    """
+    shift = max((capacity + 1).bit_length() // 2, 6)
+    ones = (1 << shift) - 1
+    words = [0] * ((capacity >> shift) + 1)
+    filled = 0
+    rows_by_room: dict[int, list[int]] = {}
+    rows, count = array("i"), 0
     for length in lengths:
-        fitting = occupied >> length
+        word = length >> shift
+        fitting = words[word] >> (length & ones)
         if fitting:
             room = length + (fitting & -fitting).bit_length() - 1
-            row = rows_by_room[room].pop()
-            if not rows_by_room[room]:
-                occupied ^= 1 << room
+        else:
+            later = filled >> (word + 1)
+            room = -1
+            if later:
+                word += (later & -later).bit_length()
+                bits = words[word]
+                room = (word << shift) + (bits & -bits).bit_length() - 1
+        if room >= 0:
+            with_room = rows_by_room[room]
+            row = with_room.pop()
+            if not with_room:
+                del rows_by_room[room]
+                words[word] ^= 1 << (room & ones)
+                if not words[word]:
+                    filled ^= 1 << word
         else:
             room, row, count = capacity, count, count + 1
         rows.append(row)
         room -= length
-        rows_by_room[room].append(row)
-        occupied |= 1 << room
+        if room in rows_by_room:
+            rows_by_room[room].append(row)
+        else:
+            rows_by_room[room] = [row]
+            words[room >> shift] |= 1 << (room & ones)
+            filled |= 1 << (room >> shift)
     return rows
 
 

@@ -15,8 +15,8 @@ documents by weight, and assign the sequences of each split and epoch to rows. A
 """
 
 import json
-import random
 import struct
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,7 +28,7 @@ from tokenmill.files.codec import canonical_json, content_id
 from tokenmill.packing import algorithms
 from tokenmill.packing.blend import ALL, SPLITS, PackBlend, Share, get_shares, repeat
 from tokenmill.packing.options import DROP, SPLIT, TRAINED, PackOptions
-from tokenmill.packing.sources import PackSource, SequenceReader
+from tokenmill.packing.sources import PackSource, SequenceReader, extend
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -86,13 +86,15 @@ class Totals(NamedTuple):
 
 @dataclass
 class Assignment:
-    """The rows of all splits, with `ends` and `slots` as in the file."""
+    """The rows of all splits, with `ends` and `slots` as in the file; the file has no other arrays."""
 
     pairs: list[StoredPair]
     sources: list[str]
     ends: "Array"
     slots: "Array"
     groups: list[Group] = field(default_factory=list)
+    trained: "array[int]" = field(default_factory=lambda: array("q"))
+    """For each row: its number of trained tokens."""
     totals: list[Totals] = field(default_factory=list)
     """For each group."""
     shares: dict[str, list[tuple[str, Share]]] = field(default_factory=dict)
@@ -218,7 +220,8 @@ class AssignmentBuilder:
         weighted = ALL not in self._blend.lists
         splits = {name: datasets for name, datasets in splits.items() if datasets}
         for split, datasets in splits.items():
-            assignment.shares[split] = _share(datasets, use_weights=weighted or split == "train")
+            label = f"{self._blend.label}: {split}" if self._blend.label else split
+            assignment.shares[split] = _share(datasets, label, use_weights=weighted or split == "train")
         # All splits come before the later epochs of the training data. So more epochs do not move the rows of a split.
         for epoch in range(self._options.epochs):
             for split, datasets in splits.items() if epoch == 0 else [("train", splits["train"])]:
@@ -309,42 +312,50 @@ class AssignmentBuilder:
         rows = -(-len(bins.ends) // options.rows_multiple_of) * options.rows_multiple_of
         arranged = algorithms.spread(bins, lengths, rows)
         if arranged is None:
+            sequences, packed = len(table), len(bins.ends)
+            more = f", or raise --{split}-shards" if ALL in self._blend.lists and split != "train" else ""
             raise RequestError(
-                f"--rows-multiple-of {options.rows_multiple_of}: the {split} split has {len(table):,} sequences in "
-                f"{len(bins.ends):,} rows, too few for {rows:,} rows; lower --rows-multiple-of"
+                f"--rows-multiple-of {options.rows_multiple_of}: the {split} split has {sequences:,} "
+                f"sequence{'s' * (sequences > 1)} in {packed:,} row{'s' * (packed > 1)}, too few for {rows:,} rows; "
+                f"lower --rows-multiple-of{more}"
             )
         return arranged
 
     def _append(self, assignment: Assignment, split: str, epoch: int, table: "Array", bins: algorithms.Bins) -> None:
         import numpy as np
 
+        documents = len(np.unique(table["document"]))
         slots = np.empty(len(table), SLOT)
         for name, _ in SLOT:
             slots[name] = table[name][bins.order]
         stored = padded(slots["length"], self._options.multiple)
         tokens = int(stored.sum(dtype="i8"))
         padding = tokens - int(slots["length"].sum(dtype="i8"))
-        starts = np.concatenate(([0], bins.ends[:-1]))
-        positions = np.add.reduceat(stored - 1, starts, dtype="i8")
+        starts = np.concatenate(([0], bins.ends[:-1]))  # of the rows, which are not empty
+        trained = np.add.reduceat(table["trained"][bins.order], starts, dtype="i8")
+        longest = int(stored.max()) - 1
         rows = len(bins.ends)
+        stored -= 1
+        positions = np.add.reduceat(stored, starts, dtype="i8")
         shards = self._count_shards(split, rows, tokens)
         assignment.groups.append(Group(split, epoch, len(assignment.ends), rows, shards))
         assignment.totals.append(
             Totals(
                 rows=rows,
                 sequences=len(slots),
-                documents=len(np.unique(table["document"])),
+                documents=documents,
                 tokens=tokens,
                 padding=padding,
-                trained=int(table["trained"].sum(dtype="i8")),
-                longest=int(stored.max()) - 1,
+                trained=int(trained.sum()),
+                longest=longest,
                 emptiest=int(positions.min()),
                 most_sequences=int(np.diff(bins.ends, prepend=0).max()),
                 positions=int(positions.sum()),
             )
         )
+        assignment.trained.frombytes(trained.tobytes())
         assignment.ends = np.concatenate((assignment.ends, bins.ends + len(assignment.slots)))
-        assignment.slots = np.concatenate((assignment.slots, slots))
+        assignment.slots = extend(assignment.slots, slots)
 
     def _count_shards(self, split: str, rows: int, tokens: int) -> int:
         """Return the number of files of an epoch; a file has at least one row."""
@@ -364,12 +375,12 @@ class AssignmentBuilder:
         return min(wanted, rows)
 
 
-def _share(datasets: list[_Dataset], *, use_weights: bool) -> list[tuple[str, Share]]:
+def _share(datasets: list[_Dataset], label: str, *, use_weights: bool) -> list[tuple[str, Share]]:
     """Return the name and the use of each dataset; without weights, each document is used once."""
     names, weights = [dataset.name for dataset in datasets], [dataset.weight for dataset in datasets]
     trained = [int(dataset.table["trained"].sum()) for dataset in datasets]
     if use_weights:
-        return list(zip(names, get_shares(weights, trained, names), strict=True))
+        return list(zip(names, get_shares(weights, trained, names, label), strict=True))
     once = [Share(weight, count, 1.0) for weight, count in zip(weights, trained, strict=True)]
     return list(zip(names, once, strict=True))
 
@@ -381,7 +392,7 @@ def padded(lengths: "Array", multiple: int) -> "Array":
 
 def fill(lengths: "Array", options: PackOptions) -> "Array":
     """Return how much of a row each sequence fills."""
-    stored = padded(lengths, options.multiple).astype("i8")
+    stored = padded(lengths, options.multiple)
     return stored - 1 if options.count == TRAINED else stored
 
 
@@ -417,9 +428,7 @@ def _split_documents(table: "Array", shares: dict[str, float], seed: str) -> dic
 
     names, of_sequence = np.unique(table["document"], return_inverse=True)
     sizes = np.bincount(of_sequence, weights=table["length"])
-    shuffled = list(range(len(names)))
-    random.Random(seed).shuffle(shuffled)
-    order = np.array(shuffled)
+    order = algorithms.shuffle(len(names), seed)
     sums = np.concatenate(([0], np.cumsum(sizes[order])))
     assigned = np.zeros(len(names), dtype=np.int8)
     taken = 0

@@ -8,13 +8,16 @@ belong to the next sequence.
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import msgspec
 
 from tokenmill.errors import VERIFY_HASHES_OPTION
 from tokenmill.flow.contract import FileEntry
 from tokenmill.packing.contract import BLEND, SHARD, PackBasis
 from tokenmill.packing.options import TRAINED
-from tokenmill.packing.writers.parquet import read_rows
+from tokenmill.packing.writers import SHARD_FORMATS
+from tokenmill.packing.writers.parquet import ShardReader
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -23,39 +26,97 @@ if TYPE_CHECKING:
 
 REMEDY = f"run the same tokenmill pack again with {VERIFY_HASHES_OPTION}, which makes only the damaged files again"
 
+LINE_BYTES, BYTES_PER_TOKEN = 1 << 20, 4096
+"""Bytes of the longest line of JSONL, and its bytes for each token: a sequence has 2 tokens and the name of a file."""
+
+MAX_BLEND_BYTES = 64 << 20
+"""Bytes of the largest blend.json: some hundred thousand shards."""
+
+READ_BY_BRIDGE = ("parquet", "pq")
+"""The suffixes of the files that Megatron-Bridge reads in a directory of packed data."""
+
 
 class RowLimits(NamedTuple):
-    """The limits of all rows of a pack: the size of a row, what fills it, and the number of valid ids."""
+    """The limits of all rows of a pack.
+
+    Attributes:
+        pack_size: the size of a row.
+        fill: what fills a row, stored or trained tokens.
+        vocabulary: the number of valid ids.
+        multiple: the multiple of the positions of each sequence.
+    """
 
     pack_size: int
     fill: str
     vocabulary: int
+    multiple: int = 1
+
+
+def get_limits(basis: PackBasis) -> RowLimits:
+    """Return the limits of the rows of a pack."""
+    return RowLimits(basis.pack_size, basis.fill, basis.vocabulary, basis.multiple)
+
+
+_Int = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+
+
+class StoredRow(msgspec.Struct, forbid_unknown_fields=True):
+    """A row in the columns of a shard (`packing.writers.parquet`); the last two describe each sequence."""
+
+    input_ids: list[_Int]
+    loss_mask: list[_Int]
+    seq_start_id: list[_Int]
+    source: list[str] = []
+    row: list[_Int] = []
+
+
+class _CheckedRow(NamedTuple):
+    """The ids, the mask and the starts of a row, and the number of its sources and of its records there."""
+
+    input_ids: Sequence[int]
+    loss_mask: Sequence[int]
+    seq_start_id: Sequence[int]
+    sources: int
+    records: int
 
 
 def check_output(path: Path, entry: FileEntry, basis: PackBasis) -> list[str]:
     """Return the problems of one file of a pack, each with its remedy; the hash is checked elsewhere."""
     if entry.role == BLEND:
-        return _check_blend(path)
-    if entry.role != SHARD:
+        return _check_blend(path, SHARD_FORMATS[basis.format].suffix)
+    if entry.role != SHARD or basis.format == "npy":  # reading a pickle could run code
         return []
-    limits = RowLimits(basis.pack_size, basis.fill, basis.vocabulary)
+    limits = get_limits(basis)
     problems: dict[str, tuple[int, str, int]] = {}
-    rows = 0
+    rows = sequences = tokens = 0
     try:
-        for number, row in enumerate(_read(path, basis.format)):
-            rows += 1
-            for kind, description in find_problems(*row, limits):
+        for number, row in enumerate(_read(path, entry, basis)):
+            rows, sequences, tokens = rows + 1, sequences + len(row.seq_start_id), tokens + len(row.input_ids)
+            for kind, description in _find_all(row, limits):
                 first, text, count = problems.get(kind, (number, description, 0))
                 problems[kind] = first, text, count + 1
     except ValueError as error:
-        return [f"{path}: it is not a shard of the format {basis.format} ({error}); {REMEDY}"]
+        problems["format"] = rows, f"it cannot be read as {basis.format} ({error})", 1
     messages = [
-        f"{path}: row {first}: {text}{f' (and {count - 1:,} more rows)' if count > 1 else ''}; {REMEDY}"
-        for first, text, count in problems.values()
+        f"{path}: row {first}: {text}{_count_more(count - 1)}; {REMEDY}" for first, text, count in problems.values()
     ]
-    if basis.format != "npy" and rows != entry.records:
-        messages.append(f"{path}: it has {rows:,} rows, but its receipt has {entry.records:,}; {REMEDY}")
+    counted = {"rows": (rows, entry.records), "sequences": (sequences, entry.sequences), "ids": (tokens, entry.tokens)}
+    if wrong := [(name, *values) for name, values in counted.items() if values[1] not in (None, -1, values[0])]:
+        name, counted_now, recorded = wrong[0]
+        if "format" not in problems:
+            messages.append(f"{path}: it has {counted_now:,} {name}, but its receipt has {recorded:,}; {REMEDY}")
     return messages
+
+
+def _count_more(count: int) -> str:
+    return f" (and {count:,} more row{'s' * (count > 1)})" if count else ""
+
+
+def _find_all(row: _CheckedRow, limits: RowLimits) -> Iterator[tuple[str, str]]:
+    yield from find_problems(row.input_ids, row.loss_mask, row.seq_start_id, limits)
+    sequences = len(row.seq_start_id)
+    if (row.sources, row.records) != (sequences, sequences):
+        yield "source", f"it has {row.sources} sources and {row.records} records for {sequences} sequences"
 
 
 def find_problems(
@@ -91,6 +152,13 @@ def find_problems(
         place = int(((mask != 0) & (mask != 1)).argmax())
         yield "values", f"value {place} of loss_mask is {mask[place]}, neither 0 nor 1"
         return
+    lengths = np.diff(starts, append=len(ids))
+    if (wrong := np.flatnonzero((lengths - 1) % limits.multiple)).size:
+        place = int(wrong[0])
+        yield (
+            "padding",
+            f"sequence {place} has {lengths[place]} ids, and one less is not a multiple of {limits.multiple}",
+        )
     if not mask.any():
         yield "untrained", "it trains no token: its loss_mask has only zeros"
     last = np.append(starts[1:], len(ids)) - 1
@@ -102,32 +170,65 @@ def find_problems(
         )
 
 
-def _read(path: Path, name: str) -> Iterator[tuple[Any, Any, Any]]:
-    """Yield the ids, the mask and the starts of each row (ValueError); a pickled file is never loaded."""
-    if name == "parquet":
-        yield from read_rows(path)
-    elif name == "jsonl":
-        import orjson
+def _read(path: Path, entry: FileEntry, basis: PackBasis) -> Iterator[_CheckedRow]:
+    """Yield the rows of a shard (ValueError); a part of the file is in memory at a time."""
+    if basis.format == "parquet":
+        with ShardReader(path, entry.records, basis.pack_size) as shard:
+            for rows in shard.read():
+                for number in range(rows.row_count):
+                    ids, mask, starts = (rows.get(name, number) for name in ("input_ids", "loss_mask", "seq_start_id"))
+                    counts = rows.count_values("source", number), rows.count_values("row", number)
+                    yield _CheckedRow(ids, mask, starts, *counts)
+        return
+    with path.open("rb") as file:
+        for line in iter_lines(file, basis.pack_size):
+            row = msgspec.json.decode(line, type=StoredRow)
+            yield _CheckedRow(row.input_ids, row.loss_mask, row.seq_start_id, len(row.source), len(row.row))
 
-        with path.open("rb") as lines:
-            for line in lines:
-                row = orjson.loads(line)
-                if not isinstance(row, dict) or not {"input_ids", "loss_mask", "seq_start_id"} <= row.keys():
-                    raise ValueError("a line lacks input_ids, loss_mask or seq_start_id")
-                yield row["input_ids"], row["loss_mask"], row["seq_start_id"]
+
+def iter_lines(file: IO[bytes], pack_size: int) -> Iterator[bytes]:
+    """Yield the lines of a JSONL shard.
+
+    Raises:
+        ValueError: a line is longer than the line of any row of a pack.
+    """
+    longest = LINE_BYTES + BYTES_PER_TOKEN * pack_size
+    while line := file.readline(longest + 1):
+        if len(line) > longest:
+            raise ValueError(f"the line has more than {longest:,} bytes")
+        yield line
 
 
-def _check_blend(path: Path) -> list[str]:
-    """Return the problem that the absolute paths of a blend lead to another place, for example after a move."""
+def _check_blend(path: Path, suffix: str) -> list[str]:
+    """Return the problems of a blend: a path that leads to another place, or a file that is not in it.
+
+    The paths are absolute, so they are wrong after a move. Megatron-Bridge reads every file of a directory, also one
+    that another program has written there.
+    """
     try:
-        lists = json.loads(path.read_bytes()).values()
-        missing = [entry for entries in lists for entry in (entries or [])[1::2] if not Path(entry).exists()]
-    except (ValueError, AttributeError, TypeError) as error:
+        if path.stat().st_size > MAX_BLEND_BYTES:
+            raise ValueError(f"it has more than {MAX_BLEND_BYTES:,} bytes")
+        content = json.loads(path.read_bytes())
+        shards = {Path(entry) for entries in content.values() for entry in (entries or [])[1::2]}
+        missing = [entry for entry in sorted(shards) if not entry.exists()]
+    except (ValueError, AttributeError, TypeError, RecursionError, OSError) as error:
         return [f"{path}: it is not a blend ({error}); {REMEDY}"]
-    if not missing:
-        return []
+    if missing:
+        return [
+            f"{path}: it names {len(missing)} files that do not exist, such as {missing[0]}, because the output was "
+            "moved or the path differs on this machine; delete the file and run the same tokenmill pack again, which "
+            "writes it with the current path"
+        ]
+    suffixes = READ_BY_BRIDGE if suffix in READ_BY_BRIDGE else (suffix,)
+    directories = sorted({shard.parent for shard in shards})
+    foreign = [
+        file
+        for directory in directories
+        for file in sorted(directory.iterdir())
+        if file.name.endswith(tuple(f".{name}" for name in suffixes)) and file not in shards
+    ]
     return [
-        f"{path}: it names {len(missing)} files that do not exist, such as {missing[0]}, because the output was moved "
-        "or the path differs on this machine; delete the file and run the same tokenmill pack again, which writes it "
-        "with the current path"
+        f"{file}: the pack did not make this file, but a trainer that reads the directory reads it; move it to another "
+        "directory"
+        for file in foreign[:10]
     ]

@@ -21,9 +21,9 @@ class ShardFile(Record, frozen=True, gc=False):
 class PackSpec(Record, frozen=True):
     """The work of a unit: consecutive rows of the stored assignment, or the files that describe all shards.
 
-    `content` is the xxh3-128 of the rows' part of the assignment. `sequences`, `tokens` (with padding) and `padding`
-    are the totals of the rows. The unit without rows has `metadata`, the shards of each split, and the number of
-    sequences that were left out.
+    `content` is the xxh3-128 of the rows' part of the assignment. `sequences`, `tokens` (with padding), `padding` and
+    `trained` are the totals of the rows. The unit without rows has `metadata`, the shards of each split, and the number
+    of sequences that were left out.
     """
 
     split: str = ""
@@ -34,6 +34,7 @@ class PackSpec(Record, frozen=True):
     sequences: Count = 0
     tokens: Count = 0
     padding: Count = 0
+    trained: Count = 0
     metadata: list[dict[str, Any]] = field(default_factory=list)
     shards: dict[str, list[ShardFile]] = field(default_factory=dict)
     dropped: Count = 0

@@ -16,6 +16,12 @@ STORED, TRAINED = "stored", "trained"
 FAIL, DROP, SPLIT = "fail", "drop", "split"
 """The ways to treat a sequence that is longer than a row."""
 
+MAX_PACK_SIZE, MAX_EPOCHS = 1 << 30, 1000
+"""The positions in a row have 32 bits."""
+
+MAX_NUMBER = 1 << 62
+"""The largest value of any other number: a plan stores 64 bits."""
+
 FORMATS = ("parquet", "npy", "jsonl")
 """The formats of packed shards; the first is the default."""
 
@@ -52,7 +58,12 @@ class RowOptions:
     test_shards: Annotated[int, Option("Number of these files for test.", minimum=0)] = 0
 
     def __post_init__(self) -> None:
-        """Raise InvalidOption for numbers that contradict each other."""
+        """Raise InvalidOption for numbers that are too large, or that contradict each other."""
+        largest = {"pack_size": MAX_PACK_SIZE, "epochs": MAX_EPOCHS}
+        for name, value in vars(self).items():
+            if isinstance(value, int) and value > (limit := largest.get(name, MAX_NUMBER)):
+                flag = f"--{name.replace('_', '-')}"
+                raise InvalidOption(flag, f"{value} is more than {limit:,}; choose a smaller number")
         if self.pack_size % self.multiple:
             raise InvalidOption(
                 "--pack-size",

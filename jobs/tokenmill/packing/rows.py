@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 MAPPED_PAIRS = 128
 """Pairs that are mapped at the same time; each needs two file handles."""
 
+RELEASED_TOKENS = 16 << 20
+"""Tokens of a pair that are mapped in memory at the same time: 48 to 80 MB with their mask."""
+
 PairArrays = tuple["Array", "Array | None"]
 """The ids of a pair, and its mask if it has one."""
 
@@ -99,7 +102,8 @@ def assemble(
     """Return the rows of some slots of an assignment; `ends` has the end of each row in `slots`.
 
     `read_pair` returns the arrays of the pair with a number. The pairs are read one after the other, each in the order
-    of its tokens. `multiple` and `pad` describe the padding of each sequence.
+    of its tokens. It is called again for each RELEASED_TOKENS of a pair, so that it can release the tokens before them.
+    `multiple` and `pad` describe the padding of each sequence.
     """
     import numpy as np
 
@@ -110,11 +114,11 @@ def assemble(
     ids = np.full(offsets[-1], pad, "<i4") if multiple > 1 else np.empty(offsets[-1], "<i4")
     mask = np.zeros(offsets[-1], "u1")
     order = np.lexsort((slots["start"], slots["pair"]))
-    current, arrays = -1, None
+    current, arrays, limit = -1, None, 0
     columns = (slots["pair"][order], slots["start"][order], lengths[order], offsets[order])
     for pair, start, length, offset in zip(*(column.tolist() for column in columns), strict=True):
-        if pair != current:
-            current, arrays = pair, read_pair(pair)
+        if pair != current or start > limit:
+            current, arrays, limit = pair, read_pair(pair), start + RELEASED_TOKENS
         pair_ids, pair_mask = arrays  # type: ignore[misc]
         ids[offset : offset + length] = pair_ids[start : start + length]
         labels = 1 if pair_mask is None else pair_mask[start + 1 : start + length]
@@ -133,11 +137,12 @@ class PairReader:
         self._mapped: OrderedDict[int, tuple[_MappedFile, _MappedFile | None]] = OrderedDict()
 
     def read(self, number: int) -> PairArrays:
-        """Return the arrays of a pair.
+        """Return the arrays of a pair; the pages of earlier reads leave this process.
 
         Raises:
             InputError: a file no longer has its planned size.
         """
+        self.release()
         if number not in self._mapped:
             self._mapped[number] = self._map(self._pairs[number])
             if len(self._mapped) > MAPPED_PAIRS:
@@ -146,10 +151,14 @@ class PairReader:
         ids, mask = self._mapped[number]
         return ids.array, mask.array if mask else None
 
+    def list_roots(self, numbers: "Array") -> list[Path]:
+        """Return the directories of the datasets of some pairs."""
+        return [self._roots[dataset] for dataset in sorted({self._pairs[i].dataset for i in set(numbers.tolist())})]
+
     def release(self) -> None:
-        """Let all pages leave this process; call this between two reads of many rows, to bound its memory."""
-        for files in self._mapped.values():
-            for file in filter(None, files):
+        """Let the pages of the pair that was read last leave this process."""
+        for file in next(reversed(self._mapped.values()), ()):
+            if file:
                 file.release()
 
     def _map(self, pair: StoredPair) -> "tuple[_MappedFile, _MappedFile | None]":

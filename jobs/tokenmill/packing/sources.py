@@ -11,9 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tokenmill.errors import InputError, RequestError
+import xxhash
+
+from tokenmill.errors import VERIFY_HASHES_OPTION, InputError, RequestError
+from tokenmill.files.hashing import hash_file
 from tokenmill.files.paths import join_inside
 from tokenmill.flow.contract import FileEntry, Part
 from tokenmill.flow.record import Manifest, Plan, StageRecord
@@ -30,15 +34,15 @@ FIELDS = [
     ("source", "<u4"),
     ("start", "<i8"),
     ("record", "<i8"),
-    ("document", "<i8"),
+    ("document", "<u4"),
     ("length", "<i4"),
     ("trained", "<i4"),
 ]
 """A sequence: its pair, its first token there, its length and its trained tokens; its source, its record there, and its
 document. Pairs, sources and documents are numbered through all datasets of a pack."""
 
-BLOCK_TOKENS = 16 << 20
-"""Tokens of a mask that are counted between two checks for signals."""
+BLOCK_TOKENS, BLOCK_SEQUENCES = 1 << 20, 1 << 16
+"""Tokens of a mask, and sequences, that are in memory at the same time, in addition to the table."""
 
 
 @dataclass(frozen=True)
@@ -146,9 +150,44 @@ class PackSource:
             )
 
     @property
+    def remedy(self) -> str:
+        """The remedy in messages about damaged files."""
+        if self._plan.adopted:
+            return "restore the pair that was adopted, or run the same tokenmill adopt again with --replace"
+        return (
+            f"run tokenmill {self._plan.command} again with {VERIFY_HASHES_OPTION}, which makes only the damaged files"
+        )
+
+    def check_hash(self, name: str) -> None:
+        """Refuse a file of the dataset whose content is not the one that its stage wrote (InputError)."""
+        if hash_file(self.record.output / name, tree=self.record.tree) != self._hashes[name]:
+            raise self.describe_damage(name)
+
+    def describe_damage(self, name: str) -> InputError:
+        """Return the error for a file with another content."""
+        return InputError(
+            f"{join_inside(self.record.output, name)} is damaged, or is a file of another dataset: its hash differs "
+            f"from the one in the manifest of {self._plan.command}; {self.remedy}"
+        )
+
+    @cached_property
+    def _hashes(self) -> dict[str, str]:
+        return {entry.path: entry.xxh3_128 for entry in self.manifest.files}
+
+    @property
     def identity(self) -> str:
         """The hash of the manifest, which identifies the content of the dataset."""
         return self.manifest.hash
+
+
+def extend(values: "Array", more: "Array") -> "Array":
+    """Return an array with `more` at its end. `values` must not be used afterwards: its memory moves without a copy."""
+    if not len(values):
+        return more
+    count = len(values)
+    values.resize(count + len(more), refcheck=False)
+    values[count:] = more
+    return values
 
 
 class SequenceReader:
@@ -165,115 +204,170 @@ class SequenceReader:
         """Return the sequences of a dataset, as an array with FIELDS.
 
         Raises:
-            InputError: a pair is not an indexed dataset, or its mask is the mask of other ids.
+            InputError: a pair is not an indexed dataset, its mask is the mask of other ids, or a file that is read has
+            another content than its stage wrote. The ids are not read here.
         """
         import numpy as np
 
-        parts = [self._read_pair(source, pair) for pair in source.pairs]
-        return np.concatenate(parts) if parts else np.empty(0, FIELDS)
+        table = np.empty(0, FIELDS)
+        for pair in source.pairs:
+            table = extend(table, self._read_pair(source, pair))
+        return table
 
     def _read_pair(self, source: PackSource, pair: PairFiles) -> "Array":
         import numpy as np
 
-        from tokenmill.tokens.formats.indexed.reader import open_index
-
-        path = join_inside(source.record.output, f"{pair.ids.prefix}.idx")
-        index = open_index(path)
+        index = _open_index(source, pair.ids)
+        source.check_hash(f"{pair.ids.prefix}.idx")
         bounds = np.asarray(index.document_indices)
-        if pair.mask is None:
-            kept = np.flatnonzero(np.diff(bounds))  # documents with tokens
-            ends = np.concatenate(([0], np.cumsum(index.lengths, dtype=np.int64)))
-            starts, stops = ends[bounds[kept]], ends[bounds[kept + 1]]
-            documents = kept
-        else:
-            stops = np.cumsum(index.lengths, dtype=np.int64)
-            starts = stops - index.lengths
-            documents = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
-        lengths = stops - starts
-        if lengths.size and (lengths.max() > np.iinfo(np.int32).max or lengths.min() <= 0):
-            raise InputError(
-                f"{path}: it has lengths from {lengths.min():,} to {lengths.max():,}, but a sequence has 1 to "
-                f"{np.iinfo(np.int32).max:,} tokens; run tokenmill verify {source.record.output}"
-            )
-        table = np.empty(len(lengths), FIELDS)
-        table["pair"], table["start"], table["length"] = len(self.pairs), starts, lengths
-        table["trained"] = lengths - 1 if pair.mask is None else self._count_trained(source, pair, index, starts, stops)
-        table["document"] = documents + self._documents
-        table["source"], table["record"] = self._locate(pair.ids.parts or [], documents)
+        ends = np.concatenate(([0], np.cumsum(index.lengths, dtype=np.int64)))  # of each sequence in the pair
+        kept = None if pair.mask else np.flatnonzero(np.diff(bounds))  # documents with sequences
+        count = len(index.lengths) if kept is None else len(kept)
+        mask = _MaskReader(source, pair, index) if pair.mask else None
+        locator = _Locator(pair.ids.parts or [], self._numbers)
+        self.sources = list(self._numbers)
+        table = np.empty(count, FIELDS)
+        table["pair"] = len(self.pairs)
+        # Each of the temporary arrays is as long as a block, not as the table.
+        for first in range(0, count, BLOCK_SEQUENCES):
+            block = table[first : first + BLOCK_SEQUENCES]
+            if kept is None:
+                sequences = np.arange(first, first + len(block))
+                documents = np.searchsorted(bounds, sequences, side="right") - 1
+                starts, stops = ends[sequences], ends[sequences + 1]
+            else:
+                documents = kept[first : first + len(block)]
+                starts, stops = ends[bounds[documents]], ends[bounds[documents + 1]]
+            lengths = stops - starts
+            if lengths.max() > np.iinfo(np.int32).max or lengths.min() <= 0:
+                raise InputError(
+                    f"{index.path}: it has lengths from {lengths.min():,} to {lengths.max():,}, but a sequence has 1 "
+                    f"to {np.iinfo(np.int32).max:,} tokens; run tokenmill verify {source.record.output}"
+                )
+            block["start"], block["length"] = starts, lengths
+            block["trained"] = mask.count_trained(starts, stops) if mask else lengths - 1
+            block["document"] = documents + self._documents
+            block["source"], block["record"] = locator.locate(documents)
+            self._heartbeat()
+        if mask:
+            mask.check_hash()
         self.pairs.append(pair)
         self._documents += len(bounds) - 1
-        self._heartbeat()
         return table
 
-    def _locate(self, parts: Sequence[Part], documents: "Array") -> tuple["Array", "Array"]:
-        """Return the number of the source file and the record there, for each document of a pair (`flow.lineage`)."""
+
+class _Locator:
+    """Finds the source record of each document of a pair (`flow.lineage`), for documents in ascending order."""
+
+    def __init__(self, parts: Sequence[Part], numbers: dict[str, int]) -> None:
+        """Give each source file of the parts its number in `numbers`."""
         import numpy as np
 
-        firsts = np.concatenate(([0], np.cumsum([part.count or 0 for part in parts], dtype=np.int64)))[: len(parts)]
-        numbers = np.array(
-            [self._numbers.setdefault(part.source, len(self._numbers)) for part in parts], dtype=np.int64
-        )
-        self.sources = list(self._numbers)
-        chosen = np.searchsorted(firsts, documents, side="right") - 1
-        steps, starts = (
+        self._parts = parts
+        self._numbers = np.array([numbers.setdefault(part.source, len(numbers)) for part in parts], dtype=np.int64)
+        counts = np.cumsum([part.count or 0 for part in parts], dtype=np.int64)
+        self._firsts = np.concatenate(([0], counts))[: len(parts)]
+        self._steps, self._starts = (
             np.array([getattr(part, name) for part in parts], dtype=np.int64) for name in ("step", "first")
         )
-        ordinals = documents - firsts[chosen]
-        for number in {int(i) for i in np.unique(chosen) if parts[i].kept}:
-            bits = np.frombuffer(base64.b64decode(parts[number].kept), np.uint8)
-            positions = np.flatnonzero(np.unpackbits(bits, bitorder="little"))
-            ordinals[chosen == number] = positions[ordinals[chosen == number]]
-        return numbers[chosen], starts[chosen] + ordinals * steps[chosen]
+        self._positions: tuple[int, Array] | None = None  # of the last part with a bitmap
 
-    def _count_trained(self, source: PackSource, pair: PairFiles, ids: Any, starts: "Array", stops: "Array") -> "Array":
-        """Return the trained tokens of each sequence; the first token of a sequence is never a label."""
+    def locate(self, documents: "Array") -> tuple["Array", "Array"]:
+        """Return the number of the source file and the record there, for each document."""
         import numpy as np
 
-        from tokenmill.tokens.formats.indexed.reader import open_index
+        chosen = np.searchsorted(self._firsts, documents, side="right") - 1
+        ordinals = documents - self._firsts[chosen]
+        for number in np.unique(chosen).tolist():
+            if self._parts[number].kept:
+                ordinals[chosen == number] = self._find_positions(number)[ordinals[chosen == number]]
+        return self._numbers[chosen], self._starts[chosen] + ordinals * self._steps[chosen]
 
+    def _find_positions(self, number: int) -> "Array":
+        """Return the position of each record of a part with a bitmap."""
+        import numpy as np
+
+        if self._positions is None or self._positions[0] != number:
+            bits = np.frombuffer(base64.b64decode(self._parts[number].kept), np.uint8)
+            self._positions = number, np.flatnonzero(np.unpackbits(bits, bitorder="little"))
+        return self._positions[1]
+
+
+class _MaskReader:
+    """Reads the mask of a pair once, from its start to its end."""
+
+    def __init__(self, source: PackSource, pair: PairFiles, ids: "_Index") -> None:
+        """Open the mask; refuse the mask of other sequences than `ids` has (InputError)."""
         assert pair.mask is not None  # noqa: S101
-        prefix = join_inside(source.record.output, pair.mask.prefix)
-        _check_same_sequences(
-            source, pair, ids, open_index(join_inside(source.record.output, f"{pair.mask.prefix}.idx"))
-        )
-        # Ranges without the first token; a sequence of one token has an empty range, which reduceat cannot add up.
+        self._source = source
+        self._entry = pair.mask
+        self._path = join_inside(source.record.output, pair.mask.path)
+        _check_same_sequences(source, pair, ids, _open_index(source, pair.mask))
+        source.check_hash(f"{pair.mask.prefix}.idx")
+        self._digest = xxhash.xxh3_128()
+
+    def count_trained(self, starts: "Array", stops: "Array") -> "Array":
+        """Return the trained tokens of the next sequences; the first token of a sequence is never a label."""
+        import numpy as np
+
         counts = np.zeros(len(starts), dtype=np.int64)
-        longer = np.flatnonzero(stops - starts > 1)
-        for block in _blocks(starts[longer], stops[longer]):
-            chosen = longer[block]
-            first, last = int(starts[chosen[0]]), int(stops[chosen[-1]])
-            values = np.fromfile(f"{prefix}.bin", np.uint8, last - first, offset=first)
-            values = np.append(values, np.uint8(0))  # reduceat accepts no index behind the last value
+        for block in _blocks(starts, stops):
+            first, last = int(starts[block][0]), int(stops[block][-1])
+            values = np.zeros(last - first + 1, np.uint8)  # reduceat accepts no index behind the last value
+            values[:-1] = np.fromfile(self._path, np.uint8, last - first, offset=first)
+            self._digest.update(values[:-1].data)
             if values.max() > 1:
                 position = int((values > 1).argmax())
                 raise InputError(
-                    f"{prefix}.bin: the mask of token {first + position:,} is {values[position]}, but a mask is 0 or "
-                    f"1; run tokenmill {source.record.stage} again with --verify-hashes, which makes only damaged files"
+                    f"{self._path}: the mask of token {first + position:,} is {values[position]}, but a mask is 0 or "
+                    f"1; {self._source.remedy}"
                 )
-            bounds = np.stack((starts[chosen] + 1, stops[chosen]), axis=1).ravel() - first
-            counts[chosen] = np.add.reduceat(values, bounds, dtype=np.int64)[::2]
-            self._heartbeat()
+            # Ranges without the first token; a sequence of one token has an empty one, which reduceat cannot add up.
+            longer = np.flatnonzero(stops[block] - starts[block] > 1)
+            if longer.size:
+                ranges = np.stack((starts[block][longer] + 1, stops[block][longer]), axis=1).ravel() - first
+                counts[block][longer] = np.add.reduceat(values, ranges, dtype=np.int64)[::2]
         return counts
+
+    def check_hash(self) -> None:
+        """Refuse a mask whose content is not the one that its stage wrote, such as the mask of other data."""
+        if self._digest.hexdigest() != self._entry.xxh3_128:
+            raise self._source.describe_damage(self._entry.path)
 
 
 def _blocks(starts: "Array", stops: "Array") -> Iterator[slice]:
     """Yield slices of consecutive sequences with about BLOCK_TOKENS tokens."""
     import numpy as np
 
-    if not len(starts):
-        return
     cuts = np.searchsorted(stops, np.arange(starts[0] + BLOCK_TOKENS, stops[-1], BLOCK_TOKENS))
     for first, end in pairwise([0, *dict.fromkeys(cuts[cuts > 0].tolist()), len(starts)]):
         yield slice(first, end)
 
 
-def _check_same_sequences(source: PackSource, pair: PairFiles, ids: Any, mask: Any) -> None:
+class _Index(NamedTuple):
+    """The sequences and documents of a pair, from its `.idx`."""
+
+    path: Path
+    dtype: Any
+    lengths: "Array"
+    document_indices: "Array"
+
+
+def _open_index(source: PackSource, entry: FileEntry) -> _Index:
+    from tokenmill.tokens.formats.indexed.reader import open_index
+
+    path = join_inside(source.record.output, f"{entry.prefix}.idx")
+    index = open_index(path)
+    return _Index(path, index.dtype, index.lengths, index.document_indices)
+
+
+def _check_same_sequences(source: PackSource, pair: PairFiles, ids: _Index, mask: _Index) -> None:
     """Raise InputError if the mask has other sequences or documents than the pair of ids."""
     import numpy as np
 
     assert pair.mask is not None  # noqa: S101
     names = f"{join_inside(source.record.output, pair.mask.prefix)} is not the mask of {pair.ids.prefix}"
-    remedy = f"run tokenmill {source.record.stage} again with --verify-hashes, which makes only damaged files"
+    remedy = source.remedy
     if mask.dtype != np.uint8:
         raise InputError(f"{names}: its values are {mask.dtype.name}, but a mask has uint8; {remedy}")
     if len(mask.lengths) != len(ids.lengths):

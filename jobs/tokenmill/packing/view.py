@@ -18,8 +18,9 @@ from tokenmill.files.paths import join_inside
 from tokenmill.flow.contract import FileEntry, StageKind
 from tokenmill.flow.record import Manifest, Plan, StageRecord
 from tokenmill.flow.stage_input import find_records
-from tokenmill.packing.check import REMEDY, RowLimits, find_problems
+from tokenmill.packing.check import REMEDY, StoredRow, find_problems, get_limits, iter_lines
 from tokenmill.packing.contract import SHARD, PackBasis, PackDetails
+from tokenmill.packing.writers.parquet import COLUMNS, ShardReader
 from tokenmill.tokens.contract import PairBasis, ResolvedTokenizer, parse_basis
 from tokenmill.tokens.encoder_store import Encoders
 from tokenmill.tokens.mask_view import MaskedSequence
@@ -29,16 +30,6 @@ SEARCHED_PARENTS = 2
 
 UNREADABLE = ("empty", "mask length", "first", "starts", "ids")
 """Problems of a row (`packing.check`) with which its sequences cannot be shown."""
-
-
-class StoredRow(msgspec.Struct):
-    """A row in the columns of a shard (`packing.writers.parquet`)."""
-
-    input_ids: list[int]
-    loss_mask: list[int]
-    seq_start_id: list[int]
-    source: list[str] = []
-    row: list[int] = []
 
 
 class PackedRow(NamedTuple):
@@ -90,11 +81,11 @@ def read_packed_row(record: StageRecord, plan: Plan, manifest: Manifest, number:
     shard, local = shards[index], chosen - (ends[index - 1] if index else 0)
     path = join_inside(record.output, shard.path)
     try:
-        row = (_read_parquet_row if basis.format == "parquet" else _read_json_row)(path, local)
+        read = _read_parquet_row if basis.format == "parquet" else _read_json_row
+        row = read(path, local, shard.records, basis.pack_size)
     except ValueError as error:
         raise InputError(f"{path}: row {local} cannot be read ({error}); {REMEDY}") from error
-    limits = RowLimits(basis.pack_size, basis.fill, basis.vocabulary)
-    for kind, problem in find_problems(row.input_ids, row.loss_mask, row.seq_start_id, limits):
+    for kind, problem in find_problems(row.input_ids, row.loss_mask, row.seq_start_id, get_limits(basis)):
         if kind in UNREADABLE:
             raise InputError(f"{path}: row {local}: {problem}; {REMEDY}")
     return PackedRow(shard, local, list(_cut_sequences(row)), list(zip(row.source, row.row, strict=False)))
@@ -106,29 +97,20 @@ def _cut_sequences(row: StoredRow) -> Iterator[MaskedSequence]:
         yield MaskedSequence(row.input_ids[start:end], [False, *(value != 0 for value in labels)])
 
 
-def _read_parquet_row(path: Path, number: int) -> StoredRow:
+def _read_parquet_row(path: Path, number: int, rows: int | None, pack_size: int) -> StoredRow:
     """Return a row of a Parquet file; only its row group is read (ValueError)."""
-    from pyarrow import parquet
-    from pyarrow.lib import ArrowException
-
-    try:
-        with parquet.ParquetFile(path) as file:
-            ends = list(accumulate(file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)))
-            if number >= file.metadata.num_rows:
-                raise ValueError(f"the file has {file.metadata.num_rows:,} rows")
-            group = bisect_right(ends, number)
-            columns = [name for name in StoredRow.__struct_fields__ if name in file.schema_arrow.names]
-            rows = file.read_row_group(group, columns=columns)
-            values = rows.slice(number - (ends[group - 1] if group else 0), 1).to_pylist()
-    except (ArrowException, OSError) as error:
-        raise ValueError(str(error)) from error
-    return msgspec.convert(values[0], StoredRow)
+    with ShardReader(path, rows, pack_size) as shard:
+        if number >= shard.rows:
+            raise ValueError(f"the file has {shard.rows:,} rows")
+        group, first = shard.find_group(number)
+        stored = shard.read_group(group)
+        return StoredRow(**{name: stored.get(name, number - first).tolist() for name in COLUMNS})
 
 
-def _read_json_row(path: Path, number: int) -> StoredRow:
+def _read_json_row(path: Path, number: int, _: int | None, pack_size: int) -> StoredRow:
     """Return a line of a file as a row (ValueError)."""
-    with path.open("rb") as lines:
-        line = next(islice(lines, number, None), None)
+    with path.open("rb") as file:
+        line = next(islice(iter_lines(file, pack_size), number, None), None)
     if line is None:
         raise ValueError("the file has fewer lines")
     return msgspec.json.decode(line, type=StoredRow)

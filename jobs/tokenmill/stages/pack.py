@@ -10,23 +10,24 @@ file, a range of rows; one more unit writes the files that describe all rows. An
 
 import mmap
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import xxhash
 
-from tokenmill.errors import InputError, RequestError
+from tokenmill.errors import VERIFY_HASHES_OPTION, InputError, RequestError
 from tokenmill.files.codec import content_id
 from tokenmill.flow.contract import Origin, StageKind, Upstream
 from tokenmill.flow.planning import Request
 from tokenmill.flow.record import Counts, Plan, StageRecord, Unit
 from tokenmill.flow.stage import Stage, StageRun
-from tokenmill.flow.stage_input import check_exists, find_finished
+from tokenmill.flow.stage_input import FinishedStage, check_exists, find_finished
 from tokenmill.flow.workspace import Workspace
-from tokenmill.inputs import is_output, reject_special, walk_files
+from tokenmill.inputs import explain_directory_errors, is_output, reject_special, walk_files
 from tokenmill.packing.assignment import Assignment, AssignmentBuilder, Group, padded, parse_assignment
-from tokenmill.packing.blend import ALL, PackBlend, load_blend, single
+from tokenmill.packing.blend import ALL, PackBlend, describe_double_use, load_blend, single
 from tokenmill.packing.contract import BLEND, METADATA, SHARD, PackBasis, PackDetails, PackSpec, ShardFile
 from tokenmill.packing.kind import PACK
 from tokenmill.packing.metadata import BLEND_FILE, METADATA_FILE, describe_rows, encode_blend, encode_metadata
@@ -114,6 +115,11 @@ class Pack(Stage):
         opened = self._open()
         for note in opened.notes:
             run.reporter.log(note)
+        if self.options.key and all(source.basis.mask for source in opened.all):
+            raise RequestError(
+                f"--key {self.options.key}: every input is an output of tokenmill chat, which has one key; leave out "
+                "--key"
+            )
         _check_tokenizers(opened.all)
         if warning := _compare_templates(opened.all):
             run.reporter.warn(warning)
@@ -146,15 +152,23 @@ class Pack(Stage):
         for name, datasets in blend.lists.items():
             sources[name] = []
             for dataset in datasets:
-                check_exists(dataset.path)
-                finished = find_finished(dataset.path, PACK.name, earlier_kinds(PACK), only=self.from_stage)
-                if finished is None:
-                    raise RequestError(_describe_missing(dataset.path))
-                record, manifest, more = finished
+                with _name_place(blend.describe(name, dataset)):
+                    record, manifest, more = self._find_pairs(dataset.path)
                 sources[name].append(PackSource(count, dataset.name, record, manifest, self.options.key))
                 notes += [*more, f"reading the pairs of {record.stage} in {record.output}"]
                 count += 1
+        notes += _check_distinct(blend, sources)
         return OpenedInput(blend, sources, notes)
+
+    def _find_pairs(self, path: Path) -> FinishedStage:
+        with explain_directory_errors(path):
+            check_exists(path)
+            if not path.is_dir():
+                raise RequestError(_describe_file(path))
+            finished = find_finished(path, PACK.name, earlier_kinds(PACK), only=self.from_stage)
+            if finished is None:
+                raise RequestError(_describe_missing(path))
+            return finished
 
     def _build(self, opened: OpenedInput, heartbeat: Callable[[], None] = lambda: None) -> Assignment:
         return AssignmentBuilder(opened.blend, dict(opened.sources), self.options, heartbeat).build()
@@ -176,7 +190,13 @@ class Pack(Stage):
 
         backend = Encoders(source.record).backend(source.basis)
         source.record.tree.size(backend)  # refuses a link
-        token_id: int | None = Tokenizer.from_file(str(backend)).token_to_id(tokenizer.eos_token)
+        try:
+            token_id: int | None = Tokenizer.from_file(str(backend)).token_to_id(tokenizer.eos_token)
+        except Exception as error:  # tokenizers has no other class
+            raise RequestError(
+                f"{backend} is missing or damaged ({error}), and --cp and --sp need the eos of {tokenizer.reference} "
+                f"there; run tokenmill {source.record.stage} again"
+            ) from error
         if token_id is None:
             raise RequestError(
                 f"{backend} has no token {tokenizer.eos_token!r}, the eos of {tokenizer.reference}; run tokenmill "
@@ -233,6 +253,13 @@ class Pack(Stage):
         except BaseException:
             writer.abandon()
             raise
+        if trained != spec.trained:
+            roots = ", ".join(map(str, pairs.list_roots(assignment.slots[_slots_of(assignment, spec)]["pair"])))
+            raise InputError(
+                f"{unit.outputs[0]}: its rows train {trained:,} tokens, but {spec.trained:,} were planned: a mask in "
+                f"{roots} was replaced since; run the command that made the masks again with {VERIFY_HASHES_OPTION}, "
+                "and then the same tokenmill pack"
+            )
         output.describe(role=SHARD, records=spec.rows, sequences=spec.sequences, tokens=spec.tokens)
         return {
             "in": spec.sequences,
@@ -314,16 +341,60 @@ def _read_assignment(record: StageRecord, expected: str) -> Assignment | None:
 
 
 def _read_blend(path: Path) -> PackBlend:
-    check_exists(path)
-    reject_special(path)
-    if path.is_file() and path.suffix == ".json":
-        return load_blend(path)
-    if path.is_file():
-        raise RequestError(
-            f"{path} is a file, but pack reads the output directory of tokenmill chat or preprocess, or a blend.json; "
-            "specify the directory"
-        )
+    with explain_directory_errors(path):
+        check_exists(path)
+        reject_special(path)
+        if path.is_file() and path.suffix == ".json":
+            return load_blend(path)
+        if path.is_file():
+            raise RequestError(_describe_file(path))
     return single(path)
+
+
+def _describe_file(path: Path) -> str:
+    """Return the error message for a dataset that is not a directory."""
+    return (
+        f"{path} is a file, but pack reads the output directory of tokenmill chat or preprocess, or a blend.json; "
+        "specify the directory"
+    )
+
+
+@contextmanager
+def _name_place(place: str) -> Iterator[None]:
+    """Begin the message of an error with the place of a dataset in a blend."""
+    try:
+        yield
+    except RequestError as error:
+        raise RequestError(f"{place}: {error}" if place else str(error)) from error
+
+
+def _check_distinct(blend: PackBlend, sources: dict[str, list[PackSource]]) -> list[str]:
+    """Refuse a blend in which documents are used twice without a weight; return notes about equal datasets.
+
+    Two paths can lead to one output, because an output below a directory is also the output of that directory.
+    """
+    notes = []
+    used: dict[Path | str, tuple[str, str]] = {}  # the list and the place, by directory and by content
+    for name, datasets in blend.lists.items():
+        for dataset, source in zip(datasets, sources[name], strict=True):
+            place = blend.describe(name, dataset) or str(dataset.path)
+            directory = source.record.output.resolve()
+            if directory in used:
+                other_list, other = used[directory]
+                raise RequestError(
+                    f"{place}: {dataset.path} has the output {directory}, which is also used as {other}, "
+                    f"{describe_double_use(name, other_list)}; remove one of the two"
+                )
+            other_list, other = used.get(source.identity, (name, ""))
+            if other_list != name:
+                raise RequestError(
+                    f"{place}: {directory} has the same documents as {other}, "
+                    f"{describe_double_use(name, other_list)}; remove one of the two"
+                )
+            if other:
+                notes.append(f"{place} has the same documents as {other}: they are used as often as both weights say")
+            used[directory] = used[source.identity] = name, place
+    return notes
 
 
 def _describe_missing(path: Path) -> str:
@@ -412,10 +483,17 @@ def _plan_units(assignment: Assignment, options: PackOptions) -> tuple[list[Unit
                 sequences=len(lengths),
                 tokens=tokens,
                 padding=tokens - int(lengths.sum(dtype=np.int64)),
+                trained=sum(assignment.trained[first : first + rows]),
             )
             units.append(Unit(path.replace("/", "-"), BYTES_PER_TOKEN * tokens, spec, [path]))
             shards[group.split].append(ShardFile(path, rows))
     return units, shards
+
+
+def _slots_of(assignment: Assignment, spec: PackSpec) -> slice:
+    """Return the slots of the rows of a unit."""
+    start = int(assignment.ends[spec.first - 1]) if spec.first else 0
+    return slice(start, int(assignment.ends[spec.first + spec.rows - 1]))
 
 
 def _cut_rows(group: Group) -> Iterator[tuple[int, int]]:

@@ -9,7 +9,7 @@ interrupted unit starts again.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -22,13 +22,20 @@ from tokenmill.errors import InputError, RequestError
 from tokenmill.flow.planning import Request
 from tokenmill.flow.record import REJECTED, Counts, Plan, Unit
 from tokenmill.flow.stage import StageRun
-from tokenmill.flow.stage_input import DataFile
+from tokenmill.flow.stage_input import DataFile, find_records
 from tokenmill.flow.workspace import Workspace
-from tokenmill.stages.registry import TRANSFORM
+from tokenmill.stages.registry import TRANSFORM, earlier_kinds
 from tokenmill.stages.sources import SourceStage
 from tokenmill.transforms.builtin import BuiltinTransform
 from tokenmill.transforms.contract import TransformBasis, TransformSpec
-from tokenmill.transforms.load import LoadedTransform, is_portable, load_planned, load_transform, wrap_function
+from tokenmill.transforms.load import (
+    LoadedTransform,
+    is_portable,
+    load_planned,
+    load_transform,
+    redirect_output,
+    wrap_function,
+)
 from tokenmill.transforms.options import TransformOptions
 from tokenmill.transforms.shards import FileSlice, assign_files
 from tokenmill.transforms.types import RejectedRow, Transform
@@ -70,6 +77,7 @@ class TransformRecords(SourceStage):
 
     def prepare(self, run: StageRun, pinned: str | None = None) -> Request:
         """Plan one unit per shard, or per group of shards of one file; the planner tries the transform."""
+        self._refuse_own_output()
         options, loaded = self.options, self._load()
         input_fields, list_inputs, dataset = self.find_input(run, pinned)
         request: dict[str, Any] = {
@@ -102,8 +110,26 @@ class TransformRecords(SourceStage):
             return Request(request, make_plan)
         return Request(request, make_plan, dataset.root, inputs=dataset.identities)
 
+    def _refuse_own_output(self) -> None:
+        """Refuse an output of transform, unless the output of an earlier stage is there, too."""
+        if not isinstance(self.input, Path) or not self.input.is_dir():
+            return
+        earlier, own = (list(find_records(self.input, kinds, 0)) for kinds in (earlier_kinds(TRANSFORM), [TRANSFORM]))
+        if not earlier and any(record.tree.size(record.plan_path) is not None for record in own):
+            raise RequestError(
+                f"{self.input} is an output of tokenmill transform, and transform does not read its own outputs; write "
+                "one function that makes both changes, and run it on the input of the first transform"
+            )
+
     def _load(self) -> LoadedTransform:
-        return wrap_function(self.function) if self.function is not None else load_transform(self.options.call)
+        if self.function is not None:
+            return wrap_function(self.function)
+        call = self.options.call
+        if call.name in ("select", "rename") and not call.arguments and not call.named:
+            raise RequestError(
+                f"--transform {call}: it names no field, so every record would become empty; specify the fields to keep"
+            )
+        return load_transform(call)
 
     def _plan_units(self, files: list[DataFile]) -> list[Unit]:
         options = self.options
@@ -155,7 +181,8 @@ class TransformRecords(SourceStage):
         """Transform the records of a unit."""
         basis = TransformBasis.from_json(workspace.plan.basis)
         function = self.function or load_planned(self.options.call, basis.code)
-        with self._fetching(workspace) as fetch:
+        # A Python program sees what its own function prints.
+        with self._fetching(workspace) as fetch, redirect_output() if self.function is None else nullcontext():
             return UnitTransformer(unit, workspace, self.options, function, fetch).run()
 
     @contextmanager

@@ -4,11 +4,14 @@ orjson writes almost every record. It writes NaN as null, and refuses integers o
 texts, and deep nesting. The json module of Python writes those records.
 """
 
+import dataclasses
 import json
 import math
 from datetime import date, time
 from decimal import Decimal
+from enum import Enum
 from typing import Any
+from uuid import UUID
 
 import orjson
 
@@ -28,7 +31,7 @@ def encode_line(record: Record) -> bytes:
         RejectedRow: JSON has no form for a value of the record.
     """
     try:
-        line = orjson.dumps(record, _convert)
+        line = orjson.dumps(record, _convert, orjson.OPT_PASSTHROUGH_DATACLASS)
     except TypeError:  # of which orjson.JSONEncodeError is a subclass
         return _encode_with_json(record)
     return _encode_with_json(record) if b"null" in line and _has_infinite_number(record) else line
@@ -37,6 +40,7 @@ def encode_line(record: Record) -> bytes:
 def _encode_with_json(record: Record) -> bytes:
     try:
         text = json.dumps(record, ensure_ascii=False, separators=(",", ":"), default=_convert)
+        _check_keys(record)
     except RecursionError as error:
         raise RejectedRow("the result is nested too deeply") from error
     except (TypeError, ValueError) as error:  # ValueError: an object that contains itself
@@ -61,13 +65,32 @@ def _has_infinite_number(record: Record) -> bool:
     values: list[object] = [record]
     while values:
         value = values.pop()
+        if value is None or isinstance(value, str | int):
+            continue
         if isinstance(value, dict):
             values += value.values()
         elif isinstance(value, list | tuple):
             values += value
-        elif isinstance(value, float) and not math.isfinite(value):
-            return True
+        elif isinstance(value, float):
+            if not math.isfinite(value):
+                return True
+        elif dataclasses.is_dataclass(value):
+            values.append(_convert(value))
     return False
+
+
+def _check_keys(record: Record) -> None:
+    """Raise ValueError for an object with two keys that JSON writes in the same way, such as 1 and "1"."""
+    values: list[object] = [record]
+    while values:
+        value = values.pop()
+        if isinstance(value, dict):
+            values += value.values()
+            names = [key if isinstance(key, str) else json.dumps(key) for key in value]
+            if len(set(names)) < len(names):
+                raise ValueError(f"two keys of an object are {max(names, key=names.count)!r} as text")
+        elif isinstance(value, list | tuple):
+            values += value
 
 
 def _convert(value: object) -> object:
@@ -79,8 +102,12 @@ def _convert(value: object) -> object:
             raise TypeError("binary data that is not UTF-8") from error
     if isinstance(value, date | time):  # datetime is a date
         return value.isoformat()
-    if isinstance(value, Decimal):
+    if isinstance(value, Decimal | UUID):
         return str(value)
+    if isinstance(value, Enum):
+        return value.value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     raise TypeError(f"a value of the type {type(value).__name__}")
 
 

@@ -6,17 +6,23 @@ source file; modules that this file imports are not covered.
 
 import importlib
 import inspect
+import os
 import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokenmill.errors import REPLACE_OPTION, RequestError
+from tokenmill.redaction import redact
 from tokenmill.transforms.builtin import BUILTIN, BuiltinTransform, make_builtin
 from tokenmill.transforms.call import TransformCall
 from tokenmill.transforms.types import Transform
+
+MAX_TEXT = 500
+"""Characters of the text of an exception in a message."""
 
 
 class LoadedTransform(NamedTuple):
@@ -76,6 +82,24 @@ def wrap_function(function: Callable[..., Any]) -> LoadedTransform:
     return LoadedTransform(function, TransformCall(name), _hash(_describe_function(function).encode()))
 
 
+@contextmanager
+def redirect_output() -> Iterator[None]:
+    """Send what a module of the user prints to standard error: standard output has the result of the command."""
+    with redirect_stdout(sys.stderr):
+        yield
+
+
+def describe_exception(error: BaseException) -> str:
+    """Return the text of an exception of the user's code on one line and not too long, without secrets."""
+    try:
+        text = str(error)
+    except Exception:  # a method of the user fails
+        text = "an exception without a text"
+    text = redact(text[: 2 * MAX_TEXT])  # before the cut, which could leave a part of a secret
+    start = "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text[:MAX_TEXT])
+    return f"{start}..." if len(text) > MAX_TEXT else start
+
+
 def is_portable(function: Transform) -> bool:
     """Return whether a child process can receive a function; it cannot receive a lambda or a nested function."""
     try:
@@ -114,13 +138,19 @@ def _import_function(name: str) -> tuple[Transform, TransformCall, str]:
     directory = str(Path.cwd())
     sys.path.insert(0, directory)
     try:
-        value: Any = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:  # an import runs code of the user
+        with redirect_output():
+            value: Any = importlib.import_module(module_name)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # an import runs code of the user, which may end with SystemExit
+        problem = f"{type(error).__name__}: {describe_exception(error)}"
         raise RequestError(
-            f"--transform {name}: importing {module_name} failed ({type(error).__name__}: {error}); run the command in "
-            "the directory of the module, or add that directory to PYTHONPATH"
+            f"--transform {name}: importing {module_name} failed ({problem}); run the command in the directory of the "
+            "module, or add that directory to PYTHONPATH"
         ) from error
     finally:  # at the end, so that a file such as random.py replaces no module of Python
+        if str(Path.cwd()) != directory:
+            os.chdir(directory)
         sys.path.remove(directory)
         if directory not in sys.path:
             sys.path.append(directory)
@@ -134,13 +164,13 @@ def _import_function(name: str) -> tuple[Transform, TransformCall, str]:
         raise RequestError(
             f"--transform {name}: {path} is {type(value).__name__}, and must be a function of a record; choose one"
         )
-    source = _find_source(value) or getattr(sys.modules[module_name], "__file__", None)
-    if source is None:
+    source = Path(_find_source(value) or getattr(sys.modules[module_name], "__file__", None) or "")
+    if not source.is_file():  # a function in C, or in a module that Python has loaded from its own program
         raise RequestError(
             f"--transform {name}: the function has no source file, so a plan cannot record it; write the function in a "
             "file"
         )
-    return value, TransformCall(name), _hash(Path(source).read_bytes())
+    return value, TransformCall(name), _hash(source.read_bytes())
 
 
 def _find_source(function: Any) -> str | None:

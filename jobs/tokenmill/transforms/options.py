@@ -19,14 +19,17 @@ from tokenmill.transforms.call import TransformCall, parse_call
 DEFAULT_SHARD_SIZE = "256MB"
 """Size of the input of a shard if neither a size nor a number of shards is requested."""
 
+MAX_SHARD_SIZE = 1 << 60
+"""The largest size of a shard: a plan stores numbers of 64 bits."""
+
 NONE, ZSTD = "none", "zstd"
 """The values of --compression."""
 
 
 def _parse_shard_size(text: str) -> int:
     size = shards.parse_byte_size(text)
-    if size < 1:
-        raise ValueError(f"{text!r} is less than 1 byte; write a size such as {DEFAULT_SHARD_SIZE}")
+    if not 1 <= size <= MAX_SHARD_SIZE:
+        raise ValueError(f"{text!r} is not between 1 byte and 1 EB; write a size such as {DEFAULT_SHARD_SIZE}")
     return size
 
 

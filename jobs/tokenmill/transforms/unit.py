@@ -3,6 +3,8 @@
 A unit has several shards if its input file is divided between many shards: then it reads the file once for all of them.
 """
 
+import os
+from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
@@ -15,12 +17,15 @@ from tokenmill.corpus.blocks import BlockReader, open_blocks
 from tokenmill.corpus.parse import ParsedRecords, RejectedRecord, parse_records
 from tokenmill.corpus.quarantine import Quarantine, how_to_correct
 from tokenmill.corpus.readers import MemoryBuffer, get_record_unit, make_bad_record_error, reject_mismatch
+from tokenmill.errors import TransientError
 from tokenmill.flow.contract import InputFile, InputRange, Part
 from tokenmill.flow.lineage import select
 from tokenmill.flow.record import Counts, Unit
 from tokenmill.flow.workspace import OutputFile, Workspace
+from tokenmill.machine import describe_memory
 from tokenmill.transforms.contract import TransformSpec
 from tokenmill.transforms.lines import encode_line, make_compressor, remove_nulls
+from tokenmill.transforms.load import describe_exception
 from tokenmill.transforms.options import ZSTD, TransformOptions
 from tokenmill.transforms.types import Record, RejectedRow, Transform
 
@@ -90,6 +95,16 @@ class _Position(NamedTuple):
     lines: int = 0
 
 
+class _Block(NamedTuple):
+    """The records of a block of an input, whose local file is `path`, and their kind."""
+
+    input: InputFile
+    path: Path
+    parsed: ParsedRecords
+    position: _Position
+    kind: str
+
+
 class UnitTransformer:
     """The state of one unit."""
 
@@ -105,6 +120,7 @@ class UnitTransformer:
         self._reading: ReadSettings = options.reading()
         self.counts: Counts = {"in": 0, "out": 0, "rejected": 0, "dropped": 0, "blank": 0}
         self._quarantine = Quarantine(workspace, unit.id, options.max_bad_records, self.counts)
+        self._directory = Path.cwd()
         limits = self._spec.limits
         self._shards = [
             _Shard(workspace.open(name), options.compression, limits[number] if limits else None)
@@ -141,7 +157,7 @@ class UnitTransformer:
             while not blocks.finished and not self._is_full:
                 end = blocks.fill(buffer, 0, BLOCK_BYTES)
                 parsed = self._parse(path, blocks, buffer, end, position)
-                self._transform(input, path, parsed, position, blocks.kind)
+                self._transform(_Block(input, path, parsed, position, blocks.kind))
                 position = _Position(position.records + parsed.records, position.lines + parsed.records + parsed.blank)
                 self._workspace.report_progress(int(blocks.compressed * share) - int(compressed * share))
                 compressed = blocks.compressed
@@ -176,48 +192,82 @@ class UnitTransformer:
         self.counts["blank"] += parsed.blank if remainder == 0 else 0  # another unit reads the same blank lines
         return parsed
 
-    def _transform(self, input: InputFile, path: Path, parsed: ParsedRecords, position: _Position, kind: str) -> None:
+    def _transform(self, block: _Block) -> None:
         """Transform the records of a block and write them; then treat the rejected ones in their order."""
-        rejected = parsed.rejected
-        remainder, modulus = self._spec.remainder, self._spec.modulus
-        for number, row in enumerate(parsed.rows):
-            index, shard_number = divmod(position.records + parsed.get_record(number), modulus)
-            shard = self._shards[shard_number - remainder]
-            if shard.is_full:
-                self.counts["in"] -= 1
+        rejected: list[RejectedRecord] = []
+        invalid = deque(sorted(block.parsed.rejected))
+        for number, row in enumerate(block.parsed.rows):
+            record = block.parsed.get_record(number)
+            while invalid and invalid[0].record < record:
+                self._read_invalid(block, invalid.popleft(), rejected)
+            shard, index = self._find_shard(block, record)
+            if not self._count_read(shard):
                 continue
-            shard.read += 1
-            try:
-                result = self._function(remove_nulls(row) if kind == ROWS else row)
-                if result is None:
-                    self.counts["dropped"] += 1
-                    continue
-                if not isinstance(result, dict):
-                    reason = f"the transform returned {type(result).__name__}, not an object or None"
-                    rejected.append(parsed.describe_rejected(number, NOT_AN_OBJECT, reason))
-                    continue
-                line = encode_line(result)
-            except RejectedRow as error:
-                rejected.append(parsed.describe_rejected(number, REFUSED, str(error)))
-            except MemoryError:
-                raise
-            except Exception as error:  # the function is code of the user
-                reason = f"the transform failed: {type(error).__name__}: {error}"
-                rejected.append(parsed.describe_rejected(number, FAILED, reason))
-            else:
+            line = self._apply(block, number, row, rejected)
+            if line is not None:
                 shard.add(index, line)
+        for bad in invalid:
+            self._read_invalid(block, bad, rejected)
         for shard_file in self._shards:
             shard_file.write()
+        if Path.cwd() != self._directory:  # the paths of tokenmill may be relative
+            os.chdir(self._directory)
         for bad in sorted(rejected):
-            self._reject(input, path, bad, position, kind)
+            self._reject(block, bad)
 
-    def _reject(self, input: InputFile, path: Path, bad: RejectedRecord, position: _Position, kind: str) -> None:
+    def _find_shard(self, block: _Block, record: int) -> tuple[_Shard, int]:
+        """Return the shard of a record of a block, and the number of the record among those of the shard."""
+        index, number = divmod(block.position.records + record, self._spec.modulus)
+        return self._shards[number - self._spec.remainder], index
+
+    def _count_read(self, shard: _Shard) -> bool:
+        """Count a record of a shard as read, and return whether the shard may read it."""
+        if shard.is_full:
+            self.counts["in"] -= 1
+            return False
+        shard.read += 1
+        return True
+
+    def _read_invalid(self, block: _Block, bad: RejectedRecord, rejected: list[RejectedRecord]) -> None:
+        """Reject a record that cannot be parsed, if its shard reads it."""
+        shard, _ = self._find_shard(block, bad.record)
+        if self._count_read(shard):
+            rejected.append(bad)
+
+    def _apply(self, block: _Block, number: int, row: Record, rejected: list[RejectedRecord]) -> bytes | None:
+        """Return the line of the transformed record; None if it was dropped, or added to the rejected ones."""
+        try:
+            result = self._function(remove_nulls(row) if block.kind == ROWS else row)
+            if result is None:
+                self.counts["dropped"] += 1
+                return None
+            if isinstance(result, dict):
+                return encode_line(result)
+            code, reason = NOT_AN_OBJECT, f"the transform returned {type(result).__name__}, not an object or None"
+        except RejectedRow as error:
+            code, reason = REFUSED, describe_exception(error)
+        except MemoryError as error:
+            line = block.position.lines + block.parsed.get_line(number)
+            raise TransientError(
+                f"{block.path}, {get_record_unit(block.path, self._reading, block.kind)} {line:,}: memory ran out in "
+                f"the transform ({describe_memory()}); raise the memory limit or lower --processes, and run the same "
+                "command again"
+            ) from error
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # the function is code of the user, and may end with SystemExit
+            code, reason = FAILED, f"the transform failed: {type(error).__name__}: {describe_exception(error)}"
+        rejected.append(block.parsed.describe_rejected(number, code, reason))
+        return None
+
+    def _reject(self, block: _Block, bad: RejectedRecord) -> None:
+        position = block.position
         bad = bad._replace(record=position.records + bad.record, line=position.lines + bad.line)
         if self._options.on_bad_record == "fail":
-            unit = get_record_unit(path, self._reading, kind)
-            correct = how_to_correct(self._workspace.plan, input, bad.record)
-            raise make_bad_record_error(str(path), unit, bad, correct)
-        self._quarantine.add(input.path, bad)
+            unit = get_record_unit(block.path, self._reading, block.kind)
+            correct = how_to_correct(self._workspace.plan, block.input, bad.record)
+            raise make_bad_record_error(str(block.path), unit, bad, correct)
+        self._quarantine.add(block.input.path, bad)
 
 
 def _count_records(input: InputFile, read: int) -> int:
