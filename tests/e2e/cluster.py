@@ -311,3 +311,14 @@ def end_removal(namespace: Namespace) -> None:
         if volume["spec"].get("claimRef", {}).get("namespace") == namespace.name:
             namespace.admin.run(f"kubectl delete persistentvolume {volume['metadata']['name']} --timeout=30s")
     shutil.rmtree(namespace.data, ignore_errors=True)
+
+
+def index_of(pod: dict[str, Any]) -> int:
+    """Return the index of a pod in its Job."""
+    return int(pod["metadata"]["annotations"]["batch.kubernetes.io/job-completion-index"])
+
+
+def running(namespace: Namespace, job: str) -> dict[int, str]:
+    """Return the running pods of a Job by index."""
+    pods = [pod for pod in namespace.pods(job) if "deletionTimestamp" not in pod["metadata"]]
+    return {index_of(pod): pod["metadata"]["name"] for pod in pods if pod["status"].get("phase") == "Running"}

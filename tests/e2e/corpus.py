@@ -84,3 +84,12 @@ def receipts(output: Path, stage: str) -> dict[str, tuple[str, str]]:
     """Return for each unit the time and the host of its end; a unit that is kept under another plan keeps both."""
     contents = (json.loads(path.read_bytes()) for path in (output / f".tokenmill/{stage}/receipts").glob("*.json"))
     return {receipt["unit"]: (receipt["finished"], receipt["host"]) for receipt in contents}
+
+
+def write_files(directory: Path, files: dict[str, bytes]) -> Path:
+    """Write files to a new directory."""
+    directory.mkdir()
+    directory.chmod(0o777)
+    for name, data in files.items():
+        (directory / name).write_bytes(data)
+    return directory

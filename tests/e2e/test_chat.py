@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from e2e.cluster import CLAIM, Namespace, conditions, exit_code, wait_for
-from e2e.corpus import MODEL, TOKENIZER, assert_same, receipts, run_checked, serve
-from e2e.test_disruption import running, write_files
+from e2e.cluster import CLAIM, Namespace, conditions, exit_code, running, wait_for
+from e2e.corpus import MODEL, TOKENIZER, assert_same, receipts, run_checked, serve, write_files
 from support.commandline import data_of
 
 pytestmark = pytest.mark.e2e

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import zstandard
 
-from e2e.cluster import CLAIM, Namespace, exit_code, node_name, wait_for
-from e2e.corpus import DATASET, assert_same, content, receipts, run_checked, serve, shard
+from e2e.cluster import CLAIM, Namespace, exit_code, index_of, node_name, running, wait_for
+from e2e.corpus import DATASET, assert_same, content, receipts, run_checked, serve, shard, write_files
 from e2e.training import Training, make_dataset
 from support.commandline import data_of, tokenmill
 from tokenmill.files.codec import read_json
@@ -62,17 +62,6 @@ def room_for_three(namespace: Namespace) -> str:
     node = namespace.admin.get(f"node {node_name(namespace.admin)}")
     memory = int(node["status"]["allocatable"]["memory"].removesuffix("Ki")) * 27 // 100
     return f"--set resources.requests.cpu=50m,resources.requests.memory={memory}Ki,resources.limits.memory={memory}Ki"
-
-
-def index_of(pod: dict[str, Any]) -> int:
-    """Return the index of a pod in its Job."""
-    return int(pod["metadata"]["annotations"]["batch.kubernetes.io/job-completion-index"])
-
-
-def running(namespace: Namespace, job: str) -> dict[int, str]:
-    """Return the running pods of a Job by index."""
-    pods = [pod for pod in namespace.pods(job) if "deletionTimestamp" not in pod["metadata"]]
-    return {index_of(pod): pod["metadata"]["name"] for pod in pods if pod["status"].get("phase") == "Running"}
 
 
 def failures(namespace: Namespace, job: str, kind: str = "failure") -> int:
@@ -262,12 +251,3 @@ def receipt_files(output: Path, stage: str) -> dict[str, tuple[int, bytes]]:
 def put_files(namespace: Namespace, name: str, files: dict[str, bytes]) -> Path:
     """Write files of the user to the volume, in a directory that pods can write to."""
     return write_files(namespace.data / name, files)
-
-
-def write_files(directory: Path, files: dict[str, bytes]) -> Path:
-    """Write files to a new directory."""
-    directory.mkdir()
-    directory.chmod(0o777)
-    for name, data in files.items():
-        (directory / name).write_bytes(data)
-    return directory
