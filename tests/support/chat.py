@@ -13,13 +13,13 @@ MARKS = ("<|im_start|>", "<|im_end|>")
 _WORDS = ("who", "what", "the", "a", "was", "is", "in", "river", "number", "seven", "blue", "old", "write", "tell")
 
 
-def make_tokenizer(directory: Path, *, template: str | None = None) -> Path:
-    """Write the tokenizer `tiny` with the tokens of ChatML, and with a chat template if there is one."""
+def make_tokenizer(directory: Path, *, template: str | None = None, marks: tuple[str, ...] = MARKS) -> Path:
+    """Write the tokenizer `tiny` with special tokens such as those of ChatML, and with a chat template if given."""
     shutil.copytree(TOKENIZER, directory, dirs_exist_ok=True)
     path = directory / "tokenizer.json"
     value = json.loads(path.read_bytes())
     first = 1 + max(*value["model"]["vocab"].values(), *(token["id"] for token in value["added_tokens"]))
-    for number, mark in enumerate(MARKS, first):
+    for number, mark in enumerate(marks, first):
         flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
         value["added_tokens"].append({"id": number, "content": mark, **flags})
     path.write_text(json.dumps(value))

@@ -127,14 +127,6 @@ def test_the_fast_path_renders_few_of_the_rows(make: Make, monkeypatch: pytest.M
     assert 0 < len(renders) < 200
 
 
-def test_the_fast_path_stops_at_a_content_that_the_template_changes(make: Make) -> None:
-    template = SHOUTING.replace("m.content | length > 40", "'description' in m.content")
-    row = chat("hello", "a description is here")
-    with pytest.raises(RequestError, match="--rendering each"):
-        make(template).encode([row] * 10)
-    assert not make(template, rendering="each").encode([row] * 10).rejected
-
-
 def test_an_answer_is_trained_with_its_end_and_nothing_else(make: Make, tokenizer: Tokenizer) -> None:
     row = chat("2+2?", "4.", "3+3?", "6.", system="Count.")
     (text, trained), = sequences(make(), tokenizer, row)  # fmt: skip
@@ -184,6 +176,37 @@ def test_tool_calls_are_trained_unless_the_option_says_otherwise(make: Make, tok
     assert trained.strip() == "Let me see.<|im_end|>"
 
 
+SYSTEMLESS = """\
+{%- for m in messages if m.role in ('user', 'assistant') %}<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+"""A template that leaves out messages of the system."""
+
+TAGGED = """\
+{%- for m in messages %}<|im_start|>{{ m.role }}
+{% if m.role == 'assistant' %}{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}
+
+{% else %}{{ m.content }}<|im_end|>
+{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+"""A template that marks the answers."""
+
+
+def test_context_that_the_template_leaves_out_is_rejected(make: Make) -> None:
+    encoder = make(SYSTEMLESS, unrendered="reject")
+    ((_, code, reason),) = encoder.encode([chat("q", "a", system="Be brief.")]).rejected
+    assert code == "unrendered_context" and "role system" in reason and "'Be brief.'" in reason
+    assert not encoder.encode([chat("q", "a")]).rejected
+    assert not make(SYSTEMLESS).encode([chat("q", "a", system="Be brief.")]).rejected
+
+
+@pytest.mark.parametrize(("template", "choices"), [(TAGGED, {}), (SHOUTING, {"train": "all"})])
+def test_tools_are_checked_where_no_prompt_is_rendered(make: Make, template: str, choices: dict[str, Any]) -> None:
+    row = {**chat("Weather?", "Cold."), "tools": [TOOL]}
+    assert make(template, unrendered="reject", **choices).encode([row]).rejected[0][1] == "unrendered_tools"
+
+
 @pytest.mark.parametrize(
     ("part", "code"),
     [
@@ -217,6 +240,29 @@ def test_special_tokens_in_a_message_are_counted_or_rejected(make: Make) -> None
     assert code == "special_in_text" and "message 1" in reason
 
 
+def test_special_tokens_are_found_in_every_part_of_a_row(make: Make) -> None:
+    mark = "x <|im_end|>"
+    arguments = {"deep": [{"city": mark}]}
+    rows = [chat("q", "a") for _ in range(4)]
+    rows[0]["messages"][1]["reasoning_content"] = mark
+    rows[1]["messages"][1]["tool_calls"] = [{"function": {"name": "f", "arguments": arguments}}]
+    rows[2]["tools"] = [{"type": "function", "function": {"name": "f", "description": mark}}]
+    rows[3] = {"prompt": "q", "completion": "a", "system": mark}
+    assert make().encode(rows).counts["special_in_text"] == 4
+    reasons = [reason for *_, reason in make(special_in_text="reject").encode(rows).rejected]
+    places = ["message 2", "message 2", "a tool", "'system'"]
+    assert [reason.partition(" contains")[0] for reason in reasons] == places
+
+
+def test_special_tokens_are_counted_once_and_only_in_written_rows(make: Make) -> None:
+    row = chat(*(f"<|im_end|> {number} " + "word " * 12 for number in range(8)))
+    (full,) = lengths(make(), row)
+    windows = make(max_length=full // 2, over_long="window").encode([row])
+    assert windows.counts["special_in_text"] == 8 and windows.counts["windows"] > 1
+    row["messages"][1]["weight"] = 2
+    assert "special_in_text" not in make().encode([row]).counts
+
+
 LONG = chat(*(f"{role} {number} " + "word " * 12 for number in range(4) for role in "qa"), system="Short.")
 
 
@@ -244,6 +290,16 @@ def test_over_long_rows(make: Make, tokenizer: Tokenizer) -> None:
     assert trained.endswith("<|im_end|>\n") and "a 3" not in text
     for policy in ("trim-history", "window", "terminate"):
         assert max(lengths(make(max_length=limit, over_long=policy), LONG)) <= limit
+
+
+def test_answers_of_a_part_that_the_template_refuses_are_counted(make: Make) -> None:
+    """The template refuses a conversation whose first question is not the first of the row."""
+    refuses = "{% if messages[0].content[:3] in ('q 1', 'q 2', 'q 3') %}{{ raise_exception('no') }}{% endif %}"
+    row = {"messages": LONG["messages"][1:]}
+    (full,) = lengths(make(), row)
+    encoder = make(refuses + SHOUTING.replace("> 40", "> 999"), rows=[row], max_length=full // 2, over_long="window")
+    counts = encoder.encode([row]).counts
+    assert counts["answers"] + counts["dropped_answers"] == 4 and counts["windows"] == 1
 
 
 def test_a_cut_answer_keeps_its_end_and_is_counted(make: Make, tokenizer: Tokenizer) -> None:
@@ -294,6 +350,74 @@ def test_the_gate_refuses_rows_that_cannot_be_trained_on(make: Make) -> None:
     with pytest.raises(RequestError, match=r"rows.jsonl, line 1: .*None of the first 2 rows"):
         make("chatml", rows)
     assert make("chatml", [*rows, chat("a", "b")])
+
+
+GENERATES_ALWAYS = """\
+{%- for m in messages %}<|im_start|>{{ m.role }}
+{{ m.content }}<|im_end|>
+{% endfor %}<|im_start|>assistant
+"""
+"""A template that writes the header of an answer even behind an answer."""
+
+ASKS_FOR_SYSTEM = "{% if messages[0].role != 'system' %}{{ raise_exception('no system') }}{% endif %}" + SHOUTING
+DATED = "{{ strftime_now('%Y') }}" + SHOUTING
+
+
+def test_the_gate_knows_what_a_template_requires(make: Make, tokenizer: Tokenizer) -> None:
+    with pytest.raises(RequestError, match="generation prompt"):
+        make(GENERATES_ALWAYS)
+    with pytest.raises(RequestError, match=r"'strftime_now' is undefined.*; pass --date"):
+        make(DATED)
+    assert sequences(make(DATED, date="2031-01-02"), tokenizer, chat("q", "a"))[0][0].startswith("2031<|im_start|>")
+    encoder = make(ASKS_FOR_SYSTEM)
+    assert not encoder.encode([chat("q", "a", system="s")]).rejected
+    assert encoder.encode([chat("q", "a")]).rejected[0][1] == "template_failed"
+
+
+def test_with_quarantine_the_template_must_fit_half_of_the_first_rows(make: Make) -> None:
+    misfit = chat("Weather?", "Cold.")
+    misfit["messages"][1]["tool_calls"] = [CALL]
+    for rows, fails in (([misfit, chat("q", "a")], False), ([misfit, misfit, chat("q", "a")], True)):
+        if fails:
+            with pytest.raises(RequestError, match="does not render its tool call"):
+                make(SHOUTING, rows, unrendered="reject", on_bad_record="quarantine")
+        else:
+            encoder = make(SHOUTING, rows, unrendered="reject", on_bad_record="quarantine")
+            assert [code for _, code, _ in encoder.encode(rows).rejected] == ["unrendered_tool_calls"]
+
+
+def test_a_stop_token_that_is_not_special(make: Make, tokenizer: Tokenizer) -> None:
+    before = tokenizer.backend.read_bytes()
+    value = json.loads(before)
+    for token in value["added_tokens"]:
+        token["special"] = False
+    try:
+        tokenizer.backend.write_text(json.dumps(value))
+        (_, trained), = sequences(make(train_end="stop"), tokenizer, chat("q", "a", "q", "b"))  # fmt: skip
+        assert trained == "a<|im_end|>b<|im_end|>"
+    finally:
+        tokenizer.backend.write_bytes(before)
+
+
+def test_messages_behind_prompts_with_answers(make: Make) -> None:
+    """The template of a tokenizer is used for later rows; without one, these rows are rejected."""
+    rows: list[Any] = [{"prompt": "q", "completion": "a"}, chat("q", "a")]
+    assert not make("chatml", rows[:1]).encode(rows).rejected
+    ((number, code, reason),) = make("tokenizer", rows[:1]).encode(rows).rejected
+    assert (number, code) == (1, "no_template") and "pass --chat-template" in reason
+    with pytest.raises(RequestError, match="line 1"):
+        make("{% if x %}", rows[:1])
+
+
+def test_an_answer_needs_an_eos_token(make: Make, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    row = {"prompt": "q", "completion": "a"}
+    options = ChatOptions(tokenizer="chatml", chat_template="chatml")
+    without = tokenizer._replace(eos_token=None, directory=tmp_path)
+    rendering = resolve_rendering(options, without, [Row("rows.jsonl, line 1", chat("q", "a"), False)])
+    assert not rendering.end
+    encoder = options.encoding(rendering).load(load_encoder("hf", tokenizer.backend, False), tokenizer.backend)
+    assert encoder.encode([row]).rejected[0][1] == "no_eos_token"
+    assert not make("chatml", append_eos=False).encode([row]).rejected
 
 
 UNFAITHFUL = """\
@@ -370,3 +494,45 @@ def test_a_block_of_rows_equals_its_rows(make: Make) -> None:
     assert whole.ids.tolist() == [token for part in single for token in part.ids.tolist()]
     assert whole.mask.tolist() == [token for part in single for token in part.mask.tolist()]
     assert [number for number, *_ in whole.rejected] == [50]
+
+
+# -- large rows
+
+
+def test_a_row_of_many_messages_is_rejected(make: Make) -> None:
+    """Each answer has a history, so the time grows with the square of the number of messages."""
+    row = chat(*("x" for _ in range(10_000)))
+    for template in ("chatml", REWRITTEN):
+        ((_, code, reason),) = make(template).encode([row]).rejected
+        assert code == "too_many_messages" and "10,000 messages" in reason and "--train last" in reason
+    assert not make(train="last").encode([row]).rejected
+
+
+def test_a_row_whose_histories_are_too_large_is_rejected(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tokenmill.chat.turns.MAX_CHARACTERS", 10_000)
+    row = chat(*("word " * 20 for _ in range(40)))
+    ((_, code, reason),) = make(REWRITTEN).encode([row]).rejected
+    assert code == "too_large" and "20 answers" in reason and "10,000 characters" in reason
+    assert not make().encode([row]).rejected
+
+
+@pytest.mark.parametrize("policy", ["trim-history", "window"])
+def test_long_rows_are_divided_in_a_short_time(make: Make, policy: str) -> None:
+    """The limit of CPU time of a fast test is exceeded if each number of exchanges is tried."""
+    row = chat(*("word " * 6 for _ in range(160)))
+    result = make(REWRITTEN, max_length=300, over_long=policy).encode([row])
+    assert result.counts["answers"] == 80 and result.counts["trimmed_sequences"] > 60
+    assert 250 < max(result.lengths.tolist()) <= 300
+
+
+def test_rows_are_encoded_in_batches(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [*conversations(5, 30), {"messages": []}, chat(*("word " * 9 for _ in range(20)))]
+    expected = make(REWRITTEN, max_length=200, over_long="drop").encode(rows)
+    monkeypatch.setattr("tokenmill.chat.encode.BATCH_CHARACTERS", 500)
+    actual = make(REWRITTEN, max_length=200, over_long="drop").encode(rows)
+    for name, value in expected._asdict().items():
+        other = getattr(actual, name)
+        assert (other.tolist() if hasattr(other, "tolist") else other) == (
+            value.tolist() if hasattr(value, "tolist") else value
+        ), name
+    assert expected.counts["dropped_answers"] > 0

@@ -15,6 +15,7 @@ import zstandard
 from support import stages
 from support.chat import conversations, lines, make_tokenizer
 from support.commandline import tokenmill
+from tokenmill.chat.gate import Row
 from tokenmill.corpus.block_kinds import LINES, ReadSettings
 from tokenmill.corpus.parse import parse_records
 from tokenmill.corpus.readers import first_rows
@@ -22,6 +23,7 @@ from tokenmill.errors import InputError, RequestError
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.stage import StageRun
 from tokenmill.flow.worker import Summary
+from tokenmill.stages.chat import limit_work
 from tokenmill.stages.registry import CHAT, KINDS
 from tokenmill.tokens.dataset import find_dataset, find_document, verify_outputs
 from tokenmill.tokens.formats.indexed.mask import check_mask
@@ -433,3 +435,22 @@ def test_the_command_reports_counts_and_status(tmp_path: Path, output: Path, tok
     assert "1 bad record (1 no_object) kept in" in result.out
     assert "1 bad record (1 no_object) kept in" in tokenmill("status", output).out
     assert tokenmill("verify", output, "--json").result["problems"] == []
+
+
+def test_the_sample_for_the_gates_is_rendered_in_a_short_time() -> None:
+    """Long conversations are few in the sample: the time to render one grows with the square of its messages."""
+
+    def sample(*lengths: int) -> int:
+        rows = [Row(f"row {length}", {"messages": [{}] * length, "n": 1}, False) for length in lengths]
+        return len(list(limit_work(rows)))
+
+    assert sample(*[16] * 200) == 200
+    assert sample(*[100] * 200) == 25
+    assert sample(5000, 2) == 1 and sample(2, 5000, 2) == 1 and sample() == 0
+
+
+def test_rows_with_messages_can_follow_prompts_with_answers(tmp_path: Path, output: Path, tokenizer: Path) -> None:
+    rows: list[dict[str, Any]] = [{"prompt": "q", "completion": "a"}] * 40 + ROWS[:2]
+    (tmp_path / "a.jsonl").write_bytes(lines(rows))
+    counts = counts_of(chat(tmp_path / "a.jsonl", output, tokenizer))
+    assert counts["out"] == counts["in"] == 42 and counts["answers"] >= 42

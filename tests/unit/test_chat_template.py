@@ -331,19 +331,12 @@ def test_generation_block_that_is_cut(source: str) -> None:
 
 def test_facts() -> None:
     template = ChatTemplate(
-        "{% set sep = '</think>' %}{{ bos_token + '<|out|>' }}{% for m in messages %}"
-        "{% if m['role'] == 'tool' or '<x>' in m.content %}{{ '<|' + m.role }}{% endif %}"
-        "{{ m.content.startswith('<y>') }}{{ m.content.strip('\n') }}{{ x is eq('<z>') }}{{ raise_exception('no') }}"
-        "{% endfor %}",
-        name="t",
+        "{{ bos_token }}{% for m in messages %}{{ m.content.strip() }}{{ x }}{% endfor %}", name="t"
     )
     assert template.reads == {"messages", "bos_token", "x"}
-    assert template.constants == {"</think>", "role", "tool", "<x>", "<y>", "<z>"}
-    assert template.strips
     assert not template.has_generation_tags
-    assert not ChatTemplate("{{ messages[0].content }}", name="t").strips
-    assert ChatTemplate("{{ x | trim }}", name="t").strips
-    assert ChatTemplate("{{ x.split('a')[0] }}", name="t").strips
+    assert ChatTemplate("{% generation %}{% endgeneration %}", name="t").has_generation_tags
+    assert ChatTemplate("x", name="t", date="2026-01-02").parameters == {"variables": {}, "date": "2026-01-02"}
 
 
 # -- refused templates

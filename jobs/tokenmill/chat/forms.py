@@ -1,19 +1,26 @@
 """The fast path of `chat.turns`: conversations with the same roles are cut by one form, without rendering each one.
 
 A Form is the result of the rule for one list of roles, with the places of the messages' contents in its chunks. It is
-made by rendering placeholders, and accepted only if it gives the result of the rule for several other sets of contents.
-A template can still treat some contents differently. Therefore the rule itself cuts rows with tools, reasoning or
-other keys, contents that are empty or begin or end with white space, and contents with a text that occurs in an
-expression of the template or with a special token. It also checks one row in SAMPLE_STEP.
+made by rendering placeholders. `chat.content_use` shows whether the template makes the same text of other contents: if
+not, there is no form; if the template searches the contents for constants, the rule itself cuts the contents that have
+one of them. It also cuts rows with tools, reasoning or other keys, long conversations, and contents that are empty or
+begin or end with white space. As a second proof, a form must give the result of the rule for several sets of contents,
+and the rule checks one row in SAMPLE_STEP.
 """
 
 import re
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokenmill.chat.rows import BadRow, Conversation
+from tokenmill.chat.template import RenderError
 from tokenmill.chat.turns import Chunk, Turns, TurnSequence
+from tokenmill.chat.untrained import THINK_END, common_prefix
 from tokenmill.errors import RequestError
+
+if TYPE_CHECKING:
+    from tokenmill.chat.content_use import TracedTemplate
 
 SAMPLE_STEP = 1000
 """The rule checks one row in this many that a form has cut."""
@@ -24,11 +31,10 @@ MIN_USES = 4
 MAX_FORMS = 2000
 """Number of forms, so that rows with ever other roles do not fill the memory."""
 
+MAX_MESSAGES = 256
+"""Messages of the longest conversation with a form: making it takes time with the square of this number."""
+
 _PLACEHOLDER = re.compile(r"Qz0(\d+)zQ")
-_NAMES = frozenset(("system", "developer", "user", "assistant", "tool", "function", "ipython", "model"))
-_NAMES |= {"role", "content", "name", "type", "text", "id", "tools", "tool_calls", "tool_call_id", "arguments"}
-_NAMES |= {"parameters", "description", "properties", "required", "messages", "reasoning_content", "thinking"}
-"""Roles and keys, which templates compare with those of messages. They are common words, so contents may have them."""
 
 _CONTENTS: tuple[tuple[str, ...], ...] = (
     ("a", "B", "7", "x"),
@@ -51,9 +57,21 @@ class FormChunk(NamedTuple):
 
 
 class Form(NamedTuple):
-    """The chunks and the trained answers of each sequence of a conversation with certain roles."""
+    """The chunks and the trained answers of each sequence of a conversation with certain roles.
+
+    The form is not for contents in which `sensitive` finds a text, or that begin with one of the characters that
+    `beginnings` has for the number of their message.
+    """
 
     sequences: list[tuple[list[FormChunk], list[int]]]
+    sensitive: re.Pattern[str] | None = None
+    beginnings: tuple[tuple[int, str], ...] = ()
+
+    def fits(self, contents: Sequence[str]) -> bool:
+        """Return whether the form gives the result of the rule for these contents, which are not empty."""
+        if self.sensitive is not None and any(map(self.sensitive.search, contents)):
+            return False
+        return not any(contents[number][0] in characters for number, characters in self.beginnings)
 
     def cut(self, contents: Sequence[str]) -> list[TurnSequence]:
         """Return the sequences of a conversation with these contents."""
@@ -72,15 +90,13 @@ class Form(NamedTuple):
 class Forms:
     """The forms of one template, made when they are first needed."""
 
-    def __init__(self, turns: Turns, special_tokens: Iterable[str]) -> None:
-        """Prepare the search for contents that the rule must cut."""
+    def __init__(self, turns: Turns) -> None:
+        """Start without forms."""
         self._turns = turns
         self._forms: dict[Key, Form | None] = {}
         self._uses: dict[Key, int] = {}
         self._rows = 0
-        texts = {text.strip() for text in turns.template.constants} | set(special_tokens)
-        sensitive = sorted((text for text in texts if text and text not in _NAMES), key=len, reverse=True)
-        self._sensitive = re.compile("|".join(map(re.escape, sensitive))) if sensitive else None
+        self._traced: TracedTemplate | None = None
         self._usable = not turns.template.has_generation_tags and turns.settings.train != "all"
 
     def cut(self, conversation: Conversation) -> list[TurnSequence]:
@@ -97,7 +113,7 @@ class Forms:
             [(message["role"], flag) for message, flag in zip(conversation.messages, conversation.train, strict=True)]
         )
         form = self._find_form(key)
-        if form is None:
+        if form is None or not form.fits(contents):
             return self._turns.cut(conversation)
         sequences = form.cut(contents)
         self._rows += 1
@@ -110,18 +126,17 @@ class Forms:
 
     def _find_contents(self, conversation: Conversation) -> list[str] | None:
         """Return the contents of a row that a form may cut, or None."""
-        if not self._usable or conversation.tools or conversation.variables:
+        messages = conversation.messages
+        if not self._usable or conversation.tools or conversation.variables or len(messages) > MAX_MESSAGES:
             return None
         contents = []
-        for message in conversation.messages:
+        for message in messages:
             if len(message) != 2:
                 return None
             content = message["content"]
             if not content or content[0].isspace() or content[-1].isspace():
                 return None
             contents.append(content)
-        if self._sensitive is not None and any(map(self._sensitive.search, contents)):
-            return None
         return contents
 
     def _find_form(self, key: Key) -> Form | None:
@@ -137,17 +152,71 @@ class Forms:
         return form
 
     def _make_form(self, key: Key) -> Form | None:
-        """Make a form with placeholders; return None if it does not give the rule's result for other contents."""
+        """Make a form with placeholders; return None if it would not give the rule's result for other contents."""
+        conversation = _fill(key, [f"Qz0{number}zQ" for number in range(len(key))])
         try:
-            made = self._turns.cut(_fill(key, [f"Qz0{number}zQ" for number in range(len(key))]))
+            made = self._turns.cut(conversation)
             form = Form([([_make_chunk(chunk) for chunk in chunks], answers) for chunks, answers in made])
+            form = self._find_conditions(form, conversation)
             for contents in _CONTENTS:
                 values = [contents[number % len(contents)] for number in range(len(key))]
-                if form.cut(values) != self._turns.cut(_fill(key, values)):
+                if form.fits(values) and form.cut(values) != self._turns.cut(_fill(key, values)):
                     return None
-        except (BadRow, TypeError):
+        except (BadRow, RenderError, TypeError):
             return None
         return form
+
+    def _find_conditions(self, form: Form, conversation: Conversation) -> Form:
+        """Return a form with the contents that it is not for; raise TypeError if they cannot be described."""
+        from tokenmill.chat.content_use import TracedTemplate
+
+        template = self._traced = self._traced or TracedTemplate(self._turns.template)
+        template.begin()
+        turns = replace(self._turns, template=template)
+        beginnings: set[tuple[int, str]] = set()
+        before: Pieces = []
+        for number in turns.select_answers(conversation):
+            answer, prompts, prompt = turns.render_answer(conversation, number)
+            pieces = _split(answer)
+            for candidate in prompts:
+                beginnings |= _compare_starts(pieces, _split(candidate))
+            beginnings |= _compare_starts(_split(prompt), before)
+            before = pieces
+        turns.cut(conversation)  # it also renders for the options about reasoning and tool calls
+        if template.refused:
+            raise TypeError("the template uses the characters of the contents")
+        constants = template.constants if turns.settings.reasoning else {*template.constants, THINK_END}
+        texts = sorted(constants, key=lambda text: (-len(text), text))
+        sensitive = re.compile("|".join(map(re.escape, texts))) if texts else None
+        return form._replace(sensitive=sensitive, beginnings=tuple(sorted(beginnings)))
+
+
+def _compare_starts(text: Pieces, start: Pieces) -> set[tuple[int, str]]:
+    """Return for which first characters of a content it is unknown whether a text begins with another one.
+
+    For all other contents it is the same as for the placeholders. TypeError: it is unknown for all contents.
+    """
+    for index, piece in enumerate(start):
+        own = text[index] if index < len(text) else ""
+        if own == piece:
+            continue
+        if isinstance(own, str) and isinstance(piece, str):
+            common = common_prefix(own, piece)
+            if common < min(len(own), len(piece)):
+                return set()
+            if common == len(piece):
+                if index == len(start) - 1:
+                    return set()
+                raise TypeError("a content is where the other text has a fixed one")
+            if index + 1 >= len(text):
+                return set()
+            own, first = text[index + 1], piece[common]
+        else:
+            first = piece[0] if isinstance(piece, str) else ""
+        if not isinstance(own, int) or not first:
+            raise TypeError("two contents are at the same place")
+        return set() if first.isspace() else {(own, first)}
+    return set()
 
 
 def _fill(key: Key, contents: Sequence[str]) -> Conversation:
@@ -160,10 +229,9 @@ def _fill(key: Key, contents: Sequence[str]) -> Conversation:
 def _make_chunk(chunk: Chunk) -> FormChunk:
     if not isinstance(chunk.trained, bool):
         raise TypeError("a form has no chunks that are trained in part")
-    pieces: Pieces = []
-    for index, part in enumerate(_PLACEHOLDER.split(chunk.text)):
-        if index % 2:
-            pieces.append(int(part))
-        elif part:
-            pieces.append(part)
-    return FormChunk(pieces, chunk.trained)
+    return FormChunk(_split(chunk.text), chunk.trained)
+
+
+def _split(text: str) -> Pieces:
+    """Return the fixed texts between placeholders, and the numbers of these."""
+    return [int(part) if index % 2 else part for index, part in enumerate(_PLACEHOLDER.split(text)) if part]

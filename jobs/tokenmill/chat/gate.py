@@ -15,6 +15,7 @@ from tokenmill.chat.options import ChatOptions
 from tokenmill.chat.rows import BadRow, PromptAnswer, read_row
 from tokenmill.chat.template import BUILTIN, ChatTemplate, RenderError, builtin_source
 from tokenmill.chat.turns import NO_PROMPT, THINKING_VARIABLES, UNRENDERED
+from tokenmill.chat.untrained import common_prefix
 from tokenmill.errors import RequestError
 from tokenmill.tokens import sentencepiece_model
 
@@ -60,20 +61,18 @@ def resolve_rendering(options: ChatOptions, tokenizer: Tokenizer, rows: Sequence
         RequestError: there is no template, or it cannot be used for the rows.
     """
     backend = _read_json(tokenizer.backend)
-    variables, tokens = _read_special_tokens(tokenizer, backend)
+    variables, tokens, ordinary = _read_special_tokens(tokenizer, backend)
     end = (tokenizer.eos_token or variables.get("eos_token", "")) if options.append_eos else ""
-    if not _has_messages(options, rows):
-        source = None
-        if options.append_eos and not end:
-            raise RequestError(
-                f"the tokenizer {tokenizer.reference} defines no eos token to end the answers with; choose another "
-                "tokenizer, or pass --no-append-eos"
-            )
-        rendering = Rendering(source=None, special_tokens=tuple(tokens), end=end, stop_ids=_ids(tokens, [end]))
-    else:
+    try:
         name, source = _find_template(options.chat_template, tokenizer)
         template = ChatTemplate(source, name=name, variables=variables, date=options.date)
-        rendering = _probe(template, name, variables, tokens, options, end)
+        rendering = _probe(template, name, variables, tokens, ordinary, options, end)
+    except RequestError:
+        if _has_messages(options, rows) or options.chat_template not in ("tokenizer", *BUILTIN):
+            raise
+        # Rows with a prompt and an answer need no template; a later row with messages is a bad record.
+        stops = _ids(tokens | ordinary, [end])
+        rendering = Rendering(source=None, special_tokens=tuple(tokens), end=end, stop_ids=stops)
     rendering = replace(rendering, whole=_writes_blank(backend))
     if rendering.whole and tokenizer.backend.with_name(sentencepiece_model.FILE_NAME).exists():
         raise RequestError(
@@ -112,8 +111,13 @@ def _has_messages(options: ChatOptions, rows: Sequence[Row]) -> bool:
     return not kinds or not all(kinds)
 
 
-def _read_special_tokens(tokenizer: Tokenizer, backend: dict[str, Any]) -> tuple[dict[str, str], dict[str, int]]:
-    """Return the special tokens by the names that templates use, and the ids of all added special tokens."""
+def _read_special_tokens(
+    tokenizer: Tokenizer, backend: dict[str, Any]
+) -> tuple[dict[str, str], dict[str, int], dict[str, int]]:
+    """Return the special tokens by the names that templates use, and the ids of the added tokens.
+
+    The second value has the special tokens, the third one the other added tokens that are not blank.
+    """
     config = _read_json(tokenizer.directory / "tokenizer_config.json") | _read_json(
         tokenizer.directory / "special_tokens_map.json"
     )
@@ -123,19 +127,21 @@ def _read_special_tokens(tokenizer: Tokenizer, backend: dict[str, Any]) -> tuple
         value = value.get("content") if isinstance(value, dict) else value
         if isinstance(value, str):
             variables[name] = value
-    tokens = {
-        token["content"]: token["id"]
+    added = [
+        (token["content"], token["id"], token.get("special"))
         for token in backend.get("added_tokens", [])
-        if token.get("special") and token.get("content")
-    }
+        if token.get("content")
+    ]
     decoder = config.get("added_tokens_decoder")
-    if not tokens and isinstance(decoder, dict):  # the vocabulary is a SentencePiece model
-        tokens = {
-            token["content"]: int(number)
+    if not any(special for *_, special in added) and isinstance(decoder, dict):  # a SentencePiece model
+        added = [
+            (token["content"], int(number), token.get("special"))
             for number, token in decoder.items()
-            if isinstance(token, dict) and token.get("special") and token.get("content") and number.isdecimal()
-        }
-    return variables, tokens
+            if isinstance(token, dict) and token.get("content") and number.isdecimal()
+        ]
+    tokens = {content: number for content, number, special in added if special}
+    ordinary = {content: number for content, number, special in added if not special and content.strip()}
+    return variables, tokens, ordinary
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -194,20 +200,15 @@ def _probe(
     name: str,
     variables: dict[str, str],
     tokens: dict[str, int],
+    ordinary: dict[str, int],
     options: ChatOptions,
     end: str,
 ) -> Rendering:
     """Return what the template does with a short conversation; refuse one that a model cannot learn from."""
-    question, answer = {"role": "user", "content": _QUESTION}, {"role": "assistant", "content": _ANSWER}
-    try:
-        before = template.render([question], None)
-        after = template.render([question, answer], None)
-    except RenderError as error:
-        raise RequestError(
-            f"{_place(name, error)}: it cannot render a question and an answer ({error.reason}); correct the template"
-        ) from error
-    prompts = _find_prompts(template, [question], before)
-    if not prompts and not template.has_generation_tags and options.train != "all":
+    answer = {"role": "assistant", "content": _ANSWER}
+    question, before, after = _render_probe(template, name, answer)
+    prompts, begins = _find_prompts(template, question, before, after)
+    if not prompts and not begins and not template.has_generation_tags and options.train != "all":
         raise RequestError(
             f"{name} writes no generation prompt: with add_generation_prompt it renders {_excerpt(before)}, without a "
             "header for the answer, so the start of an answer is unknown; correct the template, or mark the answers "
@@ -216,14 +217,21 @@ def _probe(
     if _ANSWER not in after:
         raise RequestError(f"{name} does not render the answer {_ANSWER!r}: it writes {_excerpt(after)}; correct it")
     tail = after[after.rindex(_ANSWER) + len(_ANSWER) :]
-    stops = [token for token in tokens if token in tail]
+    stops = [token for token in tokens if token in tail] or [token for token in ordinary if token in tail]
     if not stops:
         raise RequestError(
             f"{name} ends an answer with {tail!a}, which contains no special token of the tokenizer, so a model would "
-            f"never learn to stop: the probe is {_excerpt(after)}; choose a template that fits the tokenizer"
+            f"never learn to stop: the probe is {_excerpt(after)}; choose a template that fits the tokenizer, or add "
+            "the stop token to a copy of this one"
         )
     if template.has_generation_tags and options.train != "all":
-        text, spans = template.render_tagged([question, answer], None)
+        if not (options.train_reasoning and options.train_tool_calls):
+            raise RequestError(
+                f"{name} marks the trained text with generation blocks, so --no-train-reasoning and "
+                "--no-train-tool-calls cannot leave out a part of it; remove these options, or choose a template "
+                "without these blocks"
+            )
+        text, spans = template.render_tagged([*question, answer], None)
         trained = "".join(text[begin:stop] for begin, stop in spans)
         if not any(token in trained for token in stops) or _ANSWER not in trained:
             raise RequestError(
@@ -237,7 +245,7 @@ def _probe(
         date=options.date,
         prompts=prompts,
         string_arguments=_needs_string_arguments(template, question),
-        stop_ids=_ids(tokens, [*stops, end]),
+        stop_ids=_ids(tokens | ordinary, [*stops, end]),
         special_tokens=tuple(tokens),
         end=end,
     )
@@ -247,28 +255,55 @@ def _ids(tokens: dict[str, int], names: Iterable[str]) -> tuple[int, ...]:
     return tuple(sorted({tokens[name] for name in names if name in tokens}))
 
 
-def _find_prompts(template: ChatTemplate, messages: list[dict[str, Any]], before: str) -> tuple[str, ...]:
-    """Return the generation prompts for each setting of the thinking variables, longest first."""
+def _render_probe(template: ChatTemplate, name: str, answer: dict[str, Any]) -> tuple[list[dict[str, Any]], str, str]:
+    """Return a question, with a system message if the template requires one, and its texts without and with answer."""
+    question, system = {"role": "user", "content": _QUESTION}, {"role": "system", "content": "System of the probe"}
+    first: RenderError | None = None
+    for messages in ([question], [system, question]):
+        try:
+            return messages, template.render(messages, None), template.render([*messages, answer], None)
+        except RenderError as error:
+            first = first or error
+    assert first is not None  # noqa: S101
+    remedy = "pass --date" if "strftime_now" in first.reason else "correct the template"
+    raise RequestError(
+        f"{_place(name, first)}: it cannot render a question and an answer ({first.reason}); {remedy}"
+    ) from first
+
+
+def _find_prompts(
+    template: ChatTemplate, messages: list[dict[str, Any]], before: str, after: str
+) -> tuple[tuple[str, ...], bool]:
+    """Return the generation prompts for each setting of the thinking variables, longest first.
+
+    The second value is whether the answer can begin without one of them: the text `after` begins with another prompt
+    (such as one without the eos token of `before`), or has only blanks between the text `before` and the answer.
+    """
     names = [name for name in THINKING_VARIABLES if name in template.reads]
     prompts: set[str] = set()
+    end = common_prefix(before[::-1], after[::-1])
+    begins = after.startswith(before) and not after[len(before) : after.find(_ANSWER)].strip()
+    begins = begins and not before[len(before) - end :].strip()  # both end with a prompt that no option turns off
     for variables in ({}, *(dict.fromkeys(names, value) for value in (True, False) if names)):
         try:
             text = template.render(messages, None, add_generation_prompt=True, **variables)
         except RenderError:
             continue
-        if text.startswith(before) and len(text) > len(before):
+        if not text.startswith(before):
+            begins = begins or after.startswith(text)
+        elif len(text) > len(before):
             prompts.add(text[len(before) :])
-    return tuple(sorted(prompts, key=lambda prompt: (-len(prompt), prompt)))
+    return tuple(sorted(prompts, key=lambda prompt: (-len(prompt), prompt))), begins
 
 
-def _needs_string_arguments(template: ChatTemplate, question: dict[str, Any]) -> bool:
+def _needs_string_arguments(template: ChatTemplate, question: list[dict[str, Any]]) -> bool:
     """Return whether the template renders a tool call only if its arguments are a JSON string."""
     arguments = {"city": "Probe City"}
 
     def renders(value: object) -> bool:
         call = {"id": "call00001", "type": "function", "function": {"name": "probe_tool", "arguments": value}}
         messages = [
-            question,
+            *question,
             {"role": "assistant", "content": "", "tool_calls": [call]},
             {"role": "tool", "content": "done", "tool_call_id": "call00001", "name": "probe_tool"},
         ]
@@ -281,22 +316,28 @@ def _needs_string_arguments(template: ChatTemplate, question: dict[str, Any]) ->
 
 
 def _check_rows(options: ChatOptions, encoding: ChatEncoding, rows: Sequence[Row]) -> None:
-    """Refuse a template that does not fit one of the first rows; rows that are bad themselves are rejected later."""
+    """Refuse a template that does not fit the first rows; rows that are bad themselves are rejected later.
+
+    With `--on-bad-record quarantine`, the template must fit at least half of the rows that are not bad themselves.
+    """
     cutter = RowCutter(encoding)
-    first: tuple[Row, BadRow] | None = None
+    bad: list[tuple[Row, BadRow]] = []
+    misfits: list[tuple[Row, BadRow]] = []
     good = 0
     for row in rows:
         try:
             cutter.chunk_texts(row.value, columnar=row.columnar)
             good += 1
         except BadRow as error:
-            if error.code == NO_PROMPT or error.code.startswith(UNRENDERED):
-                raise RequestError(f"{row.place}: {error.reason}") from error
-            first = first or (row, error)
-    if first and not good:
-        row, bad = first
+            misfit = error.code == NO_PROMPT or error.code.startswith(UNRENDERED)
+            (misfits if misfit else bad).append((row, error))
+    if misfits and (options.on_bad_record == "fail" or len(misfits) > good):
+        row, problem = misfits[0]
+        raise RequestError(f"{row.place}: {problem.reason}") from problem
+    if bad and not good:
+        row, problem = bad[0]
         raise RequestError(
-            f"{row.place}: {bad.reason}. None of the first {len(rows):,} rows can be trained on; correct the rows, "
+            f"{row.place}: {problem.reason}. None of the first {len(rows):,} rows can be trained on; correct the rows, "
             "or choose other options for them"
         )
 

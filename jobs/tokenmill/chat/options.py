@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from datetime import date as calendar_date
 from typing import Annotated, Any
 
-from tokenmill.chat.encode import ChatEncoding, LengthSettings, Rendering
+from tokenmill.chat.encode import ChatEncoding, Rendering
+from tokenmill.chat.lengths import LengthSettings
 from tokenmill.chat.rows import RowSettings
 from tokenmill.chat.template import BUILTIN
 from tokenmill.chat.turns import AnswerFormat, TrainSettings
@@ -108,6 +109,9 @@ class ChatOptions(EncodingOptions):
         self.roles  # noqa: B018 - raises for an invalid map
         if "{prompt}" not in self.prompt_template:
             raise InvalidOption("--prompt-template", "it must contain {prompt}; add {prompt} to it")
+        if self.train == "all" and not (self.train_reasoning and self.train_tool_calls):
+            option = "--no-train-tool-calls" if self.train_reasoning else "--no-train-reasoning"
+            raise InvalidOption(option, "--train all trains every token; choose --train assistant or last with it")
         if self.over_long != "drop" and self.max_length is None:
             raise InvalidOption("--over-long", f"{self.over_long} needs a limit; set --max-length as well")
 
@@ -155,7 +159,9 @@ def make_encoding(choices: dict[str, Any], rendering: Rendering, *, use_forms: b
         ),
         train_end=choices["train_end"],
         lengths=LengthSettings(max_length=choices["max_length"], over_long=choices["over_long"]),
-        completion=AnswerFormat(choices["prompt_template"], choices["separator"], choices["strip"]),
+        completion=AnswerFormat(
+            choices["prompt_template"], choices["separator"], choices["strip"], choices["append_eos"]
+        ),
         use_forms=use_forms,
         reject_special=choices["special_in_text"] == "reject",
     )

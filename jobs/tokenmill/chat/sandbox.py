@@ -91,7 +91,8 @@ class RenderLimit(Exception):
     """A render exceeded a limit; the text names the limit."""
 
 
-def _raise_exception(message: object) -> None:
+def raise_exception(message: object) -> None:
+    """End a render, for templates that refuse a conversation."""
     raise TemplateError(f"the template raised an exception: {message}")
 
 
@@ -150,7 +151,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             "namespace": Namespace,
             "cycler": Cycler,
             "joiner": Joiner,
-            "raise_exception": _raise_exception,
+            "raise_exception": raise_exception,
         }
         for name in ("random", "xmlattr", "urlize", "pprint", "wordwrap"):
             del self.filters[name]
@@ -168,6 +169,10 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         self._next_look = MAX_STEPS - _STEPS_PER_LOOK
         self._room = MAX_TOTAL
         self._deadline = time.thread_time() + MAX_CPU_SECONDS
+
+    def prepare(self, tree: nodes.Template) -> nodes.Template:
+        """Return the syntax tree of a template with the limits."""
+        return limit_nodes(tree, self)
 
     # -- limits
 

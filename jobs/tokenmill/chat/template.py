@@ -8,7 +8,7 @@ RequestError.
 import os
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -24,10 +24,6 @@ BUILTIN = ("chatml", "llama3", "nano3")
 """The names of the templates in `templates/`."""
 
 _REMEDY = "fix the template, or choose another one with --chat-template"
-_STRIPPING = frozenset(("trim", "strip", "lstrip", "rstrip"))
-_CUTTING = frozenset(("split", "rsplit", "splitlines", "partition", "rpartition", "removeprefix", "removesuffix"))
-"""Names of filters and methods that remove a part of a text."""
-
 _REASONING_ALIASES = frozenset(("thinking", "reasoning"))
 """Keys of a message under which some templates read the reasoning."""
 
@@ -66,9 +62,6 @@ class ChatTemplate:
         source: the text of the template.
         reads: names of the variables that it reads and does not set, including `strftime_now` if it reads that.
         has_generation_tags: whether it has `{% generation %}` blocks.
-        constants: texts that occur in its comparisons, calls, filters, tests and subscripts. Texts that only go to the
-            output, messages of `raise_exception` and the characters that `strip` removes are not among them.
-        strips: whether it removes or cuts parts of a text: trim, strip, split and similar filters and methods.
     """
 
     def __init__(
@@ -91,13 +84,16 @@ class ChatTemplate:
         self._variables = dict(variables)
         self._date = date
         self._local = threading.local()
-        program = self._local.program = _Program(self)
+        program = self._local.program = Program(self)
         analysis = program.analysis
         self.reads = analysis.reads
         self.has_generation_tags = analysis.generation
-        self.constants = analysis.constants
-        self.strips = analysis.strips
         self._aliases = analysis.aliases
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The keyword arguments of this template besides its name."""
+        return {"variables": self._variables, "date": self._date}
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the source, not the compiled code."""
@@ -124,11 +120,11 @@ class ChatTemplate:
         return self._program.render_tagged(self._add_aliases(messages), tools, variables)
 
     @property
-    def _program(self) -> "_Program":
+    def _program(self) -> "Program":
         try:
             return self._local.program  # type: ignore[no-any-return]
         except AttributeError:
-            program = self._local.program = _Program(self)
+            program = self._local.program = Program(self)
             return program
 
     def _add_aliases(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -146,20 +142,21 @@ def _restore(source: str, name: str, variables: dict[str, object], date: str | N
     return ChatTemplate(source, name=name, variables=variables, date=date)
 
 
-class _Program:
+class Program:
     """The code of a template for one thread, with the counters of its limits."""
 
-    def __init__(self, template: ChatTemplate) -> None:
+    def __init__(self, template: ChatTemplate, environment: "TemplateEnvironment | None" = None) -> None:
+        """Compile the template; RequestError as `ChatTemplate`."""
         from jinja2 import TemplateError
 
-        from tokenmill.chat.sandbox import TemplateEnvironment, limit_nodes
+        from tokenmill.chat.sandbox import TemplateEnvironment
 
-        self._environment = environment = TemplateEnvironment()
+        self._environment = environment = environment or TemplateEnvironment()
         where = template.name
         try:
             tree = environment.parse(template.source)
             self.analysis = _Analysis(tree, environment, where)
-            code = environment.compile(limit_nodes(tree, environment))
+            code = environment.compile(environment.prepare(tree))
             self._template = environment.template_class.from_code(environment, code, environment.globals)
         except TemplateError as error:
             line = getattr(error, "lineno", None)
@@ -295,10 +292,7 @@ class _Analysis:
             for block in tree.find_all(captures)
         )
         names = {_find_attribute(node) for node in tree.find_all((nodes.Getattr, nodes.Getitem))}
-        names |= {node.name for node in tree.find_all(nodes.Filter)}
-        self.strips = bool(names & (_STRIPPING | _CUTTING))
         self.aliases = names & _REASONING_ALIASES
-        self.constants = frozenset(_find_constants(tree))
 
 
 def _find_attribute(node: "nodes.Node") -> str:
@@ -308,33 +302,3 @@ def _find_attribute(node: "nodes.Node") -> str:
     if isinstance(node, nodes.Getitem):
         return node.arg.value if isinstance(node.arg, nodes.Const) and isinstance(node.arg.value, str) else ""
     return str(getattr(node, "attr", ""))
-
-
-def _find_constants(tree: "nodes.Template") -> Iterator[str]:
-    """Yield the texts in comparisons, calls, filters, tests and subscripts, and those that a variable names."""
-    from jinja2 import nodes
-
-    def skips(node: nodes.Node) -> bool:
-        if isinstance(node, nodes.Filter):
-            return node.name in _STRIPPING
-        if isinstance(node, nodes.Call):
-            if isinstance(node.node, nodes.Name):
-                return bool(node.node.name == "raise_exception")
-            return _find_attribute(node.node) in _STRIPPING
-        return False
-
-    stack: list[tuple[nodes.Node, bool]] = [(tree, False)]
-    while stack:
-        node, inside = stack.pop()
-        if isinstance(node, nodes.Const):
-            if inside and node.value and isinstance(node.value, str):
-                yield node.value
-            continue
-        if isinstance(node, nodes.Assign) and isinstance(node.node, nodes.Const):
-            inside = True
-        if skips(node):
-            operand = node.node  # type: ignore[attr-defined]
-            stack += [(operand, True)] if operand is not None else []
-            continue
-        inside = inside or isinstance(node, (nodes.Compare, nodes.Call, nodes.Filter, nodes.Test, nodes.Getitem))
-        stack += [(child, inside) for child in node.iter_child_nodes()]

@@ -13,18 +13,28 @@ differently (for example without its reasoning), a new sequence begins. Nothing 
 If a template has `{% generation %}` blocks, they decide instead.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from tokenmill.chat.rows import BadRow, Conversation, PromptAnswer
 from tokenmill.chat.template import ChatTemplate, RenderError
+from tokenmill.chat.untrained import THINK_END, AnswerParts, Span, common_prefix
 
 THINKING_VARIABLES = ("enable_thinking", "thinking")
 """Variables by which templates turn reasoning on and off."""
 
+MAX_RENDERED = 10_000_000
+"""Messages in all renders of one row, which take some ten seconds."""
+
+MAX_CHARACTERS = 64 << 20
+"""Characters in all sequences of one row."""
+
 EXCERPT_CHARACTERS = 160
 """Length of the texts in the reason of a rejected row."""
+
+CONTEXT_ROLES = ("system", "developer", "user")
+"""Roles whose text a template must render as it is; that of tools is often rendered as JSON."""
 
 UNRENDERED = "unrendered_"
 """First part of the codes of rows of which the template leaves out a part."""
@@ -32,8 +42,8 @@ UNRENDERED = "unrendered_"
 NO_PROMPT = "no_prompt"
 """The code of rows for which the template writes a prompt that is not the start of the conversation."""
 
-Span = tuple[int, int]
-"""First character and the character after the last one."""
+_QUESTION = {"role": "user", "content": "any question"}
+_OTHER_ANSWER = {"role": "assistant", "content": "\u2060unlike any answer\u2060"}
 
 
 class Chunk(NamedTuple):
@@ -68,6 +78,7 @@ class Turns:
     prompts: tuple[str, ...]
     string_arguments: bool
     settings: TrainSettings = field(default_factory=TrainSettings)
+    special_tokens: tuple[str, ...] = ()
 
     def cut(self, conversation: Conversation) -> list[TurnSequence]:
         """Return the sequences of a conversation.
@@ -82,14 +93,19 @@ class Turns:
                 return self._render_all(conversation)
             if self.template.has_generation_tags:
                 return self._cut_by_tags(conversation)
-            return list(self._cut_by_prompts(conversation))
+            sequences = list(self._cut_by_prompts(conversation))
         except RenderError as error:
             line = f", line {error.line}" if error.line else ""
             raise BadRow("template_failed", f"the chat template fails{line}: {error.reason}") from error
+        if not sequences:
+            raise BadRow("nothing_trained", "the answers have no text besides what is not trained; drop the row")
+        return sequences
 
     def _render_all(self, conversation: Conversation) -> list[TurnSequence]:
         text = self.template.render(conversation.messages, conversation.tools, **conversation.variables)
-        self._check_rendered(conversation, range(len(conversation.messages)), text)
+        for number in range(len(conversation.messages)):
+            self._check_rendered(conversation, number, text)
+        self._check_context_rendered(conversation, len(conversation.messages), text)
         answers = [i for i, message in enumerate(conversation.messages) if message["role"] == "assistant"]
         return [TurnSequence([Chunk(text, True)], answers)]
 
@@ -106,69 +122,66 @@ class Turns:
         return chosen
 
     def _cut_by_prompts(self, conversation: Conversation) -> Iterator[TurnSequence]:
-        trained = set(self.select_answers(conversation))
-        messages, last = conversation.messages, max(trained)
+        numbers = self.select_answers(conversation)
+        self._check_size(conversation, numbers)
         chunks: list[Chunk] = []
         answers: list[int] = []
         before = ""
-        for number, message in enumerate(messages[: last + 1]):
-            if message["role"] != "assistant" or (self.settings.train == "last" and number < last):
-                continue
-            rendered = self.template.render(messages[: number + 1], conversation.tools, **conversation.variables)
-            prompt = self._find_prompt(conversation, number, rendered)
+        characters = 0
+        for number in numbers:
+            rendered, _, prompt = self.render_answer(conversation, number)
             answer = rendered[len(prompt) :]
             if not answer:
                 raise BadRow("empty_answer", f"message {number + 1}: the template renders an empty answer")
+            self._check_rendered(conversation, number, answer)
             if not prompt.startswith(before):
                 if answers:
-                    yield TurnSequence(chunks, answers)
+                    yield TurnSequence(_without_end(chunks), answers)
                 chunks, answers, before = [], [], ""
+            characters += len(rendered) - len(before)
+            if characters > MAX_CHARACTERS:
+                raise BadRow(
+                    "too_large",
+                    f"the template writes the history differently for each answer, so the {len(numbers):,} answers of "
+                    f"the row become sequences of more than {MAX_CHARACTERS:,} characters in all; divide the row",
+                )
             if len(prompt) > len(before):
                 chunks.append(Chunk(prompt[len(before) :], False))
-            if number in trained:
-                self._check_rendered(conversation, (number,), answer)
-                chunks.append(Chunk(answer, self._find_trained(conversation, number, prompt, answer)))
+            chunk = Chunk(answer, self._find_trained(conversation, number, prompt, answer))
+            chunks.append(chunk)
+            if chunk.trained:
                 answers.append(number)
-            else:
-                chunks.append(Chunk(answer, False))
             before = rendered
-        self._check_rendered(conversation, (), chunks[0].text if chunks else "")
+        self._check_context_rendered(conversation, numbers[-1], before)
         if answers:
             yield TurnSequence(_without_end(chunks), answers)
 
-    def _find_prompt(self, conversation: Conversation, number: int, rendered: str) -> str:
-        """Return the longest prompt with which the rendered text begins."""
-        earlier, template = conversation.messages[:number], self.template
-        best = -1
-        first_error: RenderError | None = None
-        for variables in self._thinking_variants(conversation):
-            try:
-                text = template.render(earlier, conversation.tools, add_generation_prompt=True, **variables)
-            except RenderError as error:  # many templates refuse an empty list of messages
-                first_error = first_error or error
-                continue
-            if len(text) > best and rendered.startswith(text):
-                best = len(text)
-        try:
-            base = template.render(earlier, conversation.tools, **conversation.variables) if earlier else ""
-        except RenderError as error:
-            base, first_error = "", first_error or error
-        if base or not earlier:
-            for prompt in self.prompts:
-                if (
-                    len(base) + len(prompt) > best
-                    and rendered.startswith(prompt, len(base))
-                    and rendered.startswith(base)
-                ):
-                    best = len(base) + len(prompt)
-        if best < 0:
-            best = self._find_prompt_by_answer(conversation, number, rendered)
+    def _check_size(self, conversation: Conversation, numbers: list[int]) -> None:
+        """Refuse a row of so many messages that its renders would take minutes."""
+        renders = 2 + len(self._thinking_variants(conversation))
+        rendered = renders * sum(number + 1 for number in numbers)
+        if rendered > MAX_RENDERED:
+            raise BadRow(
+                "too_many_messages",
+                f"the row has {len(conversation.messages):,} messages, and the template renders the history of each of "
+                f"its {len(numbers):,} answers: {rendered:,} messages in all, and the limit is {MAX_RENDERED:,}; "
+                "divide the row, or pass --train last",
+            )
+
+    def render_answer(self, conversation: Conversation, number: int) -> tuple[str, list[str], str]:
+        """Return the conversation up to an answer, the possible prompts, and the longest one that it begins with."""
+        messages = conversation.messages[: number + 1]
+        rendered = self.template.render(messages, conversation.tools, **conversation.variables)
+        prompts, first_error = self._render_prompts(conversation, number)
+        best = max((len(prompt) for prompt in prompts if rendered.startswith(prompt)), default=-1)
+        if best < 0 and not number:
+            best = self._find_first_prompt(conversation, rendered)
         if best >= 0:
-            return rendered[:best]
+            return rendered, prompts, rendered[:best]
         if first_error is not None:
             raise first_error
-        expected = base + (self.prompts[0] if self.prompts else "")
-        position = _common_prefix(rendered, expected)
+        expected = prompts[-1] if prompts else ""
+        position = common_prefix(rendered, expected)
         raise BadRow(
             NO_PROMPT,
             f"message {number + 1}: the template writes the conversation up to this answer as "
@@ -176,17 +189,44 @@ class Turns:
             "on this text would not see it at inference time: correct the template",
         )
 
-    def _find_prompt_by_answer(self, conversation: Conversation, number: int, rendered: str) -> int:
-        """Return the end of a known generation prompt in front of the answer's own text, or -1."""
-        messages = list(conversation.messages[: number + 1])
-        messages[number] = {"role": "assistant", "content": "\u2060unlike any answer\u2060"}
+    def _render_prompts(self, conversation: Conversation, number: int) -> tuple[list[str], RenderError | None]:
+        """Return the prompts that can precede an answer, and the first error of the template."""
+        earlier, template = conversation.messages[:number], self.template
+        prompts: list[str] = []
+        first_error: RenderError | None = None
+        for variables in self._thinking_variants(conversation):
+            try:
+                prompts.append(template.render(earlier, conversation.tools, add_generation_prompt=True, **variables))
+            except RenderError as error:  # many templates refuse an empty list of messages
+                first_error = first_error or error
         try:
-            other = self.template.render(messages, conversation.tools, **conversation.variables)
+            base = template.render(earlier, conversation.tools, **conversation.variables) if earlier else ""
+        except RenderError as error:
+            base, first_error = "", first_error or error
+        if base or not earlier:
+            prompts += [base + prompt for prompt in reversed(self.prompts)]
+        return prompts, first_error
+
+    def _find_first_prompt(self, conversation: Conversation, rendered: str) -> int:
+        """Return the end of the generation prompt before an answer that is the first message, or -1.
+
+        Many templates render no empty list of messages. Between the prompt and the answer can only be what the template
+        writes there in front of other answers.
+        """
+        try:
+            other = self.template.render([_OTHER_ANSWER], conversation.tools, **conversation.variables)
+            short = self.template.render([_QUESTION, _OTHER_ANSWER], None, **conversation.variables)
         except RenderError:
             return -1
-        end = _common_prefix(rendered, other)
-        ends = [rendered.rfind(prompt, 0, end) + len(prompt) for prompt in self.prompts if prompt in rendered[:end]]
-        return max(ends, default=-1)
+        end, best = common_prefix(rendered, other), -1
+        for prompt in self.prompts:
+            begin = short.rfind(prompt, 0, short.find(_OTHER_ANSWER["content"]))
+            position = rendered.rfind(prompt, 0, end)
+            if begin >= 0 and position >= 0:
+                between = rendered[position + len(prompt) : end]
+                if short.startswith(between, begin + len(prompt)):
+                    best = max(best, position + len(prompt))
+        return best
 
     def _thinking_variants(self, conversation: Conversation) -> list[dict[str, Any]]:
         own = conversation.variables
@@ -197,46 +237,32 @@ class Turns:
         self, conversation: Conversation, number: int, prompt: str, answer: str
     ) -> bool | tuple[Span, ...]:
         """Return which part of an answer is trained, by --train-reasoning and --train-tool-calls."""
-        message, start, end = conversation.messages[number], 0, len(answer)
-        content = str(message["content"])
-        if not self.settings.reasoning:
-            visible = content.rpartition("</think>")[2].strip()
-            if message.get("reasoning_content") or "</think>" in content:
-                start = self._find_visible(conversation, number, prompt, answer, visible)
-        if not self.settings.tool_calls and message.get("tool_calls"):
-            without = {key: value for key, value in message.items() if key != "tool_calls"}
-            other = self._render_answer(conversation, number, without, prompt)
-            begin = _common_prefix(answer, other)
-            suffix = _common_prefix(answer[::-1], other[::-1])
-            suffix = min(suffix, len(answer) - begin, len(other) - begin)
-            spans = tuple(span for span in ((start, max(start, begin)), (end - suffix, end)) if span[0] < span[1])
-            return spans
-        if start == 0:
-            return True
-        return ((start, end),)
-
-    def _find_visible(self, conversation: Conversation, number: int, prompt: str, answer: str, visible: str) -> int:
-        """Return where the answer begins behind its reasoning."""
-        if visible and (position := answer.rfind(visible)) >= 0:
-            return position
         message = conversation.messages[number]
-        calls = message.get("tool_calls")
-        if calls:
-            without = {key: value for key, value in message.items() if key != "tool_calls"}
-            return _common_prefix(answer, self._render_answer(conversation, number, without, prompt))
-        return answer.rfind("</think>") + len("</think>") if "</think>" in answer else len(answer)
+        if (self.settings.reasoning or not ("reasoning_content" in message or THINK_END in message["content"])) and (
+            self.settings.tool_calls or "tool_calls" not in message
+        ):
+            return True
 
-    def _render_answer(self, conversation: Conversation, number: int, message: dict[str, Any], prompt: str) -> str:
-        messages = [*conversation.messages[:number], message]
-        text = self.template.render(messages, conversation.tools, **conversation.variables)
-        return text[_common_prefix(text, prompt) :]
+        def render(other: dict[str, Any]) -> str | None:
+            messages = [*conversation.messages[:number], other]
+            try:
+                text = self.template.render(messages, conversation.tools, **conversation.variables)
+            except RenderError:
+                return None
+            return text[len(prompt) :] if text.startswith(prompt) else None
+
+        parts = AnswerParts(answer, message, render, self.special_tokens)
+        spans = parts.find_spans(reasoning=self.settings.reasoning, tool_calls=self.settings.tool_calls)
+        return spans if spans != ((0, len(answer)),) else True
 
     def _cut_by_tags(self, conversation: Conversation) -> list[TurnSequence]:
         trained = self.select_answers(conversation)
         messages = conversation.messages[: max(trained) + 1]
         text, spans = self.template.render_tagged(messages, conversation.tools, **conversation.variables)
         answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-        self._check_rendered(conversation, answers, text)
+        for number in answers:
+            self._check_rendered(conversation, number, text)
+        self._check_context_rendered(conversation, max(trained), text)
         if len(trained) < len(answers):
             if len(spans) != len(answers):
                 raise BadRow(
@@ -250,28 +276,39 @@ class Turns:
             raise BadRow("nothing_trained", "the generation blocks of the template contain no text of this row")
         return [TurnSequence([Chunk(text, tuple(spans))], trained)]
 
-    def _check_rendered(self, conversation: Conversation, numbers: Sequence[int], text: str) -> None:
-        """Refuse a row of which the template leaves out reasoning, tool calls, tools or an answer's text."""
+    def _check_rendered(self, conversation: Conversation, number: int, text: str) -> None:
+        """Refuse a row of which the template leaves out reasoning, tool calls or an answer's text."""
         if self.settings.allow_unrendered:
             return
-        for number in numbers:
-            message = conversation.messages[number]
-            missing = _find_unrendered(message, text)
-            if missing:
+        missing = _find_unrendered(conversation.messages[number], text)
+        if missing:
+            raise BadRow(
+                f"{UNRENDERED}{missing[0]}",
+                f"message {number + 1}: the template does not render {missing[1]}: the row has "
+                f"{_excerpt(missing[2], 0)}, and the template writes {_excerpt(text, 0)}; use a template that "
+                "renders it, or pass --unrendered allow",
+            )
+
+    def _check_context_rendered(self, conversation: Conversation, last: int, text: str) -> None:
+        """Refuse a row of which the template leaves out the tools, a system message or a message of the user."""
+        if self.settings.allow_unrendered:
+            return
+        for number, message in enumerate(conversation.messages[:last]):
+            content = message["content"].strip()
+            if message["role"] in CONTEXT_ROLES and content not in text:
                 raise BadRow(
-                    f"{UNRENDERED}{missing[0]}",
-                    f"message {number + 1}: the template does not render {missing[1]}: the row has "
-                    f"{_excerpt(missing[2], 0)}, and the template writes {_excerpt(text, 0)}; use a template that "
-                    "renders it, or pass --unrendered allow",
+                    f"{UNRENDERED}context",
+                    f"message {number + 1}: the template does not render the text of the role {message['role']} "
+                    f"unchanged: the row has {_excerpt(content, 0)}, and the template writes {_excerpt(text, 0)}; use "
+                    "a template that renders it, or pass --unrendered allow",
                 )
-        if not numbers and conversation.tools:
-            name = _tool_name(conversation.tools[0])
-            if name and name not in text:
-                raise BadRow(
-                    f"{UNRENDERED}tools",
-                    f"the template does not render the tools of the row: the row has {name!r}, and the template writes "
-                    f"{_excerpt(text, 0)}; use a template that renders them, or pass --unrendered allow",
-                )
+        name = _tool_name(conversation.tools[0]) if conversation.tools else None
+        if name and name not in text:
+            raise BadRow(
+                f"{UNRENDERED}tools",
+                f"the template does not render the tools of the row: the row has {name!r}, and the template writes "
+                f"{_excerpt(text, 0)}; use a template that renders them, or pass --unrendered allow",
+            )
 
 
 def _without_end(chunks: list[Chunk]) -> list[Chunk]:
@@ -288,7 +325,7 @@ def _find_unrendered(message: dict[str, Any], text: str) -> tuple[str, str, str]
     reasoning = message.get("reasoning_content")
     if reasoning and reasoning.strip() not in text:
         return "reasoning", "its reasoning", reasoning
-    content = message["content"].rpartition("</think>")[2].strip()
+    content = message["content"].rpartition(THINK_END)[2].strip()
     if message["role"] == "assistant" and content and content not in text:
         return "content", "its text unchanged", content
     return None
@@ -298,20 +335,6 @@ def _tool_name(tool: Any) -> str | None:
     function = tool.get("function", tool) if isinstance(tool, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
     return name if isinstance(name, str) else None
-
-
-def _common_prefix(first: str, second: str) -> int:
-    """Return the length of the common prefix of two texts."""
-    low, high = 0, min(len(first), len(second))
-    if first[:high] == second[:high]:
-        return high
-    while low < high:  # first[:low] is common, first[:high] is not
-        middle = (low + high + 1) // 2
-        if first[:middle] == second[:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def _excerpt(text: str, position: int) -> str:
@@ -327,9 +350,16 @@ class AnswerFormat(NamedTuple):
     prompt_template: str = "{prompt}"
     separator: str = ""
     strip: bool = True
+    append_eos: bool = True
 
     def cut(self, row: PromptAnswer, end: str, *, train_all: bool) -> TurnSequence:
-        """Return the prompt and the answer, which ends with the text `end`."""
+        """Return the prompt and the answer, which ends with the text `end`; BadRow if there is no such text."""
+        if self.append_eos and not end:
+            raise BadRow(
+                "no_eos_token",
+                "the row has a prompt and an answer, and the tokenizer defines no eos token to end the answer with; "
+                "pass --no-append-eos, or choose another tokenizer",
+            )
         prompt, answer = row.prompt, row.answer
         if self.strip:
             prompt, answer = prompt.strip(" "), answer.strip(" ")

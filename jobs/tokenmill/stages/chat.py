@@ -34,6 +34,9 @@ from tokenmill.tokens.workers.pool import BLOCK
 FIRST_FILES, FIRST_ROWS, FIRST_BYTES = 8, 25, 1 << 20
 """Sample of the input for the gates: number of files, and rows and bytes per block of each file."""
 
+FIRST_WORK = 250_000
+"""Sum of the squares of the numbers of messages in the sample: the time to render a row grows with the square."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Chat(PairStage):
@@ -125,7 +128,7 @@ class Chat(PairStage):
                 break
         if problem and not rows:
             raise problem
-        return rows
+        return list(limit_work(rows))
 
     def _render_first_rows(self, directory: Path, rows: Sequence[Row]) -> list[str]:
         """Return the texts of the first rows for the parity gate.
@@ -146,6 +149,16 @@ class Chat(PairStage):
         basis = ChatBasis.from_json(plan.basis)
         rendering = _from_json(basis.template, basis.rendering)
         return make_encoding(basis.choices, rendering, use_forms=self.options.rendering == "auto")
+
+
+def limit_work(rows: list[Row]) -> Iterator[Row]:
+    """Yield the first row, and those after it that are rendered in a short time."""
+    work = 0
+    for number, row in enumerate(rows):
+        work += max((len(value) for value in row.value.values() if isinstance(value, list)), default=0) ** 2
+        if number and work > FIRST_WORK:
+            return
+        yield row
 
 
 def _cut(cutter: RowCutter, row: Row) -> Iterator[str]:
