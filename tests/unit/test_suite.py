@@ -37,9 +37,9 @@ UNTYPED = {
     "JSON of the Hub, of buckets and Xet": "corpus/hub_api corpus/bucket corpus/unexpected_content corpus/transfer "
     "corpus/xet",
     "JSON before it is checked, and its codec": "files/codec flow/contract flow/record",
-    "records of users: rows, messages, tools, variables of templates": "chat/content_use chat/encode chat/forms chat/gate chat/rows"
-    " chat/template chat/turns chat/untrained corpus/parse corpus/readers stages/chat tokens/records_encoding transforms/contract"
-    " transforms/types",
+    "records of users: rows, messages, tools, variables of templates": "chat/content_use chat/encode chat/forms"
+    " chat/gate chat/rows chat/template chat/turns chat/untrained corpus/parse corpus/readers stages/chat"
+    " tokens/records_encoding transforms/contract transforms/types",
     "metadata that Megatron-Bridge reads": "packing/contract packing/metadata",
     "requests of stages, compared as JSON": "flow/planning selection tokens/stream stages/adopt stages/concatenate"
     " stages/download stages/extract stages/preprocess stages/pack stages/pairs stages/sources stages/transform"
