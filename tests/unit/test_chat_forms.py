@@ -1,7 +1,9 @@
 """The fast path of `tokenmill chat` against the rule: templates that treat some contents differently."""
 
+import itertools
 import json
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,8 @@ from tokenmill.chat.forms import Form, Forms
 from tokenmill.chat.gate import Tokenizer, resolve_rendering
 from tokenmill.chat.options import ChatOptions
 from tokenmill.chat.rows import BadRow, Conversation, RowSettings, read_row
-from tokenmill.chat.turns import Turns, TurnSequence
+from tokenmill.chat.template import ChatTemplate
+from tokenmill.chat.turns import TrainSettings, Turns, TurnSequence
 from tokenmill.errors import RequestError
 from tokenmill.options import InvalidOption
 
@@ -198,6 +201,50 @@ def test_a_content_that_continues_a_generation_prompt_is_rendered(
         rows += [[{"role": "user", "content": "q"}, {"role": "assistant", "content": content}]] * 5
     assert [cut(forms, messages) for messages in rows] == [cut(turns, messages) for messages in rows]
     assert count_forms(turns, "prompt", monkeypatch) > 100
+
+
+ARGUMENTS = ("", "'a'", "2", "'a', 'b'", "m.content", "attribute='content'")
+OPERANDS = ("'a'", "2", "m.content", "messages[0].content", "['alpha', '7']", "none", "''", "m", "messages")
+OPERATORS = ("==", "!=", "<", "<=", ">", ">=", "in", "not in", "~", "+", "*", "%", "and", "or")
+
+
+def every_expression() -> Iterator[str]:
+    """Yield an expression with a content for each filter, test, method and operator of a template."""
+    from tokenmill.chat.sandbox import TemplateEnvironment
+
+    environment = TemplateEnvironment()
+    for argument in ARGUMENTS:
+        for name in filter(str.isidentifier, environment.filters):
+            yield from (f"{value} | {name}({argument})" for value in ("m.content", "[m.content]", "messages", "'ab'"))
+        for name in filter(str.isidentifier, environment.tests):
+            yield from (f"m.content is {name}({argument})", f"[m.content] is {name}({argument})")
+        for name in (name for name in dir(str) if not name.startswith("_")):
+            yield f"m.content.{name}({argument})"
+    for name in (name for name in dir(str) if not name.startswith("_")):
+        yield f"'ab'.{name}(m.content)"
+    for operator, operand in itertools.product(OPERATORS, OPERANDS):
+        yield from (f"m.content {operator} {operand}", f"{operand} {operator} m.content")
+
+
+@pytest.mark.slow
+def test_forms_of_every_expression() -> None:
+    """A form that exists gives the result of the rule for all contents that fit."""
+    roles = (("user", None), ("assistant", None))
+    contents = (*CONTENTS, "tab\tx", "a,b,c", "0x1F", "3.5", "true", "[1]", "%s", "\u00df", "alpha alpha", "x" * 300)
+    tried = made = 0
+    for expression in every_expression():
+        template = ChatTemplate(with_content(f"{{{{ m.content }}}}{{{{ {expression} }}}}"), name="t")
+        turns = Turns(template, ("<|im_start|>assistant\n",), False, TrainSettings(allow_unrendered=True))
+        form = Forms(turns)._make_form(roles)
+        tried += 1
+        if form is None:
+            continue
+        made += 1
+        for pair in zip(contents, contents[3:] + contents[:3], strict=True):
+            if pair[0].strip() == pair[0] and pair[1].strip() == pair[1] and form.fits(pair):
+                messages = [{"role": role, "content": text} for (role, _), text in zip(roles, pair, strict=True)]
+                assert form.cut(pair) == cut(turns, messages), (expression, pair)
+    assert tried > 1500 and 100 < made < 500
 
 
 def test_a_difference_ends_the_run(tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,7 +87,7 @@ class _Row(NamedTuple):
     special: int
 
 
-class _Block(NamedTuple):
+class _BlockResult(NamedTuple):
     """The result for the rows so far: the sequences of each document, and what EncodedRows has besides."""
 
     documents: list[list[Encoded]]
@@ -140,7 +140,7 @@ class ChatEncoder:
 
     def encode(self, rows: Sequence[dict[str, Any]], *, columnar: bool = False) -> EncodedRows:
         """Encode rows; the rows that cannot be trained on are rejected with a code and a reason."""
-        block = _Block([], [], [], {})
+        block = _BlockResult([], [], [], {})
         batch: list[_Row] = []
         characters = 0
         for number, row in enumerate(rows):
@@ -161,7 +161,7 @@ class ChatEncoder:
         self._finish_rows(batch, block, large=False)
         return block.join()
 
-    def _finish_rows(self, rows: list[_Row], block: "_Block", *, large: bool) -> None:
+    def _finish_rows(self, rows: list[_Row], block: "_BlockResult", *, large: bool) -> None:
         """Encode the sequences of some rows, and make them fit; `large` ones are encoded in several batches."""
         sequences = [sequence for row in rows for sequence in row.cut]
         encoded = iter(self._encode_sequences(sequences) if large else self._encode_batch(sequences))
