@@ -231,6 +231,11 @@ def _keep_one_split(
             f"--split {selected_split or repr(selected_split)}: no selected file is of this split; set --split to one "
             f"of {summary or 'none'}"
         )
+    elif None in counts:
+        notes.append(
+            f"reading only split {selected_split} of {source.name}: {counts[None]} of its {len(files)} files are left "
+            "out, because their names contain no split (use --split any for all files)"
+        )
     return [file for file, split in zip(files, splits, strict=True) if split == selected_split]
 
 

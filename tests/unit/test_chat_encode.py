@@ -322,6 +322,16 @@ def test_a_prompt_and_an_answer_need_no_template(make: Make, tokenizer: Tokenize
     assert trained == "3<|im_end|>" and text.startswith("Q: Sum") and "1 2\nA:" in text
 
 
+def test_the_system_text_of_a_prompt_needs_a_place(make: Make, tokenizer: Tokenizer) -> None:
+    row = {"system": "Say {prompt}.", "prompt": "P", "completion": "C"}
+    encoder = make("tokenizer", [{"prompt": "a", "completion": "b"}], unrendered="reject")
+    (_, code, reason), = encoder.encode([row]).rejected  # fmt: skip
+    assert code == "unrendered_system" and "{system}" in reason
+    encoder = make("tokenizer", [row], prompt_template="{system} {prompt} ")
+    (text, trained), = sequences(encoder, tokenizer, row)  # fmt: skip
+    assert (text, trained) == ("Say {prompt}. P C<|im_end|>", "C<|im_end|>")
+
+
 @pytest.mark.parametrize(
     ("template", "message"),
     [

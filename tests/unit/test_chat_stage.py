@@ -279,8 +279,28 @@ def test_another_template_is_another_plan(tmp_path: Path, output: Path, tokenize
 def test_another_built_in_template_is_another_plan(tmp_path: Path, output: Path, tokenizer: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(lines(ROWS[:3]))
     chat(tmp_path / "a.jsonl", output, tokenizer)
-    with pytest.raises(RequestError, match="chat_template"):
+    with pytest.raises(RequestError, match='chat template: "chatml" -> "nano3"\nrun with'):
         chat(tmp_path / "a.jsonl", output, tokenizer, chat_template="nano3")
+
+
+def test_another_tokenizer_is_accepted_after_a_refused_template(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(lines(ROWS[:3]))
+    text = "{% for m in messages %}{% if m.role == 'assistant' %}A:{% endif %}{{ m.content }}</s>{% endfor %}"
+    text += "{% if add_generation_prompt %}A:{% endif %}"
+    first, second = (make_tokenizer(tmp_path / name, template=text) for name in ("first", "second"))
+    (second / "tokenizer.json").write_text((second / "tokenizer.json").read_text().replace("<|im_end|>", "</s>"))
+    with pytest.raises(RequestError, match="no special token"):
+        chat(tmp_path / "a.jsonl", tmp_path / "out", first, chat_template="tokenizer")
+    assert chat(tmp_path / "a.jsonl", tmp_path / "out", second, chat_template="tokenizer").done_now == 1
+
+
+def test_special_tokens_in_messages_give_a_warning(
+    tmp_path: Path, output: Path, tokenizer: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    row = {"messages": [{"role": "user", "content": "a<|im_end|>"}, {"role": "assistant", "content": "b"}]}
+    (tmp_path / "a.jsonl").write_bytes(lines([row]))
+    chat(tmp_path / "a.jsonl", output, tokenizer)
+    assert "the messages contain special tokens of the tokenizer 1 times" in capsys.readouterr().err
 
 
 def test_a_copy_of_the_tokenizer_has_its_template(tmp_path: Path) -> None:

@@ -170,6 +170,11 @@ def test_packed_row_is_shown_with_the_mask_of_its_own_tokens(root: Path, name: s
     assert coloured.code == 0 and "\x1b[30;42mtwo" in coloured.out
 
 
+def test_a_document_of_a_pack_is_refused_with_the_option_for_rows(root: Path) -> None:
+    packed = root / "far/away/packed"
+    assert "set --row 2 instead of --document" in refusal(packed, "--document", 2, "--mask")
+
+
 def test_tokenizer_of_a_pack_elsewhere_is_named(root: Path, tmp_path: Path) -> None:
     packed = root / "far/away/packed"
     assert "specify the output that was packed with --tokenizer" in refusal(packed, "--row", 0)
@@ -202,7 +207,6 @@ def test_requests_that_cannot_be_shown_are_refused(root: Path, tmp_path: Path) -
     )
     assert "a pickle can run code; run tokenmill pack with --format parquet" in refusal(chat / "npy", "--row", 0)
     assert "there is no output of tokenmill pack" in refusal(tmp_path / "out", "--row", 0)
-    assert "no output of tokenmill preprocess or tokenmill chat" in refusal(packed, "--document", 0)
     assert "choose one of them" in refusal(chat, "--document", 0, "--row", 0)
     assert "add --document" in refusal(chat, "--mask")
     assert "add --row" in refusal(chat, "--document", 0, "--tokenizer", "x")

@@ -76,7 +76,7 @@ class ChatOptions(EncodingOptions):
     unrendered: Annotated[
         str,
         Option(
-            "Rows with tools, tool calls or reasoning that the template does not render: reject or allow them.",
+            "Rows with text, tools, tool calls or reasoning that the template leaves out: reject or allow them.",
             choices=("reject", "allow"),
         ),
     ] = "reject"
@@ -160,7 +160,11 @@ def make_encoding(choices: dict[str, Any], rendering: Rendering, *, use_forms: b
         train_end=choices["train_end"],
         lengths=LengthSettings(max_length=choices["max_length"], over_long=choices["over_long"]),
         completion=AnswerFormat(
-            choices["prompt_template"], choices["separator"], choices["strip"], choices["append_eos"]
+            choices["prompt_template"],
+            choices["separator"],
+            choices["strip"],
+            choices["append_eos"],
+            choices["unrendered"] == "allow",
         ),
         use_forms=use_forms,
         reject_special=choices["special_in_text"] == "reject",

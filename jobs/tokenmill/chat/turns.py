@@ -13,6 +13,7 @@ differently (for example without its reasoning), a new sequence begins. Nothing 
 If a template has `{% generation %}` blocks, they decide instead.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -351,6 +352,7 @@ class AnswerFormat(NamedTuple):
     separator: str = ""
     strip: bool = True
     append_eos: bool = True
+    allow_unrendered: bool = False
 
     def cut(self, row: PromptAnswer, end: str, *, train_all: bool) -> TurnSequence:
         """Return the prompt and the answer, which ends with the text `end`; BadRow if there is no such text."""
@@ -363,6 +365,13 @@ class AnswerFormat(NamedTuple):
         prompt, answer = row.prompt, row.answer
         if self.strip:
             prompt, answer = prompt.strip(" "), answer.strip(" ")
-        prompt = self.prompt_template.replace("{system}", row.system or "").replace("{prompt}", prompt)
+        if row.system and "{system}" not in self.prompt_template and not self.allow_unrendered:
+            raise BadRow(
+                f"{UNRENDERED}system",
+                f"the row has a system text, {_excerpt(row.system, 0)}, and the prompt template has no place for it; "
+                "set --prompt-template with {system} and {prompt}, or pass --unrendered allow",
+            )
+        values = {"{system}": row.system or "", "{prompt}": prompt}
+        prompt = re.sub(r"\{(?:system|prompt)\}", lambda match: values[match.group()], self.prompt_template)
         chunks = [Chunk(prompt, train_all)] if prompt else []
         return TurnSequence([*chunks, Chunk(self.separator + answer + end, True)], [1])

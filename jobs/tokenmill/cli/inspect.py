@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from tokenmill.cli import options as o
+from tokenmill.errors import RequestError
 
 if TYPE_CHECKING:
     from tokenmill.flow.contract import Origin, StageKind
@@ -95,14 +96,21 @@ class _Shown(NamedTuple):
     sources: Sequence[tuple[str, int]] = ()
 
 
+def _is_only_pack(path: Path) -> bool:
+    """Return whether a directory has an output of pack and no pairs."""
+    from tokenmill.flow.stage_input import find_records
+    from tokenmill.stages.registry import PACK
+
+    return next(find_records(path, _pair_kinds()), None) is None and next(find_records(path, [PACK]), None) is not None
+
+
 def _show_output(path: Path) -> _Shown:
     """Describe an output: its pairs, or its shards if it is a pack without pairs next to it."""
     from tokenmill.flow.record import describe_rejected
-    from tokenmill.flow.stage_input import find_records
     from tokenmill.stages.registry import PACK
     from tokenmill.tokens.dataset import find_dataset
 
-    if next(find_records(path, _pair_kinds()), None) is None and next(find_records(path, [PACK]), None) is not None:
+    if _is_only_pack(path):
         return _show_pack(find_dataset(path, [PACK]))
     dataset = find_dataset(path, _pair_kinds())
     source, tokenizer, counts = dataset.manifest.source, dataset.tokenizer, dataset.manifest.counts
@@ -171,6 +179,11 @@ def _show_document(path: Path, number: int, key: str | None, file: str | None, *
     from tokenmill.tokens.mask_view import SequenceDecoder, escape, read_masked_document
     from tokenmill.tokens.tokenizer import decode
 
+    if _is_only_pack(path):
+        raise RequestError(
+            f"{path} has packed rows and no documents; set --row {number} instead of --document, or specify the input "
+            "of the pack"
+        )
     dataset = find_dataset(path, _pair_kinds())
     source = dataset.manifest.source
     shown = find_document(dataset, number, key=key, prefix=file)

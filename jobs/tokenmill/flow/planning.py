@@ -242,6 +242,13 @@ def _describe_input_changes(old: Plan, request: Request) -> str:
     )
 
 
+def _describe_change(name: str, old: Any, new: Any) -> list[str]:
+    """Return a line for a parameter, or for each changed parameter of a group."""
+    if isinstance(old, dict) and isinstance(new, dict) and old.keys() == new.keys():
+        return [line for key in old if old[key] != new[key] for line in _describe_change(key, old[key], new[key])]
+    return [f"  {name.replace('_', ' ')}: {json.dumps(old)} -> {json.dumps(new)}"]
+
+
 def _describe_difference(record: StageRecord, plan: Plan, request: Request) -> str:
     changed = _changed_parameters(plan, request)
     if changed == ["input"]:
@@ -251,9 +258,7 @@ def _describe_difference(record: StageRecord, plan: Plan, request: Request) -> s
             "output of unchanged files"
         )
     old, new = plan.request, request.content
-    lines = [
-        f"  {name.replace('_', ' ')}: {json.dumps(old.get(name))} -> {json.dumps(new.get(name))}" for name in changed
-    ]
+    lines = [line for name in changed for line in _describe_change(name, old.get(name), new.get(name))]
     return (
         f"{record.output} already holds a {record.stage} made with other parameters (old -> new):\n"
         + "\n".join(lines)

@@ -188,7 +188,7 @@ class PairStage(SourceStage):
             try:
                 yield context
             finally:
-                if warning := special_token_warning(context.special_tokens):
+                if warning := special_token_warning(context.special_tokens, records=context.records is not None):
                     warn(warning)
 
     def do(self, unit: Unit, workspace: Workspace, shared: TokenizationContext) -> Counts:

@@ -241,8 +241,7 @@ class Encoders:
 
     def _copy_tokenizer(self, source: Path, files: dict[str, str]) -> None:
         """Copy the tokenizer into the output; raise RequestError for an existing file that tokenmill did not write."""
-        old_plan = self.record.read_plan()
-        old_files = parse_tokenizer(old_plan).files if old_plan else {}
+        old_files = self._recorded_files()
         target, tree = self.record.output / "tokenizer", self.record.tree
         for name in files:
             data, path = (source / name).read_bytes(), target / name
@@ -251,8 +250,20 @@ class Encoders:
                     f"{path} exists, and no record shows that tokenmill made it; move it away, or choose another output"
                 )
             tree.write_atomic(path, data, directory=self.record.directory)
-        for name in set(old_files) - set(files):
+        for name in old_files - set(files):
             tree.unlink(target / name)
+
+    def _recorded_files(self) -> set[str]:
+        """Return the names of the tokenizer's files that a plan or an attempt to plan wrote."""
+        plan, tree = self.record.read_plan(), self.record.tree
+        names = set(parse_tokenizer(plan).files) if plan else set()
+        directory = self.record.directory / "encoders"
+        for fingerprint in tree.names(directory):
+            for name in tree.names(directory / fingerprint):
+                if name.startswith("settled-"):
+                    path = directory / fingerprint / name
+                    names |= set(_convert_record(ResolvedTokenizer, read_json(path, tree=tree), path).files)
+        return names
 
 
 def _verdict_name(mode: EncodingMode, encoder: str) -> str:

@@ -54,12 +54,20 @@ class SpecialTokenLocation(NamedTuple):
     token: str
 
 
-def special_token_warning(occurrences: list[tuple[int, SpecialTokenLocation | None]]) -> str | None:
-    """Return the warning that texts contain special tokens, or None if there are none."""
+def special_token_warning(
+    occurrences: list[tuple[int, SpecialTokenLocation | None]], *, records: bool = False
+) -> str | None:
+    """Return the warning that texts, or with `records` messages, contain special tokens; None if there are none."""
     count = sum(number for number, _ in occurrences)
     locations = sorted(location for _, location in occurrences if location)
     if not count:
         return None
+    if records:
+        return (
+            f"the messages contain special tokens of the tokenizer {count:,} times; they are encoded as these tokens, "
+            "so a message can look like the turn of another role. To reject such rows, use --special-in-text reject "
+            "(in a chart: --set tokenizer.specialInText=reject)"
+        )
     first = (
         f", first in {locations[0].path}, {locations[0].unit} {locations[0].number:,} ({locations[0].token!a})"
         if locations
@@ -260,6 +268,8 @@ class UnitTokenizer:
             file.refused += (file.records + bad.record for bad in encoded.dropped)
             self._add_counts({"dropped": len(encoded.dropped)})
         self._add_counts(encoded.counts)
+        if special_count := encoded.counts.get(SPECIAL, 0):
+            self.shared.special_tokens.append((special_count, None))
         if encoded.special_count:
             self._count_special(file, piece.segment, encoded)
         file.records += encoded.records
