@@ -217,3 +217,20 @@ def test_terminated_with_several_processes(forge: Forge, tmp_path: Path) -> None
     forge.complete(command)
     forge.complete(["extract", source, fresh, "--processes", 1])
     assert_same_tree(output, tree(fresh))
+
+
+def test_interrupted_while_child_processes_start(forge: Forge, tmp_path: Path) -> None:
+    """Ctrl-C reaches the whole process group, also children that do not ignore it yet."""
+    source, output = tmp_path / "in", tmp_path / "out"
+    source.mkdir()
+    for i in range(40):
+        (source / f"{i:02d}.jsonl").write_bytes(text(i, 400))
+    command = ["extract", source, output, "--processes", 2]
+    run = tokenmill(*command)
+    while not children(run.pid, "spawn_main") and run.poll() is None:
+        time.sleep(0.001)
+    os.killpg(run.pid, signal.SIGINT)
+    code, log = wait_for_exit(run)
+    assert code in (130, 143), log
+    assert "Traceback" not in log and "died" not in log, log
+    forge.complete(command)

@@ -122,11 +122,15 @@ def _open_children(prepared: PreparedStage, plan: Plan, width: int, counter: Byt
     def submit(unit: Unit, leftovers: list[LeftoverAttempt]) -> Future[None]:
         # The caller has fewer than `width` unfinished units when it submits one, so a slot is free.
         slot = next(number for number, last in enumerate(futures) if last is None or last.done())
+        # A child that starts inherits the blocked signals, so that Ctrl-C does not end it before it ignores them.
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED)
         try:
             future = pool.submit(_run_in_child, unit, leftovers, slot)
         except BrokenExecutor as error:  # a child died after the last unit ended
             future = Future()
             future.set_exception(error)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         futures[slot] = future
         return future
 
@@ -157,6 +161,9 @@ def _run_now(
     return future
 
 
+_IGNORED = (signal.SIGINT, signal.SIGTERM)
+"""Signals that a child process ignores; its parent receives them too, and stops the units."""
+
 _CHILD: dict[str, Any] = {}
 
 
@@ -164,8 +171,9 @@ def _start_child(prepared: PreparedStage, plan_id: str, stop_flag: Any, slots: A
     """Initialize a child process, which reads the plan itself, ignores signals and exits when its parent exits."""
     import multiprocessing
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED)
     redaction.install()
     parent = multiprocessing.parent_process()
 
