@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import zstandard
 
@@ -28,11 +29,15 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("snippets")
     for name in set(re.findall(r'model="(\S+/\S+)"', PAGE)):
         make_tokenizer(root / name)
-    (root / "books.jsonl").write_bytes(text(1, 80, 90))
+    (root / "wiki.jsonl").write_bytes(text(1, 50, 90))
+    books = [json.loads(line) for line in text(2, 30, 90).splitlines()]
+    (root / "books.jsonl").write_bytes(lines([{"body": row["text"]} for row in books]))
+    local = [{**dataset, "path": f"{dataset['name']}.jsonl"} for dataset in BLENDS[0]["datasets"]]
+    (root / "data_blend.json").write_text(json.dumps({"datasets": local}))
     rows = [{"instruction": f"question {number}", "response": "answer", "number": number} for number in range(9)]
     (root / "rows.jsonl").write_bytes(lines(rows))
     (root / "chat.jsonl").write_bytes(lines(conversations(1, 30)))
-    for blend, data in (("data_blend", "books"), ("instructions", "rows"), ("chat_data", "chat")):
+    for blend, data in (("instructions", "rows"), ("chat_data", "chat")):
         (root / f"{blend}.json").write_text(json.dumps({"datasets": [{"name": data, "path": f"{data}.jsonl"}]}))
     return root
 
@@ -56,7 +61,7 @@ def paths_of(blend: Path) -> dict[str, list[str]]:
 def test_pairs_are_divided_into_splits(names: dict[str, Any], directory: Path) -> None:
     artifact = names["artifact"]
     paths = paths_of(artifact.path)
-    assert [len(paths[split]) for split in ("train", "valid", "test")] == [14, 1, 1]
+    assert [len(paths[split]) for split in ("train", "valid", "test")] == [30, 1, 1]
     assert paths["train"][0] == str(directory / "output/train/shard_000000")
     readers = [IndexedReader(Path(path)) for split in paths.values() for path in split]
     assert sum(reader.documents for reader in readers) == artifact.total_sequences == 80
@@ -65,32 +70,36 @@ def test_pairs_are_divided_into_splits(names: dict[str, Any], directory: Path) -
 
 
 def test_other_formats_are_written(names: dict[str, Any], directory: Path) -> None:
-    assert names["pairs"].total_sequences == 80 and (directory / "tokenized/all/shard_000000.idx").exists()
+    assert names["pairs"].total_sequences == 80 and (directory / "tokenized/all/shard_000001.idx").exists()
     (path,) = paths_of(names["records"].blend_path)["train"]
     data = zstandard.ZstdDecompressor().decompressobj().decompress(Path(path).read_bytes())
     assert json.loads(data.splitlines()[0]) == {"input": "question 0", "output": "answer"}
     assert len(data.splitlines()) == 9
     for result, masked in ((names["packed"], False), (names["conversations"], True)):
         (path,) = paths_of(result.blend_path)["train"]
-        rows = np.load(path, allow_pickle=True)
-        assert rows[0].keys() == {"input_ids", "loss_mask", "seq_start_id"} and len(rows[0]["input_ids"]) <= 4096
+        rows = pq.read_table(path, columns=["input_ids", "loss_mask", "seq_start_id"]).to_pylist()
+        assert len(rows[0]["input_ids"]) <= 4096
         assert (Path(path).parent / "metadata.json").exists()
         inner = [
             value for row in rows for value in np.delete(row["loss_mask"], np.array(row["seq_start_id"][1:]) - 1)[:-1]
         ]
         assert (0 in inner) is masked and 1 in inner
-    long = sum(len(json.loads(line)["text"]) >= 200 for line in (directory / "books.jsonl").read_text().splitlines())
-    assert names["filtered"].total_sequences == long < 80
+    texts = [
+        json.loads(line)[key]
+        for name, key in (("wiki", "text"), ("books", "body"))
+        for line in (directory / f"{name}.jsonl").read_text().splitlines()
+    ]
+    assert 0 < names["filtered"].total_sequences == sum(len(text) >= 200 for text in texts) < 80
 
 
 def test_tables_name_what_exists() -> None:
     for name in re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE):
         is_field = name in {"name", "path", "weight", "text_field"}
         assert is_field or hasattr(data_prep, name), name
-    for name, row in re.findall(r"^\| `(\w+Result|DataBlendsArtifact)` \| (.*) \|$", PAGE, re.MULTILINE):
-        assert all(hasattr(getattr(data_prep, name), "__dataclass_fields__") for _ in row)
+    for name, row in re.findall(r"^\| `(\w+Result|\w+Config|DataBlendsArtifact)` \| (.*) \|$", PAGE, re.MULTILINE):
         fields = getattr(data_prep, name).__dataclass_fields__
-        assert set(re.findall(r"`(\w+)`", row)) <= fields.keys(), name
+        documented = set(re.findall(r"`(\w+)`", row)) - {"PackedOutputConfig"}
+        assert documented <= fields.keys(), name
 
 
 @pytest.mark.parametrize("number", [0, 1])
