@@ -589,6 +589,12 @@ def test_eos_and_bos_are_those_of_the_configuration() -> None:
     )
 
 
+@pytest.mark.parametrize("field", [{"add_bos": True}, {"add_eos": False}])
+def test_the_template_decides_the_tokens_around_conversations(field: dict[str, bool]) -> None:
+    output = OutputConfig(dir=Path("out"), format=ChatSftOutputConfig())
+    refused(*field, lambda: PipelineConfig(output=output, tokenizer=TokenizerConfig("tiny", **field)), InvalidField)
+
+
 def test_bos_is_added_if_the_tokenizer_adds_it() -> None:
     path = Path("tiny/tokenizer.json")
     value = json.loads(path.read_bytes())

@@ -34,7 +34,7 @@ class ChatOptions(EncodingOptions):
     messages: Annotated[str, Option("Key of the messages in a row.")] = "messages"
     tools: Annotated[str, Option("Key of the tools in a row.")] = "tools"
     role_map: Annotated[
-        str | None, Option("Further names of roles, such as human=user,bot=assistant.", show_default=False)
+        str | None, Option("Further names of roles, such as customer=user,agent=assistant.", show_default=False)
     ] = None
     tool_arguments: Annotated[
         str,
@@ -125,7 +125,7 @@ class ChatOptions(EncodingOptions):
                 raise InvalidOption(
                     "--role-map",
                     f"{part!r} must be NAME=ROLE with one of the roles system, developer, user, assistant and tool; "
-                    "write it as human=user,bot=assistant",
+                    "write it as customer=user,agent=assistant",
                 )
             pairs[name] = role
         return pairs

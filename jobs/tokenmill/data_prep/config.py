@@ -298,6 +298,13 @@ class PipelineConfig:
     def __post_init__(self) -> None:
         """Check the fields, and that a format with tokens has a tokenizer."""
         _check_choices(self)
+        if self.tokenizer is not None and isinstance(self.output.format, ChatSftOutputConfig):
+            require(
+                not self.tokenizer.add_bos and self.tokenizer.add_eos,
+                self.tokenizer,
+                "add_bos" if self.tokenizer.add_bos else "add_eos",
+                "the chat template writes the tokens around conversations; leave it out, or change the template",
+            )
         _check_counts(self, "num_actors")
         require(
             self.tokenizer is not None or isinstance(self.output.format, JsonlOutputConfig),
