@@ -84,7 +84,9 @@ class Uppercase(Stage):
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Create two files, and register the stage between concatenate and preprocess."""
-    entries = (*registry.STAGES[:-1], registry.StageEntry(UPPERCASE, "uppercase", "see {path}"), registry.STAGES[-1])
+    before = registry.KINDS.index(registry.PREPROCESS)
+    entry = registry.StageEntry(UPPERCASE, "uppercase", "see {path}")
+    entries = (*registry.STAGES[:before], entry, *registry.STAGES[before:])
     monkeypatch.setattr(registry, "STAGES", entries)
     monkeypatch.setattr(registry, "KINDS", tuple(entry.kind for entry in entries))
     directory = tmp_path / "corpus"

@@ -242,11 +242,12 @@ def _describe_input_changes(old: Plan, request: Request) -> str:
     )
 
 
-def _describe_change(name: str, old: Any, new: Any) -> list[str]:
-    """Return a line for a parameter, or for each changed parameter of a group."""
-    if isinstance(old, dict) and isinstance(new, dict) and old.keys() == new.keys():
-        return [line for key in old if old[key] != new[key] for line in _describe_change(key, old[key], new[key])]
-    return [f"  {name.replace('_', ' ')}: {json.dumps(old)} -> {json.dumps(new)}"]
+def _describe_change(name: str, old: Any, new: Any) -> str:
+    """Return a line with the old and the new value of a parameter; of a group, only the changed parameters."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        same = {key for key, value in old.items() if key in new and new[key] == value}
+        old, new = ({key: value for key, value in group.items() if key not in same} for group in (old, new))
+    return f"  {name.replace('_', ' ')}: {json.dumps(old)} -> {json.dumps(new)}"
 
 
 def _describe_difference(record: StageRecord, plan: Plan, request: Request) -> str:
@@ -258,7 +259,7 @@ def _describe_difference(record: StageRecord, plan: Plan, request: Request) -> s
             "output of unchanged files"
         )
     old, new = plan.request, request.content
-    lines = [line for name in changed for line in _describe_change(name, old.get(name), new.get(name))]
+    lines = [_describe_change(name, old.get(name), new.get(name)) for name in changed]
     return (
         f"{record.output} already holds a {record.stage} made with other parameters (old -> new):\n"
         + "\n".join(lines)
