@@ -300,6 +300,7 @@ def number_answers(dice: random.Random, numbers: Iterator[int]) -> dict[str, Any
     return {"messages": messages}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["drop", "trim-history", "window", "terminate"])
 @pytest.mark.parametrize("family", ["chatml", "nano3", *(name for name in ALL_FAMILIES if name != "forced")])
 def test_answers_are_trained_once_and_whole_or_counted(
