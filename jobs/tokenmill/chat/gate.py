@@ -162,8 +162,8 @@ def _find_template(choice: str, tokenizer: Tokenizer) -> tuple[str, str]:
         path = Path(choice)
         if not path.is_file():
             raise RequestError(
-                f"--chat-template {choice}: there is no such file, and no built-in template has this name; choose "
-                f"tokenizer, a .jinja file, or one of {', '.join(BUILTIN)}"
+                f"invalid --chat-template {choice!r}: there is no such file, and no built-in template has this name; "
+                f"choose tokenizer, a .jinja file, or one of {', '.join(BUILTIN)}"
             )
         return str(path), _read_text(path)
     path = tokenizer.directory / "chat_template.jinja"
