@@ -27,7 +27,7 @@ from tokenmill.training.data.datasets import TrainingData
 from tokenmill.training.data.flags import cache_path, render_blend, write_data_arguments
 from tokenmill.training.data.index import build_index, remove_truncated_files
 from tokenmill.training.data.resolve import resolve as resolve_data
-from tokenmill.training.data.split import split_ranges
+from tokenmill.data.split import split_ranges
 from tokenmill.training.data.summary import summarize
 from tokenmill.training.model import Model
 from tokenmill.training.settings import (

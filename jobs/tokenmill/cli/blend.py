@@ -10,7 +10,7 @@ import typer
 from tokenmill.cli import options as o
 
 if TYPE_CHECKING:
-    from tokenmill.training.data.split import DatasetLabels
+    from tokenmill.data.split import DatasetLabels
     from tokenmill.training.settings import BlendPart
 
 PART = "PART[=WEIGHT]"
@@ -86,7 +86,7 @@ def blend(
 
 def _option_labels() -> "DatasetLabels":
     """Return the names of this command's options, for messages about the datasets."""
-    from tokenmill.training.data.split import DatasetLabels
+    from tokenmill.data.split import DatasetLabels
 
     class OptionLabels(DatasetLabels):
         key = "--key"

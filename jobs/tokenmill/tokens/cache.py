@@ -9,21 +9,17 @@ the corpus, although the gate also checks the corpus's first documents. The verd
 holds for any corpus, and `--verify-encoder` compares the corpus itself during encoding.
 
 `load` ignores a directory that other users may write to, an incomplete entry, and a file with another hash. `store`
-ignores a directory without write permission. An empty TOKENMILL_CACHE_DIR disables the cache.
+ignores a directory without write permission.
 """
 
 import contextlib
 import hashlib
-import os
-import stat
 from pathlib import Path
 
 from tokenmill.errors import RequestError
 from tokenmill.files.codec import read_json, readable_json
+from tokenmill.files.private_cache import open_cache
 from tokenmill.files.tree import Tree
-
-DIRECTORY_VARIABLE = "TOKENMILL_CACHE_DIR"
-"""Environment variable with the directory of the cache."""
 
 MAX_ENTRIES = 32
 """Number of tokenizers in the cache; `store` removes the least recently used ones. An entry has up to 60 MB."""
@@ -31,7 +27,7 @@ MAX_ENTRIES = 32
 
 def load(key: str) -> dict[str, bytes] | None:
     """Return the files of an entry by name; None if the entry is missing or incomplete."""
-    tree = _tree()
+    tree = open_cache()
     if tree is None:
         return None
     try:
@@ -50,7 +46,7 @@ def load(key: str) -> dict[str, bytes] | None:
 
 def store(key: str, files: dict[str, bytes]) -> None:
     """Store an entry; the names must not contain a slash."""
-    tree = _tree(create=True)
+    tree = open_cache(create=True)
     if tree is None:
         return
     try:
@@ -70,20 +66,3 @@ def _prune(tree: Tree) -> None:
         last_used[name] = status.st_mtime if status else 0.0
     for name in sorted(last_used, key=lambda name: last_used[name])[:-MAX_ENTRIES]:
         tree.remove_tree(f"tokenizers/{name}")
-
-
-def _tree(*, create: bool = False) -> Tree | None:
-    """Return the cache's directory; None if no directory exists that only this user may write to."""
-    configured = os.environ.get(DIRECTORY_VARIABLE)
-    if configured == "":
-        return None
-    try:
-        base = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
-        root = Path(configured) if configured else Path(base) / "tokenmill"
-        if create:
-            root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = root.stat()
-    except (OSError, RuntimeError):
-        return None
-    is_private = status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    return Tree(root) if is_private else None

@@ -25,7 +25,8 @@ from tokenmill.files.tree import Tree
 from tokenmill.training.data.index_child import parse_data_arguments
 
 if TYPE_CHECKING:
-    from tokenmill.training.data.datasets import TrainingData, WeightedDataset
+    from tokenmill.data.datasets import WeightedDataset
+    from tokenmill.training.data.datasets import TrainingData
 
 IDENTITY = "identity.json"
 

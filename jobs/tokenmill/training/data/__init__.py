@@ -1,10 +1,8 @@
 """The data of a run: datasets are blended, divided into splits and passed to Megatron-LM with their sample index.
 
-Modules; each module uses only modules above it:
+`tokenmill.data` opens datasets and divides them. Modules; each module uses only modules above it:
 
-    split          how a list of datasets is divided into train, validation and test
-    datasets       the records: pair, weighted dataset, all data of a run
-    sources        opens an output of preprocess, or one pair of it
+    datasets       the record: all data of a run
     blend          opens the datasets of a run and computes their weights
     prompts        the formats of a fine-tuning run's conversations
     conversations  opens the datasets of a fine-tuning run, and checks their first rows

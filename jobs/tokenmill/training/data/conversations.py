@@ -23,9 +23,10 @@ from tokenmill.flow.stage_input import check_exists, describe_unfinished, find_r
 from tokenmill.tokens.tokenizer_files import hash_directory
 from tokenmill.training import settings as s
 from tokenmill.training.data.blend import clean_split, collect_lists
-from tokenmill.training.data.datasets import Pair, TrainingData, WeightedDataset
+from tokenmill.data.datasets import Pair, WeightedDataset
+from tokenmill.training.data.datasets import TrainingData
 from tokenmill.training.data.prompts import PromptFormat, check_vocabulary, find_format, measure_conversations
-from tokenmill.training.data.split import SPLITS, DatasetLabels, parse_split, split_ranges
+from tokenmill.data.split import SPLITS, DatasetLabels, parse_split, split_ranges
 from tokenmill.transforms.builtin import megatron_sft
 from tokenmill.transforms.contract import TRANSFORM
 from tokenmill.transforms.types import RejectedRow

@@ -6,9 +6,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tokenmill.data.datasets import Pair, WeightedDataset
+from tokenmill.data.split import DatasetLabels
 from tokenmill.errors import RequestError
-from tokenmill.training.data.datasets import Pair, WeightedDataset
-from tokenmill.training.data.split import DatasetLabels
 
 if TYPE_CHECKING:
     from tokenmill.tokens.dataset import Dataset

@@ -1,0 +1,149 @@
+"""The draws of a blend: which dataset each sample comes from, and which of its samples it is.
+
+Megatron-LM draws each sample from the dataset that is furthest behind its share (megatron/core/datasets/helpers.cpp,
+`build_blending_indices`, `build_exhaustive_blending_indices`). Each draw depends on all draws before it. They are
+computed in blocks, when a block is first needed. The number of draws of each dataset before a block is kept, also in
+the store of orders, so that a run that resumes late computes one block.
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+
+BLOCK = 1 << 16
+"""Draws of a block: about 0.05 s of work for a few datasets."""
+
+KEPT_BLOCKS = 64
+"""Computed blocks in memory, with 10 bytes a draw."""
+
+MANY_DATASETS = 48
+"""Number of datasets from which numpy finds the dataset furthest behind faster than a loop."""
+
+
+class Draw(NamedTuple):
+    """Some draws of a blend.
+
+    Attributes:
+        datasets: int16: the number of the dataset.
+        samples: int64, same shape: the number of the sample in the dataset.
+    """
+
+    datasets: Array
+    samples: Array
+
+
+def normalize(weights: Sequence[float]) -> list[float]:
+    """Divide weights by their sum, with Megatron-LM's arithmetic (megatron/core/datasets/utils.py, `normalize`)."""
+    array = np.array(weights, np.float64)
+    normalized: list[float] = (array / np.sum(array)).tolist()
+    return normalized
+
+
+class Draws:
+    """The draws of a blend of `size` samples in proportion to `shares`, which add up to 1."""
+
+    def __init__(self, shares: Sequence[float], size: int, sizes: Sequence[int] | None = None) -> None:
+        """Prepare the draws; `sizes` ends the draws of a dataset after its last sample."""
+        self.size = size
+        self.shares = list(shares)
+        self._sizes = list(sizes) if sizes is not None else None
+        self.counts = [np.zeros(len(shares), np.int64)]
+        """The number of draws of each dataset before each block that is known."""
+        self._blocks: OrderedDict[int, Draw] = OrderedDict()
+
+    @classmethod
+    def of_everything(cls, sizes: Sequence[int]) -> "Draws":
+        """Return the draws of each sample of each dataset once, in proportion to the sizes of the datasets."""
+        total = sum(sizes)
+        return cls([size / total for size in sizes], total, sizes)
+
+    def get(self, numbers: Array) -> Draw:
+        """Return the draws with these numbers."""
+        blocks = numbers // BLOCK
+        wanted = np.unique(blocks).tolist()
+        if len(wanted) == 1:
+            block, within = self._block(wanted[0]), numbers - wanted[0] * BLOCK
+            return Draw(block.datasets[within], block.samples[within])
+        drawn = Draw(np.empty(len(numbers), np.int16), np.empty(len(numbers), np.int64))
+        for number in wanted:
+            chosen = blocks == number
+            block, within = self._block(number), numbers[chosen] - number * BLOCK
+            drawn.datasets[chosen], drawn.samples[chosen] = block.datasets[within], block.samples[within]
+        return drawn
+
+    def count_all(self) -> Array:
+        """Return how many samples are drawn from each dataset, int64; this computes all draws."""
+        last = max(self.size - 1, 0) // BLOCK
+        block = self._block(last)
+        return self.counts[last] + np.bincount(block.datasets, minlength=len(self.shares))
+
+    def _block(self, number: int) -> Draw:
+        if number in self._blocks:
+            self._blocks.move_to_end(number)
+            return self._blocks[number]
+        for preceding in range(len(self.counts) - 1, number):
+            self._compute(preceding)
+        self._blocks[number] = block = self._compute(number)
+        if len(self._blocks) > KEPT_BLOCKS:
+            self._blocks.popitem(last=False)
+        return block
+
+    def _compute(self, number: int) -> Draw:
+        """Compute a block whose preceding counts are known, and note the counts after it."""
+        first, last = number * BLOCK, min((number + 1) * BLOCK, self.size)
+        drawn = self.counts[number].tolist()
+        if self._sizes is None and len(drawn) >= MANY_DATASETS:
+            datasets = _draw_of_many(np.array(self.shares), drawn, first, last)
+        else:
+            datasets = _draw(self.shares, drawn, first, last, self._sizes)
+        if number + 1 == len(self.counts) and last < self.size:
+            self.counts.append(self.counts[number] + np.bincount(datasets, minlength=len(drawn)))
+        return Draw(datasets, _count_occurrences(datasets, self.counts[number]))
+
+
+def _draw(
+    shares: Sequence[float], drawn: list[int], first: int, last: int, sizes: Sequence[int] | None
+) -> npt.NDArray[np.int16]:
+    datasets = np.empty(last - first, np.int16)
+    left = [dataset for dataset in range(len(shares)) if sizes is None or drawn[dataset] < sizes[dataset]]
+    for number in range(first, last):
+        position = float(number) if number > 1 else 1.0
+        chosen, largest = -1, -math.inf
+        for dataset in left:
+            behind = shares[dataset] * position - drawn[dataset]
+            if behind > largest:
+                chosen, largest = dataset, behind
+        datasets[number - first] = chosen
+        drawn[chosen] += 1
+        if sizes is not None and drawn[chosen] == sizes[chosen]:
+            left.remove(chosen)
+    return datasets
+
+
+def _draw_of_many(shares: Array, drawn: Sequence[int], first: int, last: int) -> npt.NDArray[np.int16]:
+    datasets = np.empty(last - first, np.int16)
+    counts, behind = np.array(drawn, np.float64), np.empty(len(shares))
+    for number in range(first, last):
+        np.multiply(shares, max(number, 1), out=behind)
+        np.subtract(behind, counts, out=behind)
+        chosen = behind.argmax()
+        datasets[number - first] = chosen
+        counts[chosen] += 1
+    return datasets
+
+
+def _count_occurrences(datasets: Array, before: Array) -> Array:
+    """Return for each draw how often its dataset was drawn earlier."""
+    samples = np.empty(len(datasets), np.int64)
+    order = np.argsort(datasets, kind="stable")
+    counts = np.bincount(datasets, minlength=len(before))
+    starts = np.cumsum(counts) - counts
+    grouped = datasets[order]
+    samples[order] = np.arange(len(datasets)) - starts[grouped] + before[grouped]
+    return samples

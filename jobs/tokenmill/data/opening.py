@@ -1,0 +1,324 @@
+"""Open the samples of a run: `tokenmill.data.open`.
+
+A source becomes lists of datasets (`_parse_source`), the datasets become pairs with weights (`dataset_pairs`), and the
+pairs become samples with the arithmetic of Megatron-LM's BlendedMegatronDatasetBuilder (`pair_blend`). Packed rows and
+synthetic tokens have their own sources.
+"""
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from tokenmill.data.batch import Documents
+from tokenmill.data.blend_file import WeightedSource, read_blend_file
+from tokenmill.data.dataset_pairs import locate_pieces, open_pairs
+from tokenmill.data.identity import DataIdentity, SourceIdentity
+from tokenmill.data.pack_source import find_pack, open_part
+from tokenmill.data.packed_samples import PackedSource
+from tokenmill.data.pair_blend import PartRequest, build_pair_source, choose_weights
+from tokenmill.data.sample_sources import Piece, SyntheticSource
+from tokenmill.data.samples import Masking, Origin, Samples
+from tokenmill.data.split import SPLITS, DatasetLabels, parse_fractions
+from tokenmill.errors import RequestError
+from tokenmill.files.codec import content_id
+
+if TYPE_CHECKING:
+    from tokenmill.flow.record import StageRecord
+
+Source = str | Path | Sequence["str | Path | tuple[float, str | Path]"] | Mapping[str, "Source"]
+"""What `open` accepts; docs/loaders.md lists the forms."""
+
+SYNTHETIC = "synthetic:"
+
+DEFAULT_SPLIT = "1,0,0"
+
+log = logging.getLogger("tokenmill")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Request:
+    """The arguments of `open`, checked."""
+
+    seq_length: int
+    samples: int | None
+    seed: int
+    split: str | None
+    part: str
+    surplus: float
+    key: str | None
+    keep_partial: bool
+    index_cache: Path | None
+
+
+def open(
+    source: Source,
+    *,
+    seq_length: int,
+    samples: int | None = None,
+    seed: int = 1234,
+    split: str | None = None,
+    part: str = "train",
+    surplus: float = 0.005,
+    key: str | None = None,
+    documents: Documents = "none",
+    boundaries: Literal["sequence", "eod"] = "sequence",
+    eod: int | None = None,
+    mask_eod: bool = False,
+    pad: int | None = None,
+    keep_partial: bool = False,
+    index_cache: str | Path | None = None,
+) -> Samples:
+    """Open the samples that Megatron-LM's GPTDataset gives, or the packed rows of conversations.
+
+    Args:
+        source: an output of tokenmill preprocess or pack; the prefix of a pair; a list of such, or of (weight, source);
+            a file with the datasets of a run, as tokenmill blend writes it; a mapping with such lists for train, valid
+            and test; or synthetic:VOCAB for random tokens.
+        seq_length: the tokens of a sample.
+        samples: the number of samples that the run needs, from which the number of epochs follows. None: one epoch.
+        seed: of all permutations, 0 to 2**32 - 1. Megatron-LM's default is 1234.
+        split: the shares of train, validation and test, as Megatron-LM's --split. None: all data is training data.
+        part: train, validation (or valid) or test.
+        surplus: Megatron-LM's --mid-level-dataset-surplus.
+        key: the key of the datasets, if their outputs have several.
+        documents: how batches show the boundaries of documents (`batch.Documents`).
+        boundaries: whether documents are the sequences of the pairs, as for Megatron-LM's attention of packed
+            documents, or end with the EOD, as for its --reset-position-ids and --reset-attention-mask.
+        eod: the id of the EOD. None: that of the dataset's record.
+        mask_eod: do not train on inputs that are the EOD, as Megatron-LM's --eod-mask-loss.
+        pad: the id of padding, if Megatron-LM's tokenizer has one that is no other special token. Megatron-LM replaces
+            it by 0 and does not train it.
+        keep_partial: keep the last, incomplete sample of validation data, padded; Megatron-LM's
+            drop_last_partial_validation_sequence=False.
+        index_cache: directory of the orders of large datasets. None: tokenmill's cache directory.
+
+    Raises:
+        RequestError: a dataset is missing, unfinished or damaged, or the arguments are invalid; nothing is replaced by
+            random tokens.
+    """
+    request = _Request(
+        seq_length=_check_range("seq_length", seq_length, 2, 2**31 - 2),
+        samples=None if samples is None else _check_range("samples", samples, 1, 2**62),
+        seed=_check_range("seed", seed, 0, 2**32 - 1),
+        split=split,
+        part=_check_part(part),
+        surplus=surplus,
+        key=key,
+        keep_partial=keep_partial,
+        index_cache=Path(index_cache) if index_cache is not None else None,
+    )
+    for name, value, choices in (
+        ("documents", documents, ("none", "positions", "varlen", "mask")),
+        ("boundaries", boundaries, ("sequence", "eod")),
+    ):
+        if value not in choices:
+            raise RequestError(f"invalid {name} {value!r}: choose one of {', '.join(choices)}")
+    if not 0 <= surplus < 1e6:
+        raise RequestError(f"invalid surplus {surplus}: it must be 0 or more; Megatron-LM uses 0.005")
+    if isinstance(source, str) and source.startswith(SYNTHETIC):
+        return _open_synthetic(source, request, documents)
+    lists = _parse_source(source)
+    if "all" not in lists and split is not None:
+        raise RequestError(f"invalid split {split}: the source has separate datasets for each split; remove split")
+    name = "all" if "all" in lists else request.part
+    if not lists.get(name):
+        raise RequestError(
+            f"invalid part {request.part}: the source has only {', '.join(lists)}; choose one of them, or add datasets"
+        )
+    if (pack := find_pack(Path(lists[name][0].path))) is not None:
+        return _open_pack(pack, lists[name], request, documents)
+    return _open_pairs(lists[name], name == "all", request, documents, boundaries, eod, mask_eod, pad)
+
+
+def _open_pairs(
+    sources: list[WeightedSource],
+    divided: bool,
+    request: _Request,
+    documents: Documents,
+    boundaries: str,
+    eod: int | None,
+    mask_eod: bool,
+    pad: int | None,
+) -> Samples:
+    opened = open_pairs(sources, request.key)
+    fractions = [float(SPLITS.index(request.part) == number) for number in range(len(SPLITS))]
+    split = (request.split or DEFAULT_SPLIT) if divided else None
+    if split is not None:
+        fractions = parse_fractions(split, OpenLabels())
+    weights = choose_weights(opened, request.samples)
+    pairs = [pair for dataset in opened for pair in dataset.pairs]
+    pair_source = build_pair_source(
+        pairs,
+        weights,
+        PartRequest(
+            fractions=fractions,
+            part=SPLITS.index(request.part),
+            seq_length=request.seq_length,
+            samples=request.samples,
+            seed=request.seed,
+            surplus=request.surplus,
+            keep_partial=request.keep_partial and request.part == "validation",
+            blended=len(pairs) > 1 or (divided and opened[0].weight is not None),
+            index_cache=request.index_cache,
+        ),
+    )
+    boundary = _find_eod(opened[0].eod, eod) if boundaries == "eod" or mask_eod else None
+    identity = DataIdentity(
+        kind="pairs",
+        sources=tuple(
+            SourceIdentity(dataset.path, dataset.content, dataset.weight if weights is not None else None)
+            for dataset in opened
+        ),
+        tokenizer=opened[0].tokenizer,
+        seq_length=request.seq_length,
+        samples=request.samples,
+        seed=request.seed,
+        split=split,
+        part=request.part,
+        surplus=request.surplus,
+        pad=pad,
+        masked_eod=boundary if mask_eod else None,
+        keep_partial=request.keep_partial and request.part == "validation",
+    )
+    return Samples(
+        pair_source,
+        identity,
+        lambda pieces: locate_pieces(pairs, pieces),
+        documents=documents,
+        boundary=boundary if boundaries == "eod" else None,
+        masking=Masking(pad, boundary if mask_eod else None, identity.keep_partial),
+    )
+
+
+def _open_pack(
+    record: "StageRecord", sources: list[WeightedSource], request: _Request, documents: Documents
+) -> Samples:
+    if len(sources) > 1 or sources[0].weight is not None:
+        raise RequestError(
+            f"{record.output} is an output of pack, which cannot be blended; run tokenmill pack on a blend.json of the "
+            "outputs of chat"
+        )
+    if request.split is not None:
+        raise RequestError(
+            f"invalid split {request.split}: {record.output} was divided when it was packed; remove split"
+        )
+    pack = open_part(record, Path(sources[0].path), request.part)
+    if request.seq_length != pack.pack_size:
+        raise RequestError(
+            f"invalid seq_length {request.seq_length:,}: the rows of {record.output} have {pack.pack_size:,} tokens; "
+            f"use seq_length {pack.pack_size}, or run tokenmill pack with another size"
+        )
+    rows = sum(shard.rows for shard in pack.shards)
+    epochs = 1 if request.samples is None else -(-request.samples // rows)
+    source = PackedSource(pack.shards, pack.pack_size, epochs, request.seed)
+    identity = DataIdentity(
+        kind="packed",
+        sources=(SourceIdentity(pack.path, content_id(pack.hashes)),),
+        tokenizer=pack.tokenizer,
+        seq_length=request.seq_length,
+        samples=request.samples,
+        seed=request.seed,
+        split=None,
+        part=request.part,
+        surplus=0,
+    )
+
+    def find_origins(pieces: Sequence[Piece]) -> list[Origin]:
+        return [
+            Origin(
+                str(pack.shards[piece.source].path),
+                piece.sequence,
+                piece.offset,
+                piece.length,
+                file=file,
+                record=number,
+                uri=pack.origin.uri or None,
+                revision=pack.origin.commit,
+            )
+            for piece in pieces
+            for file, number in source.read_sources(piece.source, piece.sequence)
+        ]
+
+    return Samples(source, identity, find_origins, documents=documents)
+
+
+def _find_eod(recorded: int | None, given: int | None) -> int:
+    if given is not None:
+        return given
+    if recorded is None:
+        raise RequestError("the dataset has no record of its EOD; specify its id with eod, or use boundaries sequence")
+    return recorded
+
+
+def _open_synthetic(source: str, request: _Request, documents: Documents) -> Samples:
+    match = re.fullmatch(r"[0-9]{1,9}", source.removeprefix(SYNTHETIC))
+    if match is None or not int(match[0]):
+        raise RequestError(f"invalid source {source!r}: write the size of the vocabulary, such as {SYNTHETIC}32000")
+    if request.samples is None:
+        raise RequestError(f"{source} has no end; specify the number of samples")
+    log.warning("SYNTHETIC: the samples are random numbers below %s and no text", match[0])
+    identity = DataIdentity(
+        kind="synthetic",
+        sources=(SourceIdentity(source, source),),
+        tokenizer="",
+        seq_length=request.seq_length,
+        samples=request.samples,
+        seed=request.seed,
+        split=None,
+        part=request.part,
+        surplus=0,
+    )
+    seed = (request.seed << 2) + SPLITS.index(request.part)
+    return Samples(SyntheticSource(int(match[0]), request.samples, seed), identity, lambda _: [], documents=documents)
+
+
+class OpenLabels(DatasetLabels):
+    """The names of the arguments of `open` in messages."""
+
+    key = "key"
+    split = "split"
+
+    def part(self, name: str, number: int | None = None) -> str:
+        """Return the label of a list of datasets, or of the dataset with this number in the list."""
+        return "source" if number is None else f"source[{number}]"
+
+
+def _parse_source(source: Source) -> dict[str, list[WeightedSource]]:
+    """Return the lists of datasets of a source by their names: "all", or those in SPLITS."""
+    if isinstance(source, Mapping):
+        names = {"train": "train", "valid": "validation", "validation": "validation", "test": "test"}
+        unknown = [str(name) for name in source if name not in names]
+        if unknown:
+            raise RequestError(f"invalid source: it has the key {unknown[0]!r}; use train, valid and test")
+        return {names[name]: _parse_list(entry) for name, entry in source.items() if entry}
+    path = Path(source) if isinstance(source, str | Path) else None
+    if path is not None and path.suffix in (".json", ".txt") and path.is_file():
+        return read_blend_file(path)
+    return {"all": _parse_list(source)}
+
+
+def _parse_list(source: Source) -> list[WeightedSource]:
+    if isinstance(source, str | Path):
+        return [WeightedSource(str(source))]
+    if isinstance(source, Mapping):
+        raise RequestError("invalid source: a split has a mapping; use a list of datasets for each split")
+    return [
+        WeightedSource(str(entry)) if isinstance(entry, str | Path) else WeightedSource(str(entry[1]), float(entry[0]))
+        for entry in source
+    ]
+
+
+def _check_part(part: str) -> str:
+    name = "validation" if part == "valid" else part
+    if name not in SPLITS:
+        raise RequestError(f"invalid part {part!r}: choose train, validation or test")
+    return name
+
+
+def _check_range(name: str, value: int, minimum: int, maximum: int) -> int:
+    if not minimum <= int(value) <= maximum:
+        raise RequestError(f"invalid {name} {value}: it must be {minimum:,} to {maximum:,}; set {name}")
+    return int(value)

@@ -1,0 +1,74 @@
+"""Which sample each rank takes at each step, as Megatron-LM's sampler assigns them.
+
+Step i of rank r takes the samples c + r * micro_batch to c + (r + 1) * micro_batch, with c = i * micro_batch * world.
+All ranks together take the samples in their order, so the position in the data is one number, `consumed`, and a run can
+go on with another number of ranks or another micro-batch (megatron/training/datasets/data_samplers.py,
+`MegatronPretrainingSampler`).
+"""
+
+from collections.abc import Iterator
+
+from tokenmill.errors import RequestError
+
+
+class Order:
+    """The sample numbers of one rank, step by step: a batch sampler for torch's DataLoader."""
+
+    def __init__(
+        self,
+        total: int,
+        micro_batch: int,
+        *,
+        rank: int = 0,
+        world: int = 1,
+        consumed: int = 0,
+        drop_last: bool = True,
+    ) -> None:
+        """Start after `consumed` samples of `total`.
+
+        Args:
+            total: the number of samples.
+            micro_batch: the samples of one rank in one step.
+            rank: the data-parallel rank.
+            world: the number of data-parallel ranks.
+            consumed: the samples that all ranks together have taken before.
+            drop_last: leave out the last step if it is incomplete; otherwise some ranks get fewer samples in it.
+
+        Raises:
+            RequestError: a number is outside its range.
+        """
+        if micro_batch < 1 or world < 1:
+            raise RequestError(f"invalid micro_batch {micro_batch}, world {world}: both must be 1 or more; set them")
+        if not 0 <= rank < world:
+            raise RequestError(f"invalid rank {rank}: it must be at least 0 and below world, {world}; set rank")
+        if not 0 <= consumed <= total:
+            raise RequestError(
+                f"invalid consumed {consumed:,}: there are {total:,} samples; request more samples, or start with a "
+                "smaller number"
+            )
+        self.total, self.micro_batch, self.rank, self.world = total, micro_batch, rank, world
+        self.consumed = consumed
+        """Samples of all ranks in the steps that were yielded, and before them."""
+        self.drop_last = drop_last
+
+    @property
+    def step_samples(self) -> int:
+        """The samples of all ranks in one complete step."""
+        return self.micro_batch * self.world
+
+    def __len__(self) -> int:
+        """Return the number of steps that are left."""
+        left = self.total - self.consumed
+        return left // self.step_samples if self.drop_last else -(-left // self.step_samples)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Yield the sample numbers of this rank for each step that is left; `consumed` counts yielded steps."""
+        while self:
+            first, last = self.consumed, min(self.consumed + self.step_samples, self.total)
+            self.consumed = last
+            start = first + self.rank * self.micro_batch
+            yield list(range(min(start, last), min(start + self.micro_batch, last)))
+
+    def __bool__(self) -> bool:
+        """Return whether a step is left."""
+        return len(self) > 0

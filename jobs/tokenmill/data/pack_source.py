@@ -1,0 +1,89 @@
+"""Find an output of tokenmill pack and the shards of one part of it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tokenmill.data.packed_samples import PackShard
+from tokenmill.data.split import SPLITS
+from tokenmill.errors import RequestError
+
+if TYPE_CHECKING:
+    from tokenmill.flow.contract import FileEntry, Origin
+    from tokenmill.flow.record import StageRecord
+
+DIRECTORIES = {"train": "train", "valid": "validation", "test": "test"}
+"""The directories of a pack with several splits, and the names of the splits here."""
+
+
+@dataclass(frozen=True)
+class Pack:
+    """A part of a finished pack: its shards, what identifies their content, and its tokenizer's fingerprint."""
+
+    path: str
+    shards: tuple[PackShard, ...]
+    hashes: tuple[str, ...]
+    pack_size: int
+    tokenizer: str
+    origin: "Origin"
+
+
+def find_pack(path: Path) -> "StageRecord | None":
+    """Return the record of the pack in a directory, or in the one above a directory of a split."""
+    from tokenmill.flow.record import StageRecord
+    from tokenmill.packing.kind import PACK
+
+    path = path.absolute()
+    for directory in (path, path.parent) if path.name in DIRECTORIES else (path,):
+        record = StageRecord(directory, PACK)
+        if directory.is_dir() and record.tree.size(record.plan_path) is not None:
+            return record
+    return None
+
+
+def open_part(record: "StageRecord", path: Path, part: str) -> Pack:
+    """Return the shards of a part of a pack.
+
+    Raises:
+        RequestError: the pack is not finished, its format cannot be read, or it has no such part.
+    """
+    from tokenmill.files.paths import join_inside
+    from tokenmill.flow.record import complete
+    from tokenmill.flow.stage_input import describe_unfinished
+    from tokenmill.packing.contract import PackBasis, PackDetails
+    from tokenmill.packing.view import list_shards
+
+    plan = record.read_plan()
+    completion = complete(record, plan, write=False) if plan else None
+    if plan is None or completion is None or completion.manifest is None:
+        command = plan.command if plan else "tokenmill pack"
+        raise RequestError(f"{describe_unfinished(record)}; run {command} again to finish it")
+    basis = PackBasis.from_json(plan.basis)
+    if basis.format != "parquet":
+        raise RequestError(
+            f"{record.output} has the format {basis.format}, whose rows cannot be read in random order; run tokenmill "
+            "pack with --format parquet"
+        )
+    named = DIRECTORIES.get(path.name) if path.absolute() != record.output.absolute() else None
+    if named not in (None, part):
+        raise RequestError(f"{path} is the part {named}, not {part}; set part to {named}, or open {record.output}")
+    shards = [entry for entry in list_shards(completion.manifest) if _get_part(entry) == part and entry.records]
+    if not shards:
+        parts = sorted({_get_part(entry) for entry in list_shards(completion.manifest)}, key=SPLITS.index)
+        raise RequestError(
+            f"{record.output} has no rows for {part}, only for {', '.join(parts)}; choose one of them, or run "
+            "tokenmill pack with --valid-shards or --test-shards"
+        )
+    return Pack(
+        path=str(path),
+        shards=tuple(PackShard(join_inside(record.output, entry.path), entry.records or 0) for entry in shards),
+        hashes=tuple(entry.xxh3_128 for entry in shards),
+        pack_size=basis.pack_size,
+        tokenizer=PackDetails.from_json(plan.details).tokenizer.fingerprint,
+        origin=completion.manifest.source,
+    )
+
+
+def _get_part(entry: "FileEntry") -> str:
+    directory, slash, _ = entry.path.partition("/")
+    return DIRECTORIES.get(directory, "train") if slash else "train"

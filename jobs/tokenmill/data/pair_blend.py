@@ -1,0 +1,190 @@
+"""The samples of one or several pairs, with the arithmetic of Megatron-LM's builder of blended datasets.
+
+The cases are those of megatron/core/datasets/blended_megatron_dataset_builder.py (0.16.1):
+
+- one pair: as many epochs as the requested samples need;
+- weights and a number of samples: of each pair its share, rounded up, plus `surplus`, in complete epochs; the blend has
+  the sum of the rounded shares;
+- no weights and a number of samples: one epoch of each pair, and at most the requested number;
+- no weights and no number: every sample of one epoch of each pair, once.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tokenmill.data.draws import Draws, normalize
+from tokenmill.data.epochs import Epochs, count_epochs
+from tokenmill.data.order_store import MIN_SEQUENCES, load_or_build
+from tokenmill.data.pair_order import Allocate, PairOrder, build_order
+from tokenmill.data.pair_samples import PairSamples
+from tokenmill.data.sample_sources import PairSource
+from tokenmill.data.split import SPLITS, divide
+from tokenmill.errors import RequestError
+from tokenmill.files.codec import content_id
+from tokenmill.tokens.formats.indexed.reader import DamagedPair
+
+if TYPE_CHECKING:
+    from tokenmill.data.dataset_pairs import OpenedDataset, OpenedPair
+
+MAX_PAIRS = 32_766
+"""Pairs in one list: Megatron-LM numbers them in int16 and asserts fewer than 32,767 (blended_dataset.py)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartRequest:
+    """The samples that are requested from a list of pairs.
+
+    Attributes:
+        fractions: the shares of train, validation and test.
+        part: the number of the requested one.
+        seq_length: the tokens of a sample.
+        samples: the number of requested samples, or None.
+        seed: the seed of the permutations.
+        surplus: the part of a pair's samples that is built in addition, for a blend with weights.
+        keep_partial: keep the last, incomplete sample.
+        blended: whether the samples are drawn, even if there is only one pair.
+        index_cache: directory of the orders of large datasets, or None.
+    """
+
+    fractions: Sequence[float]
+    part: int
+    seq_length: int
+    samples: int | None
+    seed: int
+    surplus: float
+    keep_partial: bool
+    blended: bool
+    index_cache: Path | None
+
+
+def choose_weights(datasets: "Sequence[OpenedDataset]", samples: int | None) -> list[float] | None:
+    """Return the weight of each pair, or None for a blend without weights.
+
+    If one of the datasets is a directory, the weights are those with which `tokenmill train` blends them: the share of
+    a dataset, by default in proportion to its tokens, is divided among its pairs in proportion to theirs. Weights of
+    single pairs are as given, and pairs without weights are read once, as by Megatron-LM.
+
+    Raises:
+        RequestError: there are weights, but no number of samples.
+    """
+    weighted = datasets[0].weight is not None
+    if samples is None:
+        if weighted:
+            raise RequestError("datasets with weights need a number of samples; specify samples")
+        return None
+    if not any(dataset.directory for dataset in datasets):
+        return [dataset.weight or 0.0 for dataset in datasets] if weighted else None
+    sizes = [float(dataset.tokens if dataset.weight is None else dataset.weight) for dataset in datasets]
+    shares = [size / sum(sizes) for size in sizes]
+    return [
+        share * pair.reader.ids.size / dataset.tokens
+        for dataset, share in zip(datasets, shares, strict=True)
+        for pair in dataset.pairs
+    ]
+
+
+def build_pair_source(
+    pairs: "Sequence[OpenedPair]", weights: Sequence[float] | None, request: PartRequest
+) -> PairSource:
+    """Return the samples of pairs.
+
+    Raises:
+        RequestError: the part has no sequences or no complete sample, or fewer samples than the blend draws.
+    """
+    if len(pairs) > MAX_PAIRS:
+        raise RequestError(
+            f"the source has {len(pairs):,} pairs, but Megatron-LM accepts at most {MAX_PAIRS:,}; run tokenmill "
+            "preprocess with --target-files to write fewer, larger pairs"
+        )
+    if not request.blended or (len(pairs) == 1 and weights is None):
+        return PairSource([_build_part(pairs[0], request.samples, request)])
+    if weights is None:
+        parts = [_build_part(pair, None, request) for pair in pairs]
+        sizes = [len(part) for part in parts]
+        if request.samples is None:
+            return PairSource(parts, Draws.of_everything(sizes))
+        draws = Draws(normalize(sizes), min(request.samples, sum(sizes)))
+    else:
+        assert request.samples is not None  # noqa: S101
+        shares = normalize(weights)
+        targets = [math.ceil(request.samples * share) for share in shares]
+        requested = [math.ceil(target * (1 + request.surplus)) for target in targets]
+        parts = [_build_part(pair, count, request) for pair, count in zip(pairs, requested, strict=True)]
+        draws = Draws(normalize(shares), sum(targets))
+    _check_draws(pairs, parts, draws, request)
+    return PairSource(parts, draws)
+
+
+def _build_part(pair: "OpenedPair", samples: int | None, request: PartRequest) -> PairSamples:
+    """Return the samples of a part of a pair."""
+    reader, name = pair.reader, SPLITS[request.part]
+    bounds = divide(request.fractions, reader.sequences)[request.part]
+    if bounds is None:
+        raise RequestError(f"the split gives {name} no share of the data; set split to give {name} a share above 0")
+    first, end = bounds
+    tokens = int(reader.lengths[first:end].sum(dtype=np.int64)) if first < end else 0
+    if tokens <= 0:
+        raise RequestError(
+            f"{name} has no tokens in {pair.prefix}: the split gives it the sequences {first:,} to {end:,} of "
+            f"{reader.sequences:,}; set split to give {name} a larger share, or open fewer, larger pairs"
+        )
+    if tokens == 1 and samples is None:
+        raise RequestError(f"{name} has one token in {pair.prefix}; open a larger pair")
+    epochs = count_epochs(tokens, samples, request.seq_length, keep_partial=request.keep_partial)
+    if not epochs.samples:
+        raise RequestError(
+            f"{name} has {tokens:,} tokens in {pair.prefix}, fewer than one sample of {request.seq_length:,} and its "
+            "last label; use a smaller seq_length, or specify samples to read the data several times"
+        )
+    if epochs.number * (end - first) > MAX_ORDER:
+        raise RequestError(
+            f"{samples or 0:,} samples would read {pair.prefix} {epochs.number:,} times, an order of "
+            f"{epochs.number * (end - first):,} sequences; use fewer samples or a larger dataset"
+        )
+    return PairSamples(
+        pair.prefix, reader, epochs, request.seq_length, partial(_load_order, pair, bounds, epochs, request)
+    )
+
+
+MAX_ORDER = 1 << 36
+"""Entries of the longest order: 800 GB, more than a machine can use."""
+
+
+def _load_order(pair: "OpenedPair", bounds: tuple[int, int], epochs: Epochs, request: PartRequest) -> PairOrder:
+    """Return the order of a part of a pair, from the store if it is large."""
+    first, end = bounds
+
+    def build(allocate: Allocate) -> PairOrder:
+        lengths = pair.reader.lengths
+        if int(lengths[first:end].min()) < 0:
+            raise DamagedPair(Path(f"{pair.prefix}.idx"), "the length of a sequence is negative")
+        return build_order(lengths, first, end, epochs, request.seed, allocate)
+
+    count = epochs.number * (end - first)
+    key = ""
+    if count >= MIN_SEQUENCES:
+        key = content_id([pair.order_content, first, end, *epochs, request.seed])
+    return load_or_build(key, count, request.index_cache, build)
+
+
+def _check_draws(
+    pairs: "Sequence[OpenedPair]", parts: Sequence[PairSamples], draws: Draws, request: PartRequest
+) -> None:
+    """Raise RequestError if more samples are drawn from a pair than it has, where Megatron-LM raises IndexError."""
+    # Before each draw the chosen pair is below its share, so after it the pair is at most one above.
+    bounds = [math.floor(share * draws.size) + 1 for share in draws.shares]
+    if all(bound <= len(part) for bound, part in zip(bounds, parts, strict=True)):
+        return
+    for count, part, pair in zip(draws.count_all().tolist(), parts, pairs, strict=True):
+        if count > len(part):
+            raise RequestError(
+                f"{count:,} {SPLITS[request.part]} samples would be drawn from {pair.prefix}, which has {len(part):,} "
+                f"with surplus {request.surplus}; set split to give {SPLITS[request.part]} a larger share, or raise "
+                "surplus (Megatron-LM: --mid-level-dataset-surplus)"
+            )
