@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from tokenmill.data.sample_sources import Piece
 from tokenmill.data.sampled_hash import hash_samples
 from tokenmill.data.samples import Origin
 from tokenmill.data.split import DatasetLabels
-from tokenmill.errors import RequestError
+from tokenmill.errors import VERIFY_HASHES_OPTION, RequestError
 from tokenmill.files.codec import content_id
 from tokenmill.tokens.formats.indexed.reader import IndexedReader
 
@@ -112,16 +113,17 @@ def open_pairs(sources: Sequence[WeightedSource], key: str | None) -> list[Opene
 
 
 def _open(source: WeightedSource, key: str | None) -> OpenedDataset:
-    from tokenmill.data.pair_sources import open_source
+    from tokenmill.data.pair_sources import is_directory, open_source
     from tokenmill.tokens.dataset import find_pair_record
 
     path = Path(source.path).absolute()
     prefix = path.with_name(path.name.removesuffix(".bin").removesuffix(".idx"))
-    if path.is_dir() or find_pair_record(prefix):
+    if is_directory(path) or find_pair_record(prefix):
         try:
             dataset, opened = open_source("source", source.path, None, key, _Labels())
         except RequestError:
             _refuse_conversations(path)
+            _refuse_other_directory(path)
             raise
         return OpenedDataset(
             path=source.path,
@@ -131,8 +133,13 @@ def _open(source: WeightedSource, key: str | None) -> OpenedDataset:
             tokenizer=dataset.basis.tokenizer,
             eod=dataset.basis.eod,
         )
-    _check_pair(source.path, prefix)
+    _check_pair(path, prefix)
     reader = IndexedReader(prefix)
+    if reader.dtype.kind == "f":
+        raise RequestError(
+            f"{prefix}.idx has the dtype {reader.dtype.name}, but token ids must be integers; write the pair again with "
+            "the program that made it, or run tokenmill preprocess"
+        )
     if not reader.ids.size:
         raise RequestError(f"{prefix}.bin has no tokens; remove this pair from the source")
     return OpenedDataset(source.path, source.weight, (OpenedPair(prefix, reader),), directory=False)
@@ -146,13 +153,32 @@ def _open_pair(dataset: "Dataset", prefix: str, hashes: str) -> OpenedPair:
     name = Path(prefix).relative_to(dataset.record.output).as_posix()
     entry = next(entry for entry in dataset.pairs if entry.prefix == name)
     record = PairRecord(hashes, dataset.manifest.source, entry.parts or [])
-    return OpenedPair(Path(prefix), IndexedReader(Path(prefix)), record)
+    reader = IndexedReader(Path(prefix))
+    if reader.dtype.name != dataset.get_dtype(entry):
+        raise RequestError(
+            f"{prefix}.idx is damaged: it has the dtype {reader.dtype.name}, but its record {dataset.get_dtype(entry)}; "
+            f"run the same tokenmill {dataset.plan.command} again with {VERIFY_HASHES_OPTION}, which makes only the "
+            "damaged files again"
+        )
+    return OpenedPair(Path(prefix), reader, record)
 
 
-def _check_pair(name: str, prefix: Path) -> None:
+def _check_pair(path: Path, prefix: Path) -> None:
     """Raise RequestError, with the command that makes it, if a pair does not exist or is the mask of conversations."""
     _refuse_conversations(prefix)
     missing = [suffix for suffix in (".bin", ".idx") if not Path(f"{prefix}{suffix}").is_file()]
+    if len(missing) == 2 and path.is_file():
+        raise RequestError(
+            f"{path} is a file, but not the .bin or .idx of a pair; run tokenmill preprocess on it to tokenize its "
+            "text, and open the output"
+        )
+    if len(missing) == 2 and path.suffix in (".json", ".txt"):
+        raise RequestError(f"there is no blend file {path}; run tokenmill blend to write it, or specify another file")
+    if len(missing) == 2 and not path.parent.is_dir():
+        raise RequestError(
+            f"there is no {path}, and no directory {path.parent}; run tokenmill preprocess to write it, or specify "
+            "another path"
+        )
     if missing:
         raise RequestError(
             f"there is no {' and no '.join(f'{prefix}{suffix}' for suffix in missing)}; run tokenmill preprocess to "
@@ -170,6 +196,27 @@ def _refuse_conversations(path: Path) -> None:
         raise RequestError(
             f"{path} has conversations, whose mask must be trained with them; run tokenmill pack on the output of "
             "chat, and open the output of pack"
+        )
+
+
+def _refuse_other_directory(path: Path) -> None:
+    """Raise RequestError if a directory has no output of preprocess, with the command for what it has instead."""
+    from tokenmill.flow.stage_input import find_records
+    from tokenmill.tokens.contract import PREPROCESS
+
+    if not path.is_dir() or any(find_records(path, (PREPROCESS,))):
+        return
+    files = list(islice((file for file in path.iterdir() if file.is_file() and not file.name.startswith(".")), 1000))
+    indexes = sorted(file.with_suffix("") for file in files if file.suffix == ".idx")
+    if indexes:
+        raise RequestError(
+            f"{path} has pairs without a record of tokenmill, such as {indexes[0].name}; specify the prefix "
+            f"{indexes[0]}, or run tokenmill adopt to make a record of all pairs"
+        )
+    if files:
+        raise RequestError(
+            f"{path} has no output of tokenmill preprocess; it has text or other files, such as {min(files).name}; run "
+            f"tokenmill preprocess {path} OUTPUT --tokenizer TOKENIZER, and open OUTPUT"
         )
 
 

@@ -89,8 +89,8 @@ def open(
             documents, or end with the EOD, as for its --reset-position-ids and --reset-attention-mask.
         eod: the id of the EOD. None: that of the dataset's record.
         mask_eod: do not train on inputs that are the EOD, as Megatron-LM's --eod-mask-loss.
-        pad: the id of padding, if Megatron-LM's tokenizer has one that is no other special token. Megatron-LM replaces
-            it by 0 and does not train it.
+        pad: the id of padding, if Megatron-LM's tokenizer has one. Megatron-LM replaces it by 0 and does not train it,
+            unless it is another special token, such as the EOD.
         keep_partial: keep the last, incomplete sample of validation data, padded; Megatron-LM's
             drop_last_partial_validation_sequence=False.
         index_cache: directory of the orders of large datasets. None: tokenmill's cache directory.
@@ -165,6 +165,8 @@ def _open_pairs(
             index_cache=request.index_cache,
         ),
     )
+    if pad is not None and pad == (opened[0].eod if eod is None else eod):
+        pad = None  # Megatron-LM does not mask a pad that is another special token
     boundary = _find_eod(opened[0].eod, eod) if boundaries == "eod" or mask_eod else None
     identity = DataIdentity(
         kind="pairs",

@@ -2,11 +2,13 @@
 
 Step i of rank r takes the samples c + r * micro_batch to c + (r + 1) * micro_batch, with c = i * micro_batch * world.
 All ranks together take the samples in their order, so the position in the data is one number, `consumed`, and a run can
-go on with another number of ranks or another micro-batch (megatron/training/datasets/data_samplers.py,
+continue with another number of ranks or another micro-batch (megatron/training/datasets/data_samplers.py,
 `MegatronPretrainingSampler`).
 """
 
 from collections.abc import Iterator
+from copy import copy
+from typing import Self
 
 from tokenmill.errors import RequestError
 
@@ -64,10 +66,22 @@ class Order:
     def __iter__(self) -> Iterator[list[int]]:
         """Yield the sample numbers of this rank for each step that is left; `consumed` counts yielded steps."""
         while self:
-            first, last = self.consumed, min(self.consumed + self.step_samples, self.total)
-            self.consumed = last
-            start = first + self.rank * self.micro_batch
-            yield list(range(min(start, last), min(start + self.micro_batch, last)))
+            numbers = self.peek()
+            self.advance()
+            yield numbers
+
+    def peek(self) -> list[int]:
+        """Return the sample numbers of this rank for the next step, without counting it."""
+        start = self.consumed + self.rank * self.micro_batch
+        return list(range(min(start, self.total), min(start + self.micro_batch, self.total)))
+
+    def advance(self) -> None:
+        """Count the next step."""
+        self.consumed = min(self.consumed + self.step_samples, self.total)
+
+    def copy(self) -> Self:
+        """Return an order that continues from the same step, for a reader that runs ahead."""
+        return copy(self)
 
     def __bool__(self) -> bool:
         """Return whether a step is left."""

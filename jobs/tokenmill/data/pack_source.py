@@ -41,6 +41,18 @@ def find_pack(path: Path) -> "StageRecord | None":
     return None
 
 
+def list_parts(record: "StageRecord", path: Path) -> list[str]:
+    """Return the parts of a pack that have rows; a pack that is not finished has train, which `open_part` refuses."""
+    from tokenmill.flow.record import complete
+    from tokenmill.packing.view import list_shards
+
+    named = DIRECTORIES.get(path.name) if path.absolute() != record.output.absolute() else None
+    plan = record.read_plan()
+    manifest = complete(record, plan, write=False).manifest if plan and named is None else None
+    parts = {_get_part(entry) for entry in list_shards(manifest) if entry.records} if manifest else {named or "train"}
+    return sorted(parts, key=SPLITS.index)
+
+
 def open_part(record: "StageRecord", path: Path, part: str) -> Pack:
     """Return the shards of a part of a pack.
 

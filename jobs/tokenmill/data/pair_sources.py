@@ -26,7 +26,7 @@ def open_source(
 
     path = ((root or Path()) / name).absolute()
     prefix = path.with_name(path.name.removesuffix(".bin").removesuffix(".idx"))
-    named_pair = None if path.is_dir() else find_pair_record(prefix)
+    named_pair = None if is_directory(path) else find_pair_record(prefix)
     single_pair = named_pair is not None
     try:
         dataset = open_dataset(named_pair[0]) if named_pair else find_dataset(path)
@@ -78,3 +78,11 @@ def open_source(
         empty=len(empty),
         single_pair=single_pair,
     )
+
+
+def is_directory(path: Path) -> bool:
+    """Return whether a path is a directory and not the prefix of a pair.
+
+    Megatron-LM writes its sample index to a directory with the name of the prefix, if it has no other directory for it.
+    """
+    return path.is_dir() and not Path(f"{path}.idx").is_file()
