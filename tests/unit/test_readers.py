@@ -14,14 +14,14 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenmill.corpus.readers import Batch, OnBad, first_documents, read_documents
+from tokenmill.corpus.readers import OnBad, TextBatch, first_documents, read_documents
 from tokenmill.corpus.records import RecordCounter
 from tokenmill.errors import InputError, RequestError
 
 
-def _read(path: Path, keys: Sequence[str] = ("text",), on_bad: OnBad = "fail", batch_bytes: int = 4 << 20) -> Batch:
+def _read(path: Path, keys: Sequence[str] = ("text",), on_bad: OnBad = "fail", batch_bytes: int = 4 << 20) -> TextBatch:
     """Read a file as one batch, and check the invariants of each batch."""
-    total = Batch([[] for _ in keys])
+    total = TextBatch([[] for _ in keys])
     for batch in read_documents(path, keys, display="corpus/file", on_bad=on_bad, batch_bytes=batch_bytes):
         assert batch.records == batch.documents + len(batch.rejected)
         assert all(len(texts) == batch.documents for texts in batch.texts)

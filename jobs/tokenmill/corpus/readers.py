@@ -20,7 +20,7 @@ OnBad = Literal["fail", "quarantine"]
 
 
 @dataclass(slots=True)
-class Batch:
+class TextBatch:
     """Consecutive documents of one file, with counts of the input that was read for them.
 
     `texts` has one list per key, and all lists have the documents in the same order. An entry is a text, or a list of
@@ -57,7 +57,7 @@ def read_documents(
     batch_bytes: int = 4 << 20,
     on_bad: OnBad,
     settings: ReadSettings = ReadSettings(),  # noqa: B008 - it is immutable
-) -> Iterator[Batch]:
+) -> Iterator[TextBatch]:
     """Yield the documents of one file in batches of about `batch_bytes`, in order.
 
     A key is the name of a field of the record. If there is no such field, the key is a path into nested objects
@@ -80,7 +80,7 @@ def read_documents(
             rejected = [bad._replace(record=records + bad.record, line=lines + bad.line) for bad in parsed.rejected]
             if rejected and on_bad == "fail":
                 raise make_bad_record_error(display, get_record_unit(path, settings, blocks.kind), rejected[0])
-            yield Batch(
+            yield TextBatch(
                 parsed.texts,
                 parsed.documents,
                 parsed.records,

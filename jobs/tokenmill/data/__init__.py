@@ -34,15 +34,15 @@ from tokenmill.data.batch import IGNORED, Batch
 from tokenmill.data.identity import DataIdentity, list_differences
 from tokenmill.data.opening import open
 from tokenmill.data.order import Order
-from tokenmill.data.samples import Origin, SampleDigest, Samples
+from tokenmill.data.samples import SampleDigest, SampleOrigin, Samples
 
 __all__ = [
     "IGNORED",
     "Batch",
     "DataIdentity",
     "Order",
-    "Origin",
     "SampleDigest",
+    "SampleOrigin",
     "Samples",
     "list_differences",
     "open",

@@ -13,15 +13,14 @@ import numpy.typing as npt
 from tokenmill.data.blend_file import WeightedSource
 from tokenmill.data.sample_sources import Piece
 from tokenmill.data.sampled_hash import hash_samples
-from tokenmill.data.samples import Origin
+from tokenmill.data.samples import SampleOrigin
 from tokenmill.data.split import DatasetLabels
 from tokenmill.errors import VERIFY_HASHES_OPTION, RequestError
 from tokenmill.files.codec import content_id
 from tokenmill.tokens.formats.indexed.reader import IndexedReader
 
 if TYPE_CHECKING:
-    from tokenmill.flow.contract import Origin as TextOrigin
-    from tokenmill.flow.contract import Part
+    from tokenmill.flow.contract import Origin, Part
     from tokenmill.tokens.dataset import Dataset
 
 Array = npt.NDArray[Any]
@@ -29,10 +28,10 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class PairRecord:
-    """What the record of tokenmill has about a pair: its hashes, its text's source, and its documents' source files."""
+    """The record that tokenmill has of a pair: its hashes, its text's source, and its documents' source files."""
 
     hashes: str
-    origin: "TextOrigin"
+    origin: "Origin"
     parts: "list[Part]"
 
 
@@ -137,8 +136,8 @@ def _open(source: WeightedSource, key: str | None) -> OpenedDataset:
     reader = IndexedReader(prefix)
     if reader.dtype.kind == "f":
         raise RequestError(
-            f"{prefix}.idx has the dtype {reader.dtype.name}, but token ids must be integers; write the pair again with "
-            "the program that made it, or run tokenmill preprocess"
+            f"{prefix}.idx has the dtype {reader.dtype.name}, but token ids must be integers; write the pair again "
+            "with the program that made it, or run tokenmill preprocess"
         )
     if not reader.ids.size:
         raise RequestError(f"{prefix}.bin has no tokens; remove this pair from the source")
@@ -154,11 +153,12 @@ def _open_pair(dataset: "Dataset", prefix: str, hashes: str) -> OpenedPair:
     entry = next(entry for entry in dataset.pairs if entry.prefix == name)
     record = PairRecord(hashes, dataset.manifest.source, entry.parts or [])
     reader = IndexedReader(Path(prefix))
-    if reader.dtype.name != dataset.get_dtype(entry):
+    dtype = dataset.get_dtype(entry)
+    if reader.dtype.name != dtype:
         raise RequestError(
-            f"{prefix}.idx is damaged: it has the dtype {reader.dtype.name}, but its record {dataset.get_dtype(entry)}; "
-            f"run the same tokenmill {dataset.plan.command} again with {VERIFY_HASHES_OPTION}, which makes only the "
-            "damaged files again"
+            f"{prefix}.idx is damaged: it has the dtype {reader.dtype.name}, but its record {dtype}; run the same "
+            f"tokenmill {dataset.plan.command} again with {VERIFY_HASHES_OPTION}, which makes only the damaged files "
+            "again"
         )
     return OpenedPair(Path(prefix), reader, record)
 
@@ -220,7 +220,7 @@ def _refuse_other_directory(path: Path) -> None:
         )
 
 
-def locate_pieces(pairs: Sequence[OpenedPair], pieces: Sequence[Piece]) -> list[Origin]:
+def locate_pieces(pairs: Sequence[OpenedPair], pieces: Sequence[Piece]) -> list[SampleOrigin]:
     """Return the documents and source files of the pieces of a sample."""
     from tokenmill.flow.lineage import locate
 
@@ -233,7 +233,7 @@ def locate_pieces(pairs: Sequence[OpenedPair], pieces: Sequence[Piece]) -> list[
             file, record = place
         text = pair.record.origin if pair.record else None
         origins.append(
-            Origin(
+            SampleOrigin(
                 path=str(pair.prefix),
                 sequence=piece.sequence,
                 offset=piece.offset,

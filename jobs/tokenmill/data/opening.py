@@ -20,7 +20,7 @@ from tokenmill.data.pack_source import find_pack, open_part
 from tokenmill.data.packed_samples import PackedSource
 from tokenmill.data.pair_blend import PartRequest, build_pair_source, choose_weights
 from tokenmill.data.sample_sources import Piece, SyntheticSource
-from tokenmill.data.samples import Masking, Origin, Samples
+from tokenmill.data.samples import Masking, SampleOrigin, Samples
 from tokenmill.data.split import SPLITS, DatasetLabels, parse_fractions
 from tokenmill.errors import RequestError
 from tokenmill.files.codec import content_id
@@ -117,7 +117,9 @@ def open(
         if value not in choices:
             raise RequestError(f"invalid {name} {value!r}: choose one of {', '.join(choices)}")
     if not 0 <= surplus < 1e6:
-        raise RequestError(f"invalid surplus {surplus}: it must be 0 or more; Megatron-LM uses 0.005")
+        raise RequestError(
+            f"invalid surplus {surplus}: it must be 0 or more; set surplus to 0.005, which Megatron-LM uses"
+        )
     if isinstance(source, str) and source.startswith(SYNTHETIC):
         return _open_synthetic(source, request, documents)
     lists = _parse_source(source)
@@ -228,9 +230,9 @@ def _open_pack(
         surplus=0,
     )
 
-    def find_origins(pieces: Sequence[Piece]) -> list[Origin]:
+    def find_origins(pieces: Sequence[Piece]) -> list[SampleOrigin]:
         return [
-            Origin(
+            SampleOrigin(
                 str(pack.shards[piece.source].path),
                 piece.sequence,
                 piece.offset,

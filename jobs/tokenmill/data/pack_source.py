@@ -17,7 +17,7 @@ DIRECTORIES = {"train": "train", "valid": "validation", "test": "test"}
 
 
 @dataclass(frozen=True)
-class Pack:
+class PackPart:
     """A part of a finished pack: its shards, what identifies their content, and its tokenizer's fingerprint."""
 
     path: str
@@ -53,7 +53,7 @@ def list_parts(record: "StageRecord", path: Path) -> list[str]:
     return sorted(parts, key=SPLITS.index)
 
 
-def open_part(record: "StageRecord", path: Path, part: str) -> Pack:
+def open_part(record: "StageRecord", path: Path, part: str) -> PackPart:
     """Return the shards of a part of a pack.
 
     Raises:
@@ -68,8 +68,8 @@ def open_part(record: "StageRecord", path: Path, part: str) -> Pack:
     plan = record.read_plan()
     completion = complete(record, plan, write=False) if plan else None
     if plan is None or completion is None or completion.manifest is None:
-        command = plan.command if plan else "tokenmill pack"
-        raise RequestError(f"{describe_unfinished(record)}; run {command} again to finish it")
+        command = plan.command if plan else "pack"
+        raise RequestError(f"{describe_unfinished(record)}; run the same tokenmill {command} again to finish it")
     basis = PackBasis.from_json(plan.basis)
     if basis.format != "parquet":
         raise RequestError(
@@ -86,7 +86,7 @@ def open_part(record: "StageRecord", path: Path, part: str) -> Pack:
             f"{record.output} has no rows for {part}, only for {', '.join(parts)}; choose one of them, or run "
             "tokenmill pack with --valid-shards or --test-shards"
         )
-    return Pack(
+    return PackPart(
         path=str(path),
         shards=tuple(PackShard(join_inside(record.output, entry.path), entry.records or 0) for entry in shards),
         hashes=tuple(entry.xxh3_128 for entry in shards),

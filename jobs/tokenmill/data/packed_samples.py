@@ -1,6 +1,6 @@
 """The samples of an output of pack: each is a packed row of conversations, with its mask.
 
-The rows are in the order of the shards, shuffled anew in each epoch. Megatron-Bridge and NeMo read the same rows. A
+The rows are in the order of the shards, shuffled again in each epoch. Megatron-Bridge and NeMo read the same rows. A
 sequence of n tokens gives n - 1 inputs and labels, so that no label belongs to another conversation.
 """
 
@@ -143,12 +143,12 @@ class PackedSource:
             raise InputError(f"{path}: {error}; run tokenmill verify on its directory") from error
         return self._groups[shard, group], row - first
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Return the fields for another process, without open files."""
         kept = ("shards", "_pack_size", "_seed", "_ends", "_epochs")
         return {name: getattr(self, name) for name in kept}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         """Set the fields of a process."""
         vars(self).update(
             state,

@@ -67,8 +67,8 @@ def choose_weights(datasets: "Sequence[OpenedDataset]", samples: int | None) -> 
     """Return the weight of each pair, or None for a blend without weights.
 
     If one of the datasets is a directory, the weights are those with which `tokenmill train` blends them: the share of
-    a dataset, by default in proportion to its tokens, is divided among its pairs in proportion to theirs. Weights of
-    single pairs are as given, and pairs without weights are read once, as by Megatron-LM.
+    a dataset, by default in proportion to its tokens, is divided among its pairs in proportion to their tokens. Weights
+    of single pairs are as given, and pairs without weights are read once, as by Megatron-LM.
 
     Raises:
         RequestError: there are weights, but no number of samples.
@@ -135,7 +135,7 @@ def _build_part(pair: "OpenedPair", samples: int | None, request: PartRequest) -
             f"{reader.sequences:,}; set split to give {name} a larger share, or open fewer, larger pairs"
         )
     if tokens == 1 and samples is None:
-        raise RequestError(f"{name} has one token in {pair.prefix}; open a larger pair")
+        raise RequestError(f"{name} has one token in {pair.prefix}; specify a larger pair")
     epochs = count_epochs(tokens, samples, request.seq_length, keep_partial=request.keep_partial)
     if not epochs.samples:
         raise RequestError(

@@ -49,5 +49,5 @@ def read_record(directory: Path) -> RunRecord | None:
         return None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RequestError(
-            f"{path} is no record of a run's data ({error}); remove it, and start the run again"
+            f"{path} is not a record of a run's data ({error}); remove it, and start the run again"
         ) from error

@@ -101,11 +101,11 @@ class PairSource:
         columns = zip(pieces.sequences.tolist(), pieces.offsets.tolist(), pieces.lengths.tolist(), strict=True)
         return [Piece(dataset, *column) for column in columns]
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Return the fields for another process; a thread's memory is not among them."""
         return {name: value for name, value in vars(self).items() if name != "_scratch"}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         """Set the fields of a process."""
         vars(self).update(state, _scratch=threading.local())
 

@@ -18,7 +18,7 @@ DIGEST_BATCH = 64
 """Samples that `digest` reads together."""
 
 
-class Origin(NamedTuple):
+class SampleOrigin(NamedTuple):
     """Where a part of a sample is from.
 
     Attributes:
@@ -65,7 +65,7 @@ class Samples:
         self,
         source: SampleSource,
         identity: DataIdentity,
-        find_origins: Callable[[Sequence[Piece]], list[Origin]],
+        find_origins: Callable[[Sequence[Piece]], list[SampleOrigin]],
         *,
         documents: Documents = "none",
         boundary: int | None = None,
@@ -138,7 +138,7 @@ class Samples:
             digest.add(batch.tokens, batch.masked_labels())
         return digest.hexdigest()
 
-    def origin(self, number: int) -> list[Origin]:
+    def origin(self, number: int) -> list[SampleOrigin]:
         """Return where a sample is from: its pieces, in order, including the token that is only a label."""
         if not 0 <= number < len(self):
             raise IndexError(f"sample {number} of {len(self)}")

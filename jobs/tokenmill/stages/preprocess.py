@@ -20,7 +20,7 @@ from tokenmill.tokens.encoder_store import first_texts
 from tokenmill.tokens.options import EncodingOptions, PreprocessOptions
 
 if TYPE_CHECKING:
-    from tokenmill.corpus.readers import Batch
+    from tokenmill.corpus.readers import TextBatch
 
 FIRST_BYTES = 1 << 20
 """Bytes per batch when the planner checks the first records for the keys."""
@@ -109,7 +109,7 @@ def _check_keys(paths: Sequence[Path], options: PreprocessOptions) -> None:
         raise unexpected
 
 
-def _first_records(path: Path, options: PreprocessOptions) -> "Batch | None":
+def _first_records(path: Path, options: PreprocessOptions) -> "TextBatch | None":
     """Return the first batch of a file that has a record, or None if the file is empty or damaged.
 
     The unit of a damaged file reports the damage.

@@ -11,12 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tokenmill.errors import RequestError
-from tokenmill.training import settings as s
 from tokenmill.data.datasets import WeightedDataset
-from tokenmill.training.data.datasets import TrainingData
 from tokenmill.data.pair_sources import open_source
 from tokenmill.data.split import SPLITS, DatasetLabels, parse_split, split_ranges
+from tokenmill.errors import RequestError
+from tokenmill.training import settings as s
+from tokenmill.training.data.datasets import TrainingData
 
 if TYPE_CHECKING:
     from tokenmill.tokens.dataset import Dataset

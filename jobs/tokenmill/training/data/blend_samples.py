@@ -10,11 +10,11 @@ rounding. `resolve` calls it.
 import math
 from pathlib import Path
 
-from tokenmill.errors import RequestError
 from tokenmill.data.datasets import Pair
+from tokenmill.data.split import SPLITS, parse_split, split_ranges
+from tokenmill.errors import RequestError
 from tokenmill.training.data.datasets import TrainingData
 from tokenmill.training.data.index_child import count_samples, parse_data_arguments
-from tokenmill.data.split import SPLITS, parse_split, split_ranges
 from tokenmill.training.settings import Settings
 
 MAX_BLEND_SAMPLES = 200_000

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from tokenmill.data.datasets import Pair, WeightedDataset
+from tokenmill.data.split import SPLITS, DatasetLabels, parse_split, split_ranges
 from tokenmill.errors import RequestError
 from tokenmill.files.codec import content_id
 from tokenmill.files.mounts import directory_cache_seconds, retry_while_stale
@@ -23,10 +25,8 @@ from tokenmill.flow.stage_input import check_exists, describe_unfinished, find_r
 from tokenmill.tokens.tokenizer_files import hash_directory
 from tokenmill.training import settings as s
 from tokenmill.training.data.blend import clean_split, collect_lists
-from tokenmill.data.datasets import Pair, WeightedDataset
 from tokenmill.training.data.datasets import TrainingData
 from tokenmill.training.data.prompts import PromptFormat, check_vocabulary, find_format, measure_conversations
-from tokenmill.data.split import SPLITS, DatasetLabels, parse_split, split_ranges
 from tokenmill.transforms.builtin import megatron_sft
 from tokenmill.transforms.contract import TRANSFORM
 from tokenmill.transforms.types import RejectedRow

@@ -8,14 +8,14 @@ StopIteration after the first epoch.
 from collections.abc import Sequence
 from pathlib import Path
 
+from tokenmill.data.datasets import WeightedDataset
+from tokenmill.data.split import SPLITS
 from tokenmill.errors import RequestError
 from tokenmill.files.codec import content_id, readable_json
 from tokenmill.files.publish import write_atomic
 from tokenmill.training import settings as s
 from tokenmill.training.arguments import DataArguments
-from tokenmill.data.datasets import WeightedDataset
 from tokenmill.training.data.datasets import TrainingData
-from tokenmill.data.split import SPLITS
 
 INDEX_DIRECTORY = Path(".tokenmill") / "index"
 """Directory of the sample indices, below the checkpoints: the volume of the data may be read-only or shared."""

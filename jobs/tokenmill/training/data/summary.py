@@ -1,8 +1,8 @@
 """Log lines that describe a run's datasets: how much text they have, and how often the run reads it."""
 
+from tokenmill.data.split import SPLITS
 from tokenmill.training import settings as s
 from tokenmill.training.data.datasets import TrainingData
-from tokenmill.data.split import SPLITS
 
 MANY_EPOCHS = 4
 """Epochs up to which repeated text is nearly as good as new text (Muennighoff et al. 2023, arXiv:2305.16264)."""

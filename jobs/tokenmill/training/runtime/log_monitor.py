@@ -20,7 +20,8 @@ OWN_FAILURE = 2
 """Priority of a failure that neither a peer nor the machine caused."""
 
 _NUMBER = r"([-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf))(?![\w.])"
-_ITERATION = re.compile(r" iteration\s+(\d{1,15})/\s*\d+ \|")
+ITERATION = re.compile(r" iteration\s+(\d{1,15})/\s*\d+ \|")
+"""The start of the line that Megatron-LM prints for an iteration."""
 _MILLISECONDS = re.compile(r"elapsed time per iteration \(ms\): " + _NUMBER)
 _THROUGHPUT = re.compile(r"throughput per GPU \(TFLOP/s/GPU\): " + _NUMBER)
 _LOSS = re.compile(r"lm loss: " + _NUMBER)
@@ -109,7 +110,7 @@ class LogMonitor:
     def read_line(self, line: str) -> tuple[bool, list[str]]:
         """Read a line; return whether it shows progress, and messages about it for the log."""
         line = line[:MAX_LINE_CHARACTERS]
-        if match := _ITERATION.search(line):
+        if match := ITERATION.search(line):
             return True, self._read_iteration(line, int(match.group(1)))
         if _SAVING in line or _SAVED in line:
             self.saving = _SAVING in line

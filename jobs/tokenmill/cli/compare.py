@@ -1,0 +1,50 @@
+"""`tokenmill compare`: compare training runs, fingerprints first, as a table and as one HTML file."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tokenmill.cli import options as o
+
+
+def compare(
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN...",
+            help="Directory of a run, or one of its files: Megatron-LM's log, TensorBoard events, trainer_state.json, "
+            "CSV or JSONL. NAME=PATH sets a name. The first run is the baseline.",
+        ),
+    ],
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="Also write one HTML file with plots, which needs no network."),
+    ] = None,
+    seq_length: Annotated[
+        int | None,
+        typer.Option(
+            "--seq-length", min=1, max=1 << 40, help="Tokens of a sample, for runs whose files do not contain it."
+        ),
+    ] = None,
+    json: o.Json = False,
+) -> None:
+    """Compare training runs: data and order first, then loss over tokens, throughput, stalls and settings."""
+    import msgspec
+
+    from tokenmill.compare.page import check_target, write_page
+    from tokenmill.compare.report import compare_runs
+    from tokenmill.compare.run import parse_inputs
+    from tokenmill.compare.text import to_text
+
+    if html is not None:
+        check_target(html)
+    report, compared = compare_runs(parse_inputs(runs), seq_length)
+    if html is not None:
+        write_page(html, report, compared)
+    if json:
+        event = {"event": "result", **msgspec.to_builtins(report), "html": str(html) if html else None}
+        sys.stdout.write(msgspec.json.encode(event).decode() + "\n")
+        return
+    sys.stdout.write(to_text(report) + "\n" + (f"\nwith plots: {html}\n" if html else ""))

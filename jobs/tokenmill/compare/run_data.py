@@ -1,0 +1,118 @@
+"""The data that a run was trained on, from its record or from the identity that `tokenmill train` keeps.
+
+A training program that reads with `tokenmill.data` writes tokenmill-data.json (`data.run_record`). `tokenmill train`
+writes .tokenmill/train/identity.json next to the checkpoints; it has the same content with other names, and leaves out
+the number of samples, which follows from the iterations and the batch. `verdict` compares the data of two runs.
+"""
+
+from pathlib import Path
+
+import msgspec
+
+from tokenmill.compare.search import MAX_SMALL_BYTES, RunFiles, read_small
+from tokenmill.compare.settings import GLOBAL_BATCH_NAMES, find_integer
+from tokenmill.data.identity import DataIdentity, SourceIdentity
+from tokenmill.data.run_record import NAME, read_record
+from tokenmill.errors import RequestError
+from tokenmill.training.checkpoints.identity import History, Identity
+
+_MEGATRON_SURPLUS = 0.005
+"""Megatron-LM's --mid-level-dataset-surplus, unless extraArgs sets it."""
+
+
+class RunData(msgspec.Struct, frozen=True, kw_only=True):
+    """The data of a run."""
+
+    identity: DataIdentity
+    fingerprint: str
+    """As recorded; empty for the identity of `tokenmill train`, whose fingerprint lacks the number of samples."""
+    global_batch: int | None
+    digest: str = ""
+    """Digest of the first samples, or empty."""
+    arguments: tuple[str, ...] = ()
+    """Megatron-LM's arguments that change the samples in other ways."""
+    path: str
+    """The file with the record."""
+
+
+def read_run_data(files: RunFiles, settings: dict[str, str], notes: list[str]) -> RunData | None:
+    """Return the data of a run, None if there is no record of it.
+
+    Raises:
+        RequestError: a record is damaged, or there are records of several runs.
+    """
+    records = [data for directory in files.records if (data := _read_record(directory))]
+    if len({(data.fingerprint, data.global_batch) for data in records}) > 1:
+        paths = ", ".join(data.path for data in records[:3])
+        raise RequestError(
+            f"the directory contains the records of several runs ({paths}); specify the directory of one run"
+        )
+    if records:
+        return records[0]
+    for path in files.identities[:1]:
+        return _read_history(path, settings, notes)
+    return None
+
+
+def _read_record(directory: Path) -> RunData | None:
+    path = directory / NAME
+    try:
+        if not path.is_file() or path.stat().st_size > MAX_SMALL_BYTES:
+            raise RequestError(f"{path} is not a record of a run's data; remove it")
+        record = read_record(directory)
+    except OSError as error:
+        raise RequestError(f"cannot read {path}: {error.strerror}; check its permissions") from None
+    if record is None:
+        return None
+    if record.fingerprint != record.identity.fingerprint:
+        raise RequestError(
+            f"{path} was changed: its fingerprint is {record.fingerprint[:40]!r}, but that of its fields is "
+            f"{record.identity.fingerprint!r}; restore it, or remove it"
+        )
+    return RunData(
+        identity=record.identity,
+        fingerprint=record.fingerprint,
+        global_batch=record.global_batch,
+        digest=record.digest,
+        path=str(path),
+    )
+
+
+def _read_history(path: Path, settings: dict[str, str], notes: list[str]) -> RunData | None:
+    try:
+        history = msgspec.json.decode(read_small(path), type=History)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RequestError(f"cannot read {path} ({error}); restore it, or remove it") from None
+    if not history.events:
+        return None
+    event = history.events[-1]
+    if len(history.events) > 1:
+        notes.append(
+            f"the data of the run was changed {len(history.events) - 1} times, the last time at iteration "
+            f"{event.iteration:,} ({path}); the comparison uses the last data"
+        )
+    return _convert_identity(event.identity, settings, path)
+
+
+def _convert_identity(identity: Identity, settings: dict[str, str], path: Path) -> RunData:
+    name = "train" if "train" in identity.lists else next(iter(identity.lists), "")
+    parts = identity.lists.get(name, [])
+    batch = find_integer(settings, GLOBAL_BATCH_NAMES)
+    iterations = find_integer(settings, ("train_iters", "training.iterations"))
+    return RunData(
+        identity=DataIdentity(
+            kind="packed" if "--sft" in identity.arguments else "pairs",
+            sources=tuple(SourceIdentity(part.path, part.content, part.share) for part in parts),
+            tokenizer=identity.tokenizer,
+            seq_length=identity.sequence_length,
+            samples=batch * iterations if batch and iterations else None,
+            seed=identity.seed,
+            split=identity.split,
+            part="train",
+            surplus=_MEGATRON_SURPLUS,
+        ),
+        fingerprint="",
+        global_batch=batch,
+        arguments=tuple(identity.arguments),
+        path=str(path),
+    )
