@@ -9,6 +9,7 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -16,7 +17,7 @@ from tokenmill.data.batch import Documents
 from tokenmill.data.blend_file import WeightedSource, read_blend_file
 from tokenmill.data.dataset_pairs import locate_pieces, open_pairs
 from tokenmill.data.identity import DataIdentity, SourceIdentity
-from tokenmill.data.pack_source import find_pack, open_part
+from tokenmill.data.pack_source import PackPart, find_pack, open_part
 from tokenmill.data.packed_samples import PackedSource
 from tokenmill.data.pair_blend import PartRequest, build_pair_source, choose_weights
 from tokenmill.data.sample_sources import Piece, SyntheticSource
@@ -126,6 +127,8 @@ def open(
     if "all" not in lists and split is not None:
         raise RequestError(f"invalid split {split}: the source has separate datasets for each split; remove split")
     name = "all" if "all" in lists else request.part
+    if not any(lists.values()):
+        raise RequestError("invalid source: it names no dataset; specify a directory, a prefix or a list of them")
     if not lists.get(name):
         raise RequestError(
             f"invalid part {request.part}: the source has only {', '.join(lists)}; choose one of them, or add datasets"
@@ -190,7 +193,7 @@ def _open_pairs(
     return Samples(
         pair_source,
         identity,
-        lambda pieces: locate_pieces(pairs, pieces),
+        partial(locate_pieces, pairs),
         documents=documents,
         boundary=boundary if boundaries == "eod" else None,
         masking=Masking(pad, boundary if mask_eod else None, identity.keep_partial),
@@ -229,24 +232,29 @@ def _open_pack(
         part=request.part,
         surplus=0,
     )
+    return Samples(source, identity, partial(_find_rows, pack, source), documents=documents)
 
-    def find_origins(pieces: Sequence[Piece]) -> list[SampleOrigin]:
-        return [
-            SampleOrigin(
-                str(pack.shards[piece.source].path),
-                piece.sequence,
-                piece.offset,
-                piece.length,
-                file=file,
-                record=number,
-                uri=pack.origin.uri or None,
-                revision=pack.origin.commit,
-            )
-            for piece in pieces
-            for file, number in source.read_sources(piece.source, piece.sequence)
-        ]
 
-    return Samples(source, identity, find_origins, documents=documents)
+def _find_rows(pack: PackPart, source: PackedSource, pieces: Sequence[Piece]) -> list[SampleOrigin]:
+    return [
+        SampleOrigin(
+            str(pack.shards[piece.source].path),
+            piece.sequence,
+            piece.offset,
+            piece.length,
+            file=file,
+            record=number,
+            uri=pack.origin.uri or None,
+            revision=pack.origin.commit,
+        )
+        for piece in pieces
+        for file, number in source.read_sources(piece.source, piece.sequence)
+    ]
+
+
+def _find_none(_: Sequence[Piece]) -> list[SampleOrigin]:
+    """Return no origin: synthetic tokens are from no source."""
+    return []
 
 
 def _find_eod(recorded: int | None, given: int | None) -> int:
@@ -276,7 +284,7 @@ def _open_synthetic(source: str, request: _Request, documents: Documents) -> Sam
         surplus=0,
     )
     seed = (request.seed << 2) + SPLITS.index(request.part)
-    return Samples(SyntheticSource(int(match[0]), request.samples, seed), identity, lambda _: [], documents=documents)
+    return Samples(SyntheticSource(int(match[0]), request.samples, seed), identity, _find_none, documents=documents)
 
 
 class OpenLabels(DatasetLabels):

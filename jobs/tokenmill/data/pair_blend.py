@@ -129,6 +129,10 @@ def _build_part(pair: "OpenedPair", samples: int | None, request: PartRequest) -
         raise RequestError(f"the split gives {name} no share of the data; set split to give {name} a share above 0")
     first, end = bounds
     tokens = int(reader.lengths[first:end].sum(dtype=np.int64)) if first < end else 0
+    if tokens > reader.ids.size:
+        raise DamagedPair(
+            Path(f"{pair.prefix}.idx"), f"its sequences have {tokens:,} tokens, but the .bin has {reader.ids.size:,}"
+        )
     if tokens <= 0:
         raise RequestError(
             f"{name} has no tokens in {pair.prefix}: the split gives it the sequences {first:,} to {end:,} of "

@@ -57,6 +57,10 @@ class PairSamples:
         """Return the number of samples."""
         return self.epochs.samples
 
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        """Open the files again in another process, instead of copying ids and order there."""
+        return PairSamples, (self.prefix, self.pair, self.epochs, self._seq_length, self._load)
+
     @cached_property
     def order(self) -> PairOrder:
         """The order of the sequences and samples.

@@ -11,6 +11,7 @@ import math
 from pathlib import Path
 
 from tokenmill.data.datasets import Pair
+from tokenmill.data.epochs import count_epochs
 from tokenmill.data.split import SPLITS, parse_split, split_ranges
 from tokenmill.errors import RequestError
 from tokenmill.training.data.datasets import TrainingData
@@ -55,34 +56,30 @@ def _check_split_samples(
     settings: Settings,
 ) -> None:
     """Raise RequestError when a pair has fewer samples in one split than Megatron-LM draws from it."""
-    import numpy as np
+    from tokenmill.data.draws import Draws, normalize
 
-    weights = np.array([weight for weight, _ in weighted])
-    weights = weights / np.sum(weights)
-    targets = [math.ceil(requested * weight) for weight in weights.tolist()]
+    shares = normalize([weight for weight, _ in weighted])
+    targets = [math.ceil(requested * share) for share in shares]
     built = [math.ceil(target * (1 + surplus)) for target in targets]
-    size = sum(targets)
-    weights = weights / np.sum(weights)  # BlendedDataset normalizes a second time
+    draws = Draws(normalize(shares), sum(targets))
     # Before each draw the selected pair is below its weighted count, so after it the pair is at most one above.
-    upper_bounds = [math.floor(weight * size) + 1 for weight in weights.tolist()]
+    upper_bounds = [math.floor(share * draws.size) + 1 for share in draws.shares]
     available = {
         i: samples
         for i, (_, pair) in enumerate(weighted)
         if upper_bounds[i] > built[i]
         and upper_bounds[i] > (samples := _available_samples(pair, split, number, built[i], settings.model.seq_length))
     }
-    if not available or size > MAX_BLEND_SAMPLES:
+    if not available or draws.size > MAX_BLEND_SAMPLES:
         return
-    drawn = np.zeros(len(weighted))
-    for draw in range(size):
-        drawn[np.argmax(weights * max(draw, 1) - drawn)] += 1
+    drawn = draws.count_all().tolist()
     for i, samples in available.items():
         if drawn[i] > samples:
             raise RequestError(
-                f"Megatron-LM would draw {int(drawn[i]):,} {name} samples from {weighted[i][1].prefix}, of which it "
+                f"Megatron-LM would draw {drawn[i]:,} {name} samples from {weighted[i][1].prefix}, of which it "
                 f"builds {samples:,}: it requests {requested:,} samples from {len(weighted)} pairs, and rounds each "
-                f"share up, to {size:,} in total; set dataset.split to give {name} a larger share, or write fewer, "
-                "larger pairs (tokenmill preprocess --target-files)"
+                f"share up, to {draws.size:,} in total; set dataset.split to give {name} a larger share, or write "
+                "fewer, larger pairs (tokenmill preprocess --target-files)"
             )
 
 
@@ -96,5 +93,4 @@ def _available_samples(pair: Pair, split: str | None, number: int, built: int, s
         index, (begin, end) = open_index(Path(f"{pair.prefix}.idx")), bounds
         span = int(index.pointers[end - 1]) - int(index.pointers[begin])
         tokens = span // index.dtype.itemsize + int(index.lengths[end - 1])
-    epochs = max(1, math.ceil((built * sequence_length + 1) / tokens))
-    return (epochs * tokens - 1) // sequence_length
+    return count_epochs(tokens, built, sequence_length).samples

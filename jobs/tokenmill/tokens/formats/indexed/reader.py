@@ -107,6 +107,7 @@ class IndexedReader:
     """
 
     def __init__(self, prefix: Path) -> None:
+        self._prefix = prefix
         self._idx, path = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
         index = open_index(self._idx)
         self.dtype, self.lengths, self.pointers, self.document_indices, self.modes = index
@@ -119,6 +120,10 @@ class IndexedReader:
             raise DamagedPair(path, f"it has {size:,} bytes, but {self._idx.name} requires {index.bin_bytes:,}")
         # An empty file cannot be mapped.
         self.ids: Array = np.memmap(path, self.dtype, mode="r") if size else np.empty(0, self.dtype)
+
+    def __reduce__(self) -> tuple[type, tuple[Path]]:
+        """Map the pair again in another process, instead of copying its ids there."""
+        return IndexedReader, (self._prefix,)
 
     def sequence(self, number: int) -> Array:
         """Return the ids of one sequence, as a view of the file; raise IndexError after the last sequence."""
