@@ -29,10 +29,12 @@ COMMANDS = (
     "status",
     "verify",
     "inspect",
+    "check-data",
     "blend",
     "fit",
     "train",
     "checkpoint",
+    "compare",
 )
 HEAVY = {
     "datasets",

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from support.commandline import tokenmill
 from support.corpus import TOKENIZER as TINY
 from support.mill import Mill
+from tokenmill.data.split import split_ranges
 from tokenmill.errors import MachineError, RequestError, TokenmillError
 from tokenmill.tokens.formats.indexed.reader import IndexedReader
 from tokenmill.training.data import blend
@@ -27,7 +28,6 @@ from tokenmill.training.data.datasets import TrainingData
 from tokenmill.training.data.flags import cache_path, render_blend, write_data_arguments
 from tokenmill.training.data.index import build_index, remove_truncated_files
 from tokenmill.training.data.resolve import resolve as resolve_data
-from tokenmill.data.split import split_ranges
 from tokenmill.training.data.summary import summarize
 from tokenmill.training.model import Model
 from tokenmill.training.settings import (

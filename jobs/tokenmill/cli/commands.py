@@ -21,10 +21,12 @@ COMMANDS = (
     "status",
     "verify",
     "inspect",
+    "check-data",
     "blend",
     "fit",
     "train",
     "checkpoint",
+    "compare",
 )
 
 
@@ -50,7 +52,8 @@ def register(app: typer.Typer, requested: str = "") -> None:
     Typer builds the parameters of every command that it receives, which takes as long as the rest of the start.
     """
     for name in (requested,) if requested in COMMANDS else COMMANDS:
-        command = getattr(import_module(f"tokenmill.cli.{name}"), name)
+        function = name.replace("-", "_")
+        command = getattr(import_module(f"tokenmill.cli.{function}"), function)
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=name)
         else:

@@ -146,7 +146,10 @@ def open_dataset(record: StageRecord) -> Dataset:
             )
         )
     command = plan.command if plan else record.stage
-    raise RequestError(f"{describe_unfinished(record)}; see tokenmill status {record.output}, and run {command} again")
+    raise RequestError(
+        f"{describe_unfinished(record)}; see tokenmill status {record.output}, and run the same "
+        f"tokenmill {command} again"
+    )
 
 
 def find_pair_record(prefix: Path, kinds: Sequence[StageKind] = (PREPROCESS,)) -> tuple[StageRecord, str] | None:

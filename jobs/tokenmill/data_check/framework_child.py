@@ -1,0 +1,39 @@
+"""The process of a framework: `python -m tokenmill.data_check.framework_child MODULE:FUNCTION DIRECTORY`.
+
+It reads the request in the directory, reads the samples with the function, and writes their digests there. `frameworks`
+starts it.
+"""
+
+import os
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import msgspec
+
+from tokenmill.data_check.framework_readers import Reader, digest_samples
+from tokenmill.data_check.framework_records import REQUEST, RESPONSE, FrameworkRequest, FrameworkResponse
+from tokenmill.errors import RequestError
+
+
+def main() -> None:
+    """Read the samples of the request that the command line names."""
+    module, _, function = sys.argv[1].partition(":")
+    directory = Path(sys.argv[2])
+    request = msgspec.json.decode((directory / REQUEST).read_bytes(), type=FrameworkRequest)
+    read: Reader = getattr(import_module(module), function)
+    digests, refused = {}, {}
+    for part in request.parts:
+        scratch = directory / part.name
+        scratch.mkdir()
+        try:
+            digests[part.name] = digest_samples(read(request, part, scratch), part.count)
+        except RequestError as error:
+            refused[part.name] = str(error)
+    (directory / RESPONSE).write_bytes(msgspec.json.encode(FrameworkResponse(digests, refused)))
+    sys.stdout.flush()
+    os._exit(0)  # threads and process groups of a framework may block the end of Python
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""The report of `tokenmill check-data` as lines of text and as one JSON object."""
+
+import msgspec
+
+from tokenmill.data_check.rows import CheckReport
+
+
+def render_text(report: CheckReport) -> list[str]:
+    """Return the lines of a report: what was checked, one line for each row, and the verdict."""
+    mark = "SYNTHETIC: " if report.synthetic else ""
+    split = f", split {report.split}" if report.split else ""
+    cells = [("check", "result", "detail"), *((row.check, row.result, row.detail) for row in report.rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(2)]
+    return [
+        f"{mark}{report.path}: {report.kind}, seq_length {report.seq_length:,}, seed {report.seed}{split}",
+        *(f"{first:<{widths[0]}}  {second:<{widths[1]}}  {rest}".rstrip() for first, second, rest in cells),
+        f"{mark}{describe_verdict(report)}",
+    ]
+
+
+def describe_verdict(report: CheckReport) -> str:
+    """Return the last line of a report."""
+    counts = {result: sum(row.result == result for row in report.rows) for result in ("warning", "not checked")}
+    rest = "".join(f", {count} {result}" for result, count in counts.items() if count)
+    problems = "no differences" if not report.bad else f"{report.bad} difference{'s' * (report.bad > 1)}"
+    return f"{problems}{rest}"
+
+
+def render_json(report: CheckReport) -> str:
+    """Return a report as one JSON object."""
+    event = {
+        "event": "check-data",
+        **msgspec.to_builtins(report),
+        "differences": report.bad,
+        "verdict": ("SYNTHETIC: " if report.synthetic else "") + describe_verdict(report),
+    }
+    return msgspec.json.encode(event).decode()

@@ -1,0 +1,18 @@
+"""Modules of tokenmill.loaders without their frameworks."""
+
+import importlib
+import importlib.util
+
+import pytest
+
+
+@pytest.mark.parametrize("name", ["torch", "hf", "deepspeed", "lightning", "titan"])
+def test_a_missing_framework_names_the_installation(name: str) -> None:
+    if importlib.util.find_spec("torch"):
+        pytest.skip("PyTorch is installed")
+    with pytest.raises(ModuleNotFoundError, match="run pip install"):
+        importlib.import_module(f"tokenmill.loaders.{name}")
+
+
+def test_the_package_needs_no_framework() -> None:
+    assert importlib.import_module("tokenmill.loaders.megatron").describe_data
