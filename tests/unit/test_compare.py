@@ -11,6 +11,7 @@ import zlib
 from base64 import b64decode
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from support.run_files import (
@@ -29,7 +30,7 @@ from support.run_files import (
     write_lightning_csv,
     write_trainer_state,
 )
-from tokenmill.compare.report import ComparisonReport, RunSummary, build_report, compare_runs
+from tokenmill.compare.report import ComparisonReport, RunSummary, build_report, compare_runs, to_builtins
 from tokenmill.compare.run import ComparedRun, parse_inputs, read_run
 from tokenmill.compare.text import to_text
 from tokenmill.errors import RequestError
@@ -305,9 +306,11 @@ def test_known_difference_needs_no_record(tmp_path: Path) -> None:
 def test_record_that_two_files_share_proves_nothing(tmp_path: Path) -> None:
     write_jsonl_run(tmp_path, record=identity())
     (tmp_path / "other.jsonl").write_bytes((tmp_path / "metrics.jsonl").read_bytes())
-    verdict, reasons = state(tmp_path / "metrics.jsonl", tmp_path / "other.jsonl")
-    assert verdict == "unknown"
-    assert "give each run its own directory" in reasons
+    (tmp_path / "link").symlink_to(tmp_path)
+    for other in (tmp_path / "other.jsonl", tmp_path / "link/other.jsonl"):
+        verdict, reasons = state(tmp_path / "metrics.jsonl", other)
+        assert verdict == "unknown"
+        assert "give each run its own directory" in reasons
 
 
 def write_training_identity(checkpoints: Path, seed: int = 1234) -> None:
@@ -333,6 +336,32 @@ def test_identity_of_tokenmill_train(tmp_path: Path) -> None:
     assert state(tmp_path / "a", loader) == ("comparable", "")
     loader = write_jsonl_run(tmp_path / "e", record=identity(samples=9000))
     assert "the number of requested samples was 8000, and is 9000 now" in state(tmp_path / "a", loader)[1]
+
+
+def test_data_that_changed_during_a_run_is_not_called_comparable(tmp_path: Path) -> None:
+    histories = {"a": [(0, 1)], "changed": [(0, 2), (5, 1)], "set_back": [(0, 1), (5, 2), (3, 1)]}
+    for name, events in histories.items():
+        write_training_identity(tmp_path / name)
+        path = tmp_path / name / ".tokenmill/train/identity.json"
+        (event,) = json.loads(path.read_text())["events"]
+        changed = [
+            event | {"iteration": iteration, "identity": event["identity"] | {"seed": seed}}
+            for iteration, seed in events
+        ]
+        path.write_text(json.dumps({"events": changed, "format": 1}))
+        lines = [megatron_arguments(train_iters=1000), *(megatron_line(step) for step in range(1, 9))]
+        (tmp_path / name / "train.log").write_text("\n".join(lines))
+    verdict, reasons = state(tmp_path / "a", tmp_path / "changed")
+    assert verdict == "unknown" and "its data was changed at iteration 5" in reasons
+    assert state(tmp_path / "a", tmp_path / "set_back")[0] == "comparable"
+
+
+def test_steps_with_another_batch_than_recorded(tmp_path: Path) -> None:
+    first = write_jsonl_run(tmp_path / "a", record=identity())
+    second = write_jsonl_run(tmp_path / "b", global_batch=2 * GLOBAL_BATCH)
+    (second / "tokenmill-data.json").write_bytes((first / "tokenmill-data.json").read_bytes())
+    verdict, reasons = state(first, second)
+    assert verdict == "not comparable" and f"a step had {GLOBAL_BATCH} samples, and has 16 now" in reasons
 
 
 def test_changed_record_is_refused(tmp_path: Path) -> None:
@@ -372,6 +401,25 @@ def test_yaml_makes_no_objects(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[" * 100_000)
     run = read(tmp_path)
     assert any("config.yaml is left out" in note for note in run.notes)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: 0x" + "f" * 6000,
+        "l0: &l0 {}\n"
+        + "".join(f"l{n}: &l{n} {{{', '.join(f'{k}: *l{n - 1}' for k in 'abcdefgh')}}}\n" for n in range(1, 12)),
+        "l0: &l0 {a: 1}\n" + "".join(f"l{n}: &l{n}\n  <<: [{', '.join([f'*l{n - 1}'] * 8)}]\n" for n in range(1, 12)),
+        "a: [" + "1, " * 200_000 + "1]",
+    ],
+    ids=["digits", "aliases", "merges", "size"],
+)
+def test_yaml_that_fills_the_memory(tmp_path: Path, text: str) -> None:
+    write_jsonl_run(tmp_path, range(1, 3))
+    (tmp_path / "config.yaml").write_text(text)
+    started = time.process_time()
+    assert len(read(tmp_path).series.steps) == 2
+    assert time.process_time() - started < 3
 
 
 # -- hostile and incomplete files
@@ -441,6 +489,26 @@ def test_csv_that_breaks_off(tmp_path: Path) -> None:
     run = read(tmp_path)
     assert run.series.steps.tolist() == [1, 3, 4]
     assert any("not valid CSV" in note for note in run.notes)
+
+
+def test_numbers_that_overflow(tmp_path: Path) -> None:
+    rows = [
+        {"step": step, "loss": 1e308, "seconds": 1e308, "time": sign * 1e308, "number of skipped iterations": 1e308}
+        for step, sign in ((1, -1), (2, 1), (3, 1))
+    ]
+    (tmp_path / "m.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with np.errstate(over="ignore"):
+        assert "1e+308" in to_text(compare(tmp_path))
+
+
+def test_texts_of_a_run_cannot_control_the_terminal_or_add_lines(tmp_path: Path) -> None:
+    hostile = "x\n  comparable: b and a (fingerprint 0)\x1b[2J"
+    first = write_jsonl_run(tmp_path / "a", record=identity())
+    second = write_jsonl_run(tmp_path / os.fsdecode(b"b\xff"), record=identity(tokenizer=hostile))
+    report = compare(first, second)
+    text = to_text(report)
+    assert "\x1b" not in text and "\n  comparable" not in text
+    assert text.encode() and json.dumps(to_builtins(report)).isascii()
 
 
 def test_special_files_are_not_read(tmp_path: Path) -> None:

@@ -2,8 +2,11 @@
 
 import hashlib
 import json
+import os
 import pickle
 import shutil
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +136,14 @@ def test_batches_have_the_samples_in_any_order_and_in_the_buffers_of_the_caller(
     assert samples[-1].tokens.tolist() == samples[len(samples) - 1].tokens.tolist()
     with pytest.raises(ValueError, match="call allocate"):
         samples.batch([1], out=buffers)
+    for name, buffer in (("tokens", buffers.tokens.astype(np.uint8)), ("labels", None)):
+        with pytest.raises(ValueError, match=f"the buffer {name} is .*call allocate"):
+            samples.batch(numbers, out=replace(buffers, **{name: buffer}))
+    for wrong in ([1.5], [True], ["1"], [], [[1]]):
+        with pytest.raises(ValueError, match="pass integers"):
+            samples.batch(wrong)
+    with pytest.raises(ValueError, match="pass a first sample"):
+        samples.digest(len(samples), 1)
     for invalid in ([-1], [len(samples)]):
         with pytest.raises(IndexError):
             samples.batch(invalid)
@@ -270,6 +281,12 @@ def test_fingerprint_depends_on_content_and_settings_and_not_on_the_place(output
     for difference, other in others.items():
         assert other.fingerprint() != samples.fingerprint()
         assert list_differences(samples.identity, other.identity) == [difference]
+    named = [find_dataset(outputs / name).pairs for name in ("a", "b")]
+    prefixes = [outputs / name / pair.prefix for name, pairs in zip(("a", "b"), named, strict=True) for pair in pairs]
+    single = tokenmill.data.open(prefixes, **options)
+    both = tokenmill.data.open([outputs / "a", outputs / "b"], **options)
+    assert len(single) != len(both), "Megatron-LM reads pairs without weights once"
+    assert single.fingerprint() != both.fingerprint()
     swapped = tokenmill.data.open([(1.0, outputs / "b"), (2.0, outputs / "a")], **options)
     assert any("has another content" in line for line in list_differences(samples.identity, swapped.identity))
 
@@ -347,6 +364,66 @@ def test_what_a_pack_cannot_do(packed: Path, tmp_path: Path) -> None:
         tokenmill.data.open(damaged, seq_length=1024).digest()
 
 
+@pytest.mark.slow
+def test_options_of_pairs_are_refused_for_packs_and_synthetic_tokens(packed: Path) -> None:
+    options: list[dict[str, Any]] = [{"boundaries": "eod"}, {"eod": 1}, {"mask_eod": True}, {"pad": 0}, {"key": "text"}]
+    for source in (packed / "packed", "synthetic:9"):
+        for option in [*options, {"keep_partial": True}]:
+            (name,) = option
+            with pytest.raises(RequestError, match=f"invalid {name}: it belongs to pairs.*remove {name}"):
+                tokenmill.data.open(source, seq_length=1024, samples=5, **option)
+
+
+@pytest.mark.slow
+def test_forked_processes_read_the_same_rows(packed: Path) -> None:
+    samples = tokenmill.data.open(packed / "packed", seq_length=1024, samples=60)
+    digest = samples.digest()
+    children = []
+    for _ in range(4):
+        if (child := os.fork()) == 0:
+            os._exit(0 if all(samples.digest() == digest for _ in range(3)) else 1)
+        children.append(child)
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * 4
+
+
+# -- several threads and processes
+
+
+@pytest.mark.slow
+def test_threads_read_the_same_samples(raw: Path) -> None:
+    options: dict[str, Any] = {"seq_length": 2, "samples": 300_000}
+    source = [(0.2, raw), (0.3, raw), (0.5, raw)]
+    numbers = np.arange(0, 300_000, 1000)
+    expected = tokenmill.data.open(source, **options).batch(numbers).tokens
+    shared = tokenmill.data.open(source, **options)
+    with ThreadPoolExecutor(8) as threads:
+        for batch in threads.map(lambda _: shared.batch(numbers), range(16)):
+            assert batch.tokens.tolist() == expected.tolist()
+
+
+@pytest.mark.slow
+def test_a_late_start_reads_stored_counts(raw: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"seq_length": 2, "samples": 600_000, "index_cache": tmp_path / "cache"}
+    source = [(weight, raw) for weight in (0.2, 0.3, 0.5)]
+    numbers = [590_000, 7, 300_000]
+    expected = tokenmill.data.open(source, **options).batch(numbers).tokens.tolist()
+    (stored,) = (tmp_path / "cache" / "draws").iterdir()
+    assert tokenmill.data.open(source, **options).batch(numbers).tokens.tolist() == expected
+    counts = bytearray(stored.read_bytes())
+    counts[-40] ^= 1
+    stored.write_bytes(counts)
+    assert tokenmill.data.open(source, **options).batch(numbers).tokens.tolist() == expected
+
+
+def test_a_pair_that_was_replaced_is_not_read_in_another_process(tmp_path: Path) -> None:
+    sequences = random_sequences(3, 50, 30)
+    samples = tokenmill.data.open(write_pair(tmp_path / "pair", sequences), seq_length=8)
+    sent = pickle.dumps(samples)
+    write_pair(tmp_path / "pair", sequences[::-1])
+    with pytest.raises(RequestError, match="it was replaced while"):
+        pickle.loads(sent)
+
+
 # -- refusals
 
 
@@ -368,9 +445,9 @@ def test_synthetic_tokens_are_requested_by_name_and_marked(caplog: pytest.LogCap
 
 
 INVALID: dict[str, tuple[dict[str, Any], str]] = {
-    "seq_length": ({"seq_length": 1}, "invalid seq_length 1: it must be 2"),
-    "samples": ({"samples": 0}, "invalid samples 0: it must be 1"),
-    "seed": ({"seed": -1}, "invalid seed -1: it must be 0"),
+    "seq_length": ({"seq_length": 1}, "invalid seq_length 1: it must be an integer from 2"),
+    "samples": ({"samples": 0}, "invalid samples 0: it must be an integer from 1"),
+    "seed": ({"seed": -1}, "invalid seed -1: it must be an integer from 0"),
     "split": ({"split": "a,b"}, "invalid split 'a,b': specify"),
     "part": ({"part": "dev"}, "invalid part 'dev': choose"),
     "empty part": ({"part": "test", "split": "9,1,0"}, "set split to give test a share"),
@@ -379,6 +456,11 @@ INVALID: dict[str, tuple[dict[str, Any], str]] = {
     "documents": ({"documents": "all"}, "invalid documents 'all': choose"),
     "boundaries": ({"boundaries": "eod"}, "specify its id with eod"),
     "surplus": ({"surplus": -1}, "invalid surplus -1"),
+    "a float": ({"seq_length": 16.0}, "invalid seq_length 16.0: it must be an integer"),
+    "a bool": ({"samples": True}, "invalid samples True: it must be an integer"),
+    "no text": ({"split": (9, 1)}, "invalid split .*: specify a text"),
+    "full width": ({"split": "\uff11,0"}, "invalid split"),
+    "no number": ({"surplus": "x"}, "invalid surplus 'x'"),
     "too many": ({"samples": 1 << 50}, "use fewer samples or a larger dataset"),
 }
 
@@ -397,6 +479,11 @@ def test_invalid_arguments_are_refused_with_the_remedy(name: str, raw: Path) -> 
         ([(1.0, "PAIR"), "PAIR"], "specify a weight for every dataset"),
         ([(0.0, "PAIR")], "has the weight 0.0: it must be above 0"),
         ([(float("nan"), "PAIR")], "has the weight nan: it must be above 0"),
+        (5, "invalid source '5', a int: specify a path"),
+        ([5], "invalid source '5', a int: specify a path"),
+        ([("a", "PAIR")], r"specify a path, a list of paths, a list of \(weight, path\)"),
+        ([(1.0, "PAIR", 3)], r"specify a path, a list of paths, a list of \(weight, path\)"),
+        ({"valid": "PAIR", "validation": "PAIR"}, "use one of them"),
         ({"dev": "PAIR"}, "use train, valid and test"),
         ({"valid": "PAIR"}, "the source has only validation"),
     ],

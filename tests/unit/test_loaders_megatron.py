@@ -35,6 +35,13 @@ def test_a_single_pair_is_named_on_the_command_line(pairs: list[str], tmp_path: 
     ]
 
 
+def test_megatron_has_the_flags(pairs: list[str], tmp_path: Path) -> None:
+    known = json.loads((Path(__file__).parents[1] / "conformance/megatron-arguments.json").read_text())["arguments"]
+    sources = (pairs[0], pairs, {"train": pairs[0]})
+    flags = [flag for source in sources for flag in describe(source, mask_eod=True, surplus=0.01).flags(tmp_path)]
+    assert {flag for flag in flags if flag.startswith("--")} <= known.keys()
+
+
 def test_the_cache_is_named_by_the_content(pairs: list[str]) -> None:
     before = describe(pairs[0]).cache
     assert before.startswith("/cache/")

@@ -148,7 +148,7 @@ def test_a_changed_blend_is_refused(pair: Path, tmp_path: Path) -> None:
 def test_another_tokenizer_is_refused(samples: Samples, pair: Path) -> None:
     now = tokenmill.data.open(pair, seq_length=16, samples=100)
     now.identity = msgspec.structs.replace(now.identity, tokenizer="other")
-    assert "the tokenizer was , and is other now" in refusal(samples, now)
+    assert "the tokenizer was unknown, and is other now" in refusal(samples, now)
 
 
 @pytest.mark.parametrize(

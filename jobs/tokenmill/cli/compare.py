@@ -34,9 +34,9 @@ def compare(
     import msgspec
 
     from tokenmill.compare.page import check_target, write_page
-    from tokenmill.compare.report import compare_runs
+    from tokenmill.compare.report import compare_runs, to_builtins
     from tokenmill.compare.run import parse_inputs
-    from tokenmill.compare.text import to_text
+    from tokenmill.compare.text import show, to_text
 
     if html is not None:
         check_target(html)
@@ -44,7 +44,7 @@ def compare(
     if html is not None:
         write_page(html, report, compared)
     if json:
-        event = {"event": "result", **msgspec.to_builtins(report), "html": str(html) if html else None}
+        event = {"event": "result", **to_builtins(report), "html": show(str(html)) if html else None}
         sys.stdout.write(msgspec.json.encode(event).decode() + "\n")
         return
-    sys.stdout.write(to_text(report) + "\n" + (f"\nwith plots: {html}\n" if html else ""))
+    sys.stdout.write(to_text(report) + "\n" + (f"\nwith plots: {show(str(html))}\n" if html else ""))

@@ -47,6 +47,8 @@ _TEXT_SUFFIX = "/text_summary"
 _CRC_POLYNOMIAL = 0x82F63B78
 _MASK_DELTA = 0xA282EAD8
 _GROUP_RECORDS = 100_000
+_GROUP_BYTES = 16 << 20
+"""Bytes of the records that are read together; numpy needs nine times as much."""
 _LENGTH = struct.Struct("<Q")
 
 Bytes = NDArray[np.uint8]
@@ -163,8 +165,10 @@ def _group_by_length(starts: Integers, lengths: Integers) -> Iterator[tuple[Inte
     changes = np.flatnonzero(np.diff(lengths[order])) + 1
     for group in np.split(order, changes):
         if len(group) and lengths[group[0]] <= MAX_SCALAR_BYTES:
-            for first in range(0, len(group), _GROUP_RECORDS):
-                yield group[first : first + _GROUP_RECORDS], int(lengths[group[0]])
+            length = int(lengths[group[0]])
+            count = min(_GROUP_RECORDS, max(1, _GROUP_BYTES // max(length, 1)))
+            for first in range(0, len(group), count):
+                yield group[first : first + count], length
 
 
 def _read_scalars(

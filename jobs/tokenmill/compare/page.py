@@ -19,7 +19,7 @@ from tokenmill import __version__
 from tokenmill.compare.columns import Floats, Integers
 from tokenmill.compare.report import ComparisonReport, select_axis, smooth_losses
 from tokenmill.compare.run import ComparedRun
-from tokenmill.compare.text import format_change, format_count, format_loss, list_rows
+from tokenmill.compare.text import format_change, format_count, format_loss, list_rows, show
 from tokenmill.compare.verdict import Comparability
 from tokenmill.errors import RequestError
 from tokenmill.files.explain import explain_os_errors
@@ -147,7 +147,7 @@ def _hash(text: str) -> str:
 
 def _text(text: str) -> str:
     """Return a text of a run for HTML, without secrets and control characters."""
-    return escape("".join(character if character.isprintable() else "?" for character in redact(text)))
+    return escape(show(redact(text)))
 
 
 def _render_verdicts(report: ComparisonReport) -> str:
@@ -265,7 +265,7 @@ def _build_plots(run: ComparedRun, report: ComparisonReport) -> PlotRun:
     step_tokens = float(finite[0]) if len(finite) and np.ptp(finite) <= 1e-9 * finite[0] else None
     has_tokens = bool(np.isfinite(series.tokens).any()) and step_tokens is None
     return PlotRun(
-        name=redact(run.label),
+        name=show(redact(run.label)),
         step_tokens=step_tokens,
         loss=_build_lines(run, x, series.loss, report.smoothing, has_tokens),
         rate=_build_lines(run, x, series.rate, report.smoothing, has_tokens),

@@ -11,7 +11,7 @@ Definitions, which docs/compare.md repeats:
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -132,6 +132,22 @@ def compare_runs(
         raise RequestError(f"{len(inputs)} runs: specify between 1 and {MAX_RUNS}")
     runs = [read_run(request, seq_length) for request in inputs]
     return build_report(runs), runs
+
+
+def to_builtins(report: ComparisonReport) -> dict[str, Any]:
+    """Return the report for JSON: names of files that are not UTF-8 have a question mark for each odd byte."""
+    content: dict[str, Any] = _replace_surrogates(msgspec.to_builtins(report))
+    return content
+
+
+def _replace_surrogates(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    if isinstance(value, list):
+        return [_replace_surrogates(item) for item in value]
+    if isinstance(value, dict):
+        return {_replace_surrogates(name): _replace_surrogates(item) for name, item in value.items()}
+    return value
 
 
 def build_report(runs: Sequence[ComparedRun]) -> ComparisonReport:

@@ -28,11 +28,14 @@ class RunData(msgspec.Struct, frozen=True, kw_only=True):
     """As recorded; empty for the identity of `tokenmill train`, whose fingerprint lacks the number of samples."""
     global_batch: int | None
     digest: str = ""
-    """Digest of the first samples, or empty."""
+    """Digest of the first `digest_samples` samples, or empty."""
+    digest_samples: int = 0
     arguments: tuple[str, ...] = ()
     """Megatron-LM's arguments that change the samples in other ways."""
     path: str
     """The file with the record."""
+    change: str = ""
+    """Why the identity is not that of all steps; empty if it is."""
 
 
 def read_run_data(files: RunFiles, settings: dict[str, str], notes: list[str]) -> RunData | None:
@@ -74,6 +77,7 @@ def _read_record(directory: Path) -> RunData | None:
         fingerprint=record.fingerprint,
         global_batch=record.global_batch,
         digest=record.digest,
+        digest_samples=record.digest_samples,
         path=str(path),
     )
 
@@ -85,13 +89,16 @@ def _read_history(path: Path, settings: dict[str, str], notes: list[str]) -> Run
         raise RequestError(f"cannot read {path} ({error}); restore it, or remove it") from None
     if not history.events:
         return None
-    event = history.events[-1]
-    if len(history.events) > 1:
-        notes.append(
-            f"the data of the run was changed {len(history.events) - 1} times, the last time at iteration "
-            f"{event.iteration:,} ({path}); the comparison uses the last data"
-        )
-    return _convert_identity(event.identity, settings, path)
+    last, change = history.events[-1], ""
+    # An event after a tracker was set back replaces the later ones.
+    valid = [*(event for event in history.events[:-1] if event.iteration < last.iteration), last]
+    if any(event.identity != last.identity for event in valid):
+        change = f"its data was changed at iteration {last.iteration:,} ({path})"
+    elif valid[0].adopted:
+        change = f"there is no record of its data before iteration {valid[0].iteration:,} ({path})"
+    if change:
+        notes.append(f"{change}; the comparison uses the last data")
+    return msgspec.structs.replace(_convert_identity(last.identity, settings, path), change=change)
 
 
 def _convert_identity(identity: Identity, settings: dict[str, str], path: Path) -> RunData:

@@ -76,7 +76,7 @@ def make_series(rows: MetricRows, seq_length: int | None, global_batch: int | No
     """Return the series of a run from its rows, in the order in which they were written."""
     notes: list[str] = []
     bad_losses = int(rows.is_bad_loss.sum())
-    nan_iterations = np.nansum(rows.column(NAN))
+    nan_iterations = _count(rows.column(NAN))
     rows, twice = _merge_equal_steps(rows)
     rows = select_rows(rows, _is_training(rows))
     attempts = np.concatenate(([0], np.cumsum(np.diff(rows.steps) < 0)))
@@ -86,7 +86,7 @@ def make_series(rows: MetricRows, seq_length: int | None, global_batch: int | No
     seconds, is_derived = _compute_seconds(rows, attempts, intervals)
     gap, pause, wall = _measure_gaps(rows.column(TIME), seconds * intervals, first_rows)
     twice += round(float(intervals[~counts].sum()))
-    skipped = int(np.nansum(rows.column(SKIPPED)))
+    skipped = _count(rows.column(SKIPPED))
     rows, intervals, seconds = select_rows(rows, counts), intervals[counts], seconds[counts]
     tokens = _compute_tokens(rows, intervals, seq_length, global_batch, notes)
     data_wait = rows.column(DATA_WAIT)
@@ -105,7 +105,7 @@ def make_series(rows: MetricRows, seq_length: int | None, global_batch: int | No
         digests=rows.digests,
         attempts=int(attempts[-1]) + 1 if len(attempts) else 0,
         steps_trained_twice=twice,
-        bad_losses=max(bad_losses, int(min(nan_iterations, 2**62))),
+        bad_losses=max(bad_losses, nan_iterations),
         skipped_iterations=skipped,
         gap_seconds=gap,
         pause_seconds=pause,
@@ -113,6 +113,12 @@ def make_series(rows: MetricRows, seq_length: int | None, global_batch: int | No
         has_derived_seconds=is_derived,
         notes=notes,
     )
+
+
+def _count(values: Floats) -> int:
+    """Return the sum of counts, whatever numbers the file has."""
+    with np.errstate(over="ignore"):
+        return int(np.clip(np.nansum(values), 0, 2**62))
 
 
 def _is_training(rows: MetricRows) -> NDArray[np.bool_]:

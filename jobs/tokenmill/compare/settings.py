@@ -6,6 +6,7 @@ TensorBoard's texts (`event_file`) have the same form. `report` shows only the s
 
 import re
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -15,6 +16,10 @@ from tokenmill.redaction import REDACTED, SECRET_NAME, redact
 
 MAX_SETTINGS = 5000
 MAX_VALUE_CHARACTERS = 200
+MAX_YAML_BYTES = 512 << 10
+"""Size of the largest YAML file that is read; its parser needs seconds for a megabyte."""
+MAX_ENTRIES = 50_000
+"""Entries that are looked at; aliases of YAML can make a small file have any number of them."""
 _MAX_DEPTH = 12
 _SECRET_VALUE = re.compile(r"[^\s<>|]{8,}")
 """A value that may be a password. It does not match a special token, such as <|endoftext|>."""
@@ -24,42 +29,63 @@ GLOBAL_BATCH_NAMES = ("global_batch_size", "global_batch", "training.global_batc
 SEED_NAMES = ("seed", "training.seed", "data_seed")
 
 
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """A safe loader that refuses mappings which merges of mappings made too large."""
+
+    def flatten_mapping(self, node: Any) -> None:
+        """Merge mappings, the innermost first."""
+        super().flatten_mapping(node)
+        if len(node.value) > MAX_SETTINGS:
+            raise yaml.constructor.ConstructorError(None, None, "a mapping is too large", node.start_mark)
+
+
 def read_settings_file(path: Path, settings: dict[str, str]) -> str:
     """Add the settings of a JSON or YAML file that no earlier file has; return a note about a problem, or "".
 
     Tags of YAML that make Python objects are refused, and no value is executed.
     """
     try:
-        data = read_small(path)
-        value = parse_json(data) if path.suffix == ".json" else yaml.safe_load(data.decode(errors="replace"))
+        if path.suffix == ".json":
+            value = parse_json(read_small(path))
+        else:
+            value = yaml.load(read_small(path, MAX_YAML_BYTES).decode(errors="replace"), _Loader)  # noqa: S506 - safe
+        flat = _flatten(value) if isinstance(value, dict) else None
     except OSError as error:
         return f"{path} is left out: {error.strerror}"
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         return f"{path} is left out: it is not plain YAML ({type(error).__name__})"
-    if not isinstance(value, dict):
+    if flat is None:
         return f"{path} is left out: it is not an object with settings"
-    flat: dict[str, str] = {}
-    _flatten("", value, flat, 0)
     for name, text in flat.items():
         settings.setdefault(name, text)
     return ""
 
 
-def _flatten(prefix: str, value: object, flat: dict[str, str], depth: int) -> None:
-    if len(flat) >= MAX_SETTINGS:
-        return
-    if isinstance(value, dict) and depth < _MAX_DEPTH:
-        for name, item in value.items():
-            _flatten(
-                f"{prefix}{str(name)[:100]}" if depth == 0 else f"{prefix}.{str(name)[:100]}", item, flat, depth + 1
-            )
-    elif isinstance(value, list | tuple):
-        items = [
-            str(item)[:MAX_VALUE_CHARACTERS] if not isinstance(item, dict | list) else "..." for item in value[:20]
-        ]
-        flat[prefix] = f"[{', '.join(items)}{', ...' if len(value) > 20 else ''}]"
-    elif not isinstance(value, dict):
-        flat[prefix] = str(value)[: 10 * MAX_VALUE_CHARACTERS]
+def _flatten(value: dict[Any, Any]) -> dict[str, str]:
+    """Return the values of nested mappings as text by their names, in the order of the file."""
+    flat: dict[str, str] = {}
+    pending: list[tuple[str, object, int]] = [("", value, 0)]
+    entries = 0
+    while pending and len(flat) < MAX_SETTINGS and entries < MAX_ENTRIES:
+        prefix, item, depth = pending.pop()
+        entries += 1
+        if isinstance(item, dict) and depth < _MAX_DEPTH:
+            names = [(f"{prefix}.{_to_text(name)[:100]}".removeprefix("."), inner) for name, inner in item.items()]
+            pending += [(name, inner, depth + 1) for name, inner in reversed(names[:MAX_SETTINGS])]
+        elif isinstance(item, list | tuple):
+            items = [
+                _to_text(inner)[:MAX_VALUE_CHARACTERS] if not isinstance(inner, dict | list) else "..."
+                for inner in item[:20]
+            ]
+            flat[prefix] = f"[{', '.join(items)}{', ...' if len(item) > 20 else ''}]"
+        elif not isinstance(item, dict):
+            flat[prefix] = _to_text(item)[: 10 * MAX_VALUE_CHARACTERS]
+    return flat
+
+
+def _to_text(value: object) -> str:
+    """Return a value as text; an integer may have too many digits for `str`."""
+    return hex(value) if isinstance(value, int) and value.bit_length() > 1000 else str(value)
 
 
 def clean_settings(settings: dict[str, str]) -> dict[str, str]:

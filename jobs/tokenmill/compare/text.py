@@ -1,5 +1,6 @@
 """A comparison as text: the verdicts first, then a table with a column for each run."""
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import takewhile
 
@@ -37,7 +38,9 @@ def format_share(value: float | None) -> str:
 
 def format_seconds(value: float | None) -> str:
     """Format a duration."""
-    return "-" if value is None else f"{1000 * value:.1f} ms" if 0 < value < 1 else format_duration(value)
+    if value is None or not math.isfinite(value):
+        return "-"
+    return f"{1000 * value:.1f} ms" if 0 < value < 1 else format_duration(value)
 
 
 def list_rows(report: ComparisonReport) -> list[tuple[str, list[str]]]:
@@ -125,7 +128,12 @@ def to_text(report: ComparisonReport) -> str:
     notes = [f"{run.name}: {note}" for run in report.runs for note in run.notes]
     if notes:
         lines += ["", "notes:", *(f"  {note}" for note in notes)]
-    return "\n".join(line.rstrip() for line in lines)
+    return "\n".join(show(line).rstrip() for line in lines)
+
+
+def show(text: str) -> str:
+    """Return a text of a run without characters that control a terminal, end a line, or cannot be encoded."""
+    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def _show_difference(values: Sequence[str | None]) -> list[str]:
@@ -150,5 +158,5 @@ def _align(rows: Sequence[tuple[str, list[str]]]) -> list[str]:
 
 def _cut(text: str) -> str:
     """Return a cell without control characters, shortened."""
-    text = "".join(character if character.isprintable() else "?" for character in text)
+    text = show(text)
     return text if len(text) <= _MAX_CELL else text[: _MAX_CELL - 3] + "..."

@@ -4,6 +4,7 @@ Fingerprints come first. A loss over tokens shows the effect of a setting only i
 the same order, and as many in each step. A run without a record of its data is never called comparable.
 """
 
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -58,7 +59,7 @@ def judge(baseline: ComparedRun, run: ComparedRun) -> Comparability:
     unknown: list[str] = []
     evidence = ""
     if before is not None and now is not None:
-        if before.path == now.path:
+        if Path(before.path).resolve() == Path(now.path).resolve():
             unknown.append(
                 f"both have the same record {now.path}, which belongs to one run: give each run its own directory"
             )
@@ -66,10 +67,12 @@ def judge(baseline: ComparedRun, run: ComparedRun) -> Comparability:
             evidence = f"fingerprint {now.fingerprint[:12]}"
         else:
             differences, gaps = _compare_identities(before, now)
-            reasons = [*differences, *(reason for reason in reasons if "seq_length" not in reason)]
+            reasons = [*differences, *(reason for reason in reasons if not reason.startswith("seq_length was "))]
             unknown += gaps
             evidence = "equal content, order and sequence length"
-        if before.digest and now.digest and before.digest != now.digest:
+        unknown += [f"{known.label}: {data.change}" for known, data in ((baseline, before), (run, now)) if data.change]
+        same_count = before.digest_samples == now.digest_samples
+        if before.digest and now.digest and same_count and before.digest != now.digest:
             reasons.append(f"the digest of the first samples is {before.digest[:12]} and {now.digest[:12]}")
     elif missing:
         has = "has" if len(missing) == 1 else "have"
@@ -99,6 +102,8 @@ def _compare_known(baseline: ComparedRun, run: ComparedRun) -> list[str]:
         reasons.append(f"seq_length was {baseline.seq_length:,}, and is {run.seq_length:,} now")
     if baseline.global_batch and run.global_batch and baseline.global_batch != run.global_batch:
         reasons.append(f"the global batch was {baseline.global_batch:,}, and is {run.global_batch:,} now")
+    elif (first := baseline.series.global_batch) and (second := run.series.global_batch) and first != second:
+        reasons.append(f"a step had {first:,} samples, and has {second:,} now, although the recorded batch is the same")
     return reasons
 
 
@@ -123,6 +128,7 @@ def _compare_identities(before: RunData, now: RunData) -> tuple[list[str], list[
                 identity,
                 sources=_normalize(identity.sources),
                 samples=samples if identity.samples is None else identity.samples,
+                blend=None,
                 pad=None,
                 surplus=0.0,
                 tokenizer=identity.tokenizer if has_tokenizers else "",

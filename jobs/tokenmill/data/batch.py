@@ -66,6 +66,30 @@ def allocate_batch(count: int, seq_length: int, documents: Documents = "none") -
     )
 
 
+def check_buffers(batch: Batch, count: int, seq_length: int, documents: Documents) -> None:
+    """Raise ValueError for buffers of another shape or dtype than `allocate_batch` makes.
+
+    `attention_mask` may be None: then it is allocated.
+    """
+    expected: dict[str, tuple[type, tuple[int, ...]]] = {
+        "tokens": (np.int64, (count, seq_length)),
+        "labels": (np.int64, (count, seq_length)),
+        "loss_mask": (np.float32, (count, seq_length)),
+        "position_ids": (np.int64, (count, seq_length)),
+    }
+    if documents != "none":
+        expected["starts"] = (np.bool_, (count, seq_length))
+    if batch.attention_mask is not None:
+        expected["attention_mask"] = (np.bool_, (count, 1, seq_length, seq_length))
+    for name, (dtype, shape) in expected.items():
+        buffer = getattr(batch, name)
+        if buffer is None or buffer.dtype != dtype or buffer.shape != shape:
+            described = "None" if buffer is None else f"{buffer.dtype} of shape {buffer.shape}"
+            raise ValueError(f"the buffer {name} is {described}, not {dtype.__name__} of shape {shape}; call allocate")
+    if documents == "none" and batch.starts is not None:
+        raise ValueError("the buffer starts is set, but documents has the value none; call allocate")
+
+
 def mark_documents(batch: Batch, documents: Documents) -> None:
     """Compute the positions of a batch from its `starts`, and what else `documents` requests."""
     positions = np.arange(batch.tokens.shape[1])

@@ -55,10 +55,8 @@ class OpenedPair:
         """Hash of everything in the `.idx` that determines an order."""
         import xxhash
 
-        recorded = self.record.hashes if self.record else ""
-        if not recorded:
-            recorded = xxhash.xxh3_128(self.reader.lengths.view("u1").data).hexdigest()
-        return content_id([recorded, *(hash_samples(array) for array in (self.reader.lengths, self.reader.pointers))])
+        lengths = xxhash.xxh3_128(self.reader.lengths.view("u1").data).hexdigest()
+        return content_id([lengths, hash_samples(self.reader.pointers)])
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,11 @@ class SourceIdentity(msgspec.Struct, frozen=True):
 
 
 class DataIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that determines the samples and their order."""
+    """Everything that determines the samples and their order.
+
+    The boundaries of documents (`documents` of `open`) are not part of it: they change what a token attends to, and not
+    the samples.
+    """
 
     kind: str
     """pairs, packed or synthetic."""
@@ -33,6 +37,8 @@ class DataIdentity(msgspec.Struct, frozen=True, kw_only=True):
     split: str | None
     part: str
     surplus: float
+    blend: str | None = None
+    """Hash of the weights of all pairs as they are drawn; None without weights."""
     pad: int | None = None
     """The id that Megatron-LM replaces by 0 and does not train."""
     masked_eod: int | None = None
@@ -56,11 +62,19 @@ class DataIdentity(msgspec.Struct, frozen=True, kw_only=True):
 def list_differences(recorded: DataIdentity, current: DataIdentity) -> list[str]:
     """Return one sentence for each difference between two identities; none for equal fingerprints."""
     differences = [
-        f"{label} was {getattr(recorded, name)}, and is {getattr(current, name)} now"
+        f"{label} was {_show(getattr(recorded, name))}, and is {_show(getattr(current, name))} now"
         for name, label in _LABELS.items()
         if getattr(recorded, name) != getattr(current, name)
     ]
-    return differences + _compare_sources(recorded.sources, current.sources)
+    differences += _compare_sources(recorded.sources, current.sources)
+    if not differences and recorded.blend != current.blend:
+        differences.append("the weights of the pairs differ: a directory was replaced by its pairs, or the reverse")
+    return differences
+
+
+def _show(value: object) -> str:
+    """Return a value for a message; a tokenizer without a record has no fingerprint."""
+    return "unknown" if value == "" else str(value)
 
 
 _LABELS = {

@@ -1,13 +1,14 @@
 """Open the samples of a run: `tokenmill.data.open`.
 
-A source becomes lists of datasets (`_parse_source`), the datasets become pairs with weights (`dataset_pairs`), and the
+A source becomes lists of datasets (`parse_source`), the datasets become pairs with weights (`dataset_pairs`), and the
 pairs become samples with the arithmetic of Megatron-LM's BlendedMegatronDatasetBuilder (`pair_blend`). Packed rows and
 synthetic tokens have their own sources.
 """
 
 import logging
+import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -35,6 +36,9 @@ Source = str | Path | Sequence["str | Path | tuple[float, str | Path]"] | Mappin
 SYNTHETIC = "synthetic:"
 
 DEFAULT_SPLIT = "1,0,0"
+
+MAX_PACK_EPOCHS = 1 << 31
+"""Epochs of packed rows, whose number is a part of the seed of their order."""
 
 log = logging.getLogger("tokenmill")
 
@@ -100,13 +104,17 @@ def open(
         RequestError: a dataset is missing, unfinished or damaged, or the arguments are invalid; nothing is replaced by
             random tokens.
     """
+    if isinstance(surplus, bool) or not isinstance(surplus, int | float) or not 0 <= surplus < 1e6:
+        raise RequestError(
+            f"invalid surplus {surplus!r}: it must be 0 or more; set surplus to 0.005, which Megatron-LM uses"
+        )
     request = _Request(
         seq_length=_check_range("seq_length", seq_length, 2, 2**31 - 2),
         samples=None if samples is None else _check_range("samples", samples, 1, 2**62),
         seed=_check_range("seed", seed, 0, 2**32 - 1),
         split=split,
         part=_check_part(part),
-        surplus=surplus,
+        surplus=float(surplus),
         key=key,
         keep_partial=keep_partial,
         index_cache=Path(index_cache) if index_cache is not None else None,
@@ -117,13 +125,14 @@ def open(
     ):
         if value not in choices:
             raise RequestError(f"invalid {name} {value!r}: choose one of {', '.join(choices)}")
-    if not 0 <= surplus < 1e6:
-        raise RequestError(
-            f"invalid surplus {surplus}: it must be 0 or more; set surplus to 0.005, which Megatron-LM uses"
-        )
+    if split is not None and not isinstance(split, str):
+        raise RequestError(f"invalid split {split!r}: specify a text such as 990,9,1")
+    only_pairs = {"boundaries": boundaries == "eod", "eod": eod is not None, "mask_eod": mask_eod}
+    only_pairs |= {"pad": pad is not None, "keep_partial": keep_partial, "key": key is not None}
     if isinstance(source, str) and source.startswith(SYNTHETIC):
+        _refuse_options(source, only_pairs)
         return _open_synthetic(source, request, documents)
-    lists = _parse_source(source)
+    lists = parse_source(source)
     if "all" not in lists and split is not None:
         raise RequestError(f"invalid split {split}: the source has separate datasets for each split; remove split")
     name = "all" if "all" in lists else request.part
@@ -134,6 +143,7 @@ def open(
             f"invalid part {request.part}: the source has only {', '.join(lists)}; choose one of them, or add datasets"
         )
     if (pack := find_pack(Path(lists[name][0].path))) is not None:
+        _refuse_options(str(pack.output), only_pairs)
         return _open_pack(pack, lists[name], request, documents)
     return _open_pairs(lists[name], name == "all", request, documents, boundaries, eod, mask_eod, pad)
 
@@ -176,7 +186,7 @@ def _open_pairs(
     identity = DataIdentity(
         kind="pairs",
         sources=tuple(
-            SourceIdentity(dataset.path, dataset.content, dataset.weight if weights is not None else None)
+            SourceIdentity(_printable(dataset.path), dataset.content, dataset.weight if weights is not None else None)
             for dataset in opened
         ),
         tokenizer=opened[0].tokenizer,
@@ -186,6 +196,7 @@ def _open_pairs(
         split=split,
         part=request.part,
         surplus=request.surplus,
+        blend=None if weights is None else content_id(weights),
         pad=pad,
         masked_eod=boundary if mask_eod else None,
         keep_partial=request.keep_partial and request.part == "validation",
@@ -220,17 +231,19 @@ def _open_pack(
         )
     rows = sum(shard.rows for shard in pack.shards)
     epochs = 1 if request.samples is None else -(-request.samples // rows)
+    if epochs >= MAX_PACK_EPOCHS:
+        raise RequestError(f"invalid samples {request.samples}: they are {epochs:,} epochs; use fewer samples")
     source = PackedSource(pack.shards, pack.pack_size, epochs, request.seed)
     identity = DataIdentity(
         kind="packed",
-        sources=(SourceIdentity(pack.path, content_id(pack.hashes)),),
+        sources=(SourceIdentity(_printable(pack.path), content_id(pack.hashes)),),
         tokenizer=pack.tokenizer,
         seq_length=request.seq_length,
         samples=request.samples,
         seed=request.seed,
         split=None,
         part=request.part,
-        surplus=0,
+        surplus=0.0,
     )
     return Samples(source, identity, partial(_find_rows, pack, source), documents=documents)
 
@@ -281,7 +294,7 @@ def _open_synthetic(source: str, request: _Request, documents: Documents) -> Sam
         seed=request.seed,
         split=None,
         part=request.part,
-        surplus=0,
+        surplus=0.0,
     )
     seed = (request.seed << 2) + SPLITS.index(request.part)
     return Samples(SyntheticSource(int(match[0]), request.samples, seed), identity, _find_none, documents=documents)
@@ -298,13 +311,15 @@ class OpenLabels(DatasetLabels):
         return "source" if number is None else f"source[{number}]"
 
 
-def _parse_source(source: Source) -> dict[str, list[WeightedSource]]:
+def parse_source(source: Source) -> dict[str, list[WeightedSource]]:
     """Return the lists of datasets of a source by their names: "all", or those in SPLITS."""
     if isinstance(source, Mapping):
         names = {"train": "train", "valid": "validation", "validation": "validation", "test": "test"}
         unknown = [str(name) for name in source if name not in names]
         if unknown:
             raise RequestError(f"invalid source: it has the key {unknown[0]!r}; use train, valid and test")
+        if "valid" in source and "validation" in source:
+            raise RequestError("invalid source: it has the keys valid and validation; use one of them")
         return {names[name]: _parse_list(entry) for name, entry in source.items() if entry}
     path = Path(source) if isinstance(source, str | Path) else None
     if path is not None and path.suffix in (".json", ".txt") and path.is_file():
@@ -312,25 +327,59 @@ def _parse_source(source: Source) -> dict[str, list[WeightedSource]]:
     return {"all": _parse_list(source)}
 
 
-def _parse_list(source: Source) -> list[WeightedSource]:
+def _parse_list(source: object) -> list[WeightedSource]:
     if isinstance(source, str | Path):
         return [WeightedSource(str(source))]
-    if isinstance(source, Mapping):
-        raise RequestError("invalid source: a split has a mapping; use a list of datasets for each split")
-    return [
-        WeightedSource(str(entry)) if isinstance(entry, str | Path) else WeightedSource(str(entry[1]), float(entry[0]))
-        for entry in source
-    ]
+    if isinstance(source, Mapping | bytes) or not isinstance(source, Iterable):
+        raise _InvalidSource(source)
+    return [_parse_entry(entry) for entry in source]
 
 
-def _check_part(part: str) -> str:
+def _parse_entry(entry: object) -> WeightedSource:
+    if isinstance(entry, str | Path):
+        return WeightedSource(str(entry))
+    if isinstance(entry, Sequence) and not isinstance(entry, bytes) and len(entry) == 2:
+        weight, path = entry
+        if isinstance(weight, int | float) and not isinstance(weight, bool) and isinstance(path, str | Path):
+            return WeightedSource(str(path), float(weight))
+    raise _InvalidSource(entry)
+
+
+class _InvalidSource(RequestError):
+    """A source, or an entry of its list, of another type."""
+
+    def __init__(self, source: object) -> None:
+        super().__init__(
+            f"invalid source {str(source)[:80]!r}, a {type(source).__name__}: specify a path, a list of paths, a list "
+            "of (weight, path), or a mapping with such lists for train, valid and test"
+        )
+
+
+def _refuse_options(source: str, options: Mapping[str, bool]) -> None:
+    """Raise RequestError if an option is set that only pairs have."""
+    if names := [name for name, is_set in options.items() if is_set]:
+        raise RequestError(f"invalid {names[0]}: it belongs to pairs, and {source} has none; remove {names[0]}")
+
+
+def _printable(path: str) -> str:
+    """Return a path that JSON can contain, also if its name is not UTF-8."""
+    return path.encode("utf-8", "backslashreplace").decode()
+
+
+def _check_part(part: object) -> str:
     name = "validation" if part == "valid" else part
-    if name not in SPLITS:
+    if not isinstance(name, str) or name not in SPLITS:
         raise RequestError(f"invalid part {part!r}: choose train, validation or test")
     return name
 
 
-def _check_range(name: str, value: int, minimum: int, maximum: int) -> int:
-    if not minimum <= int(value) <= maximum:
-        raise RequestError(f"invalid {name} {value}: it must be {minimum:,} to {maximum:,}; set {name}")
-    return int(value)
+def _check_range(name: str, value: object, minimum: int, maximum: int) -> int:
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = minimum - 1
+    if isinstance(value, bool) or not minimum <= number <= maximum:
+        raise RequestError(
+            f"invalid {name} {value!r}: it must be an integer from {minimum:,} to {maximum:,}; set {name}"
+        )
+    return number

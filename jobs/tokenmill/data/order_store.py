@@ -10,12 +10,13 @@ computed in memory. Several processes of a machine that need one order wait for 
 
 import contextlib
 import fcntl
+import mmap
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -33,10 +34,13 @@ MIN_SEQUENCES = 50_000
 MAX_BYTES = 64 << 30
 """Bytes of all stored orders; the least recently used ones are removed."""
 
+HASHED_BLOCKS = 16
+"""Blocks that show whether a stored array is complete."""
+
 
 class _StoredArray(msgspec.Struct, frozen=True):
     length: int
-    dtype: str
+    dtype: Annotated[str, msgspec.Meta(pattern="^<[iu][48]$")]
     hash: str
 
 
@@ -105,8 +109,9 @@ def _load(entry: Path) -> PairOrder | None:
 def _map(path: Path, stored: _StoredArray) -> Array | None:
     if path.stat().st_size != stored.length * np.dtype(stored.dtype).itemsize or not stored.length:
         return None
-    array = np.memmap(path, stored.dtype, mode="r").view(np.ndarray)
-    return array if hash_samples(array) == stored.hash else None
+    with path.open("rb") as file:  # np.memmap takes 0.2 ms longer, for its path
+        array = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), stored.dtype)
+    return array if hash_samples(array, HASHED_BLOCKS) == stored.hash else None
 
 
 def _store(entry: Path, build: Callable[[Allocate], PairOrder]) -> PairOrder:
@@ -122,8 +127,13 @@ def _store(entry: Path, build: Callable[[Allocate], PairOrder]) -> PairOrder:
                 return np.memmap(file, dtype, mode="r+", shape=(length,)).view(np.ndarray)
 
         order = build(allocate)
-        sequences, ends, samples = (_StoredArray(len(array), array.dtype.str, hash_samples(array)) for array in order)
+        sequences, ends, samples = (
+            _StoredArray(len(array), array.dtype.str, hash_samples(array, HASHED_BLOCKS)) for array in order
+        )
         stored = _StoredOrder(sequences, ends, samples)
+        for path in temporary.iterdir():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())  # the hashes would not notice every block that a power failure lost
         (temporary / "order.json").write_bytes(msgspec.json.encode(stored))
         shutil.rmtree(entry, ignore_errors=True)  # a damaged entry
         temporary.rename(entry)

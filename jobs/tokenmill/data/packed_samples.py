@@ -4,6 +4,7 @@ The rows are in the order of the shards, shuffled again in each epoch. Megatron-
 sequence of n tokens gives n - 1 inputs and labels, so that no label belongs to another conversation.
 """
 
+import os
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
@@ -48,7 +49,7 @@ class PackedSource:
         self._orders: OrderedDict[int, Array] = OrderedDict()
         self._readers: OrderedDict[int, ShardReader] = OrderedDict()
         self._groups: OrderedDict[tuple[int, int], StoredRows] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock, self._process = threading.Lock(), os.getpid()
 
     @property
     def rows(self) -> int:
@@ -81,6 +82,7 @@ class PackedSource:
     def _find(self, number: int) -> tuple[int, int]:
         """Return the shard of a sample, and its row there."""
         epoch, place = divmod(number, self.rows)
+        self._forget_parent()
         with self._lock:
             if epoch not in self._orders:
                 random = np.random.RandomState([self._seed, epoch])
@@ -90,6 +92,11 @@ class PackedSource:
             row = int(self._orders[epoch][place])
         shard = bisect_right(self._ends, row)
         return shard, row - (self._ends[shard - 1] if shard else 0)
+
+    def _forget_parent(self) -> None:
+        """Open the files again in a forked process: it would share the position in them with its parent."""
+        if self._process != os.getpid():
+            self.__setstate__(self.__getstate__())
 
     def _fill(self, place: int, shard: int, row: int, batch: Batch) -> None:
         with self._lock:
@@ -156,4 +163,5 @@ class PackedSource:
             _readers=OrderedDict(),
             _groups=OrderedDict(),
             _lock=threading.Lock(),
+            _process=os.getpid(),
         )

@@ -108,15 +108,15 @@ def build_pair_source(
         parts = [_build_part(pair, None, request) for pair in pairs]
         sizes = [len(part) for part in parts]
         if request.samples is None:
-            return PairSource(parts, Draws.of_everything(sizes))
-        draws = Draws(normalize(sizes), min(request.samples, sum(sizes)))
+            return PairSource(parts, Draws.of_everything(sizes, request.index_cache))
+        draws = Draws(normalize(sizes), min(request.samples, sum(sizes)), directory=request.index_cache)
     else:
         assert request.samples is not None  # noqa: S101
         shares = normalize(weights)
         targets = [math.ceil(request.samples * share) for share in shares]
         requested = [math.ceil(target * (1 + request.surplus)) for target in targets]
         parts = [_build_part(pair, count, request) for pair, count in zip(pairs, requested, strict=True)]
-        draws = Draws(normalize(shares), sum(targets))
+        draws = Draws(normalize(shares), sum(targets), directory=request.index_cache)
     _check_draws(pairs, parts, draws, request)
     return PairSource(parts, draws)
 
@@ -141,6 +141,11 @@ def _build_part(pair: "OpenedPair", samples: int | None, request: PartRequest) -
     if tokens == 1 and samples is None:
         raise RequestError(f"{name} has one token in {pair.prefix}; specify a larger pair")
     epochs = count_epochs(tokens, samples, request.seq_length, keep_partial=request.keep_partial)
+    if request.keep_partial and epochs.samples != -(-(epochs.number * tokens - 1) // request.seq_length):
+        raise RequestError(
+            f"{name} has {epochs.number * tokens:,} tokens of {pair.prefix}, whose samples of {request.seq_length} "
+            "Megatron-LM counts with 32-bit numbers, and wrongly; set keep_partial to False, or use a larger seq_length"
+        )
     if not epochs.samples:
         raise RequestError(
             f"{name} has {tokens:,} tokens in {pair.prefix}, fewer than one sample of {request.seq_length:,} and its "
@@ -156,8 +161,8 @@ def _build_part(pair: "OpenedPair", samples: int | None, request: PartRequest) -
     )
 
 
-MAX_ORDER = 1 << 36
-"""Entries of the longest order: 800 GB, more than a machine can use."""
+MAX_ORDER = 1 << 34
+"""Entries of the longest order, with 12 bytes each: 200 GB."""
 
 
 def _load_order(pair: "OpenedPair", bounds: tuple[int, int], epochs: Epochs, request: PartRequest) -> PairOrder:

@@ -21,7 +21,7 @@ Array = npt.NDArray[Any]
 MAX_UINT32 = 2**32 - 1
 
 BLOCK = 1 << 20
-"""Sequences whose lengths are in memory together."""
+"""Sequences or samples that are in memory together."""
 
 
 class PairOrder(NamedTuple):
@@ -56,7 +56,8 @@ def build_order(
     sequences = allocate("sequences", epochs.number * count, np.int32)
     for start, stop in _ranges(epochs):
         part = sequences[start * count : stop * count]
-        part.reshape(stop - start, count)[:] = np.arange(first, end, dtype=np.int32)
+        for epoch in part.reshape(stop - start, count):
+            _fill(epoch, first)
         random.shuffle(part)
     ends = allocate("ends", epochs.number * count, np.int64)
     total = 0
@@ -66,13 +67,18 @@ def build_order(
         block += total
         total = int(block[-1])
     samples = allocate("samples", epochs.samples, np.uint32 if epochs.samples < MAX_UINT32 - 1 else np.int64)
-    for start in range(0, len(samples), BLOCK):
-        stop = min(start + BLOCK, len(samples))
-        samples[start:stop] = np.arange(start, stop, dtype=samples.dtype)
+    _fill(samples, 0)
     random.shuffle(samples[: epochs.shuffled_first])
     if epochs.separate:
         random.shuffle(samples[epochs.shuffled_first :])
     return PairOrder(sequences, ends, samples)
+
+
+def _fill(array: Array, first: int) -> None:
+    """Write the numbers from `first` on, in blocks: an array of all numbers would not be in a file."""
+    for start in range(0, len(array), BLOCK):
+        stop = min(start + BLOCK, len(array))
+        array[start:stop] = np.arange(first + start, first + stop, dtype=array.dtype)
 
 
 def _ranges(epochs: Epochs) -> list[tuple[int, int]]:

@@ -23,14 +23,23 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     global_batch: int
     """Samples of all ranks in one step."""
     digest: str = ""
-    """Digest of the first samples (`Samples.digest`), if the program computed it."""
+    """Digest of the first `digest_samples` samples (`Samples.digest`), if the program computed it."""
+    digest_samples: int = 0
     format: int = 1
 
 
-def write_record(directory: Path, identity: DataIdentity, global_batch: int, digest: str = "") -> Path:
+def write_record(
+    directory: Path, identity: DataIdentity, global_batch: int, digest: str = "", digest_samples: int = 0
+) -> Path:
     """Write the record of a run to its directory, which is created if it is missing; return the record's path."""
     directory.mkdir(parents=True, exist_ok=True)
-    record = RunRecord(identity=identity, fingerprint=identity.fingerprint, global_batch=global_batch, digest=digest)
+    record = RunRecord(
+        identity=identity,
+        fingerprint=identity.fingerprint,
+        global_batch=global_batch,
+        digest=digest,
+        digest_samples=digest_samples,
+    )
     path = directory / NAME
     write_atomic(path, msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n")
     return path
@@ -47,7 +56,7 @@ def read_record(directory: Path) -> RunRecord | None:
         return msgspec.json.decode(path.read_bytes(), type=RunRecord)
     except FileNotFoundError:
         return None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(
             f"{path} is not a record of a run's data ({error}); remove it, and start the run again"
         ) from error

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.data.batch import Batch, Documents, allocate_batch, mark_documents
+from tokenmill.data.batch import Batch, Documents, allocate_batch, check_buffers, mark_documents
 from tokenmill.data.identity import DataIdentity
 from tokenmill.data.sample_sources import Piece, SampleSource, mask_padding
 
@@ -95,17 +95,18 @@ class Samples:
         `out` has buffers for exactly as many samples (`allocate`), such as memory that a caller has pinned. They are
         filled and returned.
         """
-        chosen = np.asarray(numbers, np.int64)
-        if chosen.ndim != 1 or not len(chosen):
-            raise ValueError(f"a batch needs a list of sample numbers, not an array of shape {chosen.shape}")
+        chosen = np.asarray(numbers)
+        if chosen.ndim != 1 or not len(chosen) or chosen.dtype.kind not in "iu":
+            raise ValueError(
+                f"a batch needs a list of sample numbers, not {chosen.dtype} of shape {chosen.shape}; pass integers"
+            )
+        chosen = chosen.astype(np.int64, copy=False)
         if chosen.min() < 0 or chosen.max() >= len(self):
             raise IndexError(f"samples {chosen.min()} to {chosen.max()} of {len(self)}")
         if out is None:
             out = self.allocate(len(chosen))
-        elif out.tokens.shape != (len(chosen), self.seq_length) or (out.starts is None) != (self.documents == "none"):
-            raise ValueError(
-                f"out has buffers of shape {out.tokens.shape}, not {(len(chosen), self.seq_length)}; call allocate"
-            )
+        else:
+            check_buffers(out, len(chosen), self.seq_length, self.documents)
         self._source.fill(chosen, out)
         self._mark(out)
         return out
@@ -131,6 +132,10 @@ class Samples:
 
     def digest(self, first: int = 0, count: int | None = None) -> str:
         """Return a hash of the samples from `first` on, as `SampleDigest` computes it, 32 hex digits."""
+        if not 0 <= first < len(self) or (count is not None and count < 1):
+            raise ValueError(
+                f"samples {first} to {first} + {count} of {len(self)}; pass a first sample and a count >= 1"
+            )
         digest = SampleDigest()
         last = len(self) if count is None else min(first + count, len(self))
         for start in range(first, last, DIGEST_BATCH):
@@ -140,9 +145,10 @@ class Samples:
 
     def origin(self, number: int) -> list[SampleOrigin]:
         """Return where a sample is from: its pieces, in order, including the token that is only a label."""
-        if not 0 <= number < len(self):
+        number = operator.index(number)
+        if not -len(self) <= number < len(self):
             raise IndexError(f"sample {number} of {len(self)}")
-        return self._find_origins(self._source.locate(number))
+        return self._find_origins(self._source.locate(number % len(self)))
 
 
 class SampleDigest:

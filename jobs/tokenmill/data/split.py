@@ -55,7 +55,7 @@ def parse_fractions(split: str, labels: DatasetLabels | None = None) -> list[flo
         numbers = [float(item) for item in items]
     except ValueError:
         numbers = []
-    plain = all(item.strip().replace(".", "", 1).isdecimal() for item in items)
+    plain = split.isascii() and all(item.strip().replace(".", "", 1).isdecimal() for item in items)
     if not plain or not 1 <= len(numbers) <= 3 or not 0 < sum(numbers) < math.inf:
         raise RequestError(
             f"invalid {labels.split} {split!r}: specify the shares of train, validation and test, such as 990,9,1"

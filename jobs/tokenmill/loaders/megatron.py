@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 from tokenmill.data.blend_file import WeightedSource
 from tokenmill.data.dataset_pairs import OpenedDataset, open_pairs
-from tokenmill.data.opening import DEFAULT_SPLIT, SYNTHETIC, Source
-from tokenmill.data.opening import _parse_source as parse_source
+from tokenmill.data.opening import DEFAULT_SPLIT, SYNTHETIC, Source, parse_source
 from tokenmill.data.pack_source import find_pack
 from tokenmill.data.pair_blend import choose_weights
 from tokenmill.data.split import SPLITS

@@ -3,6 +3,7 @@
 `writer` describes the layout.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -107,7 +108,6 @@ class IndexedReader:
     """
 
     def __init__(self, prefix: Path) -> None:
-        self._prefix = prefix
         self._idx, path = Path(f"{prefix}.idx"), Path(f"{prefix}.bin")
         index = open_index(self._idx)
         self.dtype, self.lengths, self.pointers, self.document_indices, self.modes = index
@@ -115,15 +115,16 @@ class IndexedReader:
         self.documents = len(self.document_indices) - 1
         if not path.is_file():
             raise DamagedPair(path, "missing")
+        self._prefix, self._state = prefix, _describe_files(prefix)
         size = path.stat().st_size
         if size != index.bin_bytes:
             raise DamagedPair(path, f"it has {size:,} bytes, but {self._idx.name} requires {index.bin_bytes:,}")
         # An empty file cannot be mapped.
         self.ids: Array = np.memmap(path, self.dtype, mode="r") if size else np.empty(0, self.dtype)
 
-    def __reduce__(self) -> tuple[type, tuple[Path]]:
+    def __reduce__(self) -> tuple[Callable[..., "IndexedReader"], tuple[object, ...]]:
         """Map the pair again in another process, instead of copying its ids there."""
-        return IndexedReader, (self._prefix,)
+        return _open_again, (self._prefix, self._state)
 
     def sequence(self, number: int) -> Array:
         """Return the ids of one sequence, as a view of the file; raise IndexError after the last sequence."""
@@ -149,3 +150,16 @@ class IndexedReader:
         if start % size or not 0 <= start // size <= stop <= self.ids.size:
             raise DamagedPair(self._idx, f"sequences {first} to {end} are outside the .bin file")
         return self.ids[start // size : stop]
+
+
+def _describe_files(prefix: Path) -> list[tuple[int, int]]:
+    """Return the size and the time of the last change of the files of a pair."""
+    statuses = [Path(f"{prefix}{suffix}").stat() for suffix in (".idx", ".bin")]
+    return [(status.st_size, status.st_mtime_ns) for status in statuses]
+
+
+def _open_again(prefix: Path, state: list[tuple[int, int]]) -> IndexedReader:
+    reader = IndexedReader(prefix)
+    if _describe_files(prefix) != state:
+        raise DamagedPair(Path(f"{prefix}.bin"), "it was replaced while a program was reading it")
+    return reader
