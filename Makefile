@@ -41,6 +41,15 @@ $(VENV)/.installed-bench: $(VENV)/.installed locks/bench.txt
 	.venv-bench/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r locks/bench.txt
 	@touch $@
 
+# The loaders use the packages of the frameworks, and are installed without dependencies: mosaicml-streaming declares an older transformers.
+.venv-loaders/.installed: $(FRAMEWORKS_VENV)/.installed locks/bench-loaders.txt
+	$(PYTHON) -m venv .venv-loaders
+	.venv-loaders/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes \
+	  -r locks/bench-loaders.txt
+	$(FRAMEWORKS_VENV)/bin/python -c "import site; print(site.getsitepackages()[0])" \
+	  > $$(.venv-loaders/bin/python -c "import site; print(site.getsitepackages()[0])")/frameworks.pth
+	@touch $@
+
 run: $(VENV)/.installed ## Take a sample corpus to .bin/.idx, in OUT=out
 	$(BIN)/tokenmill sample "$(OUT)"
 
@@ -122,11 +131,12 @@ conformance: $(VENV)/.installed-dev $(FRAMEWORKS_VENV)/.installed $(CONFORMANCE_
 	TOKENMILL_MEGATRON_PYTHON=$(abspath $(FRAMEWORKS_VENV)/bin/python) \
 	  $(BIN)/python -m pytest -n 2 -m conformance
 
-bench: $(VENV)/.installed-dev $(VENV)/.installed-bench $(foreach name,llama3_1 qwen3 gemma3,$(NPM_TOKENIZERS)/$(name)) ## Measure speed against the usual alternatives (FLAGS="--only extract --rounds 5")
-	$(BIN)/python -m tests.bench --tokenizers $(NPM_TOKENIZERS) --alternatives .venv-bench/bin/python $(FLAGS)
+bench: $(VENV)/.installed-dev $(VENV)/.installed-bench .venv-loaders/.installed $(foreach name,llama3_1 qwen3 gemma3,$(NPM_TOKENIZERS)/$(name)) ## Measure speed against the usual alternatives (FLAGS="--only extract --rounds 5")
+	$(BIN)/python -m tests.bench --tokenizers $(NPM_TOKENIZERS) --alternatives .venv-bench/bin/python \
+	  --loaders .venv-loaders/bin/python $(FLAGS)
 
 locks: $(VENV)/.installed ## Update the pinned dependencies, with hashes
 	$(BIN)/python tools/lock.py
 
 clean: ## Remove all files that make made, including the sample's output
-	rm -rf $(VENV) $(FRAMEWORKS_VENV) .venv-bench .venv-scan .cache out build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(FRAMEWORKS_VENV) .venv-bench .venv-loaders .venv-scan .cache out build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -18,6 +18,12 @@ datasets that exclude each other and this project, and gigabytes for GPUs. The i
 the versions of locks/frameworks.txt.
 """
 
+LOADERS = [
+    *("litdata==0.2.76", "mosaicml-streaming==0.13.0", "torchvision==0.29.2"),
+    *("boto3", "botocore", "brotli", "catalogue", "cramjam", "jmespath", "python-snappy", "s3transfer", "zstd"),
+]
+"""The loaders that `make bench` measures, installed without dependencies over the frameworks, and their imports."""
+
 
 def lock(name: str, sources: list[str], requirements: str, *options: str, python: str = "3.11") -> None:
     """Resolve `sources` and the requirement lines into locks/<name>.txt."""
@@ -42,6 +48,7 @@ def main() -> None:
     lock("dev", [], "", "--group", "dev", *agreeing, *images)
     lock("scan", [], "", "--group", "scan")
     lock("bench", [], "", "--group", "bench")
+    lock("bench-loaders", [], "\n".join(LOADERS), "--no-deps")
     # This project and the frameworks' dependencies in one environment.
     group = ["--group", "frameworks", "--no-emit-package", "deepspeed"]
     lock("frameworks", ["pyproject.toml"], "\n".join(BUILD), *group, *agreeing)

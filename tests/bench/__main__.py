@@ -12,11 +12,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import chats, encoding, moving
+from . import chats, encoding, moving, reading
 from .corpora import SLIMPAJAMA, Corpus, shaped
 from .measure import MB, Failed, machine
 from .mill import Setting, log
@@ -26,6 +26,9 @@ from .report import Section, published, read, write
 DOCUMENT = Path("docs/benchmarks.md")
 RESULTS = Path("bench-results")
 """Ignored by git: a release has its own results as an attachment."""
+
+LOADERS = ("megatron-core", "torch", "litdata", "mosaicml-streaming", "datasets")
+"""Packages of the loaders' Python whose versions are recorded."""
 
 SMALL_BARS = {"hf": 10.0}
 LARGE_BARS = {"raw": 0.65, "aim": 0.80, "hf": 25.0}
@@ -71,15 +74,17 @@ SECTIONS: dict[str, Callable[[Setting], Section]] = {
     "chat-memory": chats.memory,
     "pack-lengths": chats.lengths,
     "pack-rows": chats.random_access,
+    "loaders": reading.loaders,
+    "loaders-memory": reading.memory,
     "linear-files": lambda s: encoding.linear(s, "files", s.size(SLIMPAJAMA, 400), "files"),
     "linear-documents": lambda s: encoding.linear(s, "documents", s.size(31_000_000, 40_000), "documents"),
 }
 
 
-def select_sections(only: str | None, megatron: bool) -> list[str]:
+def select_sections(only: str | None, left_out: Sequence[str]) -> list[str]:
     """Return the sections of `--only`: names, or prefixes of names that end before a hyphen."""
     if only is None:
-        return [name for name in SECTIONS if megatron or name != "megatron"]
+        return [name for name in SECTIONS if name not in left_out]
     prefixes = only.split(",")
     unknown = [prefix for prefix in prefixes if not any(f"{name}-".startswith(f"{prefix}-") for name in SECTIONS)]
     if unknown:
@@ -100,11 +105,11 @@ def commit() -> str:
 def describe(s: Setting) -> dict[str, Any]:
     """Describe the machine and the corpora."""
     details = machine()
-    if s.alternatives:
-        program = "from importlib.metadata import version as v; print(v('datatrove'))"
-        details["packages"]["datatrove"] = subprocess.run(
-            [s.alternatives, "-c", program], check=True, capture_output=True, text=True
-        ).stdout.strip()
+    for python, packages in ((s.alternatives, ("datatrove",)), (s.loaders, LOADERS)):
+        if python:
+            program = "import sys; from importlib.metadata import version; print(*map(version, sys.argv[1:]))"
+            versions = subprocess.run([python, "-c", program, *packages], check=True, capture_output=True, text=True)
+            details["packages"] |= zip(packages, versions.stdout.split(), strict=True)
     corpora = {
         f"{corpus.megabytes:.0f} MB of mixed text": f"{corpus.about['documents']:,} documents, "
         f"{corpus.about['zst_bytes'] / MB:.1f} MB as .jsonl.zst, xxh3-128 of the .jsonl {corpus.about['xxh3_128']}"
@@ -162,6 +167,8 @@ def main() -> None:
     parser.add_argument("--alternatives", metavar="PYTHON", help="a Python whose environment has datatrove")
     parser.add_argument("--megatron", type=Path, metavar="DIRECTORY", help="a checkout of Megatron-LM")
     parser.add_argument("--megatron-python", default=sys.executable, metavar="PYTHON", help="a Python that can run it")
+    parser.add_argument("--loaders", metavar="PYTHON", help="a Python with megatron-core and the other loaders")
+    parser.add_argument("--documents", type=int, default=10_000_000, help="of loaders-memory (10,000,000)")
     options = parser.parse_args()
 
     directory = options.results or (options.cache / "quick" if options.quick else RESULTS)
@@ -179,7 +186,8 @@ def main() -> None:
         parser.error("specify --tokenizers, or run make bench, which fetches them")
     # Compile the modules of both checkouts, tokenmill's and Megatron-LM's, only once, as an installation does.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    names = select_sections(options.only, options.megatron is not None)
+    missing = [name for name in ("megatron", "loaders") if getattr(options, name) is None]
+    names = select_sections(options.only, missing)
     usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     cache = options.cache.resolve()
     cache.mkdir(parents=True, exist_ok=True)
@@ -194,6 +202,8 @@ def main() -> None:
             alternatives=options.alternatives and str(Path(options.alternatives).absolute()),
             megatron=options.megatron and options.megatron.resolve(),
             megatron_python=options.megatron_python,
+            loaders=options.loaders and str(Path(options.loaders).absolute()),
+            documents=options.documents,
             quick=options.quick,
         )
         failed = measure(s, names, results, directory)

@@ -33,6 +33,8 @@ class Setting:
     alternatives: str | None = None
     megatron: Path | None = None
     megatron_python: str = sys.executable
+    loaders: str | None = None
+    documents: int = 10_000_000
     quick: bool = False
     _resolved: dict[str, Path] = field(default_factory=dict)
 

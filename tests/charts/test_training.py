@@ -46,6 +46,7 @@ from support.training_chart import (
 )
 from tokenmill.training import model, settings
 from tokenmill.training.data.prompts import FORMATS
+from tokenmill.training.frameworks import find_framework_problems, find_program
 from tokenmill.training.planner import layout
 
 
@@ -533,6 +534,15 @@ def test_the_settings_have_a_unique_name_and_never_change() -> None:
         return config_map["metadata"]["name"]
 
     assert name(**{"image.tag": "other"}) == name() != name(**{"training.seed": 2})
+
+
+def test_another_framework_is_a_setting_of_the_run(tmp_path: Path) -> None:
+    values = {"model.size": "llama3-8b", "parallelism.tensorModelParallelSize": 1, "trainer.framework": "fsdp"}
+    recipe = {"training.decayStyle": "constant", "training.warmupIterations": 0}
+    run_settings = read(training(**values, **recipe), tmp_path)
+    assert find_framework_problems(run_settings) == []
+    assert str(find_program(run_settings)) == "/opt/tokenmill/frameworks/fsdp.py"
+    assert find_program(read(training(), tmp_path)).name == "pretrain_gpt.py"
 
 
 def test_values_and_schema_contain_every_setting() -> None:

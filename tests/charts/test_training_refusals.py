@@ -116,6 +116,20 @@ REFUSED = {
         },
         "sft.enabled=true and dataset.buildIndex.enabled=true contradict each other: --sft has no sample index",
     ),
+    "unknown framework": ({"trainer.framework": "jax"}, "/trainer/framework"),
+    "framework with tensor parallelism": (
+        {"model.size": "llama3-8b", "trainer.framework": "fsdp"},
+        "trainer.framework=fsdp has only data parallelism, but the model has tensor 2 x pipeline 1 x context 1.\n"
+        "Set parallelism.tensorModelParallelSize=1",
+    ),
+    "framework with sft": (
+        {"sft.enabled": "true", "sft.promptFormat": "identity", "sft.tokenizerPath": "t", "trainer.framework": "fsdp"},
+        "trainer.framework=fsdp does not read conversations, but sft.enabled=true.\nSet sft.enabled=false",
+    ),
+    "framework with an index": (
+        {"dataset.buildIndex.enabled": "true", "trainer.framework": "deepspeed"},
+        "trainer.framework=deepspeed needs no sample index, but dataset.buildIndex.enabled=true.\nSet dataset.",
+    ),
     "learning rate": ({"training.learningRate": "fast"}, "/training/learningRate"),
 }
 

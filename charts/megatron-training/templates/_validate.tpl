@@ -10,6 +10,7 @@ Input: $. Output: nothing, or fails.
 {{- include "megatron-training.validateLayout" . -}}
 {{- include "megatron-training.validateValues" . -}}
 {{- include "megatron-training.validateSft" . -}}
+{{- include "megatron-training.validateFramework" . -}}
 {{- include "megatron-training.validateName" . -}}
 {{- include "megatron-training.validateCluster" . -}}
 {{- end }}
@@ -123,6 +124,27 @@ Check the values of a fine-tuning run. `tokenmill train` checks the tokenizer an
 {{- end }}
 {{- if .Values.dataset.buildIndex.enabled }}
 {{- fail "\nsft.enabled=true and dataset.buildIndex.enabled=true contradict each other: --sft has no sample index.\nSet dataset.buildIndex.enabled=false." }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/*
+Refuse values that the program of another framework cannot do. `tokenmill train` checks the model and the recipe. Input: $.
+Output: nothing, or fails.
+  {{ include "megatron-training.validateFramework" . }}
+*/}}
+{{- define "megatron-training.validateFramework" -}}
+{{- $framework := .Values.trainer.framework | default "megatron-lm" -}}
+{{- if ne $framework "megatron-lm" }}
+{{- $layout := include "megatron-training.layout" . | fromJson -}}
+{{- if gt (int64 $layout.copy) 1 }}
+{{- fail (printf "\ntrainer.framework=%s has only data parallelism, but the model has tensor %d x pipeline %d x context %d.\nSet parallelism.tensorModelParallelSize=1, .pipelineModelParallelSize=1 and .contextParallelSize=1, or trainer.framework=megatron-lm." $framework (int64 $layout.tensor) (int64 $layout.pipeline) (int64 $layout.context)) }}
+{{- end }}
+{{- if .Values.sft.enabled }}
+{{- fail (printf "\ntrainer.framework=%s does not read conversations, but sft.enabled=true.\nSet sft.enabled=false, or trainer.framework=megatron-lm." $framework) }}
+{{- end }}
+{{- if .Values.dataset.buildIndex.enabled }}
+{{- fail (printf "\ntrainer.framework=%s needs no sample index, but dataset.buildIndex.enabled=true.\nSet dataset.buildIndex.enabled=false." $framework) }}
 {{- end }}
 {{- end }}
 {{- end }}

@@ -1,6 +1,6 @@
-"""Hash a large array by its size and its bytes, or, above 1 MiB, by its size and some of its blocks.
+"""Hash a large array by its size and its bytes, or, above a limit, by its size and some of its blocks.
 
-All ranks hash the arrays of all pairs when they open them, so the time is a part of their start: a page of a mapped
+All ranks hash the lengths of all pairs when they open them, so the time is a part of their start: a page of a mapped
 file that was not read before takes 10 microseconds, or a read from shared storage.
 """
 
@@ -18,13 +18,13 @@ BLOCKS = 32
 BLOCK_BYTES = 4096
 
 
-def hash_samples(array: Array, blocks: int = BLOCKS) -> str:
-    """Return the xxh3-128 of a contiguous array, of which only some blocks at equal distances count above 1 MiB."""
+def hash_samples(array: Array, blocks: int = BLOCKS, full_bytes: int = FULL_BYTES) -> str:
+    """Return the xxh3-128 of a contiguous array, above `full_bytes` only of some blocks at equal distances."""
     import xxhash
 
     data = array.view(np.ndarray).view("u1")  # a slice of a memmap takes as long as its hash
     digest = xxhash.xxh3_128(f"{array.dtype.str} {data.size}".encode())
-    if data.size <= FULL_BYTES:
+    if data.size <= full_bytes:
         digest.update(data.data)
     else:
         for number in range(blocks):

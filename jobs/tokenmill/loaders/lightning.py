@@ -85,7 +85,7 @@ class DataModule(LightningDataModule):  # type: ignore[misc]
 
     def state_dict(self) -> dict[str, int | str]:
         """Return the state, which Lightning stores in its checkpoints."""
-        batch = self._loader.global_batch if self._loader else 0
+        batch = self._loader.global_batch if self._loader is not None else 0
         return LoaderState.capture(self.samples.identity, self.consumed, batch)
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
@@ -100,7 +100,7 @@ class DataModule(LightningDataModule):  # type: ignore[misc]
 
     def metrics(self) -> LoaderMetrics | None:
         """Return the counts of the loader, such as the time spent waiting for data; None before the first batch."""
-        return self._loader.metrics() if self._loader else None
+        return self._loader.metrics() if self._loader is not None else None
 
     def teardown(self, stage: str) -> None:
         """End the loader's thread; Lightning calls this."""

@@ -12,6 +12,7 @@ Modules that several packages use:
     model      a model's architecture, and the presets in models/
     settings   the settings file of a run
     arguments  Megatron-LM's command line, built from the settings
+    frameworks the command line of a program in another framework, for comparison; framework_child is its process
     preflight  the checks before a start: layout, data, machine, and disk space for checkpoints
 """
 

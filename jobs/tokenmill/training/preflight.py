@@ -14,6 +14,7 @@ from socket import gethostname
 
 from tokenmill.errors import RequestError
 from tokenmill.training.data.datasets import TrainingData
+from tokenmill.training.frameworks import FRAMEWORKS, find_framework_problems, find_program, model_bytes
 from tokenmill.training.planner.layout import Layout, find_argument_errors, find_runtime_errors
 from tokenmill.training.planner.memory import (
     GIB,
@@ -21,9 +22,8 @@ from tokenmill.training.planner.memory import (
     activation_bytes,
     checkpoint_bytes,
     count_parameters,
-    weight_optimizer_bytes,
 )
-from tokenmill.training.settings import Settings
+from tokenmill.training.settings import MEGATRON_LM, Settings
 
 ASYNC_SAVE_PACKAGE = "nvidia_resiliency_ext"
 """Package that Megatron-LM's default strategy for asynchronous saves imports."""
@@ -56,6 +56,7 @@ def check_run(settings: Settings, data: TrainingData, *, machine: bool) -> Prefl
         *find_runtime_errors(layout),
         *_check_intervals(settings),
         *_check_sft(settings),
+        *find_framework_problems(settings),
         *_check_memory(settings, layout),
     ]
     messages, node_problems = _describe_run(settings, layout), []
@@ -77,12 +78,15 @@ def describe_problems(problems: list[str]) -> str:
 
 def _check_programs(settings: Settings) -> list[str]:
     problems, remedy = [], "install it in the image of the pods"
-    launcher, script = settings.trainer.launcher, settings.trainer.script
+    launcher, script = settings.trainer.launcher, find_program(settings)
+    key = "script" if settings.trainer.framework == MEGATRON_LM else "programs"
     if not shutil.which(launcher[0] if launcher else ""):
         problems.append(f"there is no program {' '.join(launcher)} on this machine (trainer.launcher); {remedy}")
-    if not Path(script).is_file():
-        problems.append(f"there is no file {script} on this machine (trainer.script); {remedy}")
+    if not script.is_file():
+        problems.append(f"there is no file {script} on this machine (trainer.{key}); {remedy}")
         return problems
+    if settings.trainer.framework != MEGATRON_LM:
+        return problems + _check_framework(settings)
     missing = [name for name in SFT_PACKAGES if settings.sft and not _can_import(settings, name)]
     if missing:
         problems.append(
@@ -94,6 +98,23 @@ def _check_programs(settings: Settings) -> list[str]:
             f"checkpoint.asynchronous needs the package nvidia-resiliency-ext, which "
             f"{' '.join(settings.trainer.python)} cannot import for {script}: "
             "use an image that contains it, such as images/training; or set checkpoint.asynchronous to false"
+        )
+    return problems
+
+
+def _check_framework(settings: Settings) -> list[str]:
+    """Return the problems of this machine and this directory with the program of another framework."""
+    framework, trainer, directory = FRAMEWORKS[settings.trainer.framework], settings.trainer, settings.checkpoint.path
+    problems = [
+        f"trainer.framework {trainer.framework} needs the package {name}, which {' '.join(trainer.python)} cannot "
+        "import; install it in the image of the pods"
+        for name in ("torch", *framework.packages)
+        if not _can_import(settings, name)
+    ]
+    if next(Path(directory).glob("iter_*"), None):
+        problems.append(
+            f"{directory} contains checkpoints of Megatron-LM, which the program of trainer.framework "
+            f"{trainer.framework} cannot load; use another directory (in a chart: --set storage.checkpointPath=...)"
         )
     return problems
 
@@ -126,7 +147,7 @@ def _describe_run(settings: Settings, layout: Layout) -> list[str]:
         f"model {settings.model.name}: {count.total / 1e9:.3g} B parameters{active}; {layout.world} GPUs = "
         f"tensor {layout.tensor} x pipeline {layout.pipeline} x context {layout.context} x data {layout.data_parallel}"
         f"; batch {layout.global_batch:,} = {layout.micro_batches} micro-batches of {layout.micro_batch} on each; "
-        f"{weight_optimizer_bytes(layout) / GIB:.1f} GiB of weights and optimizer and "
+        f"{model_bytes(settings, layout) / GIB:.1f} GiB of weights and optimizer and "
         f"{activation_bytes(layout) / GIB:.1f} GiB of activations on the fullest GPU"
     ]
     if settings.model.note:
@@ -184,15 +205,23 @@ def _check_memory(settings: Settings, layout: Layout) -> list[str]:
     gpu_memory = settings.gpu.memory_gib
     if not gpu_memory or find_argument_errors(layout):
         return []
-    weights, activations = weight_optimizer_bytes(layout) / GIB, activation_bytes(layout) / GIB
+    weights, activations = model_bytes(settings, layout) / GIB, activation_bytes(layout) / GIB
     usable = gpu_memory * (1 - RESERVED_SHARE)
     if weights + activations <= usable:
         return []
+    remedy = (
+        f"for a layout that fits, run tokenmill fit --model {settings.model.name} --gpus {layout.world} --gpu-memory "
+        f"{gpu_memory:g}"
+    )
+    if settings.trainer.framework != MEGATRON_LM:
+        remedy = (
+            "use a smaller model, or trainer.framework fsdp with more GPUs: the other programs keep all weights on "
+            "each GPU"
+        )
     return [
         f"{weights:.1f} GiB of weights, gradients and optimizer + {activations:.1f} GiB of activations = "
         f"{weights + activations:.1f} GiB do not fit into {usable:.1f} GiB ({gpu_memory:g} GiB less "
-        f"{RESERVED_SHARE:.0%} for CUDA, NCCL and fragmentation); for a layout that fits, run tokenmill fit --model "
-        f"{settings.model.name} --gpus {layout.world} --gpu-memory {gpu_memory:g}"
+        f"{RESERVED_SHARE:.0%} for CUDA, NCCL and fragmentation); {remedy}"
     ]
 
 
@@ -207,9 +236,7 @@ def _check_gpus(settings: Settings, layout: Layout) -> list[str]:
         return [f"{gethostname()} has {len(gpu_memories)} GPUs, but training.gpusPerNode is {required}"]
     # Some GPUs report [N/A] instead of a number.
     memory = [float(line) / 1024 for line in gpu_memories if re.fullmatch(r"[\d.]+", line)]
-    needed = (
-        (weight_optimizer_bytes(layout) + activation_bytes(layout)) / GIB if not find_argument_errors(layout) else 0
-    )
+    needed = (model_bytes(settings, layout) + activation_bytes(layout)) / GIB if not find_argument_errors(layout) else 0
     if memory and needed > min(memory):
         return [f"the run needs {needed:.1f} GiB on each GPU, but {gethostname()} has GPUs of {min(memory):.1f} GiB"]
     return []

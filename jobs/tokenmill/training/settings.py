@@ -198,9 +198,17 @@ class Supervision(Section, frozen=True):
     exit_duration_minutes: int | None = None
 
 
+MEGATRON_LM = "megatron-lm"
+"""The value of trainer.framework for Megatron-LM itself."""
+
+
 class Trainer(Section, frozen=True):
     """The training program, and the interpreter and launcher that start it."""
 
+    framework: Literal["megatron-lm", "fsdp", "deepspeed", "transformers", "lightning", "megatron-core"] = "megatron-lm"
+    """Another framework than Megatron-LM, for comparison: a program of `programs` trains in its place."""
+    programs: str = "/opt/tokenmill/frameworks"
+    """Directory of the programs of the other frameworks in the image."""
     script: str = "/opt/megatron-lm/pretrain_gpt.py"
     launcher: list[str] = msgspec.field(default_factory=lambda: ["torchrun"])
     python: list[str] = msgspec.field(default_factory=lambda: ["python3"])

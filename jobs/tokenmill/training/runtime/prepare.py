@@ -14,9 +14,10 @@ from tokenmill.training.checkpoints.identity import Identity, build_identity
 from tokenmill.training.data.flags import write_data_arguments
 from tokenmill.training.data.resolve import resolve
 from tokenmill.training.data.summary import summarize
+from tokenmill.training.frameworks import framework_command
 from tokenmill.training.preflight import check_run
 from tokenmill.training.runtime.node import Node, build_launcher_command, read_node
-from tokenmill.training.settings import Settings, read_settings
+from tokenmill.training.settings import MEGATRON_LM, Settings, read_settings
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,11 @@ class TrainingRun:
         """Return the iteration at which the run is complete."""
         return self.settings.training.iterations
 
+    @property
+    def is_megatron_lm(self) -> bool:
+        """Return whether Megatron-LM writes the checkpoints, and not the program of another framework."""
+        return self.settings.trainer.framework == MEGATRON_LM
+
     def saved_iteration(self) -> int:
         """Return the iteration of the last checkpoint, 0 before there is one or while the tracker cannot be read."""
         with contextlib.suppress(TokenmillError, OSError):
@@ -67,10 +73,13 @@ def prepare(path: Path, *, scratch: Path, dry_run: bool = False) -> TrainingRun:
     training = settings.training
     launcher = build_launcher_command(node, settings.trainer.launcher, training.gpus_per_node, settings.release)
     identity = build_identity(data, arguments, [*sft_arguments(settings), *settings.extra_args])
+    command = [settings.trainer.script, *arguments]
+    if settings.trainer.framework != MEGATRON_LM:
+        command = framework_command(settings, data, scratch)
     return TrainingRun(
         settings,
         node,
-        [*launcher, settings.trainer.script, *arguments],
+        [*launcher, *command],
         data_arguments.cache,
         messages,
         preflight.node_problems,

@@ -34,7 +34,7 @@ from tokenmill.training.runtime.prepare import TrainingRun, prepare
 from tokenmill.training.runtime.rendezvous import Rendezvous
 from tokenmill.training.runtime.supervisor import HangTimeouts, LauncherExit, Signals, Supervisor
 from tokenmill.training.runtime.verdict import decide_verdict, describe_exit, describe_late_failure
-from tokenmill.training.settings import Settings, read_settings
+from tokenmill.training.settings import MEGATRON_LM, Settings, read_settings
 
 VERDICT_TIMEOUT_SECONDS = 150.0
 """Seconds to wait for node 0's verdict: blobfuse caches a directory for up to 120 s."""
@@ -57,6 +57,10 @@ def build_sample_index(path: Path) -> None:
         raise RequestError(
             "a fine-tuning run (sft) has no sample index: Megatron-LM reads its rows in their order; remove "
             "--build-index"
+        )
+    if settings.trainer.framework != MEGATRON_LM:
+        raise RequestError(
+            f"a run of trainer.framework {settings.trainer.framework} needs no sample index; remove --build-index"
         )
     log(build_index(settings, resolve(settings), python=settings.trainer.python))
 
@@ -125,7 +129,7 @@ def _run_leader(run: TrainingRun, signals: Signals) -> None:
 def _run_attempt(run: TrainingRun, records: RunRecords, lease: CheckpointLease, signals: Signals) -> tuple[int, str]:
     """Repair the checkpoints and run one attempt; return its exit code and the reason."""
     settings = run.settings
-    start = checkpoints.repair_checkpoints(run.checkpoints, log=log)
+    start = _find_start(run)
     for line in start.actions:
         log(line)
     allow_change = settings.dataset.allow_change
@@ -156,13 +160,24 @@ def _run_attempt(run: TrainingRun, records: RunRecords, lease: CheckpointLease, 
     return _record_end(records, attempt, *decide_verdict(run.target, launcher_exit, monitor, attempt, retried=retried))
 
 
+def _find_start(run: TrainingRun) -> checkpoints.StartPoint:
+    """Return where the run starts, after a repair of Megatron-LM's checkpoints.
+
+    The programs of other frameworks need none: they set the tracker last, with one rename, and load what it names.
+    """
+    if run.is_megatron_lm:
+        return checkpoints.repair_checkpoints(run.checkpoints, log=log)
+    iteration = checkpoints.read_tracked_iteration(run.checkpoints) or 0
+    return checkpoints.StartPoint(iteration, f"checkpoint-{iteration}" if iteration else None)
+
+
 def _record_progress(run: TrainingRun, records: RunRecords, attempt: Attempt, monitor: LogMonitor) -> None:
     """Record the progress of an attempt, and delete old checkpoints after a new one."""
     saved = run.saved_iteration()
     if saved > (attempt.saved or attempt.began_at) or monitor.training_started > attempt.iterated:
         attempt.saved, attempt.iterated = saved, attempt.iterated or monitor.training_started
         records.update_attempt(attempt)
-        for line in checkpoints.prune(run.checkpoints, run.settings.checkpoint.keep):
+        for line in checkpoints.prune(run.checkpoints, run.settings.checkpoint.keep) if run.is_megatron_lm else ():
             log(line)
 
 
@@ -247,6 +262,8 @@ def _is_target_saved(run: TrainingRun) -> bool:
     A node that exits with code 0 does not come back. A tracker that names an incomplete checkpoint, or an outdated
     tracker from a cache, must therefore not end this node.
     """
+    if not run.is_megatron_lm:
+        return run.saved_iteration() >= run.target
     for seconds in (0.0, directory_cache_seconds(run.checkpoints)):
         time.sleep(seconds)
         last = checkpoints.examine_tracked(run.checkpoints) if run.saved_iteration() >= run.target else None
