@@ -34,11 +34,12 @@ KEPT_CHECKPOINTS = 2
 
 def parse_arguments() -> argparse.Namespace:
     """Return the arguments, which are the same for all programs."""
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("data", help="output of tokenmill preprocess, a pair, or a file of tokenmill blend")
     parser.add_argument("--out", type=Path, required=True, help="directory of the run")
     parser.add_argument("--seq-length", type=int, default=128, help="tokens of a sample")
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=20, help="the last step")
+    parser.add_argument("--samples", type=int, help="samples for which the data is opened, if later runs train longer")
     parser.add_argument("--micro-batch", type=int, default=2, help="samples of one process at a time")
     parser.add_argument("--global-batch", type=int, default=8, help="samples of all processes in one step")
     parser.add_argument("--seed", type=int, default=1234, help="of the order of the samples and the initial weights")
@@ -51,7 +52,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--save-interval", type=int, default=1000, help="steps between checkpoints")
     parser.add_argument("--resume", action="store_true", help="continue from the newest checkpoint, if there is one")
     options = parser.parse_args()
-    if "vocab_size" not in options.model and not Path(options.data).is_dir():
+    if options.data.startswith("synthetic:"):
+        options.model = {"vocab_size": int(options.data.partition(":")[2])} | options.model
+    elif "vocab_size" not in options.model and any(map(os.path.isfile, (options.data, f"{options.data}.idx"))):
         parser.error(
             f"{options.data} is not a dataset's directory: add the vocabulary, --model '{{\"vocab_size\": N}}'"
         )
@@ -76,7 +79,7 @@ def find_device() -> torch.device:
 
 def open_samples(options: argparse.Namespace) -> tokenmill.data.Samples:
     """Return the samples of the run."""
-    count = options.steps * options.global_batch
+    count = options.samples or options.steps * options.global_batch
     return tokenmill.data.open(
         options.data, seq_length=options.seq_length, samples=count, seed=options.seed, split=options.split
     )
@@ -113,7 +116,7 @@ class RunLog:
     """The files of a run. Each process calls the same methods; the first one writes."""
 
     def __init__(self, options: argparse.Namespace, samples: tokenmill.data.Samples, model: torch.nn.Module) -> None:
-        """Write the record of the data and the arguments; `model` still has its initial weights."""
+        """Find the step to resume from; `model` still has its initial weights."""
         self.options, self.samples = options, samples
         self.first = int(os.environ.get("RANK", "0")) == 0
         self.step = self._find_step() if options.resume else 0
@@ -121,13 +124,21 @@ class RunLog:
         self._hashes: list[list[str]] = []
         self._losses: list[torch.Tensor] = []
         self._wait, self._group = 0.0, None
-        if self.first:
-            write_record(options.out, samples.identity, options.global_batch)
-            left_out = ("out", "resume", "save_interval")
-            arguments = {name: value for name, value in vars(options).items() if name not in left_out}
-            arguments |= {"program": Path(sys.argv[0]).stem, "initial_weights": hash_weights(model)}
-            write_atomic(options.out / "args.json", json.dumps(arguments, indent=1).encode())
+        self._initial_weights = hash_weights(model) if self.first else ""
+        self._recorded = False
+        if self.first and options.resume and self.step:
+            print(f"resume after step {self.step} of {options.steps}", flush=True)
         self.start()
+
+    def _record(self) -> None:
+        """Write the record of the data and the arguments, after the first step of this program."""
+        options = self.options
+        write_record(options.out, self.samples.identity, options.global_batch)
+        left_out = ("out", "resume", "save_interval")
+        arguments = {name: value for name, value in vars(options).items() if name not in left_out}
+        arguments |= {"program": Path(sys.argv[0]).stem, "initial_weights": self._initial_weights}
+        write_atomic(options.out / "args.json", json.dumps(arguments, indent=1).encode())
+        self._recorded = True
 
     def start(self) -> None:
         """Begin the time of a step."""
@@ -173,12 +184,15 @@ class RunLog:
             "time": round(time.time(), 3),
         }
         if self.first:
+            if not self._recorded:
+                self._record()
             with (self.options.out / "metrics.jsonl").open("a") as file:
                 file.write(json.dumps(line) + "\n")
             # `tokenmill train` reads this line, which has the form of Megatron-LM's.
             print(
-                f" iteration {self.step:8d}/{self.options.steps:8d} | consumed samples: {consumed:12d} | elapsed time "
-                f"per iteration (ms): {1000 * seconds:.1f} | lm loss: {loss:.6E} |",
+                f"{'SYNTHETIC' * self.samples.identity.synthetic} iteration {self.step:8d}/{self.options.steps:8d} | "
+                f"consumed samples: {consumed:12d} | elapsed time per iteration (ms): {1000 * seconds:.1f} | "
+                f"lm loss: {loss:.6E} |",
                 flush=True,
             )
         if not math.isfinite(loss):

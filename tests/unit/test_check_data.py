@@ -181,12 +181,12 @@ def test_invalid_options(text_pair: Path, options: list[str], message: str) -> N
     assert result.code == 2 and message in " ".join(result.err.split()) and not result.out
 
 
-def test_frameworks_that_are_not_installed_are_rows_of_all(text_pair: Path) -> None:
+def test_all_frameworks_are_refused_if_none_is_installed(text_pair: Path) -> None:
     if any(Path(place, "nemo_automodel").is_dir() for place in sys.path):
         pytest.skip("this Python has the frameworks")
-    result = rows(text_pair, "--seq-length", 64, "--framework", "all", "--count", 2)
-    assert result["automodel"] == ("not checked", "nemo_automodel is not installed; run pip install nemo-automodel")
-    assert result["megatron-bridge"][0] == "not checked"
+    result = tokenmill("check-data", text_pair, "--seq-length", 64, "--framework", "all", "--count", 2)
+    assert result.code == 2
+    assert "no framework is installed in" in result.err and "run pip install '.[torch]'" in result.err
 
 
 # -- an output of preprocess

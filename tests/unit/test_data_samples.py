@@ -230,6 +230,7 @@ def test_ids_that_are_not_trained(raw: Path) -> None:
 # -- datasets of tokenmill
 
 
+@pytest.mark.slow
 def test_directories_have_the_order_of_a_blend_of_megatron(outputs: Path, tmp_path: Path) -> None:
     directories = [(0.25, outputs / "a"), (0.75, outputs / "b")]
     samples = tokenmill.data.open(directories, seq_length=64, samples=500)
@@ -246,6 +247,7 @@ def test_directories_have_the_order_of_a_blend_of_megatron(outputs: Path, tmp_pa
         tokenmill.data.open(tmp_path / "blend.json", seq_length=64, part="test")
 
 
+@pytest.mark.slow
 def test_origin_names_the_document_the_file_and_the_record(outputs: Path) -> None:
     samples = tokenmill.data.open(outputs / "a", seq_length=64, samples=40)
     dataset = find_dataset(outputs / "a")
@@ -261,6 +263,7 @@ def test_origin_names_the_document_the_file_and_the_record(outputs: Path) -> Non
     assert samples.origin(0)[0].uri == dataset.manifest.source.uri
 
 
+@pytest.mark.slow
 def test_fingerprint_depends_on_content_and_settings_and_not_on_the_place(outputs: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"seq_length": 64, "samples": 100}
     source = [(1.0, outputs / "a"), (2.0, outputs / "b")]

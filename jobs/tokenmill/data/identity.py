@@ -61,6 +61,8 @@ class DataIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
 def list_differences(recorded: DataIdentity, current: DataIdentity) -> list[str]:
     """Return one sentence for each difference between two identities; none for equal fingerprints."""
+    if recorded.kind != current.kind:
+        return [f"the kind of data was {recorded.kind}, and is {current.kind} now"]
     differences = [
         f"{label} was {_show(getattr(recorded, name))}, and is {_show(getattr(current, name))} now"
         for name, label in _LABELS.items()
@@ -74,11 +76,10 @@ def list_differences(recorded: DataIdentity, current: DataIdentity) -> list[str]
 
 def _show(value: object) -> str:
     """Return a value for a message; a tokenizer without a record has no fingerprint."""
-    return "unknown" if value == "" else str(value)
+    return "unknown" if value == "" else str(value)[:32]
 
 
 _LABELS = {
-    "kind": "the kind of data",
     "tokenizer": "the tokenizer",
     "seq_length": "seq_length",
     "samples": "the number of requested samples",

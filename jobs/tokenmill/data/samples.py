@@ -134,10 +134,12 @@ class Samples:
         """Return a hash of the samples from `first` on, as `SampleDigest` computes it, 32 hex digits."""
         if not 0 <= first < len(self) or (count is not None and count < 1):
             raise ValueError(
-                f"samples {first} to {first} + {count} of {len(self)}; pass a first sample and a count >= 1"
+                f"first {first}, count {count} of {len(self)} samples; pass a first sample and a count >= 1"
             )
+        last = len(self) if count is None else first + count
+        if last > len(self):
+            raise ValueError(f"samples {first} to {last - 1}, but there are {len(self)}; pass a smaller count")
         digest = SampleDigest()
-        last = len(self) if count is None else min(first + count, len(self))
         for start in range(first, last, DIGEST_BATCH):
             batch = self.batch(np.arange(start, min(start + DIGEST_BATCH, last)))
             digest.add(batch.tokens, batch.masked_labels())

@@ -83,19 +83,19 @@ FRAMEWORKS: dict[str, SampleReader] = {
         read=readers.read_torch,
         modules=("torch",),
         distribution="torch",
-        remedy="run pip install 'tokenmill[torch]'",
+        remedy="run pip install '.[torch]' in the clone of tokenmill",
     ),
     "transformers": SampleReader(
         read=readers.read_transformers,
         modules=("transformers", "accelerate", "torch"),
         distribution="transformers",
-        remedy="run pip install 'tokenmill[hf]'",
+        remedy="run pip install '.[hf]' in the clone of tokenmill",
     ),
     "lightning": SampleReader(
         read=readers.read_lightning,
         modules=("lightning", "torch"),
         distribution="lightning",
-        remedy="run pip install 'tokenmill[lightning]'",
+        remedy="run pip install '.[lightning]' in the clone of tokenmill",
     ),
     "torchtitan": SampleReader(
         read=readers.read_torchtitan,
@@ -108,7 +108,7 @@ FRAMEWORKS: dict[str, SampleReader] = {
         read=readers.read_deepspeed,
         modules=("deepspeed", "torch"),
         distribution="deepspeed",
-        remedy="run pip install 'tokenmill[deepspeed]'",
+        remedy="run pip install '.[deepspeed]' in the clone of tokenmill",
     ),
     "megatron-bridge": SampleReader(
         read=readers.read_megatron_bridge,
@@ -135,6 +135,11 @@ def choose_frameworks(names: Sequence[str]) -> tuple[str, ...]:
             raise RequestError(
                 f"--framework {name}: {missing} is not installed in {sys.executable}; {FRAMEWORKS[name].remedy}"
             )
+    if "all" in names and all(map(find_missing, FRAMEWORKS.values())):
+        raise RequestError(
+            f"--framework all: no framework is installed in {sys.executable}; run pip install '.[torch]' in the clone "
+            "of tokenmill, or use the Python of the training program"
+        )
     return tuple(name for name in FRAMEWORKS if name in names or "all" in names)
 
 

@@ -12,7 +12,8 @@ try:
     import torch.distributed as dist
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        "tokenmill.loaders.deepspeed needs PyTorch: run pip install 'tokenmill[deepspeed]'", name=error.name
+        "tokenmill.loaders.deepspeed needs PyTorch: run pip install '.[deepspeed]' in the clone of tokenmill",
+        name=error.name,
     ) from None
 
 

@@ -22,7 +22,8 @@ except ModuleNotFoundError as error:
     if error.name not in ("transformers", "accelerate"):
         raise
     raise ModuleNotFoundError(
-        "tokenmill.loaders.hf needs Transformers and Accelerate: run pip install 'tokenmill[hf]'", name=error.name
+        "tokenmill.loaders.hf needs Transformers and Accelerate: run pip install '.[hf]' in the clone of tokenmill",
+        name=error.name,
     ) from None
 
 KEY = "tokenmill"

@@ -18,7 +18,8 @@ except ModuleNotFoundError as error:
     if error.name not in ("lightning", "torch"):
         raise
     raise ModuleNotFoundError(
-        "tokenmill.loaders.lightning needs Lightning: run pip install 'tokenmill[lightning]'", name=error.name
+        "tokenmill.loaders.lightning needs Lightning: run pip install '.[lightning]' in the clone of tokenmill",
+        name=error.name,
     ) from None
 
 

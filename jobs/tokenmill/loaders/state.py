@@ -97,10 +97,18 @@ def check_state(state: object, samples: Samples) -> LoaderState:
         shown = [_clean(difference) for difference in differences[:SHOWN_DIFFERENCES]]
         if len(differences) > len(shown):
             shown.append(f"and {len(differences) - len(shown):,} more differences")
+        remedy = (
+            "Restore the data and the arguments of the checkpoint; to train on the new data from their first sample, "
+            "leave out the loader's state"
+        )
+        if msgspec.structs.replace(identity, samples=samples.identity.samples) == samples.identity:
+            remedy = (
+                f"The number of samples determines the order: use samples={identity.samples}, and start again to train "
+                "on more"
+            )
         raise RequestError(
             f"{mark(samples.identity)}the checkpoint belongs to other samples (fingerprint {content.fingerprint[:12]} "
-            f"before, {samples.fingerprint()[:12]} now): {'; '.join(shown)}. Restore the data and the arguments of the "
-            "checkpoint; to train on the new data from their first sample, leave out the loader's state"
+            f"before, {samples.fingerprint()[:12]} now): {'; '.join(shown)}. {remedy}"
         )
     if content.consumed > len(samples):
         raise RequestError(

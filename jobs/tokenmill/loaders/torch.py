@@ -23,7 +23,7 @@ except ModuleNotFoundError as error:
     if error.name != "torch":
         raise
     raise ModuleNotFoundError(
-        "tokenmill.loaders.torch needs PyTorch: run pip install 'tokenmill[torch]'", name="torch"
+        "tokenmill.loaders.torch needs PyTorch: run pip install '.[torch]' in the clone of tokenmill", name="torch"
     ) from None
 
 if TYPE_CHECKING:
