@@ -80,9 +80,9 @@ def runs(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path
     return {name: directory / name for name in PROGRAMS}
 
 
-def start(name: str, data: Path, directory: Path, processes: int) -> "subprocess.Popen[bytes]":
+def start(name: str, data: Path, directory: Path, processes: int, seed: int = SEED) -> "subprocess.Popen[bytes]":
     options = {"seq-length": SEQ_LENGTH, "steps": STEPS, "micro-batch": MICRO_BATCH, "global-batch": GLOBAL_BATCH}
-    options |= {"seed": SEED, "save-interval": SAVE_INTERVAL, "out": directory / name}
+    options |= {"seed": seed, "save-interval": SAVE_INTERVAL, "out": directory / name}
     flags = [item for option, value in options.items() for item in (f"--{option}", str(value))]
     program = [str(ROOT / f"examples/frameworks/{name}.py"), str(data), *flags, "--resume"]
     with (directory / f"{name}.log").open("ab") as log:
@@ -152,6 +152,14 @@ def test_killed_runs_continue_after_their_checkpoint(runs: dict[str, Path]) -> N
         assert repeated <= SAVE_INTERVAL if name in KILLED else repeated == 0, (name, repeated)
         assert (run / "latest_checkpointed_iteration.txt").read_text() == str(STEPS)
         assert sorted(path.name for path in run.glob("checkpoint-*")) == ["checkpoint-12", "checkpoint-9"]
+
+
+def test_a_resume_with_another_order_is_refused_and_changes_no_record(data: Path, runs: dict[str, Path]) -> None:
+    records = [runs["fsdp"] / name for name in ("tokenmill-data.json", "args.json", "metrics.jsonl")]
+    before = [path.read_bytes() for path in records]
+    assert start("fsdp", data, runs["fsdp"].parent, processes=1, seed=SEED + 1).wait(600) != 0
+    assert f"the seed was {SEED}, and is {SEED + 1} now" in runs["fsdp"].with_suffix(".log").read_text()
+    assert [path.read_bytes() for path in records] == before
 
 
 def test_the_runs_are_comparable(runs: dict[str, Path]) -> None:
