@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from tokenmill.data.split import MEGATRON_NAMES
 from tokenmill.errors import RequestError
 
 MAX_BYTES = 64 << 20
@@ -52,11 +53,10 @@ def read_blend_file(path: Path) -> dict[str, list[WeightedSource]]:
         raise RequestError(
             f"{path} is not a blend file ({error}); run tokenmill blend to write one with the datasets of each split"
         ) from error
-    lists = {name: getattr(content, name) for name in ("train", "valid", "test")}
     return {
-        "validation" if name == "valid" else name: parse_blend_list([str(item) for item in items], f"{path}: {name}")
-        for name, items in lists.items()
-        if items
+        split: parse_blend_list([str(item) for item in items], f"{path}: {name}")
+        for name, split in MEGATRON_NAMES.items()
+        if (items := getattr(content, name))
     }
 
 

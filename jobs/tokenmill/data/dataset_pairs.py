@@ -19,7 +19,7 @@ from tokenmill.files.codec import content_id
 from tokenmill.tokens.formats.indexed.reader import IndexedReader
 
 if TYPE_CHECKING:
-    from tokenmill.flow.contract import Origin, Part
+    from tokenmill.flow.contract import FileEntry, Origin, Part
     from tokenmill.tokens.dataset import Dataset
 
 Array = npt.NDArray[Any]
@@ -124,10 +124,17 @@ def _open(source: WeightedSource, key: str | None) -> OpenedDataset:
             _refuse_conversations(path)
             _refuse_other_directory(path)
             raise
+        entries = {str(dataset.record.output / entry.prefix): entry for entry in dataset.pairs}
+        origin = dataset.manifest.source
+        records = {
+            pair.prefix: PairRecord(pair.hashes, origin, entries[pair.prefix].parts or []) for pair in opened.pairs
+        }
         return OpenedDataset(
             path=source.path,
             weight=source.weight,
-            pairs=tuple(_open_pair(dataset, pair.prefix, pair.hashes) for pair in opened.pairs),
+            pairs=tuple(
+                _open_pair(dataset, Path(prefix), entries[prefix], record) for prefix, record in records.items()
+            ),
             directory=not opened.single_pair,
             tokenizer=dataset.basis.tokenizer,
             eod=dataset.basis.eod,
@@ -148,11 +155,8 @@ class _Labels(DatasetLabels):
     key = "key"
 
 
-def _open_pair(dataset: "Dataset", prefix: str, hashes: str) -> OpenedPair:
-    name = Path(prefix).relative_to(dataset.record.output).as_posix()
-    entry = next(entry for entry in dataset.pairs if entry.prefix == name)
-    record = PairRecord(hashes, dataset.manifest.source, entry.parts or [])
-    reader = IndexedReader(Path(prefix))
+def _open_pair(dataset: "Dataset", prefix: Path, entry: "FileEntry", record: PairRecord) -> OpenedPair:
+    reader = IndexedReader(prefix)
     dtype = dataset.get_dtype(entry)
     if reader.dtype.name != dtype:
         raise RequestError(
@@ -160,7 +164,7 @@ def _open_pair(dataset: "Dataset", prefix: str, hashes: str) -> OpenedPair:
             f"tokenmill {dataset.plan.command} again with {VERIFY_HASHES_OPTION}, which makes only the damaged files "
             "again"
         )
-    return OpenedPair(Path(prefix), reader, record)
+    return OpenedPair(prefix, reader, record)
 
 
 def _check_pair(path: Path, prefix: Path) -> None:

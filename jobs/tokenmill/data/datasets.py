@@ -7,6 +7,9 @@ from functools import cached_property
 from tokenmill.data.split import SPLITS, split_ranges
 from tokenmill.files.codec import content_id
 
+MAX_PAIRS = 32_766
+"""Pairs in one list: Megatron-LM numbers them in int16 and asserts fewer than 32,767 (blended_dataset.py)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Pair:

@@ -53,6 +53,25 @@ def normalize(weights: Sequence[float]) -> list[float]:
     return normalized
 
 
+class BlendPlan(NamedTuple):
+    """The samples that a blend with weights requests from each dataset, and the draws from them."""
+
+    requested: list[int]
+    draws: "Draws"
+
+
+def plan_blend(weights: Sequence[float], samples: int, surplus: float, directory: Path | None = None) -> BlendPlan:
+    """Return what Megatron-LM builds for `samples` of a blend: shares rounded up, and `surplus` more of each.
+
+    The arithmetic is that of `_get_size_per_split_per_dataset` (megatron/core/datasets/
+    blended_megatron_dataset_builder.py); BlendedDataset normalizes the weights a second time.
+    """
+    shares = normalize(weights)
+    targets = [math.ceil(samples * share) for share in shares]
+    requested = [math.ceil(target * (1 + surplus)) for target in targets]
+    return BlendPlan(requested, Draws(normalize(shares), sum(targets), directory=directory))
+
+
 class Draws:
     """The draws of a blend of `size` samples in proportion to `shares`, which add up to 1."""
 
@@ -101,6 +120,14 @@ class Draws:
             block, within = self._get_block(number), numbers[chosen] - number * BLOCK
             drawn.datasets[chosen], drawn.samples[chosen] = block.datasets[within], block.samples[within]
         return drawn
+
+    @property
+    def bounds(self) -> list[int]:
+        """The largest number of draws of each dataset, without computing them.
+
+        Before each draw the chosen dataset is below its share, so after it the dataset is at most one above.
+        """
+        return [math.floor(share * self.size) + 1 for share in self.shares]
 
     def count_all(self) -> Array:
         """Return how many samples are drawn from each dataset, int64; this computes all draws."""

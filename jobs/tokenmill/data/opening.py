@@ -23,7 +23,7 @@ from tokenmill.data.packed_samples import PackedSource
 from tokenmill.data.pair_blend import PartRequest, build_pair_source, choose_weights
 from tokenmill.data.sample_sources import Piece, SyntheticSource
 from tokenmill.data.samples import Masking, SampleOrigin, Samples
-from tokenmill.data.split import SPLITS, DatasetLabels, parse_fractions
+from tokenmill.data.split import MEGATRON_NAMES, SPLITS, DatasetLabels, parse_fractions
 from tokenmill.errors import RequestError
 from tokenmill.files.codec import content_id
 
@@ -160,7 +160,7 @@ def _open_pairs(
 ) -> Samples:
     opened = open_pairs(sources, request.key)
     fractions = [float(SPLITS.index(request.part) == number) for number in range(len(SPLITS))]
-    split = (request.split or DEFAULT_SPLIT) if divided else None
+    split = (DEFAULT_SPLIT if request.split is None else request.split) if divided else None
     if split is not None:
         fractions = parse_fractions(split, OpenLabels())
     weights = choose_weights(opened, request.samples)
@@ -314,7 +314,7 @@ class OpenLabels(DatasetLabels):
 def parse_source(source: Source) -> dict[str, list[WeightedSource]]:
     """Return the lists of datasets of a source by their names: "all", or those in SPLITS."""
     if isinstance(source, Mapping):
-        names = {"train": "train", "valid": "validation", "validation": "validation", "test": "test"}
+        names = MEGATRON_NAMES | {"validation": "validation"}
         unknown = [str(name) for name in source if name not in names]
         if unknown:
             raise RequestError(f"invalid source: it has the key {unknown[0]!r}; use train, valid and test")
@@ -367,8 +367,8 @@ def _printable(path: str) -> str:
 
 
 def _check_part(part: object) -> str:
-    name = "validation" if part == "valid" else part
-    if not isinstance(name, str) or name not in SPLITS:
+    name = MEGATRON_NAMES.get(part, part) if isinstance(part, str) else ""
+    if name not in SPLITS:
         raise RequestError(f"invalid part {part!r}: choose train, validation or test")
     return name
 

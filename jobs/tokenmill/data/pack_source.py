@@ -5,15 +5,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tokenmill.data.packed_samples import PackShard
-from tokenmill.data.split import SPLITS
+from tokenmill.data.split import MEGATRON_NAMES, SPLITS
 from tokenmill.errors import RequestError
 
 if TYPE_CHECKING:
     from tokenmill.flow.contract import FileEntry, Origin
     from tokenmill.flow.record import StageRecord
-
-DIRECTORIES = {"train": "train", "valid": "validation", "test": "test"}
-"""The directories of a pack with several splits, and the names of the splits here."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +31,7 @@ def find_pack(path: Path) -> "StageRecord | None":
     from tokenmill.packing.kind import PACK
 
     path = path.absolute()
-    for directory in (path, path.parent) if path.name in DIRECTORIES else (path,):
+    for directory in (path, path.parent) if path.name in MEGATRON_NAMES else (path,):
         record = StageRecord(directory, PACK)
         if directory.is_dir() and record.tree.size(record.plan_path) is not None:
             return record
@@ -46,7 +43,7 @@ def list_parts(record: "StageRecord", path: Path) -> list[str]:
     from tokenmill.flow.record import complete
     from tokenmill.packing.view import list_shards
 
-    named = DIRECTORIES.get(path.name) if path.absolute() != record.output.absolute() else None
+    named = MEGATRON_NAMES.get(path.name) if path.absolute() != record.output.absolute() else None
     plan = record.read_plan()
     manifest = complete(record, plan, write=False).manifest if plan and named is None else None
     parts = {_get_part(entry) for entry in list_shards(manifest) if entry.records} if manifest else {named or "train"}
@@ -66,22 +63,22 @@ def open_part(record: "StageRecord", path: Path, part: str) -> PackPart:
     from tokenmill.packing.view import list_shards
 
     plan = record.read_plan()
-    completion = complete(record, plan, write=False) if plan else None
-    if plan is None or completion is None or completion.manifest is None:
+    manifest = complete(record, plan, write=False).manifest if plan else None
+    if plan is None or manifest is None:
         command = plan.command if plan else "pack"
         raise RequestError(f"{describe_unfinished(record)}; run the same tokenmill {command} again to finish it")
-    basis = PackBasis.from_json(plan.basis)
+    basis, entries = PackBasis.from_json(plan.basis), list_shards(manifest)
     if basis.format != "parquet":
         raise RequestError(
             f"{record.output} has the format {basis.format}, whose rows cannot be read in random order; run tokenmill "
             "pack with --format parquet"
         )
-    named = DIRECTORIES.get(path.name) if path.absolute() != record.output.absolute() else None
+    named = MEGATRON_NAMES.get(path.name) if path.absolute() != record.output.absolute() else None
     if named not in (None, part):
         raise RequestError(f"{path} is the part {named}, not {part}; set part to {named}, or open {record.output}")
-    shards = [entry for entry in list_shards(completion.manifest) if _get_part(entry) == part and entry.records]
+    shards = [entry for entry in entries if _get_part(entry) == part and entry.records]
     if not shards:
-        parts = sorted({_get_part(entry) for entry in list_shards(completion.manifest)}, key=SPLITS.index)
+        parts = sorted({_get_part(entry) for entry in entries}, key=SPLITS.index)
         raise RequestError(
             f"{record.output} has no rows for {part}, only for {', '.join(parts)}; choose one of them, or run "
             "tokenmill pack with --valid-shards or --test-shards"
@@ -92,10 +89,10 @@ def open_part(record: "StageRecord", path: Path, part: str) -> PackPart:
         hashes=tuple(entry.xxh3_128 for entry in shards),
         pack_size=basis.pack_size,
         tokenizer=PackDetails.from_json(plan.details).tokenizer.fingerprint,
-        origin=completion.manifest.source,
+        origin=manifest.source,
     )
 
 
 def _get_part(entry: "FileEntry") -> str:
     directory, slash, _ = entry.path.partition("/")
-    return DIRECTORIES.get(directory, "train") if slash else "train"
+    return MEGATRON_NAMES.get(directory, "train") if slash else "train"

@@ -9,7 +9,6 @@ The cases are those of megatron/core/datasets/blended_megatron_dataset_builder.p
 - no weights and no number: every sample of one epoch of each pair, once.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +17,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tokenmill.data.draws import Draws, normalize
+from tokenmill.data.datasets import MAX_PAIRS
+from tokenmill.data.draws import Draws, normalize, plan_blend
 from tokenmill.data.epochs import Epochs, count_epochs
 from tokenmill.data.order_store import MIN_SEQUENCES, load_or_build
 from tokenmill.data.pair_order import Allocate, PairOrder, build_order
@@ -31,9 +31,6 @@ from tokenmill.tokens.formats.indexed.reader import DamagedPair
 
 if TYPE_CHECKING:
     from tokenmill.data.dataset_pairs import OpenedDataset, OpenedPair
-
-MAX_PAIRS = 32_766
-"""Pairs in one list: Megatron-LM numbers them in int16 and asserts fewer than 32,767 (blended_dataset.py)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,11 +109,8 @@ def build_pair_source(
         draws = Draws(normalize(sizes), min(request.samples, sum(sizes)), directory=request.index_cache)
     else:
         assert request.samples is not None  # noqa: S101
-        shares = normalize(weights)
-        targets = [math.ceil(request.samples * share) for share in shares]
-        requested = [math.ceil(target * (1 + request.surplus)) for target in targets]
+        requested, draws = plan_blend(weights, request.samples, request.surplus, request.index_cache)
         parts = [_build_part(pair, count, request) for pair, count in zip(pairs, requested, strict=True)]
-        draws = Draws(normalize(shares), sum(targets), directory=request.index_cache)
     _check_draws(pairs, parts, draws, request)
     return PairSource(parts, draws)
 
@@ -186,9 +180,7 @@ def _check_draws(
     pairs: "Sequence[OpenedPair]", parts: Sequence[PairSamples], draws: Draws, request: PartRequest
 ) -> None:
     """Raise RequestError if more samples are drawn from a pair than it has, where Megatron-LM raises IndexError."""
-    # Before each draw the chosen pair is below its share, so after it the pair is at most one above.
-    bounds = [math.floor(share * draws.size) + 1 for share in draws.shares]
-    if all(bound <= len(part) for bound, part in zip(bounds, parts, strict=True)):
+    if all(bound <= len(part) for bound, part in zip(draws.bounds, parts, strict=True)):
         return
     for count, part, pair in zip(draws.count_all().tolist(), parts, pairs, strict=True):
         if count > len(part):

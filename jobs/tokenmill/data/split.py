@@ -10,6 +10,10 @@ SPLITS = ("train", "validation", "test")
 """The splits, in Megatron-LM's order; Megatron-LM calls the second one valid."""
 
 
+MEGATRON_NAMES = {"train": "train", "valid": "validation", "test": "test"}
+"""The splits by their names in Megatron-LM and in packs."""
+
+
 class DatasetLabels:
     """The names of the dataset options in messages: keys of the settings, unless a command has its own options."""
 

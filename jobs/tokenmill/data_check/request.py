@@ -111,7 +111,7 @@ def open_source(request: CheckRequest) -> CheckedSource:
     if pack is not None:
         names = list_parts(pack, Path(sources[0].path))
     elif "all" in lists:
-        split = request.split or DEFAULT_SPLIT
+        split = DEFAULT_SPLIT if request.split is None else request.split
         names = [name for name, share in zip(SPLITS, parse_fractions(split, CheckLabels()), strict=True) if share]
     else:
         names = [name for name in SPLITS if name in lists]

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TypeVar
 
+from tokenmill.data.datasets import MAX_PAIRS
 from tokenmill.data_prep.blend import ALL, SPLITS, DataBlend, flatten
 from tokenmill.data_prep.config import (
     BinIdxOutputConfig,
@@ -48,7 +49,6 @@ from tokenmill.packing.contract import SHARD
 from tokenmill.packing.options import DROP, SPLIT, PackOptions
 from tokenmill.stages.pack import Pack
 from tokenmill.stages.registry import PACK
-from tokenmill.training.data.blend import MAX_PAIRS
 from tokenmill.transforms.shards import count_shards
 
 PACK_SEED = 42

@@ -14,7 +14,7 @@ from tokenmill.data.dataset_pairs import OpenedDataset, open_pairs
 from tokenmill.data.opening import DEFAULT_SPLIT, SYNTHETIC, Source, parse_source
 from tokenmill.data.pack_source import find_pack
 from tokenmill.data.pair_blend import choose_weights
-from tokenmill.data.split import SPLITS
+from tokenmill.data.split import MEGATRON_NAMES, SPLITS
 from tokenmill.errors import RequestError
 from tokenmill.files.codec import content_id, readable_json
 from tokenmill.files.publish import write_atomic
@@ -75,8 +75,10 @@ class MegatronData(NamedTuple):
         if self.mask_eod:
             flags.append("--eod-mask-loss")
         if self.split is None:
-            keys = zip(("train", "valid", "test"), SPLITS, strict=True)
-            lists = {key: self.blends[name].flatten() if name in self.blends else None for key, name in keys}
+            lists = {
+                key: self.blends[name].flatten() if name in self.blends else None
+                for key, name in MEGATRON_NAMES.items()
+            }
             path = directory / f"blend-{content_id(lists)}.json"
             write_atomic(path, readable_json(lists))
             return [*flags, "--per-split-data-args-path", str(path)]
@@ -226,7 +228,7 @@ def describe_data(
         raise RequestError("invalid source: it names no dataset; add one")
     return MegatronData(
         blends={name: _blend(datasets, samples, divided=name == "all") for name, datasets in opened.items()},
-        split=(split or DEFAULT_SPLIT) if "all" in opened else None,
+        split=(DEFAULT_SPLIT if split is None else split) if "all" in opened else None,
         seq_length=seq_length,
         samples=samples,
         seed=seed,

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tokenmill.data.datasets import WeightedDataset
+from tokenmill.data.datasets import MAX_PAIRS, WeightedDataset
 from tokenmill.data.pair_sources import open_source
 from tokenmill.data.split import SPLITS, DatasetLabels, parse_split, split_ranges
 from tokenmill.errors import RequestError
@@ -20,9 +20,6 @@ from tokenmill.training.data.datasets import TrainingData
 
 if TYPE_CHECKING:
     from tokenmill.tokens.dataset import Dataset
-
-MAX_PAIRS = 32_766
-"""Pairs in one list: Megatron-LM numbers them in int16 and asserts fewer than 32,767 (blended_dataset.py)."""
 
 
 def collect_datasets(

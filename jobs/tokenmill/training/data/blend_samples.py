@@ -7,7 +7,6 @@ this sum exceeds the requested samples, and a large dataset with little text in 
 rounding. `resolve` calls it.
 """
 
-import math
 from pathlib import Path
 
 from tokenmill.data.datasets import Pair
@@ -56,14 +55,10 @@ def _check_split_samples(
     settings: Settings,
 ) -> None:
     """Raise RequestError when a pair has fewer samples in one split than Megatron-LM draws from it."""
-    from tokenmill.data.draws import Draws, normalize
+    from tokenmill.data.draws import plan_blend
 
-    shares = normalize([weight for weight, _ in weighted])
-    targets = [math.ceil(requested * share) for share in shares]
-    built = [math.ceil(target * (1 + surplus)) for target in targets]
-    draws = Draws(normalize(shares), sum(targets))
-    # Before each draw the selected pair is below its weighted count, so after it the pair is at most one above.
-    upper_bounds = [math.floor(share * draws.size) + 1 for share in draws.shares]
+    built, draws = plan_blend([weight for weight, _ in weighted], requested, surplus)
+    upper_bounds = draws.bounds
     available = {
         i: samples
         for i, (_, pair) in enumerate(weighted)
