@@ -452,6 +452,7 @@ INVALID: dict[str, tuple[dict[str, Any], str]] = {
     "samples": ({"samples": 0}, "invalid samples 0: it must be an integer from 1"),
     "seed": ({"seed": -1}, "invalid seed -1: it must be an integer from 0"),
     "split": ({"split": "a,b"}, "invalid split 'a,b': specify"),
+    "no shares": ({"split": ""}, "invalid split ''"),
     "part": ({"part": "dev"}, "invalid part 'dev': choose"),
     "empty part": ({"part": "test", "split": "9,1,0"}, "set split to give test a share"),
     "no tokens": ({"part": "test", "split": "1000,1,0.1"}, "test has no tokens in .*; set split"),
