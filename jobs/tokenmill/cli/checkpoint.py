@@ -1,4 +1,4 @@
-"""`tokenmill checkpoint`: list the checkpoints of a run, verify them, and repair their directory."""
+"""`tokenmill checkpoint`: list, verify and repair the checkpoints of a run; import and export models."""
 
 import json as jsonlib
 import os
@@ -15,7 +15,7 @@ from tokenmill.cli.commands import Command
 checkpoint = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="List, verify and repair the checkpoints of a run.",
+    help="List, verify and repair the checkpoints of a run; convert models from and to Hugging Face.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -160,3 +160,91 @@ def repair(
         sys.stdout.write(f"{'would change: ' if dry_run else ''}{change}\n")
     next_start = f"resumes from {path / start.name}" if start.name else "starts from iteration 0"
     sys.stdout.write(f"{'dry run, so nothing was changed; ' if dry_run else ''}a run {next_start}\n")
+
+
+@checkpoint.command("import", cls=Command)
+def import_(
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="A model: hf://ORG/MODEL, or a directory with safetensors.")
+    ],
+    directory: Annotated[Path, typer.Argument(metavar="PATH", help="Directory for the checkpoint.")],
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of the model on the Hub.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="An output of preprocess, whose tokenizer must be that of the model.")
+    ] = None,
+    endpoint: o.Endpoint = None,
+    json: o.Json = False,
+) -> None:
+    """Convert a model of Hugging Face to a checkpoint of Megatron-LM, with which a run can start (checkpoint.loadPath).
+
+    Supported are Llama 3, Qwen 2.5, Qwen 3, Mistral, Mixtral and GPT-2. An interrupted import continues.
+    """
+    from tokenmill.cli.model_source import open_model_source
+    from tokenmill.files.explain import explain_os_errors
+    from tokenmill.flow.progress import Reporter, format_bytes
+    from tokenmill.training.convert.importer import MODEL_VALUES, check_data_tokenizer, import_model, plan_import
+
+    reporter = Reporter(json_lines=json)
+    with explain_os_errors(directory), open_model_source(source, revision, endpoint, directory, reporter) as model:
+        plan = plan_import(model.directory, model.source)
+        if data is not None:
+            check_data_tokenizer(plan, data)
+        record = import_model(plan, directory, reporter)
+    if json:
+        event = {
+            "event": "import",
+            "path": str(directory),
+            "source": record.uri,
+            "revision": record.revision,
+            "bytes": plan.bytes,
+            "dtype": record.dtype,
+        }
+        sys.stdout.write(jsonlib.dumps(event) + "\n")
+        return
+    sys.stdout.write(
+        f"import: complete, {format_bytes(plan.bytes)} of {record.dtype} weights of {record.model.name}: {directory}\n"
+        f"next: start a run with -f {directory / MODEL_VALUES} and checkpoint.loadPath {directory}\n"
+    )
+
+
+@checkpoint.command(cls=Command)
+def export(
+    path: Checkpoints,
+    output: Annotated[Path, typer.Argument(metavar="OUT", help="Directory for the model.")],
+    iteration: Annotated[
+        int | None, typer.Option(min=1, help="Checkpoint to export. Default: the one that the tracker names.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="For checkpoints without a record: a preset, or a file of values such as model.yaml."),
+    ] = None,
+    json: o.Json = False,
+) -> None:
+    """Convert a checkpoint of Megatron-LM to a model that transformers loads, with tokenizer and model card.
+
+    The number of GPUs and the parallelism of the run do not matter. An interrupted export continues.
+    """
+    from tokenmill.files.explain import explain_os_errors
+    from tokenmill.flow.progress import Reporter
+    from tokenmill.training.convert.exporter import export_model, plan_export
+    from tokenmill.training.convert.importer import read_model_values
+
+    reporter = Reporter(json_lines=json)
+    plan = plan_export(path, iteration=iteration, model=read_model_values(model) if model else None)
+    with explain_os_errors(output):
+        export_model(plan, output, reporter)
+    if json:
+        event = {
+            "event": "export",
+            "path": str(path),
+            "output": str(output),
+            "checkpoint": plan.checkpoint.path.name,
+            "iteration": plan.checkpoint.iteration,
+            "architecture": plan.config["architectures"][0],
+        }
+        sys.stdout.write(jsonlib.dumps(event) + "\n")
+        return
+    sys.stdout.write(
+        f"export: complete, {plan.checkpoint.path} as {plan.config['architectures'][0]}: {output}\n"
+        f"next: AutoModelForCausalLM.from_pretrained({str(output)!r})\n"
+    )

@@ -1,4 +1,4 @@
-"""The Hugging Face Hub as a source: a dataset, pinned to a commit; `corpus.factory` opens it.
+"""The Hugging Face Hub as a source: a dataset or a model, pinned to a commit; `corpus.factory` opens it.
 
 The listing contains sizes and hashes. A file therefore costs one request to /resolve instead of two, which halves the
 quota that a download uses (59,166 files at 5,000 requests per 5 minutes take 59 minutes). A file in Xet storage costs
@@ -20,15 +20,15 @@ from tokenmill.flow.contract import RemoteFile
 
 
 class HubSource:
-    """A dataset on the Hub: `hf://datasets/ORG/NAME[@REVISION][/FOLDER]`."""
+    """A dataset on the Hub, `hf://datasets/ORG/NAME[@REVISION][/FOLDER]`, or a model, `hf://models/ORG/NAME...`."""
 
     def __init__(self, uri: str, settings: OpenSettings) -> None:
         """Parse the URI without sending a request."""
         self._pinned = settings.pinned
-        self.repository, self._revision, self._folder = hub_uri.parse(uri, redact_secrets(uri))
+        self._kind, self.repository, self._revision, self._folder = hub_uri.parse(uri, redact_secrets(uri))
         self.endpoint = hub_endpoint(settings.endpoint)
         self._transfer = Transfer(settings.stall_seconds)
-        self._hub = HubApi(self._transfer, self.endpoint, "datasets", self.repository)
+        self._hub = HubApi(self._transfer, self.endpoint, self._kind, self.repository)
         self._stall_seconds, self._warn = settings.stall_seconds, settings.warn
         self._xet: dict[str, Xet] = {}
 
@@ -41,7 +41,7 @@ class HubSource:
         authorization_headers()  # reports an invalid token before it is sent
         hub = self._hub
         resolved_revision = self._pinned or revision or self._revision or "main"
-        subject = f"the dataset {self.repository}"
+        subject = f"the {self._kind.removesuffix('s')} {self.repository}"
         sha = call_hub(lambda: hub.resolve_commit(resolved_revision), subject, policy, revision=resolved_revision)
         files = call_hub(
             lambda: hub.list_files(sha, self._folder, recursive=True),
@@ -49,7 +49,7 @@ class HubSource:
             policy,
             revision=resolved_revision,
         )
-        return Listing(f"hf://datasets/{self.repository}", sha, files)
+        return Listing(f"hf://{self._kind}/{self.repository}", sha, files)
 
     def open(
         self, file: RemoteFile, revision: str | None, offset: int, stop: int | None = None, *, plain: bool = False
@@ -66,5 +66,6 @@ class HubSource:
             if body := self._xet[revision].open(file, offset):
                 return body
         path = quote(file.path, safe="/", errors="surrogatepass")
-        url = f"{self.endpoint}/datasets/{self.repository}/resolve/{revision}/{path}"
+        folder = "datasets/" if self._kind == "datasets" else ""
+        url = f"{self.endpoint}/{folder}{self.repository}/resolve/{revision}/{path}"
         return self._transfer.open(url, authorization_headers(), offset, stop, name=file.path)

@@ -1,16 +1,16 @@
-"""Addresses of datasets on the Hub, hf://datasets/ORG/NAME[@REVISION][/FOLDER], and the aliases that users type.
+"""Addresses on the Hub, hf://datasets/ORG/NAME[@REVISION][/FOLDER] or hf://models/..., and the aliases that users type.
 
 `corpus.hub` parses its address here; the registry (`corpus.schemes`) resolves aliases before a source is opened.
 """
 
 import os
 import re
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 from urllib.parse import unquote
 
 from tokenmill.errors import RequestError
 
-_URI = re.compile(r"hf://datasets/([\w.-]+/[\w.-]+)(?:@(refs/(?:convert|pr)/[^/]+|[^/]+))?(?:/(.+))?")
+_URI = re.compile(r"hf://(datasets|models)/([\w.-]+/[\w.-]+)(?:@(refs/(?:convert|pr)/[^/]+|[^/]+))?(?:/(.+))?")
 _PARQUET_REVISION = "~parquet"
 """DuckDB and other tools write this name for the branch in which the Hub stores a dataset as Parquet."""
 _PAGE = re.compile(
@@ -22,15 +22,16 @@ _NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(@.+)?")
 
 
 class HubAddress(NamedTuple):
-    """The parts of a dataset's address on the Hub."""
+    """The parts of an address on the Hub."""
 
+    kind: Literal["datasets", "models"]
     repository: str
     revision: str | None
     folder: str | None
 
 
 def parse(uri: str, display_uri: str) -> HubAddress:
-    """Parse the address of a dataset; messages quote `display_uri`."""
+    """Parse the address of a dataset or a model; messages quote `display_uri`."""
     uri = uri.rstrip("/")
     match = _URI.fullmatch(uri)
     if not match:
@@ -40,9 +41,12 @@ def parse(uri: str, display_uri: str) -> HubAddress:
             f"{display_uri!r} is not the address of a dataset on the Hub; write "
             f"hf://datasets/ORG/NAME[@REVISION][/FOLDER]{hint}"
         )
-    repository, revision, folder = match.groups()
+    kind, repository, revision, folder = match.groups()
     return HubAddress(
-        repository, "refs/convert/parquet" if revision == _PARQUET_REVISION else revision and unquote(revision), folder
+        "models" if kind == "models" else "datasets",
+        repository,
+        "refs/convert/parquet" if revision == _PARQUET_REVISION else revision and unquote(revision),
+        folder,
     )
 
 

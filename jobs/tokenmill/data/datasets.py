@@ -34,7 +34,7 @@ class WeightedDataset:
 
     `share` is between 0 and 1. `label` is the option that names the dataset. `empty` counts pairs without tokens; they
     are left out, because Megatron-LM cannot map an empty file. `single_pair` is true when the user named one pair
-    instead of a directory.
+    instead of a directory. `origin` is the address of the text, with its commit if it has one.
     """
 
     label: str
@@ -44,6 +44,7 @@ class WeightedDataset:
     empty: int = 0
     share: float = 1.0
     single_pair: bool = False
+    origin: str = ""
 
     @cached_property
     def tokens(self) -> int:

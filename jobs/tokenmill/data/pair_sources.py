@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tokenmill.data.datasets import Pair, WeightedDataset
 from tokenmill.data.split import DatasetLabels
 from tokenmill.errors import RequestError
+from tokenmill.flow.contract import Origin
 
 if TYPE_CHECKING:
     from tokenmill.tokens.dataset import Dataset
@@ -77,7 +78,13 @@ def open_source(
         ),
         empty=len(empty),
         single_pair=single_pair,
+        origin=_describe_origin(dataset.manifest.source),
     )
+
+
+def _describe_origin(origin: Origin) -> str:
+    """Return the address of a dataset's text, with its commit if it has one."""
+    return f"{origin.uri or ''}{f'@{origin.commit}' if origin.commit else ''}"
 
 
 def is_directory(path: Path) -> bool:

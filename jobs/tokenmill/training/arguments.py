@@ -61,6 +61,7 @@ def _model(settings: Settings) -> list[str]:
         add_qkv_bias=model.add_qkv_bias,
         qk_layernorm=model.qk_layernorm,
         untie_embeddings_and_output_weights=model.untie_embeddings,
+        padded_vocab_size=settings.layout().padded_vocab if model.embedding_rows else None,
         use_mcore_models=True,
         transformer_impl="transformer_engine" if settings.trainer.backend == "nccl" else "local",
         attention_backend="auto",

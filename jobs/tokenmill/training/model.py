@@ -78,6 +78,8 @@ class Model(msgspec.Struct, rename="camel", forbid_unknown_fields=True, frozen=T
     """Weight of the loss that balances the experts."""
     vocabulary_size: int = 50_257
     """Tokens of the vocabulary; only planning uses it."""
+    embedding_rows: int | None = None
+    """Rows of the embedding of an imported model; when null Megatron-LM pads the vocabulary of the data's tokenizer."""
     tensor_model_parallel_size: int = 1
     """GPUs that share a layer, unless `parallelism` sets it."""
     pipeline_model_parallel_size: int = 1
@@ -113,6 +115,7 @@ class Model(msgspec.Struct, rename="camel", forbid_unknown_fields=True, frozen=T
             "untied": self.untie_embeddings,
             "learned_positions": self.position_embedding == "learned_absolute",
             "bias": self.add_bias_linear,
+            "embedding_rows": self.embedding_rows,
         }
 
 

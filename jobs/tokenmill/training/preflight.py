@@ -13,6 +13,8 @@ from pathlib import Path
 from socket import gethostname
 
 from tokenmill.errors import RequestError
+from tokenmill.training.checkpoints.repair import TRACKER
+from tokenmill.training.convert.initial_weights import find_problems as find_initial_weight_problems
 from tokenmill.training.data.datasets import TrainingData
 from tokenmill.training.frameworks import FRAMEWORKS, find_framework_problems, find_program, model_bytes
 from tokenmill.training.planner.layout import Layout, find_argument_errors, find_runtime_errors
@@ -58,6 +60,7 @@ def check_run(settings: Settings, data: TrainingData, *, machine: bool) -> Prefl
         *_check_sft(settings),
         *find_framework_problems(settings),
         *_check_memory(settings, layout),
+        *_check_initial_weights(settings, data, layout),
     ]
     messages, node_problems = _describe_run(settings, layout), []
     if machine:
@@ -199,6 +202,19 @@ def _check_sft(settings: Settings) -> list[str]:
             "Engine's attention can separate; set it to nccl, and use GPUs"
         )
     return problems
+
+
+def _check_initial_weights(settings: Settings, data: TrainingData, layout: Layout) -> list[str]:
+    """Return the problems of checkpoint.loadPath, which a run reads while it has no checkpoint of its own."""
+    path, load_path = Path(settings.checkpoint.path), settings.checkpoint.load_path
+    if not load_path or settings.trainer.framework != MEGATRON_LM or (path / TRACKER).exists():
+        return []
+    if not Path(load_path).is_dir():
+        return [
+            f"there is no directory {load_path} (checkpoint.loadPath); import a model into it with tokenmill "
+            "checkpoint import, or specify another directory"
+        ]
+    return find_initial_weight_problems(Path(load_path), settings.model, layout, data.tokenizer)
 
 
 def _check_memory(settings: Settings, layout: Layout) -> list[str]:

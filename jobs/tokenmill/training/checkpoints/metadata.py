@@ -264,6 +264,12 @@ class _Machine:
         if self.stack[-1] is not _COLLECTION:
             raise Damage(".metadata is damaged: it appends to a value that is not a list")
 
+    def check_set_items(self, items: list[Any]) -> list[Any]:
+        """Return the items of a set, after a check that none is a collection: Python would hash all of its content."""
+        if any(item is _COLLECTION or item is _ENUM_ARGUMENTS for item in items):
+            raise Damage(".metadata has a collection in a set, which no checkpoint needs: do not load it")
+        return items
+
     # -- memo
 
     def memoize(self, index: int | None = None) -> None:
@@ -346,8 +352,8 @@ _OPCODE_HANDLERS: dict[int, Callable[[_Machine], Any]] = {
         b"s": _Machine.put_item,
         b"u": lambda m: m.put_items(m.pop_mark()),
         b"\x8f": lambda m: m.stack.append(_COLLECTION),
-        b"\x90": lambda m: m.append_items(m.pop_mark()),
-        b"\x91": lambda m: m.push_tuple(m.pop_mark()),
+        b"\x90": lambda m: m.append_items(m.check_set_items(m.pop_mark())),
+        b"\x91": lambda m: m.push_tuple(m.check_set_items(m.pop_mark())),
         # the memo
         b"\x94": _Machine.memoize,
         b"q": lambda m: m.memoize(m.read_integer(1)),

@@ -49,6 +49,7 @@ class Layout:
     bias: bool = True
     vocab_size: int = 128_256
     vocab_divisible_by: int = 128
+    embedding_rows: int | None = None
 
     @property
     def model_parallel(self) -> int:
@@ -91,9 +92,12 @@ class Layout:
 
     @property
     def padded_vocab(self) -> int:
-        """Rows of the embedding: the vocabulary rounded up to a multiple of `vocab_divisible_by` x tensor parallel."""
-        multiple = self.vocab_divisible_by * self.tensor
-        return ceil(self.vocab_size / multiple) * multiple
+        """Rows of the embedding: the vocabulary rounded up to a multiple of `vocab_divisible_by` x tensor parallel.
+
+        The embedding of an imported model keeps its rows, rounded up to a multiple of tensor parallel.
+        """
+        multiple = self.tensor if self.embedding_rows else self.vocab_divisible_by * self.tensor
+        return ceil((self.embedding_rows or self.vocab_size) / multiple) * multiple
 
     @property
     def sequence_parallel_on(self) -> bool:

@@ -11,6 +11,8 @@ from tokenmill.errors import TokenmillError
 from tokenmill.training.arguments import megatron_arguments, sft_arguments
 from tokenmill.training.checkpoints import repair as checkpoints
 from tokenmill.training.checkpoints.identity import Identity, build_identity
+from tokenmill.training.checkpoints.model_record import ModelRecord, build_model_record
+from tokenmill.training.convert.initial_weights import read_initial_record
 from tokenmill.training.data.flags import write_data_arguments
 from tokenmill.training.data.resolve import resolve
 from tokenmill.training.data.summary import summarize
@@ -34,6 +36,9 @@ class TrainingRun:
     node_problems: list[str]
     """Why this machine cannot train; another machine may be able to."""
     identity: Identity
+    model_record: ModelRecord
+    tokenizer: Path
+    """Directory of the tokenizer of the data."""
 
     @property
     def checkpoints(self) -> Path:
@@ -84,4 +89,12 @@ def prepare(path: Path, *, scratch: Path, dry_run: bool = False) -> TrainingRun:
         messages,
         preflight.node_problems,
         identity,
+        build_model_record(
+            settings.model,
+            data,
+            training.global_batch_size or 0,
+            settings.checkpoint.load_path,
+            read_initial_record(settings.checkpoint.load_path),
+        ),
+        data.tokenizer,
     )

@@ -21,6 +21,7 @@ from tokenmill.files.explain import explain_os_errors
 from tokenmill.files.mounts import directory_cache_seconds
 from tokenmill.training.checkpoints import repair as checkpoints
 from tokenmill.training.checkpoints.identity import check_identity
+from tokenmill.training.checkpoints.model_record import write_model_record
 from tokenmill.training.data.index import build_index, remove_truncated_files
 from tokenmill.training.data.resolve import resolve
 from tokenmill.training.preflight import describe_problems
@@ -135,6 +136,8 @@ def _run_attempt(run: TrainingRun, records: RunRecords, lease: CheckpointLease, 
     allow_change = settings.dataset.allow_change
     for line in check_identity(records.directory, start.iteration, run.identity, allow_change=allow_change):
         log(line)
+    if run.is_megatron_lm:
+        write_model_record(run.checkpoints, run.model_record, run.tokenizer)
     for path in remove_truncated_files(run.cache, shared=settings.dataset.cache_path is not None):
         log(f"removed {path}: the file is truncated, and Megatron-LM would fail with it at every start")
     if start.iteration >= run.target:

@@ -1,0 +1,436 @@
+"""Megatron-LM -> Hugging Face: the weights of a torch_dist checkpoint as a model that transformers loads.
+
+    OUT/model-00001-of-0000N.safetensors, model.safetensors.index.json
+    OUT/tokenizer.json, ..., generation_config.json, README.md
+    OUT/config.json   written last: without it nothing loads the directory
+
+The architecture, the data and the tokenizer come from the record that a run writes next to its checkpoints
+(`checkpoints.model_record`), or from an import. The parts of a tensor may have any layout: tensor, pipeline and expert
+parallelism of the run do not matter. The conversion holds one tensor of a layer in memory, and continues with the first
+unfinished file after a kill.
+"""
+
+import math
+import os
+import shutil
+import zlib
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from tokenmill.errors import RequestError
+from tokenmill.files.codec import content_id, read_json, readable_json
+from tokenmill.flow.progress import Reporter, format_bytes
+from tokenmill.tokens.tokenizer_files import KNOWN_FILES
+from tokenmill.training.checkpoints.metadata import Damage
+from tokenmill.training.checkpoints.model_record import MODEL_RECORD, TOKENIZER, ModelRecord, read_model_record
+from tokenmill.training.checkpoints.repair import examine_tracked, list_checkpoints
+from tokenmill.training.checkpoints.torch_dist import RELEASE, Checkpoint, examine
+from tokenmill.training.convert import importer
+from tokenmill.training.convert.archive import TORCH_DTYPES, locate_tensor
+from tokenmill.training.convert.huggingface import (
+    CONFIG,
+    build_config,
+    choose_family,
+    has_same_architecture,
+    parse_config,
+)
+from tokenmill.training.convert.importer import GENERATION_CONFIG, ImportRecord, read_import
+from tokenmill.training.convert.mapping import EMBEDDING, LAYERS, VOCABULARY_KEYS, Family, HubTensor, Piece, list_pieces
+from tokenmill.training.convert.metadata import CheckpointTensor, Part, read_metadata
+from tokenmill.training.convert.model_card import ExportedModel, write_model_card
+from tokenmill.training.convert.output import BLOCK_BYTES, ConversionOutput
+from tokenmill.training.convert.safetensors import ELEMENT_BYTES, INDEX, SINGLE, encode_header, encode_index
+from tokenmill.training.model import Model
+
+SHARD_BYTES = 5_000_000_000
+"""Maximum bytes of the tensors of a weight file, as in transformers; a larger tensor has its own file."""
+
+_WEIGHTS = ("embedding.", "decoder.", "output_layer.")
+"""Starts of the keys of weights; the optimizer and other states have other keys."""
+
+
+class ExportPlan(NamedTuple):
+    """A checked export."""
+
+    checkpoint: Checkpoint
+    model: Model
+    config: dict[str, Any]
+    generation_config: dict[str, Any] | None
+    pieces: list[Piece]
+    tensors: dict[str, CheckpointTensor]
+    """The tensors of the checkpoint by key."""
+    tokenizer: Path | None
+    """Directory of the tokenizer's files."""
+    record: ModelRecord | None
+    base: ImportRecord | None
+    """The model that was imported at the start."""
+    contract: str
+
+
+def plan_export(directory: Path, *, iteration: int | None = None, model: Model | None = None) -> ExportPlan:
+    """Check a checkpoint, and return how to export it; nothing is written.
+
+    Args:
+        directory: the checkpoints of a run, or an import.
+        iteration: the checkpoint to export; by default the one that the tracker names.
+        model: the architecture, for checkpoints without a record.
+
+    Raises:
+        RequestError: there is no complete checkpoint, its tensors are not those of the architecture, transformers has
+        no
+            such architecture, or nothing records the architecture.
+    """
+    checkpoint = _choose_checkpoint(directory, iteration)
+    record = read_model_record(directory)
+    base = read_import(directory)
+    if base is None and record is not None and record.initial is not None:
+        base = msgspec.convert(record.initial, ImportRecord)
+    if model is None:
+        if record is None and base is None:
+            raise RequestError(
+                f"nothing in {directory} records the architecture of its checkpoints ({MODEL_RECORD}); specify it with "
+                "--model: the name of a preset, or a file of values such as model.yaml"
+            )
+        model = record.model if record else base.model  # type: ignore[union-attr]
+    try:
+        tensors = read_metadata((checkpoint.path / ".metadata").read_bytes())
+    except Damage as problem:
+        raise RequestError(f"{checkpoint.path}: {problem}; use another checkpoint of the run") from None
+    vocabulary = _choose_vocabulary(model, record, base, tensors)
+    family, config = _choose_config(model, record, base, vocabulary, tensors)
+    prefix = "transformer." if family == "gpt2" else ""
+    pieces = list_pieces(model, family, vocabulary, prefix)
+    pieces = [_adapt(piece, tensors) for piece in pieces]
+    _check_tensors(checkpoint, pieces, tensors)
+    _check_parts(checkpoint, pieces, tensors)
+    tokenizer = next((path for path in (directory / TOKENIZER, directory / importer.TOKENIZER) if path.is_dir()), None)
+    identity = {
+        "config": config,
+        "pieces": len(pieces),
+        "metadata": content_id((checkpoint.path / ".metadata").read_bytes().hex()),
+        "shard": SHARD_BYTES,
+    }
+    generation = base.generation_config if base else None
+    return ExportPlan(
+        checkpoint, model, config, generation, pieces, tensors, tokenizer, record, base, content_id(identity)
+    )
+
+
+def export_model(plan: ExportPlan, output: Path, reporter: Reporter) -> None:
+    """Write the weights, the configuration, the tokenizer and a model card of a planned export.
+
+    Raises:
+        RequestError: the directory contains another model, has too little space, or a tensor is damaged.
+    """
+    conversion = ConversionOutput(output, "export")
+    if os.path.lexists(output) and not output.is_dir():
+        raise RequestError(f"{output} is not a directory; use the path of a new directory")
+    shards = _plan_shards(plan)
+    names = list(shards)
+    done_path = conversion.records / "export.json"
+    finished = _read_contract(done_path)
+    if (output / CONFIG).exists():
+        if finished == plan.contract:
+            return reporter.log(f"export: {output} already contains this checkpoint")
+        raise RequestError(f"{output} contains another model; use an empty directory")
+    total = sum(_bytes(plan, tensor) for tensors in shards.values() for _, tensor in tensors)
+    with conversion.hold():
+        free = shutil.disk_usage(output).free + sum(path.stat().st_size for path in output.glob("*.safetensors"))
+        if free < total:
+            raise RequestError(
+                f"the model needs {format_bytes(total)}, but {output} has {format_bytes(free)} of free space; "
+                "free space there, or use a larger volume"
+            )
+        files_done = [0]
+        hashes: dict[str, str] = {}
+        with reporter.progress("export", total, len(names), lambda: (conversion.bytes_done, files_done[0])):
+            for number, (name, tensors) in enumerate(shards.items()):
+                contract = content_id([plan.contract, number, len(names)])
+                record = conversion.finished(name, contract) or conversion.write(
+                    name, contract, _encode_shard(plan, tensors)
+                )
+                hashes[name] = record.sha256
+                files_done[0] += 1
+        tree = conversion.tree
+        if len(names) > 1:
+            sizes = {
+                name: {tensor.name: _bytes(plan, tensor) for _, tensor in tensors} for name, tensors in shards.items()
+            }
+            tree.write_atomic(output / INDEX, encode_index(sizes))
+        if plan.tokenizer:
+            for name in sorted(KNOWN_FILES - {CONFIG, GENERATION_CONFIG}):
+                if (plan.tokenizer / name).is_file():
+                    tree.write_atomic(output / name, (plan.tokenizer / name).read_bytes())
+        generation = plan.generation_config or _generation_config(plan)
+        tree.write_atomic(output / GENERATION_CONFIG, readable_json(generation))
+        tree.write_atomic(output / "README.md", write_model_card(_describe_model(plan), hashes).encode())
+        conversion.remove_unused(names)
+        tree.write_atomic(done_path, readable_json({"contract": plan.contract, "sha256": hashes}))
+        tree.write_atomic(output / CONFIG, readable_json(plan.config))
+    return None
+
+
+def _describe_model(plan: ExportPlan) -> ExportedModel:
+    parameters = sum(math.prod(piece.shape) for piece in plan.pieces)
+    base = (plan.base.uri, plan.base.revision) if plan.base else None
+    iteration = None if plan.checkpoint.path.name == RELEASE else plan.checkpoint.iteration
+    return ExportedModel(plan.config["architectures"][0], parameters, base, iteration, plan.record)
+
+
+def _read_contract(path: Path) -> str | None:
+    value = read_json(path)
+    return value.get("contract") if isinstance(value, dict) else None
+
+
+def _generation_config(plan: ExportPlan) -> dict[str, Any]:
+    """Return a generation config with the tokens of the model's config."""
+    names = ("bos_token_id", "eos_token_id", "pad_token_id")
+    return {name: plan.config[name] for name in names if plan.config.get(name) is not None}
+
+
+# -- checks
+
+
+def _choose_checkpoint(directory: Path, iteration: int | None) -> Checkpoint:
+    if not directory.is_dir():
+        raise RequestError(f"{directory} is not a directory; specify the directory of a run's checkpoints")
+    if iteration is None:
+        checkpoint = examine_tracked(directory, full=True)
+        if checkpoint is None:
+            raise RequestError(f"{directory} has no finished checkpoint; wait for a save, or specify another directory")
+    else:
+        saved = {candidate.iteration: candidate for candidate in list_checkpoints(directory)}
+        if iteration not in saved:
+            raise RequestError(
+                f"{directory} has no checkpoint of iteration {iteration:,}; choose one of "
+                f"{', '.join(map(str, sorted(saved))) or 'another directory'}"
+            )
+        checkpoint = examine(saved[iteration].path, full=True)
+    if not checkpoint.complete:
+        raise RequestError(
+            f"{checkpoint.path} is not complete: {checkpoint.state}; choose another with --iteration (see tokenmill "
+            f"checkpoint list {directory})"
+        )
+    return checkpoint
+
+
+def _choose_vocabulary(
+    model: Model, record: ModelRecord | None, base: ImportRecord | None, tensors: dict[str, CheckpointTensor]
+) -> int:
+    """Return the rows of the embedding to export: Megatron-LM pads the embedding, and transformers does not."""
+    embedding = tensors.get(EMBEDDING)
+    rows = embedding.shape[0] if embedding and embedding.shape else 0
+    wanted = base.model.embedding_rows if base else record.vocabulary if record else None
+    return min(rows, wanted or rows) or 1
+
+
+def _choose_config(
+    model: Model,
+    record: ModelRecord | None,
+    base: ImportRecord | None,
+    vocabulary: int,
+    tensors: dict[str, CheckpointTensor],
+) -> tuple[Family, dict[str, Any]]:
+    """Return the family and the config.json: that of the imported model, if the architecture is still the same."""
+    embedding = tensors.get(EMBEDDING)
+    dtype = TORCH_DTYPES.get(embedding.dtype if embedding else "BF16", "bfloat16")
+    if base is not None:
+        imported = parse_config(base.config, base.model.name, CONFIG)
+        if has_same_architecture(imported.model, model):
+            config = {**base.config, "vocab_size": vocabulary}
+            key = "dtype" if "dtype" in config else "torch_dtype"
+            return imported.family, {**config, key: dtype}
+    family = choose_family(model)[1]
+    eod = record.eod if record else None
+    return family, build_config(model, vocabulary, dtype, eos=eod, bos=None)
+
+
+def _adapt(piece: Piece, tensors: dict[str, CheckpointTensor]) -> Piece:
+    """Return a piece under the name that the checkpoint has for it: an alias, or one name for each layer."""
+    for key in piece.keys:
+        if key in tensors:
+            return piece._replace(key=key, alias=None)
+        if key.startswith(LAYERS) and piece.position:
+            own = f"{LAYERS}{piece.position[0]}.{key.removeprefix(LAYERS)}"
+            if own in tensors:
+                return piece._replace(key=own, alias=None, position=piece.position[1:], extent=piece.extent[1:])
+    return piece
+
+
+def _check_tensors(checkpoint: Checkpoint, pieces: list[Piece], tensors: dict[str, CheckpointTensor]) -> None:
+    """Raise RequestError with names and shapes unless the weights are exactly those of the architecture."""
+    expected = {piece.key: piece.global_shape for piece in pieces}
+    missing = [f"{key} {list(shape)}" for key, shape in sorted(expected.items()) if key not in tensors]
+    aliases = {key for piece in pieces for key in piece.keys}
+    extra = [
+        f"{key} {list(tensor.shape)}"
+        for key, tensor in sorted(tensors.items())
+        if key.startswith(_WEIGHTS) and key not in expected and key not in aliases and not _is_alias(key, expected)
+    ]
+    shapes = [
+        f"{key} is {list(tensors[key].shape)}, expected {list(shape)}"
+        for key, shape in sorted(expected.items())
+        if key in tensors and not _fits(key, tensors[key].shape, shape)
+    ]
+    dtypes = [
+        f"{key} is {tensors[key].dtype}, supported are {', '.join(ELEMENT_BYTES)}"
+        for key in sorted(expected)
+        if key in tensors and tensors[key].dtype not in ELEMENT_BYTES
+    ]
+    listed = ((missing, "missing: "), (extra, "not part of the architecture: "), (shapes, ""), (dtypes, ""))
+    if problems := [text + importer.list_some(items, "; ") for items, text in listed if items]:
+        raise RequestError(
+            f"the weights in {checkpoint.path} are not those of the architecture:\n"
+            + "\n".join(f"  - {problem}" for problem in problems)
+            + "\nspecify the architecture of the run with --model"
+        )
+
+
+def _is_alias(key: str, expected: dict[str, tuple[int, ...]]) -> bool:
+    """Return whether a key is the second name of an expected tensor, which an import of a model with experts has."""
+    second = f"{LAYERS}mlp.linear_fc1.layer_norm_weight", f"{LAYERS}pre_mlp_layernorm.weight"
+    return key in second and bool(expected.keys() & set(second))
+
+
+def _fits(key: str, stored: tuple[int, ...], expected: tuple[int, ...]) -> bool:
+    if key in VOCABULARY_KEYS and len(stored) == len(expected):
+        return stored[0] >= expected[0] and stored[1:] == expected[1:]
+    return stored == expected
+
+
+def _check_parts(checkpoint: Checkpoint, pieces: list[Piece], tensors: dict[str, CheckpointTensor]) -> None:
+    """Raise RequestError unless the parts of each tensor cover it exactly once."""
+    for key in dict.fromkeys(piece.key for piece in pieces):
+        tensor = tensors[key]
+        covered = sum(math.prod(part.sizes) for part in tensor.parts)
+        if covered != math.prod(tensor.shape) or len({part.offsets for part in tensor.parts}) != len(tensor.parts):
+            raise RequestError(
+                f"{checkpoint.path}: the parts of {key} have {covered:,} of {math.prod(tensor.shape):,} elements; use "
+                "another checkpoint of the run"
+            )
+
+
+# -- the weight files
+
+
+def _plan_shards(plan: ExportPlan) -> dict[str, list[tuple[Piece, HubTensor]]]:
+    """Return the tensors of each weight file, in the order of the layers."""
+    groups: list[list[tuple[Piece, HubTensor]]] = [[]]
+    size = 0
+    for piece in plan.pieces:
+        for tensor in piece.tensors:
+            length = _bytes(plan, tensor, piece)
+            if groups[-1] and size + length > SHARD_BYTES:
+                groups.append([])
+                size = 0
+            groups[-1].append((piece, tensor))
+            size += length
+    if len(groups) == 1:
+        return {SINGLE: groups[0]}
+    return {f"model-{n:05d}-of-{len(groups):05d}.safetensors": group for n, group in enumerate(groups, 1)}
+
+
+def _bytes(plan: ExportPlan, tensor: HubTensor, piece: Piece | None = None) -> int:
+    if piece is None:
+        piece = next(piece for piece in plan.pieces if tensor in piece.tensors)
+    return math.prod(tensor.shape) * ELEMENT_BYTES[plan.tensors[piece.key].dtype]
+
+
+def _encode_shard(plan: ExportPlan, tensors: list[tuple[Piece, HubTensor]]) -> Iterator[bytes | memoryview]:
+    yield encode_header(
+        {tensor.name: (plan.tensors[piece.key].dtype, tensor.stored_shape) for piece, tensor in tensors}
+    )
+    with _CheckpointReader(plan) as reader:
+        for piece, tensor in tensors:
+            data = np.ascontiguousarray(reader.read(piece, tensor)).data.cast("B")
+            for start in range(0, len(data), BLOCK_BYTES):
+                yield data[start : start + BLOCK_BYTES]
+
+
+class _CheckpointReader:
+    """Reads the tensors of Hugging Face from the parts of a checkpoint."""
+
+    def __init__(self, plan: ExportPlan) -> None:
+        self._plan = plan
+        self._files: dict[str, IO[bytes]] = {}
+        self._stack = ExitStack()
+        self._last: tuple[Piece, np.ndarray[Any, Any]] | None = None
+
+    def __enter__(self) -> "_CheckpointReader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def read(self, piece: Piece, tensor: HubTensor) -> "np.ndarray[Any, Any]":
+        """Return the elements of a tensor, as unsigned integers of the same size, in the shape that it is stored in."""
+        if self._last is None or self._last[0] is not piece:
+            self._last = None  # frees the memory first
+            self._last = piece, self._assemble(piece)
+        array = self._last[1]
+        if len(piece.tensors) == 1 and len(piece.rows) == 1:
+            result = array
+        else:
+            result = np.empty(tensor.shape, array.dtype)
+            position = 0
+            for rows in piece.rows:
+                if rows.tensor == tensor.name:
+                    result[rows.first : rows.first + rows.length] = array[position : position + rows.length]
+                position += rows.length
+        return result.T if tensor.transposed else result
+
+    def _assemble(self, piece: Piece) -> "np.ndarray[Any, Any]":
+        """Return a piece, joined from the parts of the checkpoint that overlap it."""
+        tensor = self._plan.tensors[piece.key]
+        kind = np.dtype(f"u{ELEMENT_BYTES[tensor.dtype]}")
+        array = np.empty(piece.shape, kind)
+        lead = len(piece.position)
+        for part in tensor.parts:
+            ahead = zip(part.offsets[:lead], part.sizes[:lead], piece.position, strict=True)
+            if not all(offset <= index < offset + size for offset, size, index in ahead):
+                continue
+            bounds = [
+                (offset, min(offset + size, limit))
+                for offset, size, limit in zip(part.offsets[lead:], part.sizes[lead:], piece.shape, strict=True)
+            ]
+            if any(start >= stop for start, stop in bounds):  # rows that pad the vocabulary
+                continue
+            data = self._read_part(piece.key, part, tensor.dtype).view(kind).reshape(part.sizes)
+            data = data[
+                tuple(index - offset for index, offset in zip(piece.position, part.offsets[:lead], strict=True))
+            ]
+            inside = tuple(slice(0, stop - start) for start, stop in bounds)
+            array[tuple(slice(start, stop) for start, stop in bounds)] = data[inside]
+        return array
+
+    def _read_part(self, key: str, part: Part, dtype: str) -> "np.ndarray[Any, Any]":
+        path = self._plan.checkpoint.path / part.file
+        file = self._files.get(part.file)
+        if file is None:
+            file = self._files[part.file] = self._stack.enter_context(path.open("rb"))
+        try:
+            stored = locate_tensor(file, part.start, part.length)
+            if (stored.dtype, stored.shape) != (dtype, part.sizes):
+                raise Damage(f"it contains {stored.dtype} {list(stored.shape)}, not {dtype} {list(part.sizes)}")
+            buffer = np.empty(stored.bytes, np.uint8)
+            file.seek(stored.start)
+            view = buffer.data
+            position = 0
+            while position < stored.bytes:
+                count = file.readinto(view[position:])  # type: ignore[attr-defined]
+                if not count:
+                    raise Damage("it is truncated")
+                position += count
+            if zlib.crc32(view) != stored.checksum:
+                raise Damage("its bytes do not have the checksum that was saved with them")
+        except Damage as problem:
+            raise RequestError(
+                f"{path}: the part {list(part.offsets)} of {key} is damaged: {problem}; use another checkpoint of "
+                "the run"
+            ) from None
+        return buffer
