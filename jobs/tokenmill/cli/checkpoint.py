@@ -179,31 +179,40 @@ def import_(
 
     Supported are Llama 3, Qwen 2.5, Qwen 3, Mistral, Mixtral and GPT-2. An interrupted import continues.
     """
-    from tokenmill.cli.model_source import open_model_source
+    from tokenmill.cli.model_source import open_model, parse_model_source
     from tokenmill.files.explain import explain_os_errors
-    from tokenmill.flow.progress import Reporter, format_bytes
-    from tokenmill.training.convert.importer import MODEL_VALUES, check_data_tokenizer, import_model, plan_import
+    from tokenmill.flow.progress import Reporter
+    from tokenmill.training.convert import importer
 
     reporter = Reporter(json_lines=json)
-    with explain_os_errors(directory), open_model_source(source, revision, endpoint, directory, reporter) as model:
-        plan = plan_import(model.directory, model.source)
+    model_source = parse_model_source(source, revision)
+    importer.check_directory(directory)
+    record = importer.find_finished_import(directory, model_source)
+    if record is not None:
         if data is not None:
-            check_data_tokenizer(plan, data)
-        record = import_model(plan, directory, reporter)
+            importer.check_data_tokenizer(directory / importer.TOKENIZER, record.model.embedding_rows or 0, data)
+        reporter.log(
+            f"import: {directory} already contains this model; tokenmill checkpoint verify compares its hashes"
+        )
+    else:
+        with explain_os_errors(directory), open_model(model_source, endpoint, directory, reporter) as files:
+            plan = importer.plan_import(files.directory, files.source)
+            if data is not None:
+                importer.check_data_tokenizer(files.directory, plan.model.embedding_rows, data)
+            record = importer.import_model(plan, directory, reporter)
     if json:
         event = {
             "event": "import",
             "path": str(directory),
             "source": record.uri,
             "revision": record.revision,
-            "bytes": plan.bytes,
             "dtype": record.dtype,
         }
         sys.stdout.write(jsonlib.dumps(event) + "\n")
         return
     sys.stdout.write(
-        f"import: complete, {format_bytes(plan.bytes)} of {record.dtype} weights of {record.model.name}: {directory}\n"
-        f"next: start a run with -f {directory / MODEL_VALUES} and checkpoint.loadPath {directory}\n"
+        f"import: complete, {record.dtype} weights of {record.model.name}: {directory}\n"
+        f"next: start a run with -f {directory / importer.MODEL_VALUES} and checkpoint.loadPath {directory}\n"
     )
 
 

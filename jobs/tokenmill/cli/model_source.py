@@ -5,10 +5,12 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 from tokenmill.errors import RequestError
 from tokenmill.flow.progress import Reporter
+from tokenmill.training.convert.huggingface import CONFIG, read_config
 from tokenmill.training.convert.importer import Source
 
 FILES = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja")
@@ -27,46 +29,63 @@ class ModelFiles(NamedTuple):
     source: Source
 
 
-@contextmanager
-def open_model_source(
-    text: str, revision: str | None, endpoint: str | None, output: Path, reporter: Reporter
-) -> Iterator[ModelFiles]:
-    """Yield the files of a model; those of the Hub are downloaded below `output`, and removed after the block.
+def parse_model_source(text: str, revision: str | None) -> Source:
+    """Return the address of a model, and the revision that was requested.
 
     Raises:
-        RequestError: the address is invalid, or the model does not exist.
+        RequestError: there is no such directory, or the address is invalid.
     """
     if not text.startswith("hf://"):
-        directory = Path(text)
-        if not directory.is_dir():
+        if not Path(text).is_dir():
             raise RequestError(f"there is no directory {text}; for a model on the Hub, use hf://ORG/MODEL")
         if revision:
             raise RequestError(f"{text} is a directory, which has no revision {revision}; remove --revision")
-        yield ModelFiles(directory, Source(text))
-        return
+        return Source(text)
     match = _MODEL.fullmatch(text)
     if match is None:
         raise RequestError(f"{text!r} is not the address of a model; write hf://ORG/MODEL[@REVISION]")
     name, named_revision = match.groups()
     if revision and named_revision and revision != named_revision:
         raise RequestError(f"--revision {revision} contradicts the revision in {text}; remove one of them")
-    if output.exists() and not output.is_dir():
-        raise RequestError(f"{output} is not a directory; use the path of a new directory")
+    return Source(f"hf://{name}", revision or named_revision)
+
+
+@contextmanager
+def open_model(source: Source, endpoint: str | None, output: Path, reporter: Reporter) -> Iterator[ModelFiles]:
+    """Yield the files of a model; those of the Hub are downloaded below `output`, and removed after the block.
+
+    Raises:
+        RequestError: the model does not exist, or its architecture is not supported.
+    """
+    if not source.uri.startswith("hf://"):
+        yield ModelFiles(Path(source.uri), source)
+        return
+    name = source.uri.removeprefix("hf://")
+    with TemporaryDirectory(prefix="tokenmill-import-") as scratch:  # refuse a model before its weights are downloaded
+        commit = _download(name, source.revision, endpoint, (CONFIG,), Path(scratch), reporter)
+        read_config(Path(scratch), name)
     directory = output / ".tokenmill" / "import" / "source"
-    commit = _download(f"hf://models/{name}", revision or named_revision, endpoint, directory, reporter)
-    yield ModelFiles(directory, Source(f"hf://{name}", commit))
+    commit = _download(name, commit or source.revision, endpoint, FILES, directory, reporter)
+    yield ModelFiles(directory, Source(source.uri, commit))
     shutil.rmtree(directory)
 
 
-def _download(uri: str, revision: str | None, endpoint: str | None, directory: Path, reporter: Reporter) -> str | None:
-    """Download the files of a model, with checked hashes, and return the commit."""
+def _download(
+    name: str,
+    revision: str | None,
+    endpoint: str | None,
+    include: tuple[str, ...],
+    directory: Path,
+    reporter: Reporter,
+) -> str | None:
+    """Download files of a model, with checked hashes, and return the commit."""
     from tokenmill.corpus.options import SourceOptions
     from tokenmill.flow.run import run_stage
     from tokenmill.flow.stage import StageRun
     from tokenmill.selection import Selection
     from tokenmill.stages.download import Download
 
-    selection = Selection(include=FILES, exclude=OTHER_FILES, split="any")
+    selection = Selection(include=include, exclude=OTHER_FILES, split="any")
     options = SourceOptions(revision=revision, endpoint=endpoint)
-    summary = run_stage(Download(uri=uri, output=directory, selection=selection, source=options), StageRun(reporter))
-    return summary.plan.source.commit
+    stage = Download(uri=f"hf://models/{name}", output=directory, selection=selection, source=options)
+    return run_stage(stage, StageRun(reporter)).plan.source.commit

@@ -134,9 +134,7 @@ def export_model(plan: ExportPlan, output: Path, reporter: Reporter) -> None:
     names = list(shards)
     done_path = conversion.records / "export.json"
     finished = _read_contract(done_path)
-    if (output / CONFIG).exists():
-        if finished == plan.contract:
-            return reporter.log(f"export: {output} already contains this checkpoint")
+    if (output / CONFIG).exists() and finished != plan.contract:
         raise RequestError(f"{output} contains another model; use an empty directory")
     total = sum(_bytes(plan, tensor) for tensors in shards.values() for _, tensor in tensors)
     with conversion.hold():
@@ -172,7 +170,6 @@ def export_model(plan: ExportPlan, output: Path, reporter: Reporter) -> None:
         conversion.remove_unused(names)
         tree.write_atomic(done_path, readable_json({"contract": plan.contract, "sha256": hashes}))
         tree.write_atomic(output / CONFIG, readable_json(plan.config))
-    return None
 
 
 def _describe_model(plan: ExportPlan) -> ExportedModel:

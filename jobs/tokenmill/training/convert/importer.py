@@ -127,10 +127,9 @@ def import_model(plan: ImportPlan, output: Path, reporter: Reporter) -> ImportRe
     Raises:
         RequestError: the directory contains another checkpoint, or has too little space.
     """
-    if (finished := read_import(output)) and finished.contract == plan.contract and _is_tracked(output):
-        reporter.log(f"import: {output} already contains this model")
-        return finished
-    _check_output(output, finished)
+    finished = read_import(output)
+    if finished is None or finished.contract != plan.contract:
+        _check_output(output, finished)
     conversion = ConversionOutput(output, "import")
     with conversion.hold():
         _check_space(output, plan)
@@ -206,15 +205,15 @@ def read_model_values(name: str) -> Model:
     )
 
 
-def check_data_tokenizer(plan: ImportPlan, data: Path) -> None:
-    """Check that a dataset has the vocabulary of the model.
+def check_data_tokenizer(tokenizer: Path, rows: int, data: Path) -> None:
+    """Check that a dataset has the vocabulary of a model with a tokenizer and this many rows of the embedding.
 
     Raises:
         RequestError: it has another vocabulary, or the vocabularies cannot be compared.
     """
-    model, dataset = read_vocabulary(plan.directory), read_vocabulary(data / TOKENIZER)
+    model, dataset = read_vocabulary(tokenizer), read_vocabulary(data / TOKENIZER)
     if model is None or dataset is None:
-        missing = plan.directory if model is None else data / TOKENIZER
+        missing = tokenizer if model is None else data / TOKENIZER
         raise RequestError(
             f"{missing} has no tokenizer.json to compare; remove --data, and compare the tokenizers yourself"
         )
@@ -223,7 +222,15 @@ def check_data_tokenizer(plan: ImportPlan, data: Path) -> None:
             f"the tokenizer of {data} is not that of the model: {differences}; run tokenmill preprocess with the "
             "tokenizer of the model"
         )
-    check_embedding_rows(dataset, plan.model.embedding_rows, str(data))
+    check_embedding_rows(dataset, rows, str(data))
+
+
+def find_finished_import(output: Path, source: Source) -> ImportRecord | None:
+    """Return the record of a finished import of a model of the Hub, so that its files are not downloaded again."""
+    record = read_import(output)
+    if record is None or record.revision is None or record.uri != source.uri or not _is_tracked(output):
+        return None
+    return record if source.revision in (None, record.revision) else None
 
 
 def encode_model_values(record: ImportRecord) -> str:
@@ -322,12 +329,12 @@ def _have_same_bytes(first: StoredTensor, second: StoredTensor) -> bool:
         )
 
 
-def _check_output(output: Path, finished: ImportRecord | None) -> None:
-    if finished is not None and _is_tracked(output):
-        raise RequestError(
-            f"{output} contains the import of another model, {finished.uri}"
-            f"{f' at {finished.revision}' if finished.revision else ''}; use an empty directory"
-        )
+def check_directory(output: Path) -> None:
+    """Check that a directory is empty, missing or an import.
+
+    Raises:
+        RequestError: it contains the checkpoints of a run, or is not a directory.
+    """
     if os.path.lexists(output) and not output.is_dir():
         raise RequestError(f"{output} is not a directory; use the path of a new directory")
     if output.is_dir():
@@ -337,6 +344,15 @@ def _check_output(output: Path, finished: ImportRecord | None) -> None:
                 f"{output} contains the checkpoints of a run ({', '.join(sorted(others)[:3]) or TRACKER}); use an "
                 "empty directory"
             )
+
+
+def _check_output(output: Path, finished: ImportRecord | None) -> None:
+    if finished is not None and _is_tracked(output):
+        raise RequestError(
+            f"{output} contains the import of another model, {finished.uri}"
+            f"{f' at {finished.revision}' if finished.revision else ''}; use an empty directory"
+        )
+    check_directory(output)
 
 
 def _is_tracked(output: Path) -> bool:
@@ -513,6 +529,9 @@ def _finish(conversion: ConversionOutput, metadata: bytes, hashes: dict[str, Fil
     import hashlib
 
     tree, release = conversion.tree, conversion.directory / RELEASE
+    for name in tree.names(release):
+        if name.endswith(".distcp") and name not in hashes:  # of an unfinished import of another model
+            tree.unlink(release / name)
     save_format = readable_json({"sharded_backend": "torch_dist", "sharded_backend_version": 1})
     digests = {name: record.sha256 for name, record in hashes.items()}
     digests |= {".metadata": hashlib.sha256(metadata).hexdigest()}

@@ -25,6 +25,7 @@ ITERATION = re.compile(r" iteration\s+(\d{1,15})/\s*\d+ \|")
 _MILLISECONDS = re.compile(r"elapsed time per iteration \(ms\): " + _NUMBER)
 _THROUGHPUT = re.compile(r"throughput per GPU \(TFLOP/s/GPU\): " + _NUMBER)
 _LOSS = re.compile(r"lm loss: " + _NUMBER)
+_GRADIENT_NORM = re.compile(r"grad norm: " + _NUMBER)
 _NAN_ITERATIONS = re.compile(r"number of nan iterations:\s+(\d{1,15})")
 _TRAINING_STARTED = "[before the start of training step] datetime"
 _SAVING, _SAVED = "saving checkpoint at iteration", "successfully saved checkpoint"
@@ -33,7 +34,11 @@ _NO_CHECKPOINT = "will not load any checkpoints and will start from random"
 _CONTROL_CHARACTERS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 _RANK_PREFIX = re.compile(r"\[(?:rank|default)(\d+)\]: ?")
 _TORCHRUN_LOG = re.compile(r"\[?[EWI]\d{4} ")
-_USAGE_ERROR = re.compile(r"(?:\S+\.py|torchrun): error: |\S*python\S*: can't open file ")
+_ERROR_LINE = re.compile(
+    r"(?:\S+\.py|torchrun): error: |\S*python\S*: can't open file "
+    r"|\S*(?:Unexpected result \S+ on rank \d+ at iteration|Got rescheduled on the same GPU)"
+)
+"""Errors without a traceback; after NaN, Megatron-LM ends so that another GPU repeats it (rerun_state_machine.py)."""
 _ROOT_CAUSE = re.compile(r"\s*(rank|exitcode)\s+: (-?\d+) ")
 _EXCEPTION_LINE = re.compile(
     r"((?:[A-Za-z_]\w*\.)+[A-Za-z_]\w*|\w*(?:Error|Exception|Interrupt|Exit|Iteration|Group))(: |:?$)"
@@ -181,8 +186,8 @@ class LogMonitor:
             if not self._in_ignored_exception and not self._in_torchrun_report:
                 self._record_failure(rank, f"{text}: {code}" if text == "AssertionError" and code else text)
             self._in_ignored_exception = False
-        elif _USAGE_ERROR.match(text):
-            self._record_failure(rank, text)
+        elif _ERROR_LINE.match(text):
+            self._record_failure(rank, text.rpartition("rerun_state_machine:")[2])
         elif not _TORCHRUN_LOG.match(text):
             self._last_line = text.strip()[:500]
 
@@ -214,6 +219,9 @@ class LogMonitor:
             messages.append(message)
         if (match := _NAN_ITERATIONS.search(line)) and int(match.group(1)):
             messages.append(f"warning: {match.group(1)} iterations had NaN values and were skipped")
+        norm = _read_number(_GRADIENT_NORM, line)
+        if norm is not None and not math.isfinite(norm):  # Megatron-LM then prints no loss
+            messages.append(f"warning: the norm of the gradient is {norm:g}: the model is no longer trained")
         loss = _read_number(_LOSS, line)
         return messages if loss is None else [*messages, *self._check_loss(loss)]
 
