@@ -5,6 +5,7 @@ unchanged, each with its reason. Every other command is run.
 """
 
 import json
+import math
 import os
 import random
 import shutil
@@ -20,6 +21,10 @@ import yaml
 from e2e.cluster import Namespace, clone, exit_code, node_name
 from e2e.corpus import TOKENIZER, assert_same, content, serve
 from e2e.guide import Instead, LeftOut, Reader, blocks, documents
+from tokenmill.training.convert.huggingface import build_config
+from tokenmill.training.convert.mapping import list_pieces
+from tokenmill.training.convert.safetensors import encode_header
+from tokenmill.training.model import load_preset
 
 pytestmark = pytest.mark.e2e
 
@@ -62,6 +67,9 @@ EKS = [
     Instead("-f values/clusters/eks-p4d.yaml", "-f values/clusters/local.yaml", "no GPU, no EFA"),
     Instead("-f blend.yaml", "-f blend.yaml -f here.yaml", "a small model on two CPUs"),
     Instead("training.iterations=10000", "training.iterations=20", "the run must end soon"),
+    LeftOut("checkpoint.export.enabled=true", "the small trainer saves no weights; test_checkpoint_jobs.py exports"),
+    LeftOut("job/megatron-training-export", "there is no export"),
+    LeftOut("kubectl cp look:/data/exported", "there is no export"),
 ]
 TRAINER: dict[str, Any] = {
     "environmentVariables": {"TRAINER_GLOO": "1"},
@@ -153,8 +161,21 @@ def write_llama(directory: Path) -> None:
     vocabulary |= {f"<entry {number}>": number for number in range(len(vocabulary), 128_256)}
     text = json.dumps(tokenizer).replace("<|endoftext|>", "<|end_of_text|>")
     (directory / "tokenizer.json").write_text(text)
+    write_weights(directory)
     config = directory / "tokenizer_config.json"
     config.write_text(config.read_text().replace("<|endoftext|>", "<|end_of_text|>"))
+
+
+def write_weights(directory: Path) -> None:
+    """Write weights of zeros, of Llama 3.1 with the small sizes of this test."""
+    small = SMALL["model"]["custom"]
+    model = load_preset("llama3-8b", **small, ropeScalingFactor=8.0, embeddingRows=128_256)
+    tensors = {tensor.name: tensor for piece in list_pieces(model, "llama", 128_256) for tensor in piece.tensors}
+    header = encode_header({name: ("BF16", tensor.shape) for name, tensor in tensors.items()})
+    size = sum(2 * math.prod(tensor.shape) for tensor in tensors.values())
+    (directory / "model.safetensors").write_bytes(header + bytes(size))
+    config = build_config(model, 128_256, "bfloat16", eos=128_001, bos=128_000)
+    (directory / "config.json").write_text(json.dumps(config))
 
 
 def own_corpus(documents: int) -> str:
