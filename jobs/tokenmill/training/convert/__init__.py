@@ -4,6 +4,7 @@
     safetensors     read and write Hugging Face's weight files
     huggingface     config.json of a model: its family, and its architecture as settings
     mapping         which rows of which Hugging Face tensor a tensor of Megatron-LM consists of
+    opcodes         opcodes of pickle for single values
     archive         a tensor in the format of torch.save, written and read as a stream
     metadata        .metadata of a torch_dist checkpoint, written and read
     vocabulary      compare the vocabularies of two tokenizers

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator
 from typing import IO, Any, NamedTuple
 
 from tokenmill.training.checkpoints.metadata import Damage
+from tokenmill.training.convert.opcodes import write_integer, write_text, write_tuple
 
 TORCH_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """torch's name of a dtype, by the name in safetensors."""
@@ -107,32 +108,24 @@ def _describe(dtype: str, shape: tuple[int, ...]) -> bytes:
     """Return the opcodes for a contiguous tensor: torch._utils._rebuild_tensor_v2 with the storage 0."""
     count = math.prod(shape)
     strides = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
-    text = b"X" + struct.pack("<I", 7) + b"storage"
-    storage = text + b"ctorch\n" + _STORAGES[dtype].encode() + b"\n" + _text("0") + _text("cpu") + _integer(count)
+    storage = (
+        write_text("storage")
+        + b"ctorch\n"
+        + _STORAGES[dtype].encode()
+        + b"\n"
+        + write_text("0")
+        + write_text("cpu")
+        + write_integer(count)
+    )
     return (
         b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n(("
         + storage
         + b"tQ"
-        + _integer(0)
-        + _integers(shape)
-        + _integers(strides)
+        + write_integer(0)
+        + write_tuple(shape)
+        + write_tuple(strides)
         + b"\x89ccollections\nOrderedDict\n)RtR."
     )
-
-
-def _text(value: str) -> bytes:
-    return b"X" + struct.pack("<I", len(value.encode())) + value.encode()
-
-
-def _integer(value: int) -> bytes:
-    if value < 1 << 31:
-        return b"J" + struct.pack("<i", value)
-    data = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
-    return b"\x8a" + bytes([len(data)]) + data
-
-
-def _integers(values: tuple[int, ...]) -> bytes:
-    return b"(" + b"".join(map(_integer, values)) + b"t"
 
 
 class StoredArray(NamedTuple):

@@ -8,12 +8,12 @@ Source: torch/distributed/checkpoint/metadata.py.
 
 import io
 import pickle
-import struct
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from tokenmill.training.checkpoints.metadata import Damage, read_extents
 from tokenmill.training.convert.archive import TORCH_DTYPES
+from tokenmill.training.convert.opcodes import write_integer, write_text, write_tuple
 
 _DTYPES = {torch_name: name for name, torch_name in TORCH_DTYPES.items()}
 
@@ -62,13 +62,13 @@ def encode_metadata(tensors: Mapping[str, CheckpointTensor], values: Iterable[Sa
         )
         properties = _new(module, "TensorProperties") + _properties(tensor.dtype) + b"b"
         fields = {"properties": properties, "size": _size(tensor.shape), "chunks": b"](" + b"".join(chunks) + b"e"}
-        described.append((_text(key), _object(module, "TensorStorageMetadata", **fields)))
+        described.append((write_text(key), _object(module, "TensorStorageMetadata", **fields)))
         for part in tensor.parts:
-            index = _object(module, "MetadataIndex", fqn=_text(key), offset=_size(part.offsets), index=b"N")
+            index = _object(module, "MetadataIndex", fqn=write_text(key), offset=_size(part.offsets), index=b"N")
             stored.append((index, _storage_info(part.file, part.start, part.length)))
     for value in values:
-        described.append((_text(value.key), _object(module, "BytesStorageMetadata")))
-        index = _object(module, "MetadataIndex", fqn=_text(value.key), offset=b"N", index=b"N")
+        described.append((write_text(value.key), _object(module, "BytesStorageMetadata")))
+        index = _object(module, "MetadataIndex", fqn=write_text(value.key), offset=b"N", index=b"N")
         stored.append((index, _storage_info(value.file, value.start, value.length)))
     metadata = _object(
         module,
@@ -77,20 +77,20 @@ def encode_metadata(tensors: Mapping[str, CheckpointTensor], values: Iterable[Sa
         planner_data=b"N",
         storage_data=_dict(stored),
         storage_meta=b"N",
-        version=_text("1.0.0"),
+        version=write_text("1.0.0"),
     )
     return b"\x80\x02" + metadata + b"."
 
 
 def _storage_info(file: str, start: int, length: int) -> bytes:
-    fields = {"relative_path": _text(file), "offset": _integer(start), "length": _integer(length)}
+    fields = {"relative_path": write_text(file), "offset": write_integer(start), "length": write_integer(length)}
     return _object("torch.distributed.checkpoint.filesystem", "_StorageInfo", **fields, transform_descriptors=b"N")
 
 
 def _properties(dtype: str) -> bytes:
     """Return the state of TensorProperties: dtype, layout, requires_grad, memory format, pin_memory."""
-    layout = b"ctorch.serialization\n_get_layout\n" + _text("torch.strided") + b"\x85R"
-    memory_format = b"ctorch.distributed.checkpoint.metadata\n_MEM_FORMAT_ENCODING\n" + _integer(0) + b"\x85R"
+    layout = b"ctorch.serialization\n_get_layout\n" + write_text("torch.strided") + b"\x85R"
+    memory_format = b"ctorch.distributed.checkpoint.metadata\n_MEM_FORMAT_ENCODING\n" + write_integer(0) + b"\x85R"
     return b"(ctorch\n" + TORCH_DTYPES[dtype].encode() + b"\n" + layout + b"\x89" + memory_format + b"\x89t"
 
 
@@ -99,7 +99,7 @@ def _new(module: str, name: str) -> bytes:
 
 
 def _object(module: str, name: str, **fields: bytes) -> bytes:
-    state = _dict([(_text(field), value) for field, value in fields.items()]) + b"b" if fields else b""
+    state = _dict([(write_text(field), value) for field, value in fields.items()]) + b"b" if fields else b""
     return _new(module, name) + state
 
 
@@ -108,19 +108,7 @@ def _dict(items: list[tuple[bytes, bytes]]) -> bytes:
 
 
 def _size(values: tuple[int, ...]) -> bytes:
-    return b"ctorch\nSize\n(" + b"".join(map(_integer, values)) + b"t\x85R"
-
-
-def _text(value: str) -> bytes:
-    data = value.encode()
-    return b"X" + struct.pack("<I", len(data)) + data
-
-
-def _integer(value: int) -> bytes:
-    if value < 1 << 31:
-        return b"J" + struct.pack("<i", value)
-    data = value.to_bytes(value.bit_length() // 8 + 1, "little")
-    return b"\x8a" + bytes([len(data)]) + data
+    return b"ctorch\nSize\n" + write_tuple(values) + b"\x85R"
 
 
 # -- reading
