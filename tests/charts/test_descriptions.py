@@ -54,6 +54,8 @@ def test_every_key_is_described(chart: str) -> None:
         ("dataset-pipeline", "concatenate", "Join a corpus's JSONL files"),  # of Chart.yaml
         ("megatron-training", "model.custom.numLayers", "Transformer layers"),  # of the settings
         ("megatron-training", "dataset.blend.train[].weight", "Weight of this dataset"),
+        ("megatron-training", "checkpoint.import.tokenSecret.key", "Key of the token in that Secret"),
+        ("megatron-training", "checkpoint.export", "Job that converts a checkpoint to a model of Hugging Face"),
         ("megatron-training", "shmSize", "Size of /dev/shm"),
         ("megatron-training", "training", "Length, batch and optimizer of the run"),
         ("shared-storage", "blob.blockCache.prefetch", "Blocks to read ahead of each open file; 11, the minimum"),

@@ -34,6 +34,7 @@ SIZES = ("scratch.sizeLimit", "scratch.request", "resources.limits.memory", "res
 TRAINING_SIZES = ("shmSize", "network.hugepages2Mi", "tensorboard.resources.limits.memory")
 TRAINING_SIZES += (
     "dataset.buildIndex.resources.requests.memory",
+    "checkpoint.import.resources.limits.memory",
     "scratch.sizeLimit",
     "resources.limits.hugepages-1Gi",
 )

@@ -490,6 +490,7 @@ def test_only_changes_that_need_another_run_change_the_hash() -> None:
 
     same = {"tensorboard.enabled": "false", "job.ttlSecondsAfterFinished": 9, "job.cleanPodPolicy": "All"}
     same |= {"dataset.buildIndex.enabled": "true", "gang.minAvailable": 1, "serviceAccount.annotations.a": "b"}
+    same |= {"checkpoint.export.enabled": "true", "checkpoint.export.iteration": 9, "checkpoint.import.path": "x"}
     assert {spec(**{key: value}) for key, value in same.items()} == {spec()}
     other = {"training.nodes": 2, "training.iterations": 2, "image.tag": "x", "job.runAgain": 2, "kueue.queueName": "q"}
     other |= {"environmentVariables.NCCL_DEBUG": "INFO", "model.custom.numLayers": 2, "extraArgs": "{--x}"}

@@ -11,6 +11,7 @@ from support.training_chart import check_flags, compose_arguments, read
 from tokenmill.training.planner import layout
 from tokenmill.training.planner.memory import GIB, RESERVED_SHARE
 
+IMPORT = {"checkpoint.import.enabled": "true", "checkpoint.import.source": "hf://org/model"}
 REFUSED = {
     "unknown size": (
         {"model.size": "2.7b"},
@@ -130,6 +131,35 @@ REFUSED = {
         {"dataset.buildIndex.enabled": "true", "trainer.framework": "deepspeed"},
         "trainer.framework=deepspeed needs no sample index, but dataset.buildIndex.enabled=true.\nSet dataset.",
     ),
+    "import of nothing": (
+        {"checkpoint.import.enabled": "true"},
+        "checkpoint.import.enabled=true needs checkpoint.import.source: the model to start with.\n"
+        "Add --set checkpoint.import.source=hf://ORG/MODEL, or the path of a directory in the pods.",
+    ),
+    "import from elsewhere": ({"checkpoint.import.source": "https://host/model"}, "/checkpoint/import/source"),
+    "import from a relative path": ({"checkpoint.import.source": "models/llama"}, "/checkpoint/import/source"),
+    "revision of a directory": (
+        {"checkpoint.import.source": "/data/llama", "checkpoint.import.revision": "main"},
+        "checkpoint.import.revision=main selects a revision on the Hub, but checkpoint.import.source=/data/llama is "
+        "not on the Hub.\nRemove one of them.",
+    ),
+    "import outside": ({"checkpoint.import.path": "/data/x"}, 'checkpoint.import.path="/data/x" begins with a slash'),
+    "import over the checkpoints": (
+        {**IMPORT, "checkpoint.import.path": "c", "storage.checkpointPath": "c"},
+        "checkpoint.import.path=c is also the directory of the run's checkpoints.\nSet another checkpoint.import.path",
+    ),
+    "import for another framework": (
+        {**IMPORT, "trainer.framework": "fsdp"},
+        "trainer.framework=fsdp has its own format of checkpoints, but checkpoint.import.enabled=true.\n"
+        "Set checkpoint.import.enabled=false, or trainer.framework=megatron-lm.",
+    ),
+    "export of iteration 0": ({"checkpoint.export.iteration": 0}, "/checkpoint/export/iteration"),
+    "export outside": ({"checkpoint.export.path": "../x"}, 'checkpoint.export.path="../x" contains ".."'),
+    "export over the checkpoints": (
+        {"checkpoint.export.enabled": "true", "checkpoint.export.path": "checkpoints/megatron-training-375m"},
+        "checkpoint.export.path=checkpoints/megatron-training-375m is also the directory of the run's checkpoints.",
+    ),
+    "unknown key of an import": ({"checkpoint.import.token": "x"}, "token"),
     "learning rate": ({"training.learningRate": "fast"}, "/training/learningRate"),
 }
 

@@ -42,14 +42,6 @@ pytestmark = pytest.mark.conformance
 
 
 @pytest.fixture(scope="module")
-def python() -> str:
-    path = os.environ.get("TOKENMILL_MEGATRON_PYTHON")
-    if not path:
-        pytest.fail("TOKENMILL_MEGATRON_PYTHON is not set to a Python with megatron-core: run make conformance")
-    return path
-
-
-@pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory, preprocess: Callable[..., None]) -> Path:
     """Return two pairs of more than a thousand documents each, and a short pair."""
     directory = tmp_path_factory.mktemp("pairs")
@@ -79,13 +71,13 @@ def listing(cache: Path) -> dict[str, tuple[int, int]]:
     return {path.name: (path.stat().st_size, path.stat().st_mtime_ns) for path in cache.rglob("*") if path.is_file()}
 
 
-def look_up(settings: Settings, corpus: TrainingData, directory: Path, python: str) -> Any:
+def look_up(settings: Settings, corpus: TrainingData, directory: Path, python: list[str]) -> Any:
     """Build the datasets as a run does at its start, and return their samples."""
     arguments = megatron_arguments(settings, write_data_arguments(corpus, settings, directory))
     script, response = settings.trainer.script if LM else None, directory / "response"
     request = {"arguments": arguments, "script": script, "response": str(response)}
     done = subprocess.run(
-        [python, HERE / "look_up_with_megatron.py"],
+        [*python, HERE / "look_up_with_megatron.py"],
         input=json.dumps(request),
         capture_output=True,
         text=True,
@@ -124,36 +116,39 @@ CASES: dict[str, tuple[Callable[[Path], DatasetSettings], dict[str, Any], list[s
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if LM or not CASES[name][2]])
-def test_megatron_finds_the_index(name: str, dataset: Path, python: str, tmp_path: Path) -> None:
+def test_megatron_finds_the_index(name: str, dataset: Path, megatron_fork: list[str], tmp_path: Path) -> None:
     make_dataset, training, extra = CASES[name]
     settings = run(tmp_path, make_dataset(dataset), *extra, **training)
     corpus = resolve(settings, None)
-    assert build_index(settings, corpus, python=[python]).startswith("sample index built")
+    assert build_index(settings, corpus, python=megatron_fork).startswith("sample index built")
     cache = cache_path(corpus, settings)
     before = listing(cache)
     assert any(path.endswith("-GPTDataset-train-shuffle_index.npy") for path in before)
-    samples = look_up(settings, corpus, tmp_path, python)
+    samples = look_up(settings, corpus, tmp_path, megatron_fork)
     assert listing(cache) == before
     assert samples[0]["samples"] >= settings.training.iterations * 8
 
     # The samples are the same without the index.
     elsewhere = run(tmp_path / "other", make_dataset(dataset), *extra, **training)
-    assert look_up(elsewhere, corpus, tmp_path, python) == samples
+    assert look_up(elsewhere, corpus, tmp_path, megatron_fork) == samples
     assert len(list(cache_path(corpus, elsewhere).glob("*.npy"))) == len(list(cache.glob("*.npy")))
 
-    assert build_index(settings, corpus, python=[python]).startswith("the sample index exists")
+    assert build_index(settings, corpus, python=megatron_fork).startswith("the sample index exists")
     assert listing(cache) == before
 
 
-def test_a_killed_build_is_repeated(dataset: Path, python: str, tmp_path: Path) -> None:
-    """A build killed with a truncated file in its directory: none of its files are used, and all are removed."""
+def test_a_killed_build_is_repeated(dataset: Path, megatron_python: str, tmp_path: Path) -> None:
+    """A build killed with a truncated file in its directory: none of its files are used, and all are removed.
+
+    All of its processes import Megatron-LM, as those of users do.
+    """
     settings = run(tmp_path, DatasetSettings(path=str(dataset), split="90,8,2"))
     corpus = resolve(settings, None)
     cache = cache_path(corpus, settings)
     builder = os.fork()
     if builder == 0:
         os.setpgid(0, 0)
-        build_index(settings, corpus, python=[python])
+        build_index(settings, corpus, python=[megatron_python])
         os._exit(0)
     while not list(cache.glob(".index.*.tmp/made/*.npy")):
         assert os.waitpid(builder, os.WNOHANG) == (0, 0), "the build ended before the test could kill it"
@@ -161,17 +156,17 @@ def test_a_killed_build_is_repeated(dataset: Path, python: str, tmp_path: Path) 
     os.killpg(builder, signal.SIGKILL)
     os.waitpid(builder, 0)
     assert list(cache.glob(".index.*.tmp")) and not list(cache.glob("*.npy"))
-    assert build_index(settings, corpus, python=[python]).startswith("sample index built")
+    assert build_index(settings, corpus, python=[megatron_python]).startswith("sample index built")
     assert not list(cache.glob(".index.*.tmp"))
     before = listing(cache)
-    look_up(settings, corpus, tmp_path, python)
+    look_up(settings, corpus, tmp_path, [megatron_python])
     assert listing(cache) == before
 
 
-def test_a_truncated_index_of_a_killed_run_is_removed(dataset: Path, python: str, tmp_path: Path) -> None:
+def test_a_truncated_index_of_a_killed_run_is_removed(dataset: Path, megatron_fork: list[str], tmp_path: Path) -> None:
     settings = run(tmp_path, DatasetSettings(path=f"{dataset}/mixed_text_document", split="90,8,2"))
     corpus = resolve(settings, None)
-    build_index(settings, corpus, python=[python])
+    build_index(settings, corpus, python=megatron_fork)
     cache = cache_path(corpus, settings)
     (truncated,) = cache.glob("*-train-sample_index.npy")
     content = truncated.read_bytes()
@@ -180,13 +175,13 @@ def test_a_truncated_index_of_a_killed_run_is_removed(dataset: Path, python: str
         truncated
     ]
     assert remove_truncated_files(cache, shared=False) == []
-    look_up(settings, corpus, tmp_path, python)
+    look_up(settings, corpus, tmp_path, megatron_fork)
     assert truncated.read_bytes() == content
 
 
 @pytest.mark.parametrize(("documents", "batch"), [(300, 1), (600, 2), (600, 16), (1200, 16), (4800, 16)])
 def test_a_blend_that_megatron_cannot_draw_from(
-    documents: int, batch: int, preprocess: Callable[..., None], python: str, tmp_path: Path
+    documents: int, batch: int, preprocess: Callable[..., None], megatron_fork: list[str], tmp_path: Path
 ) -> None:
     """Each of twenty small pairs gives at least one sample, so the large pair must give more than requested.
 
@@ -209,7 +204,7 @@ def test_a_blend_that_megatron_cannot_draw_from(
         return ""
 
     own = error_of(lambda: resolve(settings))
-    megatron = error_of(lambda: build_index(settings, corpus, python=[python]))
+    megatron = error_of(lambda: build_index(settings, corpus, python=megatron_fork))
     assert bool(own) == bool(megatron)
     if own:
         assert "oversamples" in megatron

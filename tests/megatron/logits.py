@@ -1,10 +1,11 @@
 """Write the logits of a loaded model, for the variable MEGATRON_LOGITS of `pretrain.py`: a directory with tokens.npy.
 
-The logits are those of the weights before the first iteration, computed in float32, so that they can be compared with the
-logits of another implementation on the same weights. The process then ends, because the model is in float32.
+The logits are those of the weights before the first iteration, computed in float32, so that they can be compared with
+the logits of another implementation on the same weights. The process then ends, because the model is in float32.
 """
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,10 @@ from typing import Any
 def write_logits(directory: Path) -> None:
     """Let `pretrain` write logits.npy, [sequences, positions, rows of the embedding], in place of the training."""
     import megatron.training
+
+    # Training a mixture of experts with tensor parallelism needs sequence parallelism, which needs Transformer Engine's
+    # norms. The logits are the same without it.
+    sys.argv = [argument for argument in sys.argv if argument != "--sequence-parallel"]
 
     pretrain = megatron.training.pretrain
 

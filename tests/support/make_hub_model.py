@@ -1,11 +1,14 @@
-"""Save a small model with random weights as transformers does: `python make_hub_model.py FAMILY DIRECTORY [DTYPE]`.
+"""Models as transformers saves them, and their logits: `make_hub_model.py make ROOT`, or `... logits ROOT NAME...`.
 
-The tests run it with the interpreter that has torch and transformers. All weights are random, also those that a new model has
-as ones and zeros, so that a weight in the place of another changes the logits.
+The tests run it with the interpreter that has torch and transformers. `make` writes a small model of each family to
+ROOT/FAMILY in bfloat16. All weights are random, also those that a new model has as ones and zeros, so that a weight in
+the place of another changes the logits. Both write ROOT/NAME/logits.npy in float32 for the tokens in ROOT/tokens.npy.
 """
 
 import sys
+from pathlib import Path
 
+import numpy as np
 import torch
 import transformers
 
@@ -28,7 +31,6 @@ LLAMA3_ROPE = {
 }
 CONFIGS = {
     "llama": lambda: transformers.LlamaConfig(**SMALL, rope_parameters=LLAMA3_ROPE, tie_word_embeddings=False),
-    "llama-tied": lambda: transformers.LlamaConfig(**SMALL, tie_word_embeddings=True),
     "qwen2": lambda: transformers.Qwen2Config(**SMALL, tie_word_embeddings=True),
     "qwen3": lambda: transformers.Qwen3Config(**SMALL, head_dim=32, tie_word_embeddings=False),
     "mistral": lambda: transformers.MistralConfig(**SMALL, sliding_window=None, tie_word_embeddings=False),
@@ -41,16 +43,30 @@ CONFIGS = {
 }
 
 
-def main(family: str, directory: str, dtype: str = "float32") -> None:
-    """Save a model, with the same weights in every call."""
-    torch.manual_seed(len(family))
-    model = transformers.AutoModelForCausalLM.from_config(CONFIGS[family]()).to(getattr(torch, dtype))
+def make(root: Path) -> None:
+    """Save a model of each family, with the same weights in every call."""
+    torch.manual_seed(1)
+    for family, config in CONFIGS.items():
+        model = transformers.AutoModelForCausalLM.from_config(config()).to(torch.bfloat16)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                is_norm = parameter.dim() == 1 and "bias" not in name
+                parameter.copy_(torch.randn_like(parameter) * 0.15 + is_norm)
+        model.save_pretrained(root / family, max_shard_size="300KB")
+        write_logits(root, family)
+
+
+def write_logits(root: Path, name: str) -> None:
+    """Load a model with float32 as its dtype, and write its logits: [sequences, positions, vocabulary]."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(root / name, dtype=torch.float32).eval()
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            is_norm = parameter.dim() == 1 and "bias" not in name
-            parameter.copy_(torch.randn_like(parameter) * 0.15 + is_norm)
-    model.save_pretrained(directory, max_shard_size="300KB")
+        logits = model(torch.from_numpy(np.load(root / "tokens.npy"))).logits
+    np.save(root / name / "logits.npy", logits.numpy())
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    directory = Path(sys.argv[2])
+    if sys.argv[1] == "make":
+        make(directory)
+    for model_name in sys.argv[3:]:
+        write_logits(directory, model_name)

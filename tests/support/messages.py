@@ -3,9 +3,9 @@
 import re
 
 IMPERATIVES = (
-    "add change check choose clear configure convert correct create decompress delete download extract fix free give "
-    "grant increase install leave lower move pass raise reduce remove rename replace restore run save see set specify "
-    "split start unset update upgrade use wait write"
+    "add change check choose clear configure convert copy correct create decompress delete download extract fix "
+    "free give grant increase install leave lower move pass raise reduce remove rename replace restore run save "
+    "see set specify split start unset update upgrade use wait write"
 )
 """Verbs for actions of the user."""
 

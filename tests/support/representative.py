@@ -48,6 +48,8 @@ def _cases(chart: Path) -> Iterator[tuple[str, list[Path], dict[str, Any]]]:
     needed = {"storage.pvcName": "claim"}
     if chart.name == "megatron-training":
         parts = EVERY_PART | {"dataset.buildIndex.enabled": "true", "podDisruptionBudget.enabled": "true"}
+        parts |= {"checkpoint.import.enabled": "true", "checkpoint.import.source": "hf://org/model"}
+        parts |= {"checkpoint.export.enabled": "true"}
         for engine in ENGINES:
             yield f"{chart.name}-{engine}", [], needed | parts | {"engine": engine, "training.nodes": "2"}
         for cluster in overlays("clusters"):

@@ -14,7 +14,7 @@ torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
 Root Cause (first observed failure):
 [0]:
   rank      : {} (local_rank: {})
-  exitcode  : {} (pid: 1)
+  exitcode  : {} (pid: 1)\x20
 """
 
 

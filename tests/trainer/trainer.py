@@ -1,10 +1,12 @@
 """A small trainer instead of Megatron-LM, with the same arguments, output lines, tracker and checkpoint files.
 
+tests/conformance/megatron_training/test_fidelity.py compares it with Megatron-LM itself.
 The trainer adds numbers over its ranks: through gloo if torch is installed, otherwise over TCP. The directory
 $TRAINER_FAULTS contains one file for each fault. The rank with the fault removes the file.
 """
 
 import argparse
+import datetime
 import json
 import os
 import signal
@@ -83,8 +85,6 @@ class Gloo:
 
     def __init__(self) -> None:
         """Connect the ranks with the environment that torchrun sets."""
-        import datetime
-
         import torch.distributed as dist
 
         dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=60))
@@ -149,7 +149,7 @@ def save(peers: Any, directory: Path, iteration: int, total: int) -> None:
     target = directory / f"iter_{iteration:07d}"
     target.mkdir(parents=True, exist_ok=True)
     if RANK == 0:
-        log(f"  saving checkpoint at iteration {iteration:7d} to {directory} in torch_dist format")
+        log(f"[{timestamp()}] saving checkpoint at iteration {iteration:7d} to {directory} in torch_dist format")
     shard = json.dumps({"iteration": iteration, "sum": total, "rank": RANK}).encode().ljust(4096)
     (target / f"__{RANK}_0.distcp").write_bytes(shard)
     time.sleep(SAVE)
@@ -164,7 +164,10 @@ def save(peers: Any, directory: Path, iteration: int, total: int) -> None:
             tracker.write_text("")
             os.kill(os.getpid(), signal.SIGKILL)
         tracker.write_text(str(iteration))
-        log(f"  successfully saved checkpoint from iteration {iteration:7d} to {directory}")
+        log(
+            f"  [{timestamp()}] successfully saved checkpoint from iteration {iteration:7d} to {directory} "
+            "[ t 1/1, gtp_remat 1/1, p 1/1 ]"
+        )
     peers.most(0)
 
 
@@ -175,10 +178,17 @@ def load(directory: Path) -> tuple[int, int]:
             raise FileNotFoundError
         iteration = int((directory / "latest_checkpointed_iteration.txt").read_text())
     except OSError:
-        log("WARNING: could not find the metadata file; will not load any checkpoints and will start from random")
+        if RANK == 0:
+            log(f"WARNING: could not find the metadata file {directory / 'latest_checkpointed_iteration.txt'}")
+            log("    will not load any checkpoints and will start from random")
         return 0, 0
     value = json.loads((directory / f"iter_{iteration:07d}" / "__0_0.distcp").read_bytes())
     return int(value["iteration"]), int(value["sum"])
+
+
+def timestamp() -> str:
+    """Return the present time as Megatron-LM prints it."""
+    return datetime.datetime.now().strftime("%Y-%m-%d %H:%M:%S.%f")
 
 
 def log(line: str) -> None:
@@ -217,7 +227,7 @@ def main() -> int:
     first = iteration + 1
     peers.most(0)
     if RANK == 0:
-        log(f"[before the start of training step] datetime: {time.strftime('%F %T')} ")
+        log(f"[before the start of training step] datetime: {timestamp()} ")
     while iteration < args.train_iters:
         if fault("exit-0"):
             return 0
@@ -236,17 +246,18 @@ def main() -> int:
         if RANK == WORLD - 1 and (iteration % args.log_interval == 0 or iteration == first):
             milliseconds = 1000 * (time.monotonic() - started)
             log(
-                f" [{time.strftime('%F %T')}] iteration {iteration:8d}/{args.train_iters:8d} | consumed samples: "
+                f" [{timestamp()}] iteration {iteration:8d}/{args.train_iters:8d} | consumed samples: "
                 f"{iteration * args.global_batch_size:12d} | elapsed time per iteration (ms): {milliseconds:.1f} | "
                 f"throughput per GPU (TFLOP/s/GPU): 100.0 | learning rate: {args.lr:.6E} | "
-                f"lm loss: {10 / iteration:.6E} | number of skipped iterations:   0 | number of nan iterations:   0 |"
+                f"global batch size: {args.global_batch_size:5d} | lm loss: {10 / iteration:.6E} | loss scale: 1.0 | "
+                f"grad norm: {1 / iteration:.3f} | number of skipped iterations:   0 | number of nan iterations:   0 |"
             )
         stop = peers.most(len(signals) + fault("leave"))
         if iteration % args.save_interval == 0 or iteration == args.train_iters or stop:
             save(peers, directory, iteration, total)
         if stop:
             if RANK == 0:
-                log(f"[exiting program after receiving SIGTERM.] datetime: {time.strftime('%F %T')} ")
+                log(f"[exiting program after receiving SIGTERM.] datetime: {timestamp()} ")
             return 0
     return int(fault("fail-after-the-end"))
 

@@ -156,6 +156,20 @@ def test_transient_causes(output: str, cause: str) -> None:
         ((LEFT + "ValueError: wrong\n").replace("\n", "\nWARNING: unlike others\n"), "ValueError: wrong", False),
         (LEFT + "torch._dynamo.exc.Unsupported: call_function\n", "torch._dynamo.exc.Unsupported", False),
         ("ERROR: Failed to compile the C++ helper functions\n" + report(0, 1), "ERROR: Failed to compile", False),
+        # Megatron-LM saves after NaN, and ends without a traceback.
+        (
+            "ERROR:megatron.core.rerun_state_machine:Unexpected result nan on rank 1 at iteration #3 invocation #1 "
+            "(message='found NaN in local forward loss calculation')\nINFO:megatron.core.timers:(min, max) time\n"
+            "    save-checkpoint ................................: (239.98, 240.57)\n" + report(1, 16),
+            "Unexpected result nan on rank 1 at iteration #3 invocation #1 (message='found NaN in local forward loss",
+            False,
+        ),
+        (
+            "ERROR:megatron.core.rerun_state_machine:Got rescheduled on the same GPU. Need to resume again (node: a)\n"
+            "WARNING:megatron.core.rerun_state_machine:Exiting now. Please resume the job\n" + report(1, 16),
+            "Got rescheduled on the same GPU. Need to resume again (node: a)",
+            False,
+        ),
     ],
 )
 def test_lasting_causes(output: str, cause: str, lasting: bool) -> None:
@@ -197,6 +211,11 @@ def test_progress() -> None:
     for iteration in range(10, 30):
         assert len(monitor.read_line(LINE.format(iteration, "2.0E+00", 0))[1]) == 1
     assert "the loss 10 is far from" in monitor.read_line(LINE.format(30, "1.0E+01", 0))[1][1]
+
+
+def test_a_gradient_that_is_not_a_number_is_reported() -> None:
+    line = LINE.format(7, "1.0E+01", 0).replace("lm loss: 1.0E+01 | ", "").replace("norm: 1.234", "norm: nan")
+    assert any("warning: the norm of the gradient is nan" in message for message in LogMonitor().read_line(line)[1])
 
 
 @pytest.mark.parametrize("loss", ["", "|", "1.2.3", "-", "1e", "٣"])

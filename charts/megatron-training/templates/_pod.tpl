@@ -24,7 +24,11 @@ metadata:
   {{- with $values.podAnnotations }}
   annotations: {{- toYaml . | nindent 4 }}
   {{- end }}
-spec: {{- include "tokenmill.podSpec" $pod | nindent 2 }}
+spec:
+  {{- include "tokenmill.podSpec" $pod | nindent 2 }}
+  {{- with include "megatron-training.importWait" .root }}
+  initContainers: {{- . | nindent 4 }}
+  {{- end }}
 {{- end }}
 
 {{/*
@@ -72,6 +76,14 @@ Return the claims of a training pod: one claim, or one for the data and one for 
 {{- end -}}
 {{ toYaml $claims }}
 {{- end -}}
+{{- end }}
+
+{{/*
+Return the claim that a run writes to. Input: $. Output: YAML of one claim.
+  {{ $claim := include "megatron-training.outputClaim" . | fromYaml }}
+*/}}
+{{- define "megatron-training.outputClaim" -}}
+{{ include "megatron-training.claims" . | fromYamlArray | last | toYaml }}
 {{- end }}
 
 {{/*

@@ -1,7 +1,7 @@
 {{/*
 Return the network policies, if `networkPolicy.enabled` is true. The pods of a run may connect to each other at any port,
-because NCCL and gloo choose their ports. `helm test` and `tensorboard.allowFrom` may connect to TensorBoard. Network
-policies do not affect traffic over InfiniBand or EFA. Input: $. Output: documents, or nothing.
+because NCCL and gloo choose their ports. `helm test` and `tensorboard.allowFrom` may connect to TensorBoard. An
+import from the Hub may connect to TCP 443. Network policies do not affect traffic over InfiniBand or EFA. Input: $. Output: documents, or nothing.
   {{ include "megatron-training.networkPolicies" . }}
 */}}
 {{- define "megatron-training.networkPolicies" -}}
@@ -12,13 +12,17 @@ policies do not affect traffic over InfiniBand or EFA. Input: $. Output: documen
 {{- $_ := set $pods $component (list (dict "podSelector" (include "tokenmill.componentSelector" (dict "root" $ "component" $component) | fromYaml))) -}}
 {{- end -}}
 {{- $dns := .Values.networkPolicy.dns -}}
-{{- $egress := include "tokenmill.egress" (dict "root" . "rules" list) | fromYamlArray -}}
+{{- $https := list (dict "ports" (list (dict "protocol" "TCP" "port" 443))) -}}
 {{- $http := list (dict "protocol" "TCP" "port" 6006) -}}
 {{- include "tokenmill.networkPolicy" (dict "root" . "component" "train" "name" $name
       "ingress" (list (dict "from" $pods.train))
       "egress" (concat (list (dict "to" $pods.train)) $dns (.Values.networkPolicy.egress | default list))) }}
-{{- if .Values.dataset.buildIndex.enabled }}
-{{- include "tokenmill.networkPolicy" (dict "root" . "component" "index" "name" (printf "%s-index" $name) "egress" $egress) }}
+{{- range $component, $section := dict "export" .Values.checkpoint.export "import" .Values.checkpoint.import "index" .Values.dataset.buildIndex }}
+{{- if $section.enabled }}
+{{- $rules := ternary $https list (hasPrefix "hf://" ($section.source | default "")) }}
+{{- include "tokenmill.networkPolicy" (dict "root" $ "component" $component "name" (printf "%s-%s" $name $component)
+      "egress" (include "tokenmill.egress" (dict "root" $ "rules" $rules) | fromYamlArray)) }}
+{{- end }}
 {{- end }}
 {{- if .Values.tensorboard.enabled }}
 {{- include "tokenmill.networkPolicy" (dict "root" . "component" "tensorboard" "name" $board

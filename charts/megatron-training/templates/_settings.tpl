@@ -1,12 +1,19 @@
 {{/*
-Return the directories of a run, relative to their volumes. Input: $. Output: JSON of `dataset`, `checkpoints`, `logs`.
+Return the directories of a run, relative to their volumes. `load` has the weights that the run starts with: those of the
+import, unless checkpoint.loadPath names others; it is empty without weights. Input: $. Output: JSON of `dataset`,
+`checkpoints`, `logs`, `import`, `export`, `load`.
   {{ $directories := include "megatron-training.directories" . | fromJson }}
 */}}
 {{- define "megatron-training.directories" -}}
 {{- $storage := .Values.storage -}}
+{{- $checkpoint := .Values.checkpoint -}}
+{{- $import := $checkpoint.import.path | default (printf "imported/%s" .Release.Name) -}}
 {{ dict "dataset" $storage.datasetPath
         "checkpoints" ($storage.checkpointPath | default (printf "checkpoints/%s-%s" .Release.Name (toString .Values.model.size)))
-        "logs" ($storage.logsPath | default (printf "logs/%s" .Release.Name)) | toJson }}
+        "logs" ($storage.logsPath | default (printf "logs/%s" .Release.Name))
+        "import" $import
+        "export" ($checkpoint.export.path | default (printf "exported/%s" .Release.Name))
+        "load" ($checkpoint.loadPath | default (ternary $import "" (eq true $checkpoint.import.enabled))) | toJson }}
 {{- end }}
 
 {{/*
@@ -19,6 +26,15 @@ path.
 {{- end }}
 
 {{/*
+Return the path in the pods of a directory that a run writes or loads. Input: list of $ and a name of
+megatron-training.directories, except `dataset`. Output: a path.
+  {{ include "megatron-training.outputPath" (list . "logs") }}
+*/}}
+{{- define "megatron-training.outputPath" -}}
+{{- include "megatron-training.outputMount" (first .) }}/{{ get (include "megatron-training.directories" (first .) | fromJson) (last .) }}
+{{- end }}
+
+{{/*
 Return the settings file that training pods mount and jobs/tokenmill/training/settings.py reads. Input: $. Output: JSON.
   settings.json: {{ include "megatron-training.settings" . | quote }}
 */}}
@@ -28,9 +44,9 @@ Return the settings file that training pods mount and jobs/tokenmill/training/se
 {{- $outputMount := include "megatron-training.outputMount" . -}}
 {{- $training := include "megatron-training.setValues" (omit $values.training "saveInterval" "useSharp") | fromJson -}}
 {{- $_ := set $training "useSharp" (has (toString $values.training.useSharp) (list "1" "true")) -}}
-{{- $checkpoint := include "megatron-training.setValues" (merge (dict "saveInterval" $values.training.saveInterval) (omit $values.checkpoint "loadPath")) | fromJson -}}
+{{- $checkpoint := include "megatron-training.setValues" (merge (dict "saveInterval" $values.training.saveInterval) (omit $values.checkpoint "loadPath" "import" "export")) | fromJson -}}
 {{- $_ := set $checkpoint "path" (printf "%s/%s" $outputMount $directories.checkpoints) -}}
-{{- with $values.checkpoint.loadPath }}{{ $_ := set $checkpoint "loadPath" (printf "%s/%s" $outputMount .) }}{{ end -}}
+{{- with $directories.load }}{{ $_ := set $checkpoint "loadPath" (printf "%s/%s" $outputMount .) }}{{ end -}}
 {{- $dataset := dict "split" $values.dataset.split -}}
 {{- with $values.dataset.key }}{{ $_ := set $dataset "key" . }}{{ end -}}
 {{- with $values.dataset.cachePath }}{{ $_ := set $dataset "cachePath" (printf "%s/%s" $outputMount .) }}{{ end -}}

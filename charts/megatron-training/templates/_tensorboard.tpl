@@ -14,14 +14,10 @@ Return TensorBoard for the run's events, its service, and the pod of `helm test`
 {{- if .Values.tensorboard.enabled }}
 {{- $name := include "megatron-training.tensorboardName" . -}}
 {{- $tensorboard := .Values.tensorboard -}}
-{{- $directories := include "megatron-training.directories" . | fromJson -}}
-{{- $claims := list -}}
-{{- range include "megatron-training.claims" . | fromYamlArray }}
-{{- if eq .mountPath (include "megatron-training.outputMount" $) }}{{ $claims = list (merge (dict "readOnly" true) .) }}{{ end }}
-{{- end -}}
+{{- $claims := list (merge (dict "readOnly" true) (include "megatron-training.outputClaim" . | fromYaml)) -}}
 {{- $pod := dict "root" . "stage" "tensorboard" "environment" "" "claims" $claims "resources" $tensorboard.resources
       "image" $tensorboard.image "graceSeconds" 5 "restartPolicy" "Always" "command" "- tensorboard"
-      "arguments" (printf "- --logdir\n- %s\n- --bind_all\n- --port=6006" (include "tokenmill.argument" (printf "%s/%s" (include "megatron-training.outputMount" .) $directories.logs)))
+      "arguments" (printf "- --logdir\n- %s\n- --bind_all\n- --port=6006" (include "tokenmill.argument" (include "megatron-training.outputPath" (list . "logs"))))
       "containerFields" "ports: [{name: http, containerPort: 6006}]\nreadinessProbe:\n  httpGet: {path: /, port: http}\n  periodSeconds: 5"
       "placement" (pick $tensorboard "nodeSelector" "tolerations") }}
 ---

@@ -10,6 +10,7 @@ Input: $. Output: nothing, or fails.
 {{- include "megatron-training.validateLayout" . -}}
 {{- include "megatron-training.validateValues" . -}}
 {{- include "megatron-training.validateSft" . -}}
+{{- include "megatron-training.validateCheckpoint" . -}}
 {{- include "megatron-training.validateFramework" . -}}
 {{- include "megatron-training.validateName" . -}}
 {{- include "megatron-training.validateCluster" . -}}
@@ -84,7 +85,7 @@ Refuse values that contradict each other. Input: $. Output: nothing, or fails.
 {{- $storage := .Values.storage -}}
 {{- $directories := include "megatron-training.directories" . | fromJson -}}
 {{- $outputMount := include "megatron-training.outputMount" . -}}
-{{- range $key, $path := dict "storage.datasetPath" $directories.dataset "storage.checkpointPath" $directories.checkpoints "storage.logsPath" $directories.logs "checkpoint.loadPath" .Values.checkpoint.loadPath "dataset.cachePath" .Values.dataset.cachePath "storage.subPath" $storage.subPath "storage.checkpointSubPath" $storage.checkpointSubPath }}
+{{- range $key, $path := dict "storage.datasetPath" $directories.dataset "storage.checkpointPath" $directories.checkpoints "storage.logsPath" $directories.logs "checkpoint.loadPath" .Values.checkpoint.loadPath "checkpoint.import.path" .Values.checkpoint.import.path "checkpoint.export.path" .Values.checkpoint.export.path "dataset.cachePath" .Values.dataset.cachePath "storage.subPath" $storage.subPath "storage.checkpointSubPath" $storage.checkpointSubPath }}
 {{- include "tokenmill.validatePath" (dict "key" $key "path" $path "mount" (ternary $storage.mountPath $outputMount (eq $key "storage.datasetPath"))) -}}
 {{- end }}
 {{- range $key, $parts := .Values.dataset.blend }}
@@ -143,6 +144,11 @@ Output: nothing, or fails.
 {{- if .Values.sft.enabled }}
 {{- fail (printf "\ntrainer.framework=%s does not read conversations, but sft.enabled=true.\nSet sft.enabled=false, or trainer.framework=megatron-lm." $framework) }}
 {{- end }}
+{{- range list "import" "export" }}
+{{- if (get $.Values.checkpoint .).enabled }}
+{{- fail (printf "\ntrainer.framework=%s has its own format of checkpoints, but checkpoint.%s.enabled=true.\nSet checkpoint.%s.enabled=false, or trainer.framework=megatron-lm." $framework . .) }}
+{{- end }}
+{{- end }}
 {{- if .Values.dataset.buildIndex.enabled }}
 {{- fail (printf "\ntrainer.framework=%s needs no sample index, but dataset.buildIndex.enabled=true.\nSet dataset.buildIndex.enabled=false." $framework) }}
 {{- end }}
@@ -193,6 +199,10 @@ Input: $. Output: nothing, or fails.
 {{- if and $runs (ne $runs.engine .Values.engine) }}
 {{- $other := (include "megatron-training.engine" $runs.engine | fromYaml).kind }}
 {{- fail (printf "\nthe release %s runs as a %s: engine=%s would start a second run on its checkpoints while the first one ends.\nRun helm uninstall %s -n %s --wait, and install again when its pods are gone. The run resumes from the last checkpoint." .Release.Name $other .Values.engine .Release.Name .Release.Namespace) }}
+{{- end }}
+{{- $secret := ternary .Values.checkpoint.import.tokenSecret.name "" (eq true .Values.checkpoint.import.enabled) }}
+{{- if and $secret (ne (toJson .Values.checkCluster) "false") (not (lookup "v1" "Secret" .Release.Namespace $secret)) }}
+{{- fail (printf "\ncheckpoint.import.tokenSecret.name: there is no Secret %q in namespace %s, and the import would wait for it forever.\nCreate it, or name another one: kubectl get secret -n %s" $secret .Release.Namespace .Release.Namespace) }}
 {{- end }}
 {{- end }}
 {{- include "tokenmill.validateCluster" (merge (dict "root" . "name" .Release.Name

@@ -284,7 +284,7 @@ def _check_tensors(checkpoint: Checkpoint, pieces: list[Piece], tensors: dict[st
         raise RequestError(
             f"the weights in {checkpoint.path} are not those of the architecture:\n"
             + "\n".join(f"  - {problem}" for problem in problems)
-            + "\nspecify the architecture of the run with --model"
+            + ";\nspecify the architecture of the run with --model"
         )
 
 
@@ -305,11 +305,28 @@ def _check_parts(checkpoint: Checkpoint, pieces: list[Piece], tensors: dict[str,
     for key in dict.fromkeys(piece.key for piece in pieces):
         tensor = tensors[key]
         covered = sum(math.prod(part.sizes) for part in tensor.parts)
-        if covered != math.prod(tensor.shape) or len({part.offsets for part in tensor.parts}) != len(tensor.parts):
+        if covered != math.prod(tensor.shape):
             raise RequestError(
                 f"{checkpoint.path}: the parts of {key} have {covered:,} of {math.prod(tensor.shape):,} elements; use "
                 "another checkpoint of the run"
             )
+        if overlap := _find_overlap(sorted(tensor.parts)):
+            raise RequestError(
+                f"{checkpoint.path}: two parts of {key} overlap, at {list(overlap.offsets)}; use another checkpoint of "
+                "the run"
+            )
+
+
+def _find_overlap(parts: list[Part]) -> Part | None:
+    """Return a part that overlaps an earlier one; `parts` are in the order of their offsets."""
+    for index, part in enumerate(parts):
+        for other in parts[index + 1 :]:
+            if not part.offsets or other.offsets[0] >= part.offsets[0] + part.sizes[0]:
+                break
+            axes = zip(part.offsets, part.sizes, other.offsets, other.sizes, strict=True)
+            if all(first < second + size and second < first + length for first, length, second, size in axes):
+                return other
+    return None
 
 
 # -- the weight files

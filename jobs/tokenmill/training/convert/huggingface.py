@@ -133,6 +133,8 @@ def _llama_fields(reader: "_Reader", kind: str) -> dict[str, Any]:
     if kind == "mixtral":
         fields["numExperts"] = reader.count("num_local_experts")
         fields["expertsPerToken"] = reader.count("num_experts_per_tok")
+        if fields["expertsPerToken"] > fields["numExperts"]:
+            raise reader.refuse("num_experts_per_tok", f"{fields['expertsPerToken']} of {fields['numExperts']} experts")
     return fields
 
 
@@ -162,7 +164,8 @@ def _check_window(reader: "_Reader", length: int) -> tuple[int, str | None]:
     """Return the longest sequence without an effect of a sliding window, and a note if a window limits it."""
     config = reader.config
     window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
-    sliding = [kind for kind in config.get("layer_types") or () if kind != "full_attention"]
+    kinds = reader.value("layer_types", list, [])
+    sliding = [kind for kind in kinds if kind != "full_attention"]
     if window is None and not sliding:
         return length, None
     if not isinstance(window, int) or window < 1:
@@ -195,8 +198,8 @@ def _gpt2_fields(reader: "_Reader") -> dict[str, Any]:
         "normEpsilon": reader.value("layer_norm_epsilon", float),
         "positionEmbedding": "learned_absolute",
         "untieEmbeddings": not config.get("tie_word_embeddings", True),
-        "hiddenDropout": reader.value("resid_pdrop", float, 0.1),
-        "attentionDropout": reader.value("attn_pdrop", float, 0.1),
+        "hiddenDropout": reader.share("resid_pdrop", 0.1),
+        "attentionDropout": reader.share("attn_pdrop", 0.1),
         "vocabularySize": reader.count("vocab_size"),
         "embeddingRows": reader.count("vocab_size"),
     }
@@ -215,7 +218,7 @@ class _Reader:
             value = float(value)
         if type(value) is not kind:
             raise RequestError(
-                f"{self.source}: {key} is {value!r}, but must be of type {kind.__name__}; correct the file"
+                f"{self.source}: {key} is {repr(value)[:100]}, but must be of type {kind.__name__}; correct the file"
             )
         return value
 
@@ -224,6 +227,13 @@ class _Reader:
         value: int = self.value(key, int, default)
         if value < 1:
             raise RequestError(f"{self.source}: {key} is {value}, but must be above 0; correct the file")
+        return value
+
+    def share(self, key: str, default: float) -> float:
+        """Return a number from 0 to below 1."""
+        value: float = self.value(key, float, default)
+        if not 0 <= value < 1:
+            raise RequestError(f"{self.source}: {key} is {value}, but must be from 0 to below 1; correct the file")
         return value
 
     def refuse(self, key: str, feature: str, remedy: str = "use another model") -> RequestError:

@@ -308,7 +308,7 @@ def _check_tensors(directory: Path, model: HubModel, tensors: dict[str, StoredTe
         raise RequestError(
             f"the weights in {directory} are not those of its {CONFIG} ({model.config['model_type']}):\n"
             + "\n".join(f"  - {problem}" for problem in problems)
-            + "\nuse a complete copy of a model whose config belongs to its weights"
+            + ";\nuse a complete copy of a model whose config belongs to its weights"
         )
 
 

@@ -8,6 +8,7 @@ or expert. Sources: `sharded_state_dict` in megatron/core/transformer, and the m
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
+from tokenmill.errors import RequestError
 from tokenmill.training.model import Model
 from tokenmill.training.planner.layout import Layout
 
@@ -19,6 +20,12 @@ EMBEDDING = "embedding.word_embeddings.weight"
 OUTPUT = "output_layer.weight"
 VOCABULARY_KEYS = frozenset((EMBEDDING, OUTPUT))
 """Tensors whose first axis is the vocabulary, which Megatron-LM may pad with further rows."""
+
+MAX_LAYERS_AND_EXPERTS = 1 << 17
+"""Maximum product of layers and experts, which bounds the table: DeepSeek-V3 has 15,616."""
+
+MAX_HEADS = 1 << 12
+"""Maximum number of attention heads."""
 
 
 class Rows(NamedTuple):
@@ -88,7 +95,16 @@ def list_pieces(model: Model, family: Family, embedding_rows: int, prefix: str =
         family: the names of the Hugging Face tensors.
         embedding_rows: rows of the embedding in the Hugging Face model.
         prefix: text before the names of GPT-2's tensors, `transformer.` or nothing.
+
+    Raises:
+        RequestError: the model has more layers, experts or heads than any real model.
     """
+    units, heads = model.num_layers * (model.num_experts or 1), model.num_attention_heads
+    if units > MAX_LAYERS_AND_EXPERTS or heads > MAX_HEADS:
+        raise RequestError(
+            f"the model {model.name} has num_layers x num_experts {units:,} and num_attention_heads {heads:,}, but at "
+            f"most {MAX_LAYERS_AND_EXPERTS:,} and {MAX_HEADS:,} are supported; correct its configuration"
+        )
     pieces = _gpt2(model, embedding_rows, prefix) if family == "gpt2" else _llama(model, family, embedding_rows)
     return list(pieces)
 

@@ -9,6 +9,7 @@ Source: https://huggingface.co/docs/safetensors (format).
 import json
 import math
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -16,12 +17,18 @@ from typing import NamedTuple
 import msgspec
 
 from tokenmill.errors import RequestError
+from tokenmill.training.checkpoints.metadata import printable_name
 
 MAX_HEADER_BYTES = 100_000_000
 """Maximum bytes of a header, as in the library."""
 
+MAX_NAME_CHARACTERS = 500
+"""Maximum characters of the name of a tensor, because messages contain the name."""
+
 ELEMENT_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
 """Bytes of an element of the dtypes that weights of the supported models have."""
+
+_DTYPE_NAME = re.compile("[A-Z0-9_]{1,20}")
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -109,6 +116,10 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
             decoded = {name: msgspec.json.decode(raw, type=_Entry) for name, raw in entries.items()}
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise _damaged(path, f"its header is not valid: {error}") from None
+    if unsafe := next((name for name in decoded if not name.isprintable() or len(name) > MAX_NAME_CHARACTERS), None):
+        raise _damaged(path, f"{printable_name(unsafe)} is not a valid name of a tensor")
+    if unsafe := next((entry.dtype for entry in decoded.values() if not _DTYPE_NAME.fullmatch(entry.dtype)), None):
+        raise _damaged(path, f"{printable_name(unsafe)} is not a valid dtype")
     end = 0
     for name, entry in sorted(decoded.items(), key=lambda item: item[1].data_offsets):
         begin, stop = entry.data_offsets

@@ -1,0 +1,79 @@
+"""Real Megatron-LM trains on the samples of tokenmill.data, with the index that was built beforehand."""
+
+import hashlib
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import tokenmill.data
+from support.megatron_runs import GLOBAL_BATCH, ITERATIONS, SEQ_LENGTH, MegatronJob, UndisturbedRun, read_losses
+from support.train import last_line
+from tokenmill.training.checkpoints.repair import TRACKER
+
+pytestmark = pytest.mark.conformance
+
+
+def expected_digests(dataset: Path) -> dict[int, Counter[str]]:
+    """Return the digests of the samples of each iteration, as pretrain.py computes them."""
+    count = ITERATIONS * GLOBAL_BATCH
+    samples = tokenmill.data.open(dataset, seq_length=SEQ_LENGTH, samples=count, split="90,5,5")
+    result = {}
+    for number in range(ITERATIONS):
+        batch = samples.batch(range(number * GLOBAL_BATCH, (number + 1) * GLOBAL_BATCH))
+        rows = zip(batch.tokens, batch.masked_labels(), strict=True)
+        digests = (
+            hashlib.sha256(tokens.astype("<i8").tobytes() + labels.astype("<i8").tobytes()) for tokens, labels in rows
+        )
+        result[number + 1] = Counter(digest.hexdigest()[:16] for digest in digests)
+    return result
+
+
+def test_the_index_that_was_built_is_used(undisturbed: UndisturbedRun) -> None:
+    assert "sample index built" in undisturbed.index_message
+    assert any(name.endswith("-GPTDataset-train-shuffle_index.npy") for name in undisturbed.index)
+    assert undisturbed.job.index_files() == undisturbed.index
+
+
+def test_samples_are_those_of_tokenmill_data(undisturbed: UndisturbedRun, dataset: Path) -> None:
+    assert undisturbed.job.digests() == expected_digests(dataset)
+
+
+def test_samples_after_a_resume_on_another_number_of_ranks(
+    continued: Callable[..., MegatronJob], undisturbed: UndisturbedRun, dataset: Path
+) -> None:
+    run = continued(training__gpusPerNode=1)
+    (run.checkpoints / TRACKER).write_text("16")
+    log = run.complete()
+    assert min(read_losses(log)) == 17
+    assert run.digests() == {number: counter for number, counter in expected_digests(dataset).items() if number > 16}
+    for number, loss in run.losses.items():  # one rank adds the gradients in another order
+        assert float(loss) == pytest.approx(float(undisturbed.job.losses[number]), rel=0.005)
+
+
+def test_other_data_is_refused(
+    continued: Callable[..., MegatronJob], other_dataset: Path, dataset: Path, tmp_path: Path
+) -> None:
+    run = continued(training__iterations=30, dataset__path=str(other_dataset))
+    code, log = run.run()
+    assert code == 2 and f"\n  - data: {dataset} (" in log and "dataset.allowChange" in last_line(log)
+    code, log = run.run(dataset__path=str(dataset), training__seed=7)
+    assert code == 2 and "\n  - seed: 1234 -> 7" in log
+    other = tmp_path / "tokens"
+    shutil.copytree(dataset, other)
+    config = other / "tokenizer" / "tokenizer_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"model_max_length": 7}))
+    run.complete(training__seed=1234)
+    assert set(run.losses) == set(range(25, 31))
+
+
+def test_checkpoints_without_records_continue_with_a_note(continued: Callable[..., MegatronJob]) -> None:
+    """Checkpoints that were copied without `.tokenmill` have no record of their data."""
+    run = continued(training__iterations=26)
+    shutil.rmtree(run.checkpoints / ".tokenmill")
+    log = run.complete()
+    assert "note: there is no record of the data of the checkpoint at iteration 24" in log
+    assert min(read_losses(log)) == 25
