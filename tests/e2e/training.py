@@ -1,8 +1,11 @@
 """Helpers of the training tests: a dataset on the volume, small runs, and their state."""
 
 import json
+import os
 import re
+import shlex
 import shutil
+import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -41,9 +44,9 @@ def make_dataset(namespace: Namespace, scratch: Path) -> None:
 class Training:
     """A release of megatron-training."""
 
-    def __init__(self, namespace: Namespace, name: str, engine: str = "pytorchjob") -> None:
-        """Name the release; `install` creates it."""
-        self.namespace, self.name, self.engine = namespace, name, engine
+    def __init__(self, namespace: Namespace, name: str, engine: str = "pytorchjob", settings: str = SETTINGS) -> None:
+        """Name the release, with the chart and the values that all its installations have; `install` creates it."""
+        self.namespace, self.name, self.engine, self.settings = namespace, name, engine, settings
         self.account: Account = namespace.admin  # the role edit has no rights on PyTorchJobs here
         self.kind = {"pytorchjob": "pytorchjob", "jobset": "jobset"}[engine]
         label = {"pytorchjob": "job-name", "jobset": "jobset.sigs.k8s.io/jobset-name"}[engine]
@@ -54,7 +57,7 @@ class Training:
 
     def command(self, iterations: int, *settings: str, nodes: int = 2, step: float = 0.05) -> str:
         """Return the arguments of `helm install` or `helm upgrade`."""
-        line = f"{self.name} {SETTINGS} --set engine={self.engine} --set training.nodes={nodes}"
+        line = f"{self.name} {self.settings} --set engine={self.engine} --set training.nodes={nodes}"
         line += f" --set training.iterations={iterations} --set environmentVariables.TRAINER_STEP_SECONDS={step}"
         line += f" --set environmentVariables.TRAINER_FAULTS=/data/faults-{self.name}"
         return " ".join([line, *settings])
@@ -110,6 +113,13 @@ class Training:
         last = self.pods()[-1]["metadata"]["name"]
         logged = re.findall(r" iteration +(\d+)/", self.account.run(f"kubectl logs {last}").out)
         return int(logged[-1]) if logged else 0
+
+    def follow(self, pod: str, path: Path) -> subprocess.Popen[bytes]:
+        """Copy the log of a running pod to a file, until its container ends; a deleted pod has no log any more."""
+        environment = os.environ | {"KUBECONFIG": str(self.account.kubeconfig)}
+        command = shlex.split(f"kubectl logs --follow {pod} --container {self.container}")
+        with path.open("wb") as file:
+            return subprocess.Popen(command, env=environment, stdout=file)
 
     def wait_for_iteration(self, number: int, timeout: float = 120) -> None:
         """Wait until the checkpoint of an iteration is saved."""

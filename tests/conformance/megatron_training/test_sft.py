@@ -93,7 +93,7 @@ def test_packed_conversations_are_separate(sft_job: Callable[..., MegatronJob]) 
     """The loss of a trained model over the same answers does not depend on what is packed together."""
     conversations = [conversation(number) for number in range(100, 116)]
     trained = sft_job(conversations, training__globalBatchSize=8)
-    trained.complete(training__iterations=40, checkpoint__saveInterval=40)
+    trained.complete(training__iterations=80, checkpoint__saveInterval=80)
     first_losses = []
     for rows, batch in (
         (conversations, 8),
@@ -103,7 +103,7 @@ def test_packed_conversations_are_separate(sft_job: Callable[..., MegatronJob]) 
         run.complete(training__iterations=1, checkpoint__saveInterval=1)
         first_losses.append(float(run.losses[1]))
     assert first_losses[0] < 0.8 * float(trained.losses[1])
-    assert first_losses[0] == pytest.approx(first_losses[1], rel=1e-3)
+    assert first_losses[0] == pytest.approx(first_losses[1], rel=4e-4), first_losses
 
 
 def test_a_run_without_a_gpu_is_refused(sft_job: Callable[..., MegatronJob]) -> None:
