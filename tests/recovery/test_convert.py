@@ -1,6 +1,11 @@
 """Kills, two processes and a Hub with faults: `tokenmill checkpoint import` and `export` give the same bytes."""
 
+import json
+import math
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +15,10 @@ from support.commandline import data_of, run_in_process, tokenmill
 from support.hub import Fault, Hub
 from support.hub_models import make_model, read_model
 from support.runs import Forge, kill_at, stop_at
+from tokenmill.training.convert.huggingface import build_config
+from tokenmill.training.convert.mapping import list_pieces
+from tokenmill.training.convert.safetensors import encode_header
+from tokenmill.training.model import load_preset
 
 TRACKER = "latest_checkpointed_iteration.txt"
 
@@ -98,3 +107,36 @@ def test_import_from_the_hub_with_faults(model: Path, tmp_path: Path) -> None:
     assert run_in_process("checkpoint", "export", output, tmp_path / "exported").code == 0
     assert read_model(tmp_path / "exported") == read_model(model)
     assert f"org/small at {commit}" in (tmp_path / "exported/README.md").read_text()
+
+
+@pytest.mark.slow
+def test_the_memory_of_an_import_is_bounded(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shard = write_zeros(model, files=3)
+    code = subprocess.Popen(
+        [sys.executable, "-m", "tokenmill", "checkpoint", "import", model, tmp_path / "out"], stderr=subprocess.DEVNULL
+    )
+    _, status, usage = os.wait4(code.pid, 0)
+    code.returncode = os.waitstatus_to_exitcode(status)
+    assert code.returncode == 0
+    assert usage.ru_maxrss * 1024 < 1.3 * shard
+
+
+def write_zeros(directory: Path, files: int) -> int:
+    """Write a Llama of zeros with one large tensor in each file; return the size of the largest file."""
+    fields = {"numLayers": 1, "hiddenSize": 1024, "ffnHiddenSize": 128, "numAttentionHeads": 8, "numQueryGroups": 8}
+    rows = 120_000
+    model = load_preset("llama3-8b", **fields, embeddingRows=rows)
+    tensors = {tensor.name: tensor for piece in list_pieces(model, "llama", rows) for tensor in piece.tensors}
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(build_config(model, rows, "bfloat16", eos=1, bos=1)))
+    names = list(tensors)
+    groups = {f"model-{n}.safetensors": names[n::files] for n in range(files)}
+    for file, group in groups.items():
+        header = encode_header({name: ("BF16", tensors[name].shape) for name in group})
+        with (directory / file).open("wb") as output:
+            output.write(header)
+            output.truncate(len(header) + sum(2 * math.prod(tensors[name].shape) for name in group))
+    weight_map = {name: file for file, group in groups.items() for name in group}
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    return max((directory / file).stat().st_size for file in groups)
