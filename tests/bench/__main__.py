@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import chats, encoding, moving, reading
+from . import chats, encoding, models, moving, reading
 from .corpora import SLIMPAJAMA, Corpus, shaped
 from .measure import MB, Failed, machine
 from .mill import Setting, log
@@ -67,6 +67,7 @@ SECTIONS: dict[str, Callable[[Setting], Section]] = {
     "concatenate": moving.concatenate,
     "download": moving.download,
     "fused": moving.fused,
+    "convert": models.convert,
     "memory": encoding.memory,
     "chat-4": lambda s: chats.chat(s, 4, s.size(40_000, 400)),
     "chat-16": lambda s: chats.chat(s, 16, s.size(10_000, 100)),
@@ -168,6 +169,7 @@ def main() -> None:
     parser.add_argument("--megatron", type=Path, metavar="DIRECTORY", help="a checkout of Megatron-LM")
     parser.add_argument("--megatron-python", default=sys.executable, metavar="PYTHON", help="a Python that can run it")
     parser.add_argument("--loaders", metavar="PYTHON", help="a Python with megatron-core and the other loaders")
+    parser.add_argument("--layers", type=int, default=32, help="of the model of convert, 16 GB with 32")
     parser.add_argument("--documents", type=int, default=10_000_000, help="of loaders-memory (10,000,000)")
     options = parser.parse_args()
 
@@ -204,6 +206,7 @@ def main() -> None:
             megatron_python=options.megatron_python,
             loaders=options.loaders and str(Path(options.loaders).absolute()),
             documents=options.documents,
+            layers=options.layers,
             quick=options.quick,
         )
         failed = measure(s, names, results, directory)

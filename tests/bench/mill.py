@@ -35,6 +35,7 @@ class Setting:
     megatron_python: str = sys.executable
     loaders: str | None = None
     documents: int = 10_000_000
+    layers: int = 32
     quick: bool = False
     _resolved: dict[str, Path] = field(default_factory=dict)
 

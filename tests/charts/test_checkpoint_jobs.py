@@ -95,7 +95,7 @@ def test_only_the_directory_of_an_import_and_the_wait_change_the_run(engine: str
     same |= GATED | EXPORT | {"checkpoint.export.path": "x", "checkpoint.export.resources.limits.memory": "64Gi"}
     assert {run_hash(engine, **(IMPORT | {key: value})) for key, value in same.items()} == {importing}
     assert run_hash(engine) == run_hash(engine, **EXPORT) != importing
-    other = {"checkpoint.import.path": "x", "checkpoint.import.waitMinutes": 5}
+    other: dict[str, Any] = {"checkpoint.import.path": "x", "checkpoint.import.waitMinutes": 5}
     assert len({importing, *(run_hash(engine, **(IMPORT | {key: value})) for key, value in other.items())}) == 3
 
 
@@ -112,7 +112,7 @@ def test_another_iteration_or_source_is_another_job() -> None:
 
 
 def test_the_command_accepts_the_jobs_arguments() -> None:
-    values = {"checkpoint.import.revision": "v1", "checkpoint.export.iteration": 70}
+    values: dict[str, Any] = {"checkpoint.import.revision": "v1", "checkpoint.export.iteration": 70}
     rendered = jobs(training(release="run", **IMPORT, **EXPORT, **values))
     command = command_line().commands["checkpoint"]
     for name, expected in {
