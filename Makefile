@@ -119,7 +119,7 @@ e2e-megatron: $(VENV)/.installed-dev chart-tools $(MEGATRON)/.installed ## Train
 # DeepSpeed is built with the installed torch. Megatron-Bridge declares a later Python, but its readers run on this one.
 $(FRAMEWORKS_VENV)/.installed: locks/frameworks.txt locks/frameworks-no-deps.txt
 	$(PYTHON) -m venv $(FRAMEWORKS_VENV)
-	$(FRAMEWORKS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes \
+	$(FRAMEWORKS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes \
 	  -r locks/frameworks.txt
 	DS_BUILD_OPS=0 $(FRAMEWORKS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
 	  --no-build-isolation --ignore-requires-python --require-hashes -r locks/frameworks-no-deps.txt

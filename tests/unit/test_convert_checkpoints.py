@@ -16,7 +16,7 @@ from tokenmill.training.checkpoints.model_record import DataSource, ModelRecord
 from tokenmill.training.convert.archive import encode_tensor, encode_value
 from tokenmill.training.convert.exporter import plan_export
 from tokenmill.training.convert.mapping import LAYERS, VOCABULARY_KEYS
-from tokenmill.training.convert.metadata import CheckpointTensor, Part, encode_metadata, read_metadata
+from tokenmill.training.convert.metadata import CheckpointTensor, TensorPart, encode_metadata, read_metadata
 from tokenmill.training.convert.model_card import DATASET, ExportedModel, write_model_card
 from tokenmill.training.model import Model
 
@@ -63,7 +63,7 @@ def write_parts(imported: Path, arrays: dict[str, Array], cut: Callable[[str, Ar
                 start = file.tell()
                 file.writelines(encode_tensor("BF16", block.shape, [block.data.cast("B")]))
                 offsets = tuple(axis.start or 0 for axis in where)
-                parts.append(Part(offsets, block.shape, "__0_0.distcp", start, file.tell() - start))
+                parts.append(TensorPart(offsets, block.shape, "__0_0.distcp", start, file.tell() - start))
             tensors[key] = CheckpointTensor(array.shape, "BF16", tuple(parts))
     for name in ("__0_1.distcp", "common.pt", "integrity.json"):
         (release / name).unlink()

@@ -32,7 +32,8 @@ def test_class_names_are_unique() -> None:
 
 
 UNTYPED = {
-    "content of a tokenizer's files": "tokens/merges tokens/resolve tokens/tokenizer tokens/encoders",
+    "content of a tokenizer's files": "tokens/merges tokens/resolve tokens/tokenizer tokens/encoders"
+    " training/convert/vocabulary",
     "results of children that load foreign code": "tokens/gate tokens/encoder_store",
     "JSON of the Hub, of buckets and Xet": "corpus/hub_api corpus/bucket corpus/unexpected_content corpus/transfer "
     "corpus/xet",
@@ -48,7 +49,10 @@ UNTYPED = {
     "JSON output of commands": "cli/blend compare/report cli/fit cli/inspect cli/report flow/progress flow/status"
     " training/planner/cases training/planner/fit training/planner/render training/planner/request",
     "settings and presets before they are checked": "training/model training/settings training/planner/values",
-    "Megatron-LM's and PyTorch's objects": "training/checkpoints/metadata training/data/index_child",
+    "Megatron-LM's and PyTorch's objects": "training/checkpoints/metadata training/data/index_child"
+    " training/convert/metadata",
+    "configuration files of Hugging Face's models": "training/convert/huggingface training/convert/importer"
+    " training/convert/exporter training/convert/initial_weights training/checkpoints/model_record",
 }
 """Modules with records without typed fields, by the kind of the records."""
 

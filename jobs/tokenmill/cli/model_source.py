@@ -11,7 +11,7 @@ from typing import NamedTuple
 from tokenmill.errors import RequestError
 from tokenmill.flow.progress import Reporter
 from tokenmill.training.convert.huggingface import CONFIG, read_config
-from tokenmill.training.convert.importer import Source
+from tokenmill.training.convert.importer import ModelOrigin
 
 FILES = ("*.safetensors", "*.json", "*.txt", "*.model", "*.jinja")
 """Patterns of the files of a model that an import reads."""
@@ -26,10 +26,10 @@ class ModelFiles(NamedTuple):
     """A directory with the files of a model, and where they are from."""
 
     directory: Path
-    source: Source
+    source: ModelOrigin
 
 
-def parse_model_source(text: str, revision: str | None) -> Source:
+def parse_model_source(text: str, revision: str | None) -> ModelOrigin:
     """Return the address of a model, and the revision that was requested.
 
     Raises:
@@ -40,18 +40,18 @@ def parse_model_source(text: str, revision: str | None) -> Source:
             raise RequestError(f"there is no directory {text}; for a model on the Hub, use hf://ORG/MODEL")
         if revision:
             raise RequestError(f"{text} is a directory, which has no revision {revision}; remove --revision")
-        return Source(text)
+        return ModelOrigin(text)
     match = _MODEL.fullmatch(text)
     if match is None:
         raise RequestError(f"{text!r} is not the address of a model; write hf://ORG/MODEL[@REVISION]")
     name, named_revision = match.groups()
     if revision and named_revision and revision != named_revision:
         raise RequestError(f"--revision {revision} contradicts the revision in {text}; remove one of them")
-    return Source(f"hf://{name}", revision or named_revision)
+    return ModelOrigin(f"hf://{name}", revision or named_revision)
 
 
 @contextmanager
-def open_model(source: Source, endpoint: str | None, output: Path, reporter: Reporter) -> Iterator[ModelFiles]:
+def open_model(source: ModelOrigin, endpoint: str | None, output: Path, reporter: Reporter) -> Iterator[ModelFiles]:
     """Yield the files of a model; those of the Hub are downloaded below `output`, and removed after the block.
 
     Raises:
@@ -66,7 +66,7 @@ def open_model(source: Source, endpoint: str | None, output: Path, reporter: Rep
         read_config(Path(scratch), name)
     directory = output / ".tokenmill" / "import" / "source"
     commit = _download(name, commit or source.revision, endpoint, FILES, directory, reporter)
-    yield ModelFiles(directory, Source(source.uri, commit))
+    yield ModelFiles(directory, ModelOrigin(source.uri, commit))
     shutil.rmtree(directory)
 
 

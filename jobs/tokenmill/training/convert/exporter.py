@@ -40,8 +40,16 @@ from tokenmill.training.convert.huggingface import (
     parse_config,
 )
 from tokenmill.training.convert.importer import GENERATION_CONFIG, ImportRecord, read_import
-from tokenmill.training.convert.mapping import EMBEDDING, LAYERS, VOCABULARY_KEYS, Family, HubTensor, Piece, list_pieces
-from tokenmill.training.convert.metadata import CheckpointTensor, Part, read_metadata
+from tokenmill.training.convert.mapping import (
+    EMBEDDING,
+    LAYERS,
+    VOCABULARY_KEYS,
+    Family,
+    HubTensor,
+    TensorPiece,
+    list_pieces,
+)
+from tokenmill.training.convert.metadata import CheckpointTensor, TensorPart, read_metadata
 from tokenmill.training.convert.model_card import ExportedModel, write_model_card
 from tokenmill.training.convert.output import BLOCK_BYTES, ConversionOutput
 from tokenmill.training.convert.safetensors import ELEMENT_BYTES, INDEX, SINGLE, encode_header, encode_index
@@ -61,7 +69,7 @@ class ExportPlan(NamedTuple):
     model: Model
     config: dict[str, Any]
     generation_config: dict[str, Any] | None
-    pieces: list[Piece]
+    pieces: list[TensorPiece]
     tensors: dict[str, CheckpointTensor]
     """The tensors of the checkpoint by key."""
     tokenizer: Path | None
@@ -247,7 +255,7 @@ def _choose_config(
     return family, build_config(model, vocabulary, dtype, eos=eod, bos=None)
 
 
-def _adapt(piece: Piece, tensors: dict[str, CheckpointTensor]) -> Piece:
+def _adapt(piece: TensorPiece, tensors: dict[str, CheckpointTensor]) -> TensorPiece:
     """Return a piece under the name that the checkpoint has for it: an alias, or one name for each layer."""
     for key in piece.keys:
         if key in tensors:
@@ -259,7 +267,7 @@ def _adapt(piece: Piece, tensors: dict[str, CheckpointTensor]) -> Piece:
     return piece
 
 
-def _check_tensors(checkpoint: Checkpoint, pieces: list[Piece], tensors: dict[str, CheckpointTensor]) -> None:
+def _check_tensors(checkpoint: Checkpoint, pieces: list[TensorPiece], tensors: dict[str, CheckpointTensor]) -> None:
     """Raise RequestError with names and shapes unless the weights are exactly those of the architecture."""
     expected = {piece.key: piece.global_shape for piece in pieces}
     missing = [f"{key} {list(shape)}" for key, shape in sorted(expected.items()) if key not in tensors]
@@ -300,7 +308,7 @@ def _fits(key: str, stored: tuple[int, ...], expected: tuple[int, ...]) -> bool:
     return stored == expected
 
 
-def _check_parts(checkpoint: Checkpoint, pieces: list[Piece], tensors: dict[str, CheckpointTensor]) -> None:
+def _check_parts(checkpoint: Checkpoint, pieces: list[TensorPiece], tensors: dict[str, CheckpointTensor]) -> None:
     """Raise RequestError unless the parts of each tensor cover it exactly once."""
     for key in dict.fromkeys(piece.key for piece in pieces):
         tensor = tensors[key]
@@ -317,7 +325,7 @@ def _check_parts(checkpoint: Checkpoint, pieces: list[Piece], tensors: dict[str,
             )
 
 
-def _find_overlap(parts: list[Part]) -> Part | None:
+def _find_overlap(parts: list[TensorPart]) -> TensorPart | None:
     """Return a part that overlaps an earlier one; `parts` are in the order of their offsets."""
     for index, part in enumerate(parts):
         for other in parts[index + 1 :]:
@@ -332,9 +340,9 @@ def _find_overlap(parts: list[Part]) -> Part | None:
 # -- the weight files
 
 
-def _plan_shards(plan: ExportPlan) -> dict[str, list[tuple[Piece, HubTensor]]]:
+def _plan_shards(plan: ExportPlan) -> dict[str, list[tuple[TensorPiece, HubTensor]]]:
     """Return the tensors of each weight file, in the order of the layers."""
-    groups: list[list[tuple[Piece, HubTensor]]] = [[]]
+    groups: list[list[tuple[TensorPiece, HubTensor]]] = [[]]
     size = 0
     for piece in plan.pieces:
         for tensor in piece.tensors:
@@ -349,13 +357,13 @@ def _plan_shards(plan: ExportPlan) -> dict[str, list[tuple[Piece, HubTensor]]]:
     return {f"model-{n:05d}-of-{len(groups):05d}.safetensors": group for n, group in enumerate(groups, 1)}
 
 
-def _bytes(plan: ExportPlan, tensor: HubTensor, piece: Piece | None = None) -> int:
+def _bytes(plan: ExportPlan, tensor: HubTensor, piece: TensorPiece | None = None) -> int:
     if piece is None:
         piece = next(piece for piece in plan.pieces if tensor in piece.tensors)
     return math.prod(tensor.shape) * ELEMENT_BYTES[plan.tensors[piece.key].dtype]
 
 
-def _encode_shard(plan: ExportPlan, tensors: list[tuple[Piece, HubTensor]]) -> Iterator[bytes | memoryview]:
+def _encode_shard(plan: ExportPlan, tensors: list[tuple[TensorPiece, HubTensor]]) -> Iterator[bytes | memoryview]:
     yield encode_header(
         {tensor.name: (plan.tensors[piece.key].dtype, tensor.stored_shape) for piece, tensor in tensors}
     )
@@ -373,7 +381,7 @@ class _CheckpointReader:
         self._plan = plan
         self._files: dict[str, IO[bytes]] = {}
         self._stack = ExitStack()
-        self._last: tuple[Piece, np.ndarray[Any, Any]] | None = None
+        self._last: tuple[TensorPiece, np.ndarray[Any, Any]] | None = None
 
     def __enter__(self) -> "_CheckpointReader":
         return self
@@ -381,7 +389,7 @@ class _CheckpointReader:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def read(self, piece: Piece, tensor: HubTensor) -> "np.ndarray[Any, Any]":
+    def read(self, piece: TensorPiece, tensor: HubTensor) -> "np.ndarray[Any, Any]":
         """Return the elements of a tensor, as unsigned integers of the same size, in the shape that it is stored in."""
         if self._last is None or self._last[0] is not piece:
             self._last = None  # frees the memory first
@@ -398,7 +406,7 @@ class _CheckpointReader:
                 position += rows.length
         return result.T if tensor.transposed else result
 
-    def _assemble(self, piece: Piece) -> "np.ndarray[Any, Any]":
+    def _assemble(self, piece: TensorPiece) -> "np.ndarray[Any, Any]":
         """Return a piece, joined from the parts of the checkpoint that overlap it."""
         tensor = self._plan.tensors[piece.key]
         kind = np.dtype(f"u{ELEMENT_BYTES[tensor.dtype]}")
@@ -422,7 +430,7 @@ class _CheckpointReader:
             array[tuple(slice(start, stop) for start, stop in bounds)] = data[inside]
         return array
 
-    def _read_part(self, key: str, part: Part, dtype: str) -> "np.ndarray[Any, Any]":
+    def _read_part(self, key: str, part: TensorPart, dtype: str) -> "np.ndarray[Any, Any]":
         path = self._plan.checkpoint.path / part.file
         file = self._files.get(part.file)
         if file is None:

@@ -29,8 +29,8 @@ from tokenmill.training.checkpoints.repair import TRACKER
 from tokenmill.training.checkpoints.torch_dist import RELEASE
 from tokenmill.training.convert.archive import encode_tensor, encode_value, encoded_length
 from tokenmill.training.convert.huggingface import CONFIG, HubModel, read_config
-from tokenmill.training.convert.mapping import HubTensor, Piece, list_extra_states, list_pieces
-from tokenmill.training.convert.metadata import CheckpointTensor, Part, SavedValue, encode_metadata
+from tokenmill.training.convert.mapping import HubTensor, TensorPiece, list_extra_states, list_pieces
+from tokenmill.training.convert.metadata import CheckpointTensor, SavedValue, TensorPart, encode_metadata
 from tokenmill.training.convert.output import BLOCK_BYTES, ConversionOutput, FileRecord
 from tokenmill.training.convert.safetensors import ELEMENT_BYTES, StoredTensor, list_weight_files, read_tensors
 from tokenmill.training.convert.vocabulary import check_embedding_rows, describe_differences, read_vocabulary
@@ -50,7 +50,7 @@ MAX_LISTED = 10
 """Maximum number of tensors that a message lists."""
 
 
-class Source(NamedTuple):
+class ModelOrigin(NamedTuple):
     """Where a model is from; `revision` is a commit of the Hub."""
 
     uri: str
@@ -75,18 +75,18 @@ class _PlannedFile(NamedTuple):
     """A data file: its pieces in order."""
 
     name: str
-    pieces: list[Piece]
+    pieces: list[TensorPiece]
     contract: str
 
 
 class ImportPlan(NamedTuple):
     """A checked import."""
 
-    source: Source
+    source: ModelOrigin
     directory: Path
     model: HubModel
     tensors: dict[str, StoredTensor]
-    pieces: list[Piece]
+    pieces: list[TensorPiece]
     contract: str
 
     @property
@@ -94,12 +94,12 @@ class ImportPlan(NamedTuple):
         """Return the bytes of all weights."""
         return sum(math.prod(piece.shape) * ELEMENT_BYTES[self.dtype(piece)] for piece in self.pieces)
 
-    def dtype(self, piece: Piece) -> str:
+    def dtype(self, piece: TensorPiece) -> str:
         """Return the dtype of a piece, which is that of its tensors."""
         return self.tensors[piece.tensors[0].name].dtype
 
 
-def plan_import(directory: Path, source: Source) -> ImportPlan:
+def plan_import(directory: Path, source: ModelOrigin) -> ImportPlan:
     """Check a model, and return how to import it; nothing is written.
 
     Raises:
@@ -134,7 +134,7 @@ def import_model(plan: ImportPlan, output: Path, reporter: Reporter) -> ImportRe
     with conversion.hold():
         _check_space(output, plan)
         files = _plan_files(plan)
-        parts: dict[str, list[Part]] = {}
+        parts: dict[str, list[TensorPart]] = {}
         values: list[SavedValue] = []
         hashes: dict[str, FileRecord] = {}
         finished_files = [0]
@@ -225,7 +225,7 @@ def check_data_tokenizer(tokenizer: Path, rows: int, data: Path) -> None:
     check_embedding_rows(dataset, rows, str(data))
 
 
-def find_finished_import(output: Path, source: Source) -> ImportRecord | None:
+def find_finished_import(output: Path, source: ModelOrigin) -> ImportRecord | None:
     """Return the record of a finished import of a model of the Hub, so that its files are not downloaded again."""
     record = read_import(output)
     if record is None or record.revision is None or record.uri != source.uri or not _is_tracked(output):
@@ -256,7 +256,7 @@ def encode_model_values(record: ImportRecord) -> str:
 # -- checks
 
 
-def _model_name(source: Source) -> str:
+def _model_name(source: ModelOrigin) -> str:
     name = source.uri.removeprefix("hf://").removeprefix("models/").rstrip("/")
     return name.rpartition("/")[2] if source.revision is None else name
 
@@ -266,7 +266,9 @@ def _file_identity(path: Path) -> list[object]:
     return [status.st_size, status.st_mtime_ns]
 
 
-def _check_tensors(directory: Path, model: HubModel, tensors: dict[str, StoredTensor], pieces: list[Piece]) -> None:
+def _check_tensors(
+    directory: Path, model: HubModel, tensors: dict[str, StoredTensor], pieces: list[TensorPiece]
+) -> None:
     """Raise RequestError with names and shapes unless the tensors are exactly those of the architecture."""
     expected = {tensor.name: tensor for piece in pieces for tensor in piece.tensors}
     extra = sorted(name for name in tensors.keys() - expected.keys() if not _BUFFERS.fullmatch(name))
@@ -376,7 +378,7 @@ def _check_space(output: Path, plan: ImportPlan) -> None:
 
 
 def _plan_files(plan: ImportPlan) -> list[_PlannedFile]:
-    groups: list[list[Piece]] = [[]]
+    groups: list[list[TensorPiece]] = [[]]
     size = 0
     for piece in plan.pieces:
         length = math.prod(piece.shape) * ELEMENT_BYTES[plan.dtype(piece)]
@@ -391,19 +393,19 @@ def _plan_files(plan: ImportPlan) -> list[_PlannedFile]:
     ]
 
 
-def _stored_shape(piece: Piece) -> tuple[int, ...]:
+def _stored_shape(piece: TensorPiece) -> tuple[int, ...]:
     """Return the shape of the part in the checkpoint: with an axis of one element for each leading axis."""
     return (*(1 for _ in piece.position), *piece.shape)
 
 
-def _lay_out(plan: ImportPlan, file: _PlannedFile) -> Iterator[tuple[str, Part]]:
+def _lay_out(plan: ImportPlan, file: _PlannedFile) -> Iterator[tuple[str, TensorPart]]:
     """Yield the key and the place of each piece of a file; the size of an archive depends only on dtype and shape."""
     start = 0
     for piece in file.pieces:
         shape, dtype = _stored_shape(piece), plan.dtype(piece)
         length = encoded_length(dtype, shape)
         for key in piece.keys:
-            yield key, Part(piece.offsets, shape, file.name, start, length)
+            yield key, TensorPart(piece.offsets, shape, file.name, start, length)
         start += length
 
 
@@ -427,7 +429,7 @@ class _WeightReader:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def read(self, piece: Piece) -> Iterator[memoryview]:
+    def read(self, piece: TensorPiece) -> Iterator[memoryview]:
         """Yield the bytes of a piece in blocks."""
         by_name = {tensor.name: tensor for tensor in piece.tensors}
         transposed: dict[str, np.ndarray[Any, Any]] = {}

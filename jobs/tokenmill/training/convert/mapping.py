@@ -28,7 +28,7 @@ MAX_HEADS = 1 << 12
 """Maximum number of attention heads."""
 
 
-class Rows(NamedTuple):
+class TensorRows(NamedTuple):
     """Consecutive rows of a Hugging Face tensor; a tensor with one axis has rows of one element."""
 
     tensor: str
@@ -49,7 +49,7 @@ class HubTensor(NamedTuple):
         return self.shape[::-1] if self.transposed else self.shape
 
 
-class Piece(NamedTuple):
+class TensorPiece(NamedTuple):
     """A part of a Megatron-LM tensor: all of it, or the part of one layer or expert."""
 
     key: str
@@ -60,7 +60,7 @@ class Piece(NamedTuple):
     """Sizes of the leading axes."""
     shape: tuple[int, ...]
     """Shape without the leading axes."""
-    rows: tuple[Rows, ...]
+    rows: tuple[TensorRows, ...]
     """Rows of this piece, in order."""
     tensors: tuple[HubTensor, ...]
     alias: str | None = None
@@ -87,7 +87,7 @@ class Piece(NamedTuple):
         return f"{self.key}{list(self.position) if self.position else ''}"
 
 
-def list_pieces(model: Model, family: Family, embedding_rows: int, prefix: str = "") -> list[Piece]:
+def list_pieces(model: Model, family: Family, embedding_rows: int, prefix: str = "") -> list[TensorPiece]:
     """Return all pieces of a model, in the order of the layers.
 
     Args:
@@ -145,11 +145,11 @@ def _layout(model: Model) -> Layout:
     return Layout(**model.architecture(), world=1, global_batch=1)
 
 
-def _whole(key: str, tensor: HubTensor, position: tuple[int, ...] = (), extent: tuple[int, ...] = ()) -> Piece:
-    return Piece(key, position, extent, tensor.shape, (Rows(tensor.name, 0, tensor.shape[0]),), (tensor,))
+def _whole(key: str, tensor: HubTensor, position: tuple[int, ...] = (), extent: tuple[int, ...] = ()) -> TensorPiece:
+    return TensorPiece(key, position, extent, tensor.shape, (TensorRows(tensor.name, 0, tensor.shape[0]),), (tensor,))
 
 
-def _llama(model: Model, family: Family, embedding_rows: int) -> Iterator[Piece]:
+def _llama(model: Model, family: Family, embedding_rows: int) -> Iterator[TensorPiece]:
     hidden, layers = model.hidden_size, model.num_layers
     yield _whole(EMBEDDING, HubTensor("model.embed_tokens.weight", (embedding_rows, hidden)))
     for layer in range(layers):
@@ -185,7 +185,7 @@ def _llama(model: Model, family: Family, embedding_rows: int) -> Iterator[Piece]
         yield _whole(OUTPUT, HubTensor("lm_head.weight", (embedding_rows, hidden)))
 
 
-def _experts(model: Model, name: str, layer: int) -> Iterator[Piece]:
+def _experts(model: Model, name: str, layer: int) -> Iterator[TensorPiece]:
     experts, layers = model.num_experts or 0, model.num_layers
     gate = HubTensor(f"{name}block_sparse_moe.gate.weight", (experts, model.hidden_size))
     yield _whole(f"{LAYERS}mlp.router.weight", gate, (layer,), (layers,))
@@ -200,16 +200,16 @@ def _experts(model: Model, name: str, layer: int) -> Iterator[Piece]:
 
 def _gated_feed_forward(
     prefix: str, names: tuple[str, str, str], shape: tuple[int, int], position: tuple[int, ...], extent: tuple[int, ...]
-) -> Iterator[Piece]:
+) -> Iterator[TensorPiece]:
     """Yield the pieces of gate and up, which Megatron-LM stores as one tensor, and of down."""
     width, hidden = shape
     gate, up = HubTensor(names[0], shape), HubTensor(names[1], shape)
-    rows = (Rows(gate.name, 0, width), Rows(up.name, 0, width))
-    yield Piece(f"{prefix}linear_fc1.weight", position, extent, (2 * width, hidden), rows, (gate, up))
+    rows = (TensorRows(gate.name, 0, width), TensorRows(up.name, 0, width))
+    yield TensorPiece(f"{prefix}linear_fc1.weight", position, extent, (2 * width, hidden), rows, (gate, up))
     yield _whole(f"{prefix}linear_fc2.weight", HubTensor(names[2], (hidden, width)), position, extent)
 
 
-def _query_key_value(model: Model, key: str, name: str, columns: tuple[int, ...], layer: int) -> Piece:
+def _query_key_value(model: Model, key: str, name: str, columns: tuple[int, ...], layer: int) -> TensorPiece:
     """Return the piece of queries, keys and values: for each group its query heads, its key head, its value head."""
     head, heads = _head_width(model), model.num_attention_heads
     groups = model.num_query_groups or heads
@@ -222,16 +222,16 @@ def _query_key_value(model: Model, key: str, name: str, columns: tuple[int, ...]
         part
         for group in range(groups)
         for part in (
-            Rows(query.name, group * queries, queries),
-            Rows(key_.name, group * head, head),
-            Rows(value.name, group * head, head),
+            TensorRows(query.name, group * queries, queries),
+            TensorRows(key_.name, group * head, head),
+            TensorRows(value.name, group * head, head),
         )
     )
     shape = (head * (heads + 2 * groups), *columns)
-    return Piece(key, (layer,), (model.num_layers,), shape, rows, (query, key_, value))
+    return TensorPiece(key, (layer,), (model.num_layers,), shape, rows, (query, key_, value))
 
 
-def _gpt2(model: Model, embedding_rows: int, prefix: str) -> Iterator[Piece]:
+def _gpt2(model: Model, embedding_rows: int, prefix: str) -> Iterator[TensorPiece]:
     hidden, layers, width = model.hidden_size, model.num_layers, _feed_forward_width(model)
     yield _whole(EMBEDDING, HubTensor(f"{prefix}wte.weight", (embedding_rows, hidden)))
     yield _whole("embedding.position_embeddings.weight", HubTensor(f"{prefix}wpe.weight", (model.positions, hidden)))
@@ -259,12 +259,12 @@ def _gpt2(model: Model, embedding_rows: int, prefix: str) -> Iterator[Piece]:
         yield _whole(OUTPUT, HubTensor("lm_head.weight", (embedding_rows, hidden)))
 
 
-def _fused_query_key_value(model: Model, key: str, fused: HubTensor, layer: int) -> Piece:
+def _fused_query_key_value(model: Model, key: str, fused: HubTensor, layer: int) -> TensorPiece:
     """Return the piece of queries, keys and values that Hugging Face stores as one tensor, one after the other."""
     head, hidden = _head_width(model), model.hidden_size
     rows = tuple(
-        Rows(fused.name, part * hidden + index * head, head)
+        TensorRows(fused.name, part * hidden + index * head, head)
         for index in range(model.num_attention_heads)
         for part in range(3)
     )
-    return Piece(key, (layer,), (model.num_layers,), fused.shape, rows, (fused,))
+    return TensorPiece(key, (layer,), (model.num_layers,), fused.shape, rows, (fused,))

@@ -18,7 +18,7 @@ from tokenmill.training.convert.opcodes import write_integer, write_text, write_
 _DTYPES = {torch_name: name for name, torch_name in TORCH_DTYPES.items()}
 
 
-class Part(NamedTuple):
+class TensorPart(NamedTuple):
     """A part of a tensor, and the archive with its bytes."""
 
     offsets: tuple[int, ...]
@@ -35,7 +35,7 @@ class CheckpointTensor(NamedTuple):
     shape: tuple[int, ...]
     dtype: str
     """Name as in safetensors, or torch's name of a dtype that weights do not have."""
-    parts: tuple[Part, ...]
+    parts: tuple[TensorPart, ...]
 
 
 class SavedValue(NamedTuple):
@@ -149,7 +149,7 @@ def _read_tensor(key: str, fields: dict[str, Any], places: dict[Any, dict[str, A
         place = places.get((key, offsets))
         if place is None:
             raise Damage(f".metadata is damaged: it does not say where the part {list(offsets)} of {key[:100]!r} is")
-        parts.append(Part(offsets, sizes, place["relative_path"], place["offset"], place["length"]))
+        parts.append(TensorPart(offsets, sizes, place["relative_path"], place["offset"], place["length"]))
     dtype = fields["properties"].fields["dtype"]
     return CheckpointTensor(shape, _DTYPES.get(dtype, dtype), tuple(parts))
 

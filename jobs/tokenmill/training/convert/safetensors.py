@@ -48,13 +48,13 @@ class StoredTensor(NamedTuple):
         return math.prod(self.shape) * ELEMENT_BYTES.get(self.dtype, 0)
 
 
-class _Entry(msgspec.Struct):
+class _HeaderEntry(msgspec.Struct):
     dtype: str
     shape: list[int]
     data_offsets: tuple[int, int]
 
 
-class _Index(msgspec.Struct):
+class _WeightIndex(msgspec.Struct):
     weight_map: dict[str, str]
 
 
@@ -73,7 +73,7 @@ def list_weight_files(directory: Path) -> list[Path]:
             "format safetensors (models with pickled weights, pytorch_model.bin, are not read)"
         )
     try:
-        names = sorted(set(msgspec.json.decode(_read_small_file(index), type=_Index).weight_map.values()))
+        names = sorted(set(msgspec.json.decode(_read_small_file(index), type=_WeightIndex).weight_map.values()))
     except msgspec.MsgspecError as error:
         raise RequestError(f"{index} is damaged: {error}; copy the file again") from None
     invalid = [name for name in names if not name.endswith(".safetensors") or "/" in name or "\0" in name]
@@ -113,7 +113,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         try:
             entries = msgspec.json.decode(file.read(length), type=dict[str, msgspec.Raw])
             entries.pop("__metadata__", None)
-            decoded = {name: msgspec.json.decode(raw, type=_Entry) for name, raw in entries.items()}
+            decoded = {name: msgspec.json.decode(raw, type=_HeaderEntry) for name, raw in entries.items()}
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise _damaged(path, f"its header is not valid: {error}") from None
     if unsafe := next((name for name in decoded if not name.isprintable() or len(name) > MAX_NAME_CHARACTERS), None):
