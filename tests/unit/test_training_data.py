@@ -30,6 +30,7 @@ from tokenmill.training.data.index import build_index, remove_truncated_files
 from tokenmill.training.data.resolve import resolve as resolve_data
 from tokenmill.training.data.summary import summarize
 from tokenmill.training.model import Model
+from tokenmill.training.preflight import check_run
 from tokenmill.training.settings import (
     Blend,
     BlendPart,
@@ -207,6 +208,15 @@ def test_a_part_of_the_split_without_documents(small: Path, large: Path) -> None
     # Megatron-LM splits every pair, so the smallest pair decides.
     blend = Blend(all=[BlendPart(path=str(large)), BlendPart(path=str(small))])
     assert "the smallest of 4 pairs" in refusal(dataset__blend=blend)
+
+
+def test_no_evaluation_of_several_pairs(large: Path) -> None:
+    run = settings(large, training__eval_iterations=0, dataset__split="90,5,5")
+    with pytest.raises(RequestError, match=r"evalIterations is 0, but the validation split has parts of \d pairs"):
+        check_run(run, resolve_data(run, None), machine=False)
+    for accepted in ({"training__eval_iterations": 1}, {"training__eval_iterations": 0, "dataset__split": "1,0,0"}):
+        run = settings(large, **({"dataset__split": "90,5,5"} | accepted))
+        check_run(run, resolve_data(run, None), machine=False)
 
 
 def test_no_validation_data(large: Path) -> None:

@@ -57,6 +57,7 @@ def check_run(settings: Settings, data: TrainingData, *, machine: bool) -> Prefl
         *find_argument_errors(layout),
         *find_runtime_errors(layout),
         *_check_intervals(settings),
+        *_check_evaluation(settings, data),
         *_check_sft(settings),
         *find_framework_problems(settings),
         *_check_memory(settings, layout),
@@ -182,6 +183,21 @@ def _check_intervals(settings: Settings) -> list[str]:
     if warmup >= decay:
         problems.append(f"warmupIterations {warmup:,} must be below decayIterations {decay:,}; lower warmupIterations")
     return problems
+
+
+def _check_evaluation(settings: Settings, data: TrainingData) -> list[str]:
+    """Return the problem of a blend without evaluations, for which Megatron-LM asserts a sample (data_samplers.py)."""
+    if settings.training.eval_iterations or settings.sft or settings.trainer.framework != MEGATRON_LM:
+        return []
+    for split in ("validation", "test"):
+        pairs = sum(len(source.pairs) for source in data.lists.get("all", data.lists.get(split, [])))
+        if pairs > 1 and data.has_split(split):
+            return [
+                f"training.evalIterations is 0, but the {split} split has parts of {pairs:,} pairs, and Megatron-LM "
+                "fails with a blend of no samples; set training.evalIterations to 1 or more, or give only the train "
+                "split data (dataset.split 1,0,0)"
+            ]
+    return []
 
 
 def _check_sft(settings: Settings) -> list[str]:
