@@ -24,6 +24,14 @@ FACTORIES = (
 """Functions of torch that make a tensor on a device."""
 
 
+class CpuDevice(str):
+    """The name of the CPU, which is written as a number in a text: Megatron-LM also composes names such as cuda:0."""
+
+    def __format__(self, specification: str) -> str:
+        """Return the number of the device."""
+        return "0"
+
+
 class CpuStream:
     """A stream without work to wait for, because the CPU runs operations in order."""
 
@@ -154,7 +162,7 @@ def _choose_cpu(device: Any) -> Any:
 def _replace_device_functions(cuda: Any) -> None:
     cuda.is_available = lambda: True
     cuda.device_count = lambda: 8
-    cuda.current_device = lambda: torch.device("cpu")
+    cuda.current_device = lambda: CpuDevice("cpu")
     cuda.get_device_capability = lambda *_: (9, 0)
     cuda.get_device_name = lambda *_: "cpu"
     properties = types.SimpleNamespace(major=9, minor=0, total_memory=80 * GIB, multi_processor_count=1, name="cpu")

@@ -70,13 +70,16 @@ def ending(run: Job) -> str:
 
 
 def files_in_order(checkpoints: Path, iteration: int) -> list[set[str]]:
-    """Return the files of a save in the order of their times; the files of the ranks are written together."""
+    """Return the files of a save up to the tracker, in the order of their times; ranks write theirs together.
+
+    After the tracker, Megatron-LM 0.20 also copies the tokenizer, which the small trainer leaves out.
+    """
     directory = checkpoints / f"iter_{iteration:07d}"
     times = {path.name: path.stat().st_mtime_ns for path in [*directory.iterdir(), checkpoints / TRACKER]}
     shards = {name for name in times if name.endswith(".distcp")}
     others = sorted(times.keys() - shards, key=lambda name: times[name])
     assert max(times[name] for name in shards) <= times[others[0]]
-    return [shards, *({name} for name in others)]
+    return [shards, *({name} for name in others[: others.index(TRACKER) + 1])]
 
 
 def test_lines_and_files_of_a_complete_run(undisturbed: UndisturbedRun, small: Callable[..., Job]) -> None:
