@@ -160,7 +160,7 @@ def test_listing_with_an_outside_path_is_refused(path: str) -> None:
 
 @pytest.mark.parametrize(
     "uri",
-    ["ftp://host/x", "hf://org/name", "hf://datasets/name", "hf://models/org/name", "nonsense://", "https://host/", ""],
+    ["ftp://host/x", "hf://org/name", "hf://datasets/name", "hf://spaces/org/name", "nonsense://", "https://host/", ""],
 )
 def test_invalid_uri_is_refused(uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
