@@ -14,8 +14,8 @@ from support.commandline import CommandResult, run_in_process
 from support.hub_models import Tensor, make_config, make_model, make_tensors, read_model, write_model
 from support.messages import REMEDY
 from tokenmill.training.convert import exporter, importer
-from tokenmill.training.convert.huggingface import derive_layout
 from tokenmill.training.convert.initial_weights import find_problems
+from tokenmill.training.convert.mapping import derive_layout
 from tokenmill.training.model import Model
 
 MESSAGE_BYTES = 4000
@@ -469,3 +469,24 @@ def test_hostile_metadata_is_refused(data: bytes, imported: Path, tmp_path: Path
     (tmp_path / "copy/release/integrity.json").unlink()
     assert_refused(export(tmp_path / "copy", tmp_path / "out"), tmp_path / "out")
     assert problems(tmp_path / "copy")
+
+
+# -- careless calls
+
+
+def test_a_conversion_into_its_own_input_is_refused(tmp_path: Path) -> None:
+    model = make_model(tmp_path / "model")
+    before = {path: path.read_bytes() for path in model.iterdir()}
+    result = import_(model, model)
+    assert result.code == 2 and "cannot be both input and output" in result.err
+    assert {path: path.read_bytes() for path in model.iterdir()} == before
+    assert import_(model, tmp_path / "imported").code == 0
+    result = export(tmp_path / "imported", tmp_path / "imported/../imported")
+    assert result.code == 2 and not (tmp_path / "imported/config.json").exists()
+
+
+@pytest.mark.parametrize("option", ["--revision", "--model"])
+def test_an_empty_option_is_refused(tmp_path: Path, option: str) -> None:
+    model = make_model(tmp_path / "model")
+    command = import_ if option == "--revision" else export
+    assert_refused(command(model, tmp_path / "out", option, ""), tmp_path / "out", f"{option} is empty")

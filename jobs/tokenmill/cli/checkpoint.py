@@ -239,7 +239,7 @@ def export(
     from tokenmill.training.convert.importer import read_model_values
 
     reporter = Reporter(json_lines=json)
-    plan = plan_export(path, iteration=iteration, model=read_model_values(model) if model else None)
+    plan = plan_export(path, iteration=iteration, model=None if model is None else read_model_values(model))
     with explain_os_errors(output):
         export_model(plan, output, reporter)
     if json:

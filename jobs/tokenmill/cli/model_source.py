@@ -35,6 +35,8 @@ def parse_model_source(text: str, revision: str | None) -> ModelOrigin:
     Raises:
         RequestError: there is no such directory, or the address is invalid.
     """
+    if revision == "":
+        raise RequestError("--revision is empty; specify a revision, or check that its shell variable is set")
     if not text.startswith("hf://"):
         if not Path(text).is_dir():
             raise RequestError(f"there is no directory {text}; for a model on the Hub, use hf://ORG/MODEL")

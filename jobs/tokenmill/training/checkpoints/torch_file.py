@@ -7,6 +7,7 @@ types, the object, the keys of its storages. For each storage, the number of its
 follow (torch/serialization.py, `_legacy_save`).
 """
 
+import contextlib
 import io
 import os
 import pickletools
@@ -44,19 +45,25 @@ def check_torch_file(file: IO[bytes], name: str) -> None:
 
 def _check_archive(file: IO[bytes]) -> None:
     size = os.fstat(file.fileno()).st_size
+    with explain_archive_errors(), zipfile.ZipFile(_BoundedFile(file)) as archive:
+        members = archive.infolist()
+        if not any(member.filename.endswith("/data.pkl") for member in members):
+            raise Damage("it has no data.pkl")
+        if any(member.compress_type != zipfile.ZIP_STORED for member in members):
+            raise Damage("it has compressed members, which torch does not write")
+        if sum(member.file_size for member in members) > size:
+            raise Damage("its members are larger than the file")
+        for member in members:
+            with archive.open(member) as part:
+                while part.read(CHUNK_BYTES):
+                    pass
+
+
+@contextlib.contextmanager
+def explain_archive_errors() -> Iterator[None]:
+    """Convert the errors of zipfile for damaged input into Damage; errors of the file system stay as they are."""
     try:
-        with zipfile.ZipFile(_BoundedFile(file)) as archive:
-            members = archive.infolist()
-            if not any(member.filename.endswith("/data.pkl") for member in members):
-                raise Damage("it has no data.pkl")
-            if any(member.compress_type != zipfile.ZIP_STORED for member in members):
-                raise Damage("it has compressed members, which torch does not write")
-            if sum(member.file_size for member in members) > size:
-                raise Damage("its members are larger than the file")
-            for member in members:
-                with archive.open(member) as part:
-                    while part.read(CHUNK_BYTES):
-                        pass
+        yield
     except Damage:
         raise
     except OSError as problem:

@@ -18,14 +18,15 @@ from collections.abc import Iterable, Iterator
 from typing import IO, Any, NamedTuple
 
 from tokenmill.training.checkpoints.metadata import Damage
+from tokenmill.training.checkpoints.torch_file import explain_archive_errors
 from tokenmill.training.convert.opcodes import write_integer, write_text, write_tuple
+from tokenmill.training.convert.safetensors import ELEMENT_BYTES
 
 TORCH_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """torch's name of a dtype, by the name in safetensors."""
 
 _STORAGES = {"F32": "FloatStorage", "BF16": "BFloat16Storage", "F16": "HalfStorage"}
 _DTYPES = {storage: dtype for dtype, storage in _STORAGES.items()}
-_ELEMENT_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
 _DESCRIPTOR_FLAGS = 0x808  # sizes and checksum follow the data; names are UTF-8
 _MAX_PICKLE_BYTES = 1 << 16
 _OPCODES = {
@@ -38,12 +39,12 @@ _OPCODES = {
 
 def encode_tensor(dtype: str, shape: tuple[int, ...], blocks: Iterable[memoryview]) -> Iterator[bytes | memoryview]:
     """Yield the archive of a tensor whose bytes are `blocks`, in C order."""
-    yield from _encode_archive(_describe(dtype, shape), blocks, math.prod(shape) * _ELEMENT_BYTES[dtype])
+    yield from _encode_archive(_describe(dtype, shape), blocks, math.prod(shape) * ELEMENT_BYTES[dtype])
 
 
 def encoded_length(dtype: str, shape: tuple[int, ...]) -> int:
     """Return the bytes of the archive of a tensor."""
-    members = _list_members(_describe(dtype, shape), (), math.prod(shape) * _ELEMENT_BYTES[dtype])
+    members = _list_members(_describe(dtype, shape), (), math.prod(shape) * ELEMENT_BYTES[dtype])
     names = sum(len(name) for name, _, _ in members)
     return sum(length for _, _, length in members) + 2 * names + len(members) * (30 + 24 + 46 + 28) + 56 + 20 + 22
 
@@ -146,27 +147,18 @@ def locate_tensor(file: IO[bytes], offset: int, length: int) -> StoredArray:
         Damage: the part is not an archive of one contiguous tensor of a supported dtype.
     """
     window = _Window(file, offset, length)
-    try:
-        with zipfile.ZipFile(window) as archive:
-            members = {member.filename.partition("/")[2]: member for member in archive.infolist()}
-            description = members.get("data.pkl")
-            if description is None or description.file_size > _MAX_PICKLE_BYTES:
-                raise Damage("it has no description of a tensor")
-            dtype, key, shape, strides, first = _read_description(archive.read(description))
-            member = members.get(f"data/{key}")
-            if member is None or member.compress_type != zipfile.ZIP_STORED:
-                raise Damage("it has no uncompressed bytes of a tensor")
-            window.seek(member.header_offset)
-            names, extra = struct.unpack("<26xHH", window.read(30))
-    except Damage:
-        raise
-    except OSError as problem:
-        if problem.errno:
-            raise
-        raise Damage(str(problem)) from None
-    except Exception as problem:  # zipfile raises many kinds of exceptions for damaged input
-        raise Damage(str(problem) or "it is not an archive of torch.save") from None
-    size = math.prod(shape) * _ELEMENT_BYTES[dtype]
+    with explain_archive_errors(), zipfile.ZipFile(window) as archive:
+        members = {member.filename.partition("/")[2]: member for member in archive.infolist()}
+        description = members.get("data.pkl")
+        if description is None or description.file_size > _MAX_PICKLE_BYTES:
+            raise Damage("it has no description of a tensor")
+        dtype, key, shape, strides, first = _read_description(archive.read(description))
+        member = members.get(f"data/{key}")
+        if member is None or member.compress_type != zipfile.ZIP_STORED:
+            raise Damage("it has no uncompressed bytes of a tensor")
+        window.seek(member.header_offset)
+        names, extra = struct.unpack("<26xHH", window.read(30))
+    size = math.prod(shape) * ELEMENT_BYTES[dtype]
     contiguous = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
     if first or size != member.file_size or (size and not _same_order(shape, strides, contiguous)):
         raise Damage(f"its tensor of shape {list(shape)} is not contiguous, or not all of its storage")
@@ -200,7 +192,7 @@ class _DescriptionReader(pickle.Unpickler):
 
     def persistent_load(self, identifier: Any) -> _Storage:
         kind, dtype, key = identifier[:3]
-        if kind != "storage" or dtype not in _ELEMENT_BYTES or not (isinstance(key, str) and key.isdigit()):
+        if kind != "storage" or dtype not in ELEMENT_BYTES or not (isinstance(key, str) and key.isdigit()):
             raise Damage("its description names another storage than that of a tensor")
         return _Storage(dtype, key)
 

@@ -12,7 +12,6 @@ unfinished file after a kill.
 
 import math
 import os
-import shutil
 import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -24,7 +23,8 @@ import numpy as np
 
 from tokenmill.errors import RequestError
 from tokenmill.files.codec import content_id, read_json, readable_json
-from tokenmill.flow.progress import Reporter, format_bytes
+from tokenmill.flow.progress import Reporter
+from tokenmill.flow.stage_input import check_no_overlap
 from tokenmill.tokens.tokenizer_files import KNOWN_FILES
 from tokenmill.training.checkpoints.metadata import Damage
 from tokenmill.training.checkpoints.model_record import MODEL_RECORD, TOKENIZER, ModelRecord, read_model_record
@@ -44,6 +44,7 @@ from tokenmill.training.convert.mapping import (
     EMBEDDING,
     LAYERS,
     VOCABULARY_KEYS,
+    WEIGHTS,
     Family,
     HubTensor,
     TensorPiece,
@@ -57,9 +58,6 @@ from tokenmill.training.model import Model
 
 SHARD_BYTES = 5_000_000_000
 """Maximum bytes of the tensors of a weight file, as in transformers; a larger tensor has its own file."""
-
-_WEIGHTS = ("embedding.", "decoder.", "output_layer.")
-"""Starts of the keys of weights; the optimizer and other states have other keys."""
 
 
 class ExportPlan(NamedTuple):
@@ -90,8 +88,7 @@ def plan_export(directory: Path, *, iteration: int | None = None, model: Model |
 
     Raises:
         RequestError: there is no complete checkpoint, its tensors are not those of the architecture, transformers has
-        no
-            such architecture, or nothing records the architecture.
+            no such architecture, or nothing records the architecture.
     """
     checkpoint = _choose_checkpoint(directory, iteration)
     record = read_model_record(directory)
@@ -113,8 +110,9 @@ def plan_export(directory: Path, *, iteration: int | None = None, model: Model |
     family, config = _choose_config(model, record, base, vocabulary, tensors)
     prefix = "transformer." if family == "gpt2" else ""
     pieces = list_pieces(model, family, vocabulary, prefix)
+    known = {key for piece in pieces for key in piece.keys}
     pieces = [_adapt(piece, tensors) for piece in pieces]
-    _check_tensors(checkpoint, pieces, tensors)
+    _check_tensors(checkpoint, pieces, tensors, known)
     _check_parts(checkpoint, pieces, tensors)
     tokenizer = next((path for path in (directory / TOKENIZER, directory / importer.TOKENIZER) if path.is_dir()), None)
     identity = {
@@ -135,6 +133,7 @@ def export_model(plan: ExportPlan, output: Path, reporter: Reporter) -> None:
     Raises:
         RequestError: the directory contains another model, has too little space, or a tensor is damaged.
     """
+    check_no_overlap(plan.checkpoint.path.parent, output)
     conversion = ConversionOutput(output, "export")
     if os.path.lexists(output) and not output.is_dir():
         raise RequestError(f"{output} is not a directory; use the path of a new directory")
@@ -145,13 +144,8 @@ def export_model(plan: ExportPlan, output: Path, reporter: Reporter) -> None:
     if (output / CONFIG).exists() and finished != plan.contract:
         raise RequestError(f"{output} contains another model; use an empty directory")
     total = sum(_bytes(plan, tensor) for tensors in shards.values() for _, tensor in tensors)
+    conversion.check_space(total, output.glob("*.safetensors"), "model")
     with conversion.hold():
-        free = shutil.disk_usage(output).free + sum(path.stat().st_size for path in output.glob("*.safetensors"))
-        if free < total:
-            raise RequestError(
-                f"the model needs {format_bytes(total)}, but {output} has {format_bytes(free)} of free space; "
-                "free space there, or use a larger volume"
-            )
         files_done = [0]
         hashes: dict[str, str] = {}
         with reporter.progress("export", total, len(names), lambda: (conversion.bytes_done, files_done[0])):
@@ -267,15 +261,16 @@ def _adapt(piece: TensorPiece, tensors: dict[str, CheckpointTensor]) -> TensorPi
     return piece
 
 
-def _check_tensors(checkpoint: Checkpoint, pieces: list[TensorPiece], tensors: dict[str, CheckpointTensor]) -> None:
-    """Raise RequestError with names and shapes unless the weights are exactly those of the architecture."""
+def _check_tensors(
+    checkpoint: Checkpoint, pieces: list[TensorPiece], tensors: dict[str, CheckpointTensor], known: set[str]
+) -> None:
+    """Raise RequestError with names and shapes unless the weights have `known` names and the expected shapes."""
     expected = {piece.key: piece.global_shape for piece in pieces}
     missing = [f"{key} {list(shape)}" for key, shape in sorted(expected.items()) if key not in tensors]
-    aliases = {key for piece in pieces for key in piece.keys}
     extra = [
         f"{key} {list(tensor.shape)}"
         for key, tensor in sorted(tensors.items())
-        if key.startswith(_WEIGHTS) and key not in expected and key not in aliases and not _is_alias(key, expected)
+        if key.startswith(WEIGHTS) and key not in expected and key not in known
     ]
     shapes = [
         f"{key} is {list(tensors[key].shape)}, expected {list(shape)}"
@@ -294,12 +289,6 @@ def _check_tensors(checkpoint: Checkpoint, pieces: list[TensorPiece], tensors: d
             + "\n".join(f"  - {problem}" for problem in problems)
             + ";\nspecify the architecture of the run with --model"
         )
-
-
-def _is_alias(key: str, expected: dict[str, tuple[int, ...]]) -> bool:
-    """Return whether a key is the second name of an expected tensor, which an import of a model with experts has."""
-    second = f"{LAYERS}mlp.linear_fc1.layer_norm_weight", f"{LAYERS}pre_mlp_layernorm.weight"
-    return key in second and bool(expected.keys() & set(second))
 
 
 def _fits(key: str, stored: tuple[int, ...], expected: tuple[int, ...]) -> bool:

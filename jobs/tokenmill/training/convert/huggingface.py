@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from tokenmill.errors import RequestError
-from tokenmill.training.convert.mapping import Family
+from tokenmill.training.convert.mapping import Family, derive_layout
 from tokenmill.training.model import Model, model_from_fields
-from tokenmill.training.planner.layout import Layout
 
 CONFIG = "config.json"
 MAX_CONFIG_BYTES = 10_000_000
@@ -242,11 +241,6 @@ class _Reader:
         )
 
 
-def derive_layout(model: Model) -> Layout:
-    """Return a model's layout on one GPU, which derives the sizes that the model leaves to Megatron-LM."""
-    return Layout(**model.architecture(), world=1, global_batch=1)
-
-
 def choose_family(model: Model) -> tuple[str, Family]:
     """Return the model type of transformers that computes a model in the same way, and its family.
 
@@ -268,7 +262,7 @@ def choose_family(model: Model) -> tuple[str, Family]:
     raise RequestError(
         "no architecture of transformers computes this model: supported are swiglu with RMSNorm, rope and "
         "without biases (Llama, Qwen 2, Qwen 3, Mixtral), and gelu with LayerNorm, learned positions and biases "
-        "(GPT-2); train a model with one of these architectures to export it"
+        "(GPT-2); use one of these architectures for a model that you export"
     )
 
 

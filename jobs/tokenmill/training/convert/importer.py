@@ -9,10 +9,10 @@ Everything is checked before the first byte is written. The conversion reads row
 continues with the first unfinished file after a kill.
 """
 
+import hashlib
 import math
 import os
 import re
-import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -23,7 +23,8 @@ import numpy as np
 
 from tokenmill.errors import InputError, RequestError
 from tokenmill.files.codec import content_id, read_json, readable_json
-from tokenmill.flow.progress import Reporter, format_bytes
+from tokenmill.flow.progress import Reporter
+from tokenmill.flow.stage_input import check_no_overlap
 from tokenmill.tokens.tokenizer_files import KNOWN_FILES, MAX_FILE_BYTES
 from tokenmill.training.checkpoints.repair import TRACKER
 from tokenmill.training.checkpoints.torch_dist import RELEASE
@@ -127,15 +128,15 @@ def import_model(plan: ImportPlan, output: Path, reporter: Reporter) -> ImportRe
     Raises:
         RequestError: the directory contains another checkpoint, or has too little space.
     """
+    check_no_overlap(plan.directory, output)
     finished = read_import(output)
     if finished is None or finished.contract != plan.contract:
         _check_output(output, finished)
     conversion = ConversionOutput(output, "import")
+    conversion.check_space(plan.bytes, output.glob(f"{RELEASE}/*.distcp"), "checkpoint")
     with conversion.hold():
-        _check_space(output, plan)
         files = _plan_files(plan)
         parts: dict[str, list[TensorPart]] = {}
-        values: list[SavedValue] = []
         hashes: dict[str, FileRecord] = {}
         finished_files = [0]
         total = plan.bytes
@@ -177,7 +178,7 @@ def read_import(directory: Path) -> ImportRecord | None:
     try:
         return msgspec.convert(read_json(path), ImportRecord)
     except msgspec.ValidationError as error:
-        raise RequestError(f"{path} is damaged: {error}; import the model again into an empty directory") from None
+        raise RequestError(f"{path} is damaged: {error}; use an empty directory, and import the model again") from None
 
 
 def read_model_values(name: str) -> Model:
@@ -188,6 +189,8 @@ def read_model_values(name: str) -> Model:
     """
     import yaml
 
+    if not name:
+        raise RequestError("--model is empty; specify a preset or a file, or check that its shell variable is set")
     path = Path(name)
     if not path.is_file():
         if "/" in name or name.endswith((".yaml", ".yml", ".json")):
@@ -364,16 +367,6 @@ def _is_tracked(output: Path) -> bool:
         return False
 
 
-def _check_space(output: Path, plan: ImportPlan) -> None:
-    done = sum(path.stat().st_size for path in (output / RELEASE).glob("*.distcp"))
-    free, needed = shutil.disk_usage(output).free, plan.bytes - done
-    if free < needed:
-        raise RequestError(
-            f"the checkpoint needs {format_bytes(needed)}, but {output} has {format_bytes(free)} of free space; "
-            "free space there, or use a larger volume"
-        )
-
-
 # -- the data files
 
 
@@ -528,8 +521,6 @@ def _make_record(plan: ImportPlan) -> ImportRecord:
 
 def _finish(conversion: ConversionOutput, metadata: bytes, hashes: dict[str, FileRecord]) -> None:
     """Write the files that make the checkpoint complete, in Megatron-LM's order, and the tracker last."""
-    import hashlib
-
     tree, release = conversion.tree, conversion.directory / RELEASE
     for name in tree.names(release):
         if name.endswith(".distcp") and name not in hashes:  # of an unfinished import of another model

@@ -15,13 +15,11 @@ from tokenmill.training.checkpoints.repair import examine_tracked
 from tokenmill.training.checkpoints.torch_dist import is_older_format
 from tokenmill.training.convert.huggingface import choose_family
 from tokenmill.training.convert.importer import TOKENIZER, list_some, read_import
-from tokenmill.training.convert.mapping import VOCABULARY_KEYS, list_pieces
+from tokenmill.training.convert.mapping import VOCABULARY_KEYS, WEIGHTS, list_pieces
 from tokenmill.training.convert.metadata import CheckpointTensor, read_metadata
 from tokenmill.training.convert.vocabulary import describe_differences, read_vocabulary
 from tokenmill.training.model import Model
 from tokenmill.training.planner.layout import Layout
-
-_WEIGHTS = ("embedding.", "decoder.", "output_layer.")
 
 
 def find_problems(load_path: Path, model: Model, layout: Layout, tokenizer: Path) -> list[str]:
@@ -82,7 +80,7 @@ def _compare_shapes(load_path: Path, model: Model, layout: Layout, tensors: dict
     extra = [
         f"{key} {list(tensor.shape)}"
         for key, tensor in sorted(tensors.items())
-        if key.startswith(_WEIGHTS) and key not in known
+        if key.startswith(WEIGHTS) and key not in known
     ]
     start = f"the weights of checkpoint.loadPath {load_path} are not those of the model: "
     remedy = "; set the values of the model that was imported (-f model.yaml)"

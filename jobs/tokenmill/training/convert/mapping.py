@@ -18,6 +18,8 @@ Family = Literal["llama", "mixtral", "gpt2"]
 LAYERS = "decoder.layers."
 EMBEDDING = "embedding.word_embeddings.weight"
 OUTPUT = "output_layer.weight"
+WEIGHTS = ("embedding.", "decoder.", "output_layer.")
+"""Starts of the keys of weights; the optimizer and other states have other keys."""
 VOCABULARY_KEYS = frozenset((EMBEDDING, OUTPUT))
 """Tensors whose first axis is the vocabulary, which Megatron-LM may pad with further rows."""
 
@@ -133,15 +135,16 @@ def list_extra_states(model: Model) -> list[str]:
 
 def _feed_forward_width(model: Model) -> int:
     """Return the width of the feed-forward layers, which Megatron-LM derives when it is not set."""
-    return _layout(model).ffn
+    return derive_layout(model).ffn
 
 
 def _head_width(model: Model) -> int:
     """Return the width of an attention head."""
-    return _layout(model).head_size
+    return derive_layout(model).head_size
 
 
-def _layout(model: Model) -> Layout:
+def derive_layout(model: Model) -> Layout:
+    """Return a model's layout on one GPU, which derives the sizes that the model leaves to Megatron-LM."""
     return Layout(**model.architecture(), world=1, global_batch=1)
 
 

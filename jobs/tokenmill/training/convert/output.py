@@ -8,6 +8,7 @@ size and hash; a conversion that was killed continues with the first unfinished 
 
 import hashlib
 import os
+import shutil
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -23,6 +24,7 @@ from tokenmill.files.codec import read_json, readable_json
 from tokenmill.files.hashing import sha256_of
 from tokenmill.files.lease import Lease, LeaseClaim, Liveness, current_process, new_token
 from tokenmill.files.tree import Tree
+from tokenmill.flow.progress import format_bytes
 
 BLOCK_BYTES = 16 << 20
 """Bytes that are read, hashed and written at a time."""
@@ -53,6 +55,20 @@ class ConversionOutput:
         self.records = directory / ".tokenmill" / action
         self.bytes_done = 0
         """Bytes that this process has written or taken over."""
+
+    def check_space(self, needed: int, written: Iterable[Path], noun: str) -> None:
+        """Refuse a conversion of `needed` bytes, of which `written` files exist, before anything is written.
+
+        Raises:
+            RequestError: the file system has too little space.
+        """
+        existing = next(path for path in (self.directory, *self.directory.resolve().parents) if path.is_dir())
+        free, left = shutil.disk_usage(existing).free, needed - sum(path.stat().st_size for path in written)
+        if free < left:
+            raise RequestError(
+                f"the {noun} needs {format_bytes(left)}, but {self.directory} has {format_bytes(free)} of free space; "
+                "free space there, or use a larger volume"
+            )
 
     @contextmanager
     def hold(self) -> Iterator[None]:
