@@ -76,8 +76,9 @@ check: lint ## Check style and types and run the fast tests: under a minute, no 
 test: lint chart-tools azurite $(VENV)/.installed-scan ## Check the code and run all tests except those of a cluster and of Megatron-LM
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) --maxprocesses 8 --dist loadfile -m "not conformance and not e2e"
 
+# ruff's cache does not notice that a directory was added, and directories decide the order of imports.
 lint: $(VENV)/.installed-dev ## Check style, types, layers and prose
-	$(BIN)/ruff check
+	$(BIN)/ruff check --no-cache
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo --no-cache
@@ -128,7 +129,7 @@ $(FRAMEWORKS_VENV)/.installed: locks/frameworks.txt locks/frameworks-no-deps.txt
 	@touch $@
 
 # The training loop of Megatron-LM for the tests of real runs. The wheels are for Python 3.12 and a newer glibc; their Python
-# sources run elsewhere, with tests/megatron/sitecustomize.py and the compiled helpers of the frameworks' megatron-core.
+# sources run elsewhere, with tests/megatron_lm/sitecustomize.py and the compiled helpers of the frameworks' megatron-core.
 $(MEGATRON)/.installed: locks/megatron-lm.txt $(FRAMEWORKS_VENV)/.installed
 	rm -rf $(MEGATRON)
 	$(FRAMEWORKS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python \

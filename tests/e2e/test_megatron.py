@@ -54,7 +54,7 @@ def packages() -> Path:
 def place(namespace: Namespace, packages: Path, tmp_path_factory: pytest.TempPathFactory) -> Namespace:
     """Return the module's namespace with a dataset, Megatron-LM, and a claim for the packages that it imports."""
     make_dataset(namespace, tmp_path_factory.mktemp("dataset"))
-    shutil.copytree(TESTS / "megatron", namespace.data / "megatron")
+    shutil.copytree(TESTS / "megatron_lm", namespace.data / "megatron")
     shutil.copytree(MEGATRON, namespace.data / "megatron-lm")
     namespace.admin.apply(*make_volume(namespace, packages))
     return namespace

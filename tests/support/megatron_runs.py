@@ -1,6 +1,6 @@
 """Runs of `tokenmill train` with real Megatron-LM on the CPU, and readers of their logs, samples and checkpoints.
 
-tests/megatron contains the programs of these runs. TOKENMILL_MEGATRON_PYTHON names the Python of the frameworks,
+tests/megatron_lm contains the programs of these runs. TOKENMILL_MEGATRON_PYTHON names the Python of the frameworks,
 TOKENMILL_MEGATRON_TRAINING the directory of Megatron-LM's packages; `make conformance` sets both. With
 MEGATRON_LM, a checkout of Megatron-LM, its own pretrain_gpt.py runs in place of ours.
 """
@@ -23,7 +23,7 @@ import pytest
 from support.runs import environment
 from support.train import TRAINER, Job, read_if_possible
 
-PROGRAMS = Path(__file__).parents[1] / "megatron"
+PROGRAMS = Path(__file__).parents[1] / "megatron_lm"
 ITERATIONS, SAVE_INTERVAL, GLOBAL_BATCH, SEQ_LENGTH = 24, 8, 4, 32
 RUN_SECONDS = 300
 """Timeout of a run; on two idle cores a run takes less than 20 s."""
