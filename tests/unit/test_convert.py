@@ -2,7 +2,8 @@
 
 import json
 import shutil
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ from support import hub_models as hub
 from support.commandline import CommandResult, run_in_process
 from support.hub_models import Tensor, make_config, make_model, make_tensors, read_model, write_model
 from support.messages import REMEDY
+from tokenmill.errors import RequestError
 from tokenmill.training.convert import exporter, importer
 from tokenmill.training.convert.initial_weights import find_problems
 from tokenmill.training.convert.mapping import derive_layout
+from tokenmill.training.convert.output import ConversionOutput, FileToWrite
 from tokenmill.training.model import Model
 
 MESSAGE_BYTES = 4000
@@ -327,6 +330,27 @@ def test_unknown_iteration_and_missing_directory_are_refused(tmp_path: Path) -> 
     assert_refused(export(tmp_path / "empty", tmp_path / "out"), tmp_path / "out", "no finished checkpoint")
 
 
+def test_a_failed_file_ends_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tokenmill.training.convert.output.available_cpus", lambda: 2)
+    started = threading.Event()
+
+    def endless() -> Iterator[bytes]:
+        while True:
+            started.set()
+            yield bytes(100)
+
+    def failing() -> Iterator[bytes]:
+        yield b"part"
+        assert started.wait(60)
+        raise RequestError("damaged")
+
+    output = ConversionOutput(tmp_path, "export")
+    (tmp_path / ".tokenmill/export").mkdir(parents=True)
+    with pytest.raises(RequestError, match="damaged"):
+        output.write_files([FileToWrite("first", "a", endless), FileToWrite("second", "b", failing)])
+    assert not [path for path in tmp_path.iterdir() if path.is_file()]
+
+
 @pytest.mark.parametrize("name", [".metadata", "__0_0.distcp", "metadata.json"])
 def test_incomplete_checkpoint_is_refused(name: str, tmp_path: Path) -> None:
     assert import_(make_model(tmp_path / "model"), tmp_path / "imported").code == 0
@@ -343,11 +367,7 @@ def test_flipped_bit_is_detected_by_its_checksum(tmp_path: Path) -> None:
     assert_refused(export(tmp_path / "imported", tmp_path / "out"), tmp_path / "out", "__0_0.distcp")
     (tmp_path / "imported/release/integrity.json").unlink()  # runs without --verify-integrity have none
     result = export(tmp_path / "imported", tmp_path / "out")
-    assert result.code == 2
-    assert "embedding.word_embeddings.weight" in result.err
-    assert "checksum" in result.err
-    assert not (tmp_path / "out/config.json").exists()
-    assert not list((tmp_path / "out").glob("*.safetensors"))
+    assert_refused(result, tmp_path / "out", "embedding.word_embeddings.weight", "checksum")
 
 
 # -- checkpoint.loadPath

@@ -9,6 +9,7 @@ Sources: torch/serialization.py, caffe2/serialize/inline_container.cc, PKWARE's 
 
 import io
 import math
+import os
 import pickle
 import pickletools
 import struct
@@ -29,6 +30,7 @@ _STORAGES = {"F32": "FloatStorage", "BF16": "BFloat16Storage", "F16": "HalfStora
 _DTYPES = {storage: dtype for dtype, storage in _STORAGES.items()}
 _DESCRIPTOR_FLAGS = 0x808  # sizes and checksum follow the data; names are UTF-8
 _MAX_PICKLE_BYTES = 1 << 16
+_BLOCK_BYTES = 8 << 20
 _OPCODES = {
     *("PROTO", "GLOBAL", "MARK", "STOP", "REDUCE", "BINPERSID", "BINUNICODE", "NEWFALSE", "NEWTRUE", "NONE"),
     *("BININT", "BININT1", "BININT2", "LONG1", "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"),
@@ -166,6 +168,34 @@ def locate_tensor(file: IO[bytes], offset: int, length: int) -> StoredArray:
     if start + size > offset + length:
         raise Damage("it is truncated")
     return StoredArray(dtype, shape, start, size, member.CRC)
+
+
+def read_bytes(file: IO[bytes], start: int, buffer: memoryview) -> None:
+    """Fill a buffer with the bytes of a file from a position on.
+
+    Raises:
+        Damage: the file ends before.
+    """
+    done = 0
+    while done < len(buffer):
+        count = os.preadv(file.fileno(), [buffer[done:]], start + done)
+        if not count:
+            raise Damage("it is truncated")
+        done += count
+
+
+def compute_checksum(file: IO[bytes], stored: StoredArray) -> int:
+    """Return the CRC-32 of the bytes of a tensor, read in blocks.
+
+    Raises:
+        Damage: the file ends before the tensor.
+    """
+    checksum, buffer = 0, memoryview(bytearray(min(stored.bytes, _BLOCK_BYTES)))
+    for done in range(0, stored.bytes, _BLOCK_BYTES):
+        block = buffer[: stored.bytes - done]
+        read_bytes(file, stored.start + done, block)
+        checksum = zlib.crc32(block, checksum)
+    return checksum
 
 
 def _same_order(shape: tuple[int, ...], strides: tuple[int, ...], contiguous: tuple[int, ...]) -> bool:

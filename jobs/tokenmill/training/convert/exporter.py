@@ -6,15 +6,18 @@
 
 The architecture, the data and the tokenizer come from the record that a run writes next to its checkpoints
 (`checkpoints.model_record`), or from an import. The parts of a tensor may have any layout: tensor, pipeline and expert
-parallelism of the run do not matter. The conversion holds one tensor of a layer in memory, and continues with the first
-unfinished file after a kill.
+parallelism of the run do not matter. The checksums of all parts are compared before anything is written. The conversion
+holds one tensor of a layer for each file that it writes in memory, and continues with the unfinished files after a
+kill.
 """
 
 import math
 import os
 import zlib
 from collections.abc import Iterator
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -25,13 +28,14 @@ from tokenmill.errors import RequestError
 from tokenmill.files.codec import content_id, read_json, readable_json
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.stage_input import check_no_overlap
+from tokenmill.machine import available_cpus
 from tokenmill.tokens.tokenizer_files import KNOWN_FILES
 from tokenmill.training.checkpoints.metadata import Damage
 from tokenmill.training.checkpoints.model_record import MODEL_RECORD, TOKENIZER, ModelRecord, read_model_record
 from tokenmill.training.checkpoints.repair import examine_tracked, list_checkpoints
 from tokenmill.training.checkpoints.torch_dist import RELEASE, Checkpoint, examine
 from tokenmill.training.convert import importer
-from tokenmill.training.convert.archive import TORCH_DTYPES, locate_tensor
+from tokenmill.training.convert.archive import TORCH_DTYPES, StoredArray, compute_checksum, locate_tensor, read_bytes
 from tokenmill.training.convert.huggingface import (
     CONFIG,
     build_config,
@@ -52,12 +56,16 @@ from tokenmill.training.convert.mapping import (
 )
 from tokenmill.training.convert.metadata import CheckpointTensor, TensorPart, read_metadata
 from tokenmill.training.convert.model_card import ExportedModel, write_model_card
-from tokenmill.training.convert.output import BLOCK_BYTES, ConversionOutput
+from tokenmill.training.convert.output import BLOCK_BYTES, ConversionOutput, FileToWrite
 from tokenmill.training.convert.safetensors import ELEMENT_BYTES, INDEX, SINGLE, encode_header, encode_index
 from tokenmill.training.model import Model
 
 SHARD_BYTES = 5_000_000_000
 """Maximum bytes of the tensors of a weight file, as in transformers; a larger tensor has its own file."""
+
+
+COPIES = 3
+"""Copies of a tensor that are in memory at most: a part, the joined parts, and the rows of one tensor."""
 
 
 class ExportPlan(NamedTuple):
@@ -145,17 +153,19 @@ def export_model(plan: ExportPlan, output: Path, reporter: Reporter) -> None:
         raise RequestError(f"{output} contains another model; use an empty directory")
     total = sum(_bytes(plan, tensor) for tensors in shards.values() for _, tensor in tensors)
     conversion.check_space(total, output.glob("*.safetensors"), "model")
+    if finished != plan.contract:
+        _verify_parts(plan, reporter)
     with conversion.hold():
-        files_done = [0]
-        hashes: dict[str, str] = {}
-        with reporter.progress("export", total, len(names), lambda: (conversion.bytes_done, files_done[0])):
-            for number, (name, tensors) in enumerate(shards.items()):
-                contract = content_id([plan.contract, number, len(names)])
-                record = conversion.finished(name, contract) or conversion.write(
-                    name, contract, _encode_shard(plan, tensors)
-                )
-                hashes[name] = record.sha256
-                files_done[0] += 1
+        outputs = [
+            FileToWrite(name, content_id([plan.contract, number, len(names)]), partial(_encode_shard, plan, tensors))
+            for number, (name, tensors) in enumerate(shards.items())
+        ]
+        with reporter.progress("export", total, len(names), conversion.count):
+            largest = max(
+                math.prod(piece.shape) * ELEMENT_BYTES[plan.tensors[piece.key].dtype] for piece in plan.pieces
+            )
+            records = conversion.write_files(outputs, memory_each=COPIES * largest)
+        hashes = {name: record.sha256 for name, record in zip(names, records, strict=True)}
         tree = conversion.tree
         if len(names) > 1:
             sizes = {
@@ -199,7 +209,7 @@ def _choose_checkpoint(directory: Path, iteration: int | None) -> Checkpoint:
     if not directory.is_dir():
         raise RequestError(f"{directory} is not a directory; specify the directory of a run's checkpoints")
     if iteration is None:
-        checkpoint = examine_tracked(directory, full=True)
+        checkpoint = examine_tracked(directory)
         if checkpoint is None:
             raise RequestError(f"{directory} has no finished checkpoint; wait for a save, or specify another directory")
     else:
@@ -209,7 +219,7 @@ def _choose_checkpoint(directory: Path, iteration: int | None) -> Checkpoint:
                 f"{directory} has no checkpoint of iteration {iteration:,}; choose one of "
                 f"{', '.join(map(str, sorted(saved))) or 'another directory'}"
             )
-        checkpoint = examine(saved[iteration].path, full=True)
+        checkpoint = examine(saved[iteration].path)
     if not checkpoint.complete:
         raise RequestError(
             f"{checkpoint.path} is not complete: {checkpoint.state}; choose another with --iteration (see tokenmill "
@@ -424,24 +434,58 @@ class _CheckpointReader:
         file = self._files.get(part.file)
         if file is None:
             file = self._files[part.file] = self._stack.enter_context(path.open("rb"))
-        try:
-            stored = locate_tensor(file, part.start, part.length)
-            if (stored.dtype, stored.shape) != (dtype, part.sizes):
-                raise Damage(f"it contains {stored.dtype} {list(stored.shape)}, not {dtype} {list(part.sizes)}")
+        with _explain_damage(path, key, part):
+            stored = _locate_part(file, part, dtype)
             buffer = np.empty(stored.bytes, np.uint8)
-            file.seek(stored.start)
-            view = buffer.data
-            position = 0
-            while position < stored.bytes:
-                count = file.readinto(view[position:])  # type: ignore[attr-defined]
-                if not count:
-                    raise Damage("it is truncated")
-                position += count
-            if zlib.crc32(view) != stored.checksum:
-                raise Damage("its bytes do not have the checksum that was saved with them")
-        except Damage as problem:
-            raise RequestError(
-                f"{path}: the part {list(part.offsets)} of {key} is damaged: {problem}; use another checkpoint of "
-                "the run"
-            ) from None
+            read_bytes(file, stored.start, buffer.data)
+            _compare_checksums(zlib.crc32(buffer.data), stored)
         return buffer
+
+
+def _verify_parts(plan: ExportPlan, reporter: Reporter) -> None:
+    """Compare all weights with their checksums.
+
+    Raises:
+        RequestError: a part is damaged.
+    """
+    parts = [
+        (key, part) for key in dict.fromkeys(piece.key for piece in plan.pieces) for part in plan.tensors[key].parts
+    ]
+    done: list[int] = []
+
+    def verify(key: str, part: TensorPart) -> None:
+        path = plan.checkpoint.path / part.file
+        with path.open("rb", buffering=0) as file, _explain_damage(path, key, part):
+            stored = _locate_part(file, part, plan.tensors[key].dtype)
+            _compare_checksums(compute_checksum(file, stored), stored)
+        done.append(part.length)
+
+    total = sum(part.length for _, part in parts)
+    with (
+        reporter.progress("verify", total, len(parts), lambda: (sum(done), len(done))),
+        ThreadPoolExecutor(available_cpus()) as threads,
+    ):
+        for future in [threads.submit(verify, *part) for part in parts]:
+            future.result()
+
+
+def _locate_part(file: IO[bytes], part: TensorPart, dtype: str) -> StoredArray:
+    stored = locate_tensor(file, part.start, part.length)
+    if (stored.dtype, stored.shape) != (dtype, part.sizes):
+        raise Damage(f"it contains {stored.dtype} {list(stored.shape)}, not {dtype} {list(part.sizes)}")
+    return stored
+
+
+def _compare_checksums(checksum: int, stored: StoredArray) -> None:
+    if checksum != stored.checksum:
+        raise Damage("its bytes do not have the checksum that was saved with them")
+
+
+@contextmanager
+def _explain_damage(path: Path, key: str, part: TensorPart) -> Iterator[None]:
+    try:
+        yield
+    except Damage as problem:
+        raise RequestError(
+            f"{path}: the part {list(part.offsets)} of {key} is damaged: {problem}; use another checkpoint of the run"
+        ) from None

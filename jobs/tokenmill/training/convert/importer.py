@@ -15,6 +15,7 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -32,7 +33,7 @@ from tokenmill.training.convert.archive import encode_tensor, encode_value, enco
 from tokenmill.training.convert.huggingface import CONFIG, HubModel, read_config
 from tokenmill.training.convert.mapping import HubTensor, TensorPiece, list_extra_states, list_pieces
 from tokenmill.training.convert.metadata import CheckpointTensor, SavedValue, TensorPart, encode_metadata
-from tokenmill.training.convert.output import BLOCK_BYTES, ConversionOutput, FileRecord
+from tokenmill.training.convert.output import BLOCK_BYTES, ConversionOutput, FileRecord, FileToWrite
 from tokenmill.training.convert.safetensors import ELEMENT_BYTES, StoredTensor, list_weight_files, read_tensors
 from tokenmill.training.convert.vocabulary import check_embedding_rows, describe_differences, read_vocabulary
 from tokenmill.training.model import Model, load_preset, model_from_fields
@@ -136,21 +137,16 @@ def import_model(plan: ImportPlan, output: Path, reporter: Reporter) -> ImportRe
     conversion.check_space(plan.bytes, output.glob(f"{RELEASE}/*.distcp"), "checkpoint")
     with conversion.hold():
         files = _plan_files(plan)
+        outputs = [
+            FileToWrite(f"{RELEASE}/{file.name}", file.contract, partial(_encode_file, plan, file)) for file in files
+        ]
+        with reporter.progress("import", plan.bytes, len(files), conversion.count):
+            records = conversion.write_files(outputs)
+        hashes = {file.name: record for file, record in zip(files, records, strict=True)}
         parts: dict[str, list[TensorPart]] = {}
-        hashes: dict[str, FileRecord] = {}
-        finished_files = [0]
-        total = plan.bytes
-        with reporter.progress("import", total, len(files), lambda: (conversion.bytes_done, finished_files[0])):
-            for file in files:
-                name = f"{RELEASE}/{file.name}"
-                layout = _lay_out(plan, file)
-                record = conversion.finished(name, file.contract) or conversion.write(
-                    name, file.contract, _encode_file(plan, file)
-                )
-                hashes[file.name] = record
-                finished_files[0] += 1
-                for key, part in layout:
-                    parts.setdefault(key, []).append(part)
+        for file in files:
+            for key, part in _lay_out(plan, file):
+                parts.setdefault(key, []).append(part)
         values = _write_values(conversion, plan, hashes, content=plan.contract)
         _copy_tokenizer(plan.directory, conversion)
         record_ = _make_record(plan)

@@ -11,11 +11,11 @@ import os
 import shutil
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -25,15 +25,23 @@ from tokenmill.files.hashing import sha256_of
 from tokenmill.files.lease import Lease, LeaseClaim, Liveness, current_process, new_token
 from tokenmill.files.tree import Tree
 from tokenmill.flow.progress import format_bytes
+from tokenmill.machine import available_cpus, available_memory
 
 BLOCK_BYTES = 16 << 20
 """Bytes that are read, hashed and written at a time."""
 
 MAX_BLOCKS_AHEAD = 4
-"""Blocks that may wait for the threads that hash and write them."""
+"""Blocks of a file that may wait for the threads that hash and write them."""
+
+MAX_FILES_AT_ONCE = 4
+"""Files that are written at the same time, each with its threads and blocks."""
 
 DEAD_AFTER_SECONDS = 120.0
 """Time without a heartbeat after which a conversion on another machine counts as dead."""
+
+
+class Abandoned(Exception):
+    """Another file of the same conversion failed."""
 
 
 class FileRecord(msgspec.Struct, frozen=True):
@@ -45,6 +53,16 @@ class FileRecord(msgspec.Struct, frozen=True):
     sha256: str
 
 
+class FileToWrite(NamedTuple):
+    """A planned file of a conversion."""
+
+    name: str
+    """Path below the output directory."""
+    contract: str
+    encode: Callable[[], Iterator[bytes | memoryview]]
+    """Returns the bytes of the file, as consecutive parts."""
+
+
 class ConversionOutput:
     """The output directory of a conversion."""
 
@@ -53,8 +71,14 @@ class ConversionOutput:
         self.directory, self.action = directory, action
         self.tree = Tree(directory)
         self.records = directory / ".tokenmill" / action
-        self.bytes_done = 0
-        """Bytes that this process has written or taken over."""
+        self._bytes_done = self._files_done = 0
+        self._lock = threading.Lock()
+        self._abandoned = threading.Event()
+
+    def count(self) -> tuple[int, int]:
+        """Return the bytes and the files that this process has written or taken over."""
+        with self._lock:
+            return self._bytes_done, self._files_done
 
     def check_space(self, needed: int, written: Iterable[Path], noun: str) -> None:
         """Refuse a conversion of `needed` bytes, of which `written` files exist, before anything is written.
@@ -121,8 +145,37 @@ class ConversionOutput:
             return None
         if sha256_of(path, tree=self.tree) != record.sha256:
             return None
-        self.bytes_done += record.bytes
+        self._add_bytes(record.bytes)
         return record
+
+    def write_files(self, files: Sequence[FileToWrite], memory_each: int = 0) -> list[FileRecord]:
+        """Write the files that are not finished; return the records of all.
+
+        Several files are written at the same time, as many as CPUs and memory allow.
+
+        Args:
+            files: the files in the order of their records.
+            memory_each: bytes of memory that encoding a file needs, in addition to the blocks that wait.
+        """
+        fitting = available_memory() // (memory_each + 2 * MAX_BLOCKS_AHEAD * BLOCK_BYTES)
+
+        def write(file: FileToWrite) -> FileRecord:
+            record = self.finished(file.name, file.contract) or self.write(file.name, file.contract, file.encode())
+            with self._lock:
+                self._files_done += 1
+            return record
+
+        threads = ThreadPoolExecutor(max(1, min(MAX_FILES_AT_ONCE, available_cpus(), fitting, len(files))))
+        try:
+            futures = [threads.submit(write, file) for file in files]
+            for future in wait(futures, return_when=FIRST_EXCEPTION).done:
+                future.result()  # raises the error of a failed file while others are still written
+            return [future.result() for future in futures]
+        except BaseException:
+            self._abandoned.set()
+            raise
+        finally:
+            threads.shutdown(cancel_futures=True)
 
     def write(self, name: str, contract: str, parts: Iterable[bytes | memoryview]) -> FileRecord:
         """Write a file from consecutive parts, and record it."""
@@ -138,7 +191,9 @@ class ConversionOutput:
             for part in parts:
                 calls.run(digest.update, write_all, part)
                 size += len(part)
-                self.bytes_done += len(part)
+                self._add_bytes(len(part))
+                if self._abandoned.is_set():
+                    raise Abandoned
             calls.finish()
             os.fsync(file.fileno())
         record = FileRecord(contract, size, digest.hexdigest())
@@ -153,6 +208,10 @@ class ConversionOutput:
         for name in self.tree.names(self.records):
             if name.endswith((".part", ".json")) and name not in {*kept, "lease.json", f"{self.action}.json"}:
                 self.tree.unlink(self.records / name)
+
+    def _add_bytes(self, size: int) -> None:
+        with self._lock:
+            self._bytes_done += size
 
     def _record_path(self, name: str) -> Path:
         return self.records / f"{name.replace('/', '-')}.json"
