@@ -8,9 +8,11 @@ flag of a command (`tokenmill.cli.groups`). Stages, the pipeline and plans recei
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from tokenmill.errors import RequestError
+from tokenmill.metrics import ListenAddress, MetricsTarget, parse_listen_address
 from tokenmill.selection import PREFERENCES, Selection
 
 
@@ -99,7 +101,33 @@ class WorkerOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions:
+class MetricsOptions:
+    """Destinations of a command's metrics."""
+
+    metrics_listen: Annotated[
+        ListenAddress | None,
+        Option(
+            "Serve metrics for Prometheus on this address, such as :9464.",
+            env="TOKENMILL_METRICS_LISTEN",
+            parse=parse_listen_address,
+        ),
+    ] = None
+    metrics_file: Annotated[
+        Path | None, Option("Write metrics to this file, whose name ends in .prom.", env="TOKENMILL_METRICS_FILE")
+    ] = None
+    metrics_push: Annotated[
+        str | None,
+        Option("Push the last metrics to the Pushgateway of this URL.", env="TOKENMILL_METRICS_PUSH"),
+    ] = None
+
+    @property
+    def metrics(self) -> MetricsTarget:
+        """Return the destinations of the metrics."""
+        return MetricsTarget(self.metrics_listen, self.metrics_file, self.metrics_push)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(MetricsOptions):
     """Options of a run that every stage has."""
 
     replace: Annotated[

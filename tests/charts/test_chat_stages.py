@@ -121,6 +121,7 @@ def test_each_option_of_the_command_has_a_value(stage: str) -> None:
         if (name := parameter.name or "") not in {"help", "input", "output", *NOT_IN_VALUES}
     }
     alternatives = {"shard_size", "from_stage"}  # instead of the number of shards, and of a stream
+    alternatives |= {"metrics_listen", "metrics_push", "metrics_file"}  # variables; see test_metrics
     assert {name for name, names in options.items() if not names & passed} <= alternatives
     fields = {field.name for field in dataclasses.fields(OPTIONS[stage])}
     assert fields - NOT_IN_VALUES <= options.keys()

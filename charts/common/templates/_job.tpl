@@ -19,8 +19,8 @@ podFailurePolicy:
 template:
   metadata:
     labels: {{- include "tokenmill.podLabels" . | nindent 6 }}
-    {{- with .root.Values.podAnnotations }}
-    annotations: {{- toYaml . | nindent 6 }}
+    {{- with include "tokenmill.podAnnotations" .root }}
+    annotations: {{- . | nindent 6 }}
     {{- end }}
   {{- $environment := "- {name: TOKENMILL_RUN, valueFrom: {fieldRef: {fieldPath: \"metadata.labels['batch.kubernetes.io/controller-uid']\"}}}" }}
   {{- $pod := dict "arguments" (include "tokenmill.arguments" .) }}
@@ -29,7 +29,8 @@ template:
   {{- $_ := set $pod "volumes" (printf "- name: files\n  configMap: {name: %q}" (include "tokenmill.filesName" .)) }}
   {{- if .importFiles }}{{ $environment = printf "%s\n- {name: PYTHONPATH, value: %s}" $environment (include "tokenmill.filesPath" .) }}{{ end }}
   {{- end }}
-  {{- $_ := set $pod "environment" $environment }}
+  {{- $_ := set $pod "environment" (printf "%s%s" $environment (include "tokenmill.metricsEnvironment" .root)) }}
+  {{- $_ := set $pod "containerFields" (include "tokenmill.metricsPorts" .root) }}
   spec: {{- include "tokenmill.podSpec" (merge $pod .) | nindent 4 }}
 {{- end }}
 

@@ -56,12 +56,13 @@ Return the policies of a stage and of its test. Input: the stage's dict. Output:
 
 {{/*
 Return the policy of a stage. Pods that download files or a tokenizer may connect to TCP 443; pods of the other stages, which
-only read files, may not connect anywhere. No pod accepts connections. Input: the stage's dict. Output: a document, or nothing.
+only read files, may not connect anywhere. A pod accepts only scrapes of its metrics. Input: the stage's dict. Output: a document, or nothing.
   {{ include "tokenmill.stagePolicy" . }}
 */}}
 {{- define "tokenmill.stagePolicy" -}}
 {{- $https := list (dict "ports" (list (dict "protocol" "TCP" "port" 443))) -}}
 {{- $rules := ternary $https list (or (eq .stage "download") (contains "://" (.source | default "")) (not (empty .root.Values.tokenizer))) -}}
 {{- include "tokenmill.networkPolicy" (dict "root" .root "component" .stage "name" (include "tokenmill.name" .)
+      "ingress" (include "tokenmill.metricsIngress" .root | fromYamlArray)
       "egress" (include "tokenmill.egress" (dict "root" .root "rules" $rules) | fromYamlArray)) }}
 {{- end }}

@@ -8,7 +8,8 @@ Output: YAML of a pod template: metadata and spec.
 {{- $values := .root.Values -}}
 {{- $pod := merge (dict "stage" "train"
       "arguments" (printf "- train\n- %s" (include "megatron-training.settingsPath" .root))
-      "environment" (include "megatron-training.environment" .)
+      "environment" (printf "%s%s" (include "megatron-training.environment" .) (include "tokenmill.metricsEnvironment" .root))
+      "containerFields" (include "tokenmill.metricsPorts" .root)
       "overridden" (keys $values.environmentVariables)
       "claims" (include "megatron-training.claims" .root | fromYamlArray)
       "resources" (include "megatron-training.resources" .root | fromJson)
@@ -21,8 +22,8 @@ metadata:
   labels:
     {{- include "tokenmill.podLabels" $pod | nindent 4 }}
     {{- with .labels }}{{ toYaml . | nindent 4 }}{{ end }}
-  {{- with $values.podAnnotations }}
-  annotations: {{- toYaml . | nindent 4 }}
+  {{- with include "tokenmill.podAnnotations" .root }}
+  annotations: {{- . | nindent 4 }}
   {{- end }}
 spec:
   {{- include "tokenmill.podSpec" $pod | nindent 2 }}

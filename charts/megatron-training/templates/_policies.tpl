@@ -15,7 +15,7 @@ import from the Hub may connect to TCP 443. Network policies do not affect traff
 {{- $https := list (dict "ports" (list (dict "protocol" "TCP" "port" 443))) -}}
 {{- $http := list (dict "protocol" "TCP" "port" 6006) -}}
 {{- include "tokenmill.networkPolicy" (dict "root" . "component" "train" "name" $name
-      "ingress" (list (dict "from" $pods.train))
+      "ingress" (concat (list (dict "from" $pods.train)) (include "tokenmill.metricsIngress" . | fromYamlArray))
       "egress" (concat (list (dict "to" $pods.train)) $dns (.Values.networkPolicy.egress | default list))) }}
 {{- range $component, $section := dict "export" .Values.checkpoint.export "import" .Values.checkpoint.import "index" .Values.dataset.buildIndex }}
 {{- if $section.enabled }}

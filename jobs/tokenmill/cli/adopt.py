@@ -39,9 +39,8 @@ def adopt(
     processes: o.Processes = None,
 ) -> None:
     """Verify and hash pairs that Megatron-LM, NeMo or another tool made, and record them as an output of preprocess."""
-    from tokenmill.cli.report import build_stage_run, report
+    from tokenmill.cli.report import run_and_report
     from tokenmill.files.explain import explain_os_errors
-    from tokenmill.flow.run import run_stage
     from tokenmill.stages.adopt import Adopt, find_pairs
 
     with explain_os_errors(output or prefixes[0]):
@@ -49,4 +48,4 @@ def adopt(
     if append_eod is None and tokenizer.eod_token:
         append_eod = True
     stage = Adopt(pairs=pairs, output=pairs.output, tokenizer=tokenizer, append_eod=append_eod, endpoint=endpoint)
-    report(run_stage(stage, build_stage_run(run, workers, processes)), stage.output, run.json)
+    run_and_report(stage, run, workers, processes)

@@ -24,8 +24,7 @@ def concatenate(
     processes: o.Processes = None,
 ) -> None:
     """Join JSONL files into a few files of equal size. Optional: preprocess --target-files groups files itself."""
-    from tokenmill.cli.report import build_stage_run, report
-    from tokenmill.flow.run import run_stage
+    from tokenmill.cli.report import run_and_report
     from tokenmill.stages.concatenate import Concatenate
     from tokenmill.stages.registry import CONCATENATE, default_output
 
@@ -38,4 +37,4 @@ def concatenate(
         format=lines.format,
         from_stage=from_stage,
     )
-    report(run_stage(stage, build_stage_run(run, workers, processes)), stage.output, run.json)
+    run_and_report(stage, run, workers, processes)

@@ -25,11 +25,10 @@ def download(
     ] = "flat",
 ) -> None:
     """Fetch a corpus from the Hub, a bucket, the web or a disk, and check the hash of every file."""
-    from tokenmill.cli.report import build_stage_run, report
+    from tokenmill.cli.report import run_and_report
     from tokenmill.corpus.uri import normalize_source
-    from tokenmill.flow.run import run_stage
     from tokenmill.stages.download import Download
 
     selection = files.selection(source.sample, o.check_choice("--layout", layout, "flat", "tree"))
     stage = Download(uri=normalize_source(uri), output=output, selection=selection, source=source)
-    report(run_stage(stage, build_stage_run(run, workers)), output, run.json)
+    run_and_report(stage, run, workers)

@@ -19,8 +19,7 @@ def extract(
     processes: o.Processes = None,
 ) -> None:
     """Decompress .zst, .gz, .bz2 and .xz files to .jsonl. Optional: preprocess reads compressed files itself."""
-    from tokenmill.cli.report import build_stage_run, report
-    from tokenmill.flow.run import run_stage
+    from tokenmill.cli.report import run_and_report
     from tokenmill.stages.extract import Extract
     from tokenmill.stages.registry import EXTRACT, default_output
 
@@ -32,4 +31,4 @@ def extract(
         zstd_window=zstd.zstd_window,
         from_stage=from_stage,
     )
-    report(run_stage(stage, build_stage_run(run, workers, processes)), stage.output, run.json)
+    run_and_report(stage, run, workers, processes)

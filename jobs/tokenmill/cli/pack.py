@@ -25,8 +25,7 @@ def pack(
     processes: o.Processes = None,
 ) -> None:
     """Pack sequences into rows of --pack-size tokens, in the format of Megatron-Bridge; no text is tokenized."""
-    from tokenmill.cli.report import build_stage_run, report
-    from tokenmill.flow.run import run_stage
+    from tokenmill.cli.report import run_and_report
     from tokenmill.stages.pack import Pack
     from tokenmill.stages.registry import PACK, default_output
 
@@ -36,4 +35,4 @@ def pack(
         options=options,
         from_stage=from_stage,
     )
-    report(run_stage(stage, build_stage_run(run, workers, processes)), stage.output, run.json)
+    run_and_report(stage, run, workers, processes)

@@ -6,13 +6,18 @@ import shlex
 import shutil
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tokenmill.flow.metrics import StageCollector
 from tokenmill.flow.progress import Reporter, format_bytes, format_duration
 from tokenmill.flow.record import describe_rejected
-from tokenmill.flow.stage import StageRun
+from tokenmill.flow.run import run_stage
+from tokenmill.flow.stage import Stage, StageRun
 from tokenmill.flow.worker import Summary
+from tokenmill.metrics import MetricsExporter
 from tokenmill.options import RunOptions, WorkerOptions
 from tokenmill.pipeline import Pipeline
 from tokenmill.stages.registry import KINDS, PACK, PREPROCESS, default_output, get_stage
@@ -23,18 +28,32 @@ def program() -> str:
     return "tokenmill" if shutil.which("tokenmill") or not sys.argv[0].endswith("tokenmill") else sys.argv[0]
 
 
-def build_stage_run(run: RunOptions, workers: WorkerOptions | None = None, processes: int | None = None) -> StageRun:
-    """Combine the options that control how a stage runs."""
+@contextmanager
+def open_stage_run(
+    run: RunOptions, workers: WorkerOptions | None = None, processes: int | None = None
+) -> Iterator[StageRun]:
+    """Combine the options that control how stages run, and export the metrics of these stages."""
     workers = workers or WorkerOptions()
-    return StageRun(
-        Reporter(json_lines=run.json),
-        workers.worker_index,
-        workers.workers,
-        processes,
-        run.replace,
-        run.verify_hashes,
-        os.environ.get("TOKENMILL_RUN") or None,
-    )
+    reporter, collector = Reporter(json_lines=run.json), StageCollector()
+    with MetricsExporter(run.metrics, "tokenmill", [collector], reporter.warn) as exporter:
+        collector.publish = exporter.publish
+        yield StageRun(
+            reporter,
+            workers.worker_index,
+            workers.workers,
+            processes,
+            run.replace,
+            run.verify_hashes,
+            os.environ.get("TOKENMILL_RUN") or None,
+            collector,
+        )
+
+
+def run_and_report(stage: Stage, run: RunOptions, workers: WorkerOptions, processes: int | None = None) -> None:
+    """Run a stage and print its result."""
+    with open_stage_run(run, workers, processes) as stage_run:
+        summary = run_stage(stage, stage_run)
+    report(summary, stage.output, run.json)
 
 
 def build_result(summary: Summary, output: Path) -> dict[str, Any]:

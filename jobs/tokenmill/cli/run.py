@@ -28,11 +28,10 @@ def run(
     processes: o.Processes = None,
 ) -> None:
     """Run download, preprocess and verify on this machine; with the options also extract and concatenate."""
-    from tokenmill.cli.report import build_stage_run, report_pipeline
+    from tokenmill.cli.report import open_stage_run, report_pipeline
     from tokenmill.corpus.uri import normalize_source
     from tokenmill.pipeline import Pipeline
 
-    stage_run = build_stage_run(run, processes=processes)
     pipeline = Pipeline(
         uri=normalize_source(uri),
         output=output,
@@ -42,4 +41,5 @@ def run(
         extract=extract,
         concatenate=concatenate,
     )
-    report_pipeline(pipeline, pipeline.run(stage_run), stage_run)
+    with open_stage_run(run, processes=processes) as stage_run:
+        report_pipeline(pipeline, pipeline.run(stage_run), stage_run)

@@ -15,15 +15,13 @@ def sample(
     json: o.Json = False,
 ) -> None:
     """Try the pipeline: run text that ships with Python, as a directory of files, through all stages."""
-    from tokenmill.cli.report import build_stage_run, report_pipeline
+    from tokenmill.cli.report import open_stage_run, report_pipeline
     from tokenmill.pipeline import Pipeline
     from tokenmill.sample.harvest import NAME, harvest
     from tokenmill.tokens.options import PreprocessOptions
 
-    stage_run = build_stage_run(RunOptions(json=json), processes=processes)
     corpus = output.resolve() / NAME  # the records contain this path, so it must be the same in every run
     harvested = harvest(corpus)
-    stage_run.reporter.log(f"wrote {harvested.documents:,} documents of train, validation and test to {output / NAME}")
     tokenizer = Path(__file__).parent.parent / "sample" / "tokenizer"
     pipeline = Pipeline(
         uri=f"file://{corpus}",  # the path after file:// is used unchanged, without %-escapes
@@ -32,4 +30,8 @@ def sample(
         extract=True,
         concatenate=4,
     )
-    report_pipeline(pipeline, pipeline.run(stage_run), stage_run)
+    with open_stage_run(RunOptions(json=json), processes=processes) as stage_run:
+        stage_run.reporter.log(
+            f"wrote {harvested.documents:,} documents of train, validation and test to {output / NAME}"
+        )
+        report_pipeline(pipeline, pipeline.run(stage_run), stage_run)

@@ -45,36 +45,36 @@ def sft(
     processes: o.Processes = None,
 ) -> None:
     """Run chat, pack and verify on this machine: from conversations to packed rows for fine-tuning."""
-    from tokenmill.cli.report import build_stage_run
+    from tokenmill.cli.report import open_stage_run
     from tokenmill.corpus.uri import normalize_source
     from tokenmill.packing.blend import ALL
     from tokenmill.sft import FineTuningData, SftDataset
     from tokenmill.tokens.stream import Stream
 
     o.check_choice("--packed-format", packed_format, *FORMATS)
-    stage_run = build_stage_run(run, processes=processes)
     uri, selection = normalize_source(input), files.selection(source.sample)
-    if _is_blend(uri):
-        _refuse({f"--{name}": value for name, value in vars(files).items()}, "the blend selects the files")
-        _refuse({"--revision": source.revision, "--sample": source.sample}, "the blend selects the files")
-        lists = _load_blend(Path(uri), output, source, scratch, stage_run.reporter.log)
-    elif "://" in uri:
-        stream = Stream(uri=uri, selection=selection, source=source, scratch=scratch)
-        lists = {ALL: [SftDataset(uri.rstrip("/").rpartition("/")[2], stream)]}
-    else:
-        unusable = {"--revision": source.revision, "--sample": source.sample, "--scratch": scratch}
-        _refuse(unusable | {"--download": download}, f"it needs a source, but {input} is a path")
-        lists = {ALL: [SftDataset(Path(uri).name, Path(uri), selection)]}
-    data = FineTuningData(
-        lists=lists,
-        output=output,
-        chat=options,
-        rows=rows,
-        format=packed_format,
-        endpoint=source.endpoint,
-        download=download,
-    )
-    _report(data, data.run(stage_run), stage_run)
+    with open_stage_run(run, processes=processes) as stage_run:
+        if _is_blend(uri):
+            _refuse({f"--{name}": value for name, value in vars(files).items()}, "the blend selects the files")
+            _refuse({"--revision": source.revision, "--sample": source.sample}, "the blend selects the files")
+            lists = _load_blend(Path(uri), output, source, scratch, stage_run.reporter.log)
+        elif "://" in uri:
+            stream = Stream(uri=uri, selection=selection, source=source, scratch=scratch)
+            lists = {ALL: [SftDataset(uri.rstrip("/").rpartition("/")[2], stream)]}
+        else:
+            unusable = {"--revision": source.revision, "--sample": source.sample, "--scratch": scratch}
+            _refuse(unusable | {"--download": download}, f"it needs a source, but {input} is a path")
+            lists = {ALL: [SftDataset(Path(uri).name, Path(uri), selection)]}
+        data = FineTuningData(
+            lists=lists,
+            output=output,
+            chat=options,
+            rows=rows,
+            format=packed_format,
+            endpoint=source.endpoint,
+            download=download,
+        )
+        _report(data, data.run(stage_run), stage_run)
 
 
 def _refuse(options: "Mapping[str, object]", reason: str) -> None:

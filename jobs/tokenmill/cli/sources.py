@@ -29,9 +29,8 @@ def run_source_stage(
     Raises:
         typer.BadParameter: an option needs a source, or a source has no output directory.
     """
-    from tokenmill.cli.report import build_stage_run, report
+    from tokenmill.cli.report import run_and_report
     from tokenmill.corpus.uri import normalize_source
-    from tokenmill.flow.run import run_stage
     from tokenmill.stages.registry import default_output
     from tokenmill.tokens.stream import Stream
 
@@ -54,4 +53,4 @@ def run_source_stage(
         selection=selection,
         **fields,
     )
-    report(run_stage(stage, build_stage_run(run, workers, processes)), target, run.json)
+    run_and_report(stage, run, workers, processes)

@@ -8,9 +8,14 @@ from typing import Annotated
 
 import typer
 
+from tokenmill.cli.groups import spread
+from tokenmill.options import MetricsOptions
 
+
+@spread
 def train(
     settings: Annotated[Path, typer.Argument(help="JSON file with the settings of the run; the chart mounts it.")],
+    metrics: MetricsOptions,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Check the settings and print the command of node 0, without starting it."),
@@ -31,4 +36,4 @@ def train(
             sys.stderr.write(f"{line}\n")
         sys.stdout.write(shlex.join(prepared.command) + "\n")
     else:
-        run.train(settings)
+        run.train(settings, metrics.metrics)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from tokenmill.compare.columns import ALIASES, DATA_WAIT, MAX_ROWS, TIME, ColumnWriter, RowCollector
 from tokenmill.compare.search import read_chunks
-from tokenmill.training.runtime.log_monitor import ITERATION
+from tokenmill.training.runtime.iteration_line import ITERATION
 
 _LINE = re.compile(ITERATION.pattern.encode() + rb"([^\r\n]{0,4000})")
 _TIMER = re.compile(rb"^[^\n]{0,40}\bbatch-generator \.+: \(\s*[\d.]{1,20},\s*([\d.]{1,20})\)", re.MULTILINE)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from tokenmill.errors import Stopped, TransientError
+from tokenmill.flow.faults import Fault, count_fault
 
 BACKOFF_SECONDS = (1.0, 60.0)
 """The longest pause after a first failure, and the longest pause of all when the server does not request one."""
@@ -50,6 +51,17 @@ class RetryableError(Exception):
         self.invalid = invalid
         self.code = code
         self.remedy = remedy
+
+    @property
+    def fault(self) -> Fault:
+        """Return the kind of fault, for the counts."""
+        if self.refused:
+            return "refused"
+        if self.retry_after is not None:
+            return "throttled"
+        if self.no_response:
+            return "no_response"
+        return "invalid" if self.invalid else "restarted" if self.restart else "interrupted"
 
 
 class RetryPolicy(NamedTuple):
@@ -127,6 +139,7 @@ def retry_call(
             return call()
         except RetryableError as failure:
             counts.count(failure, progressed())
+            count_fault(failure.fault)
             if (error := permanent_error(failure, counts)) is not None:
                 raise error from failure
             policy.wait(backoff(counts, failure), describe(failure))

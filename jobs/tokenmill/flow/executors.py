@@ -15,8 +15,9 @@ from typing import Any
 from tokenmill import redaction
 from tokenmill.errors import Superseded
 from tokenmill.files.explain import explain_os_errors
+from tokenmill.flow import faults
 from tokenmill.flow.attempt import LeftoverAttempt
-from tokenmill.flow.record import Plan, Unit
+from tokenmill.flow.record import Counts, Plan, Unit
 from tokenmill.flow.signals import STOP
 from tokenmill.flow.stage import PreparedStage
 from tokenmill.flow.workspace import Workspace
@@ -30,8 +31,8 @@ def run_unit(
     should_stop: Callable[[], bool],
     advance: Callable[[int], None],
     shared: Any = None,
-) -> None:
-    """Run one unit and commit it."""
+) -> Counts:
+    """Run one unit and commit it; return its counts."""
     with explain_os_errors(prepared.stage.output), prepared.record.report_damaged_records():
         workspace = Workspace(
             prepared.record,
@@ -45,7 +46,9 @@ def run_unit(
         )
         with workspace:
             workspace.report_progress()
-            workspace.commit(prepared.stage.do(unit, workspace, shared))
+            counts = prepared.stage.do(unit, workspace, shared)
+            workspace.commit(counts)
+    return counts
 
 
 class ByteCounter:
@@ -71,7 +74,7 @@ class UnitExecutor:
     The caller must wait for every submitted unit before the executor closes.
     """
 
-    def __init__(self, width: int, submit: Callable[..., Future[None]], stop: Callable[[], None]) -> None:
+    def __init__(self, width: int, submit: Callable[..., Future[Counts]], stop: Callable[[], None]) -> None:
         self.width = width
         self.submit = submit
         self.stop = stop
@@ -116,10 +119,11 @@ def _open_children(prepared: PreparedStage, plan: Plan, width: int, counter: Byt
 
     context = multiprocessing.get_context("spawn")
     counter.slots = context.RawArray("q", width)
+    fault_slots = context.RawArray("q", width * len(faults.FAULTS))
     stop_flag = context.RawValue("b", 0)
-    futures: list[Future[None] | None] = [None] * width  # of the last unit in each slot
+    futures: list[Future[Counts] | None] = [None] * width  # of the last unit in each slot
 
-    def submit(unit: Unit, leftovers: list[LeftoverAttempt]) -> Future[None]:
+    def submit(unit: Unit, leftovers: list[LeftoverAttempt]) -> Future[Counts]:
         # The caller has fewer than `width` unfinished units when it submits one, so a slot is free.
         slot = next(number for number, last in enumerate(futures) if last is None or last.done())
         # A child that starts inherits the blocked signals, so that Ctrl-C does not end it before it ignores them.
@@ -137,9 +141,11 @@ def _open_children(prepared: PreparedStage, plan: Plan, width: int, counter: Byt
     def stop() -> None:
         stop_flag.value = 1
 
-    with ProcessPoolExecutor(
-        width, mp_context=context, initializer=_start_child, initargs=(prepared, plan.id, stop_flag, counter.slots)
-    ) as pool:
+    arguments = (prepared, plan.id, stop_flag, counter.slots, fault_slots)
+    with (
+        faults.counting_in_children(fault_slots),
+        ProcessPoolExecutor(width, mp_context=context, initializer=_start_child, initargs=arguments) as pool,
+    ):
         try:
             yield UnitExecutor(width, submit, stop)
         finally:
@@ -149,15 +155,15 @@ def _open_children(prepared: PreparedStage, plan: Plan, width: int, counter: Byt
 
 def _run_now(
     prepared: PreparedStage, plan: Plan, unit: Unit, leftovers: list[LeftoverAttempt], counter: ByteCounter
-) -> Future[None]:
+) -> Future[Counts]:
     """Run a unit in this process before returning, so that a width of one process starts no other process."""
-    future: Future[None] = Future()
+    future: Future[Counts] = Future()
     try:
-        run_unit(prepared, plan, unit, leftovers, STOP.is_set, counter.add)
+        counts = run_unit(prepared, plan, unit, leftovers, STOP.is_set, counter.add)
     except BaseException as error:
         future.set_exception(error)
     else:
-        future.set_result(None)
+        future.set_result(counts)
     return future
 
 
@@ -167,7 +173,7 @@ _IGNORED = (signal.SIGINT, signal.SIGTERM)
 _CHILD: dict[str, Any] = {}
 
 
-def _start_child(prepared: PreparedStage, plan_id: str, stop_flag: Any, slots: Any) -> None:
+def _start_child(prepared: PreparedStage, plan_id: str, stop_flag: Any, slots: Any, fault_slots: Any) -> None:
     """Initialize a child process, which reads the plan itself, ignores signals and exits when its parent exits."""
     import multiprocessing
 
@@ -190,13 +196,16 @@ def _start_child(prepared: PreparedStage, plan_id: str, stop_flag: Any, slots: A
             f"(see tokenmill status {prepared.record.output})"
         )
 
-    _CHILD.update(prepared=prepared, plan=plan, should_stop=lambda: bool(stop_flag.value), slots=slots)
+    _CHILD.update(
+        prepared=prepared, plan=plan, should_stop=lambda: bool(stop_flag.value), slots=slots, faults=fault_slots
+    )
 
 
-def _run_in_child(unit: Unit, leftovers: list[LeftoverAttempt], slot: int) -> None:
+def _run_in_child(unit: Unit, leftovers: list[LeftoverAttempt], slot: int) -> Counts:
     slots = _CHILD["slots"]
+    faults.count_in(_CHILD["faults"], slot)
 
     def advance(count: int) -> None:
         slots[slot] += count
 
-    run_unit(_CHILD["prepared"], _CHILD["plan"], unit, leftovers, _CHILD["should_stop"], advance)
+    return run_unit(_CHILD["prepared"], _CHILD["plan"], unit, leftovers, _CHILD["should_stop"], advance)

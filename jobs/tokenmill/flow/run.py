@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from tokenmill.errors import MachineError, Stopped, Superseded, TokenmillError
 from tokenmill.flow.contract import RemoteFile
+from tokenmill.flow.metrics import StageCollector, StageMetrics
 from tokenmill.flow.planning import Request
 from tokenmill.flow.record import Plan, StageRecord
 from tokenmill.flow.signals import stop_requested
@@ -29,10 +30,21 @@ def run_stage(stage: Stage, run: StageRun) -> Summary:
         TransientError: a retry can help.
         Stopped: SIGTERM or Ctrl-C arrived while units were left.
     """
+    metrics = (run.collector or StageCollector()).start(stage.kind.name, run.worker, run.workers)
+    try:
+        summary = _run_stage(stage, run, metrics)
+    except BaseException as problem:
+        metrics.end(problem)
+        raise
+    metrics.end(None)
+    return summary
+
+
+def _run_stage(stage: Stage, run: StageRun, metrics: StageMetrics) -> Summary:
     request = stage.prepare(run)._replace(replace=run.replace, run=run.id)
     try:
         with stage.warm_up(run) as warm:
-            return run_worker(stage, request, run, warm)
+            return run_worker(stage, request, run, metrics, warm)
     except (Stopped, Superseded, MachineError):
         raise
     except TokenmillError:
@@ -42,7 +54,7 @@ def run_stage(stage: Stage, run: StageRun) -> Summary:
     run.reporter.warn(f"the source's listing changed after {stage.kind.name} was planned; making a new plan")
     request = request._replace(replace=True, make=lambda: new_plan, outdated=lambda old: old.id != new_plan.id)
     with stage.warm_up(run) as warm:
-        return run_worker(stage, request, run, warm)
+        return run_worker(stage, request, run, metrics, warm)
 
 
 def _plan_new_listing(stage: Stage, request: Request, run: StageRun) -> Plan | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 from tokenmill.flow.contract import RemoteFile, StageKind
+from tokenmill.flow.metrics import StageCollector
 from tokenmill.flow.planning import Request
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.record import Counts, Plan, StageRecord, Unit
@@ -30,6 +31,8 @@ class StageRun(NamedTuple):
     verify_hashes: bool = False
     id: str | None = None
     """Equal for all workers that were started together, for example the pods of one Job."""
+    collector: StageCollector | None = None
+    """Receives the metrics of the stage."""
 
     @property
     def cpus(self) -> int:

@@ -24,10 +24,11 @@ from tokenmill.errors import MachineError, RequestError, Stopped, Superseded, To
 from tokenmill.files.explain import explain_os_errors
 from tokenmill.flow.attempt import list_leftovers, sweep
 from tokenmill.flow.executors import ByteCounter, open_executor
+from tokenmill.flow.metrics import StageMetrics
 from tokenmill.flow.partition import select_units
 from tokenmill.flow.planning import Request, agree_on_plan
 from tokenmill.flow.progress import Reporter, format_bytes
-from tokenmill.flow.record import Completion, Plan, Unit, complete, record_failure
+from tokenmill.flow.record import Completion, Counts, Plan, Unit, complete, record_failure
 from tokenmill.flow.signals import STOP, interruptible, stopping_on_signals
 from tokenmill.flow.stage import PreparedStage, Stage, StageRun
 from tokenmill.machine import describe_memory
@@ -51,10 +52,10 @@ class Summary(NamedTuple):
     done_before: int
 
 
-def run_worker(stage: Stage, request: Request, run: StageRun, warm: Any = None) -> Summary:
+def run_worker(stage: Stage, request: Request, run: StageRun, metrics: StageMetrics, warm: Any = None) -> Summary:
     """Agree on a plan, run this worker's share of it, and complete the manifest when all units are finished.
 
-    `warm` is the result of `Stage.warm_up`. The errors are those of `flow.run.run_stage`.
+    `warm` is the result of `Stage.warm_up`; `metrics` is updated. The errors are those of `flow.run.run_stage`.
     """
     started = time.monotonic()
     reporter = run.reporter
@@ -66,8 +67,15 @@ def run_worker(stage: Stage, request: Request, run: StageRun, warm: Any = None) 
         plan = agree_on_plan(record, request, should_stop=STOP.is_set, log=reporter.log)
         planned = time.monotonic()
         share = select_units(plan.units, run.worker, run.workers)
+        metrics.plan, metrics.planning_seconds = plan.id, planned - started
+        metrics.units, metrics.input_bytes = len(share), sum(unit.weight for unit in share)
+        done = set()
         with record.tree.keep_open():
-            done = {u.id for u in share if record.read_receipt(plan, u, verify_hashes=run.verify_hashes) is not None}
+            for unit in share:
+                receipt = record.read_receipt(plan, unit, verify_hashes=run.verify_hashes)
+                if receipt is not None:
+                    done.add(unit.id)
+                    metrics.count(receipt.counts)
         todo = [unit for unit in share if unit.id not in done]
         if run.verify_hashes:
             # Otherwise the commit would find the old receipt, whose sizes are right, and yield to it.
@@ -76,7 +84,7 @@ def run_worker(stage: Stage, request: Request, run: StageRun, warm: Any = None) 
         if todo:
             record.tree.unlink(record.manifest_path)
         _log_start(reporter, plan, run, share, done)
-        _run_units(prepared, plan, share, todo, run, warm)
+        _run_units(prepared, plan, share, todo, run, metrics, warm)
         # A manifest that appears after this check is from a worker that read newer receipts, so it must stay.
         manifest_exists = record.tree.size(record.manifest_path) is not None
         completion = complete(record, plan)
@@ -116,20 +124,29 @@ def _log_start(reporter: Reporter, plan: Plan, run: StageRun, share: list[Unit],
 
 
 def _run_units(
-    prepared: PreparedStage, plan: Plan, share: list[Unit], todo: list[Unit], run: StageRun, warm: Any
+    prepared: PreparedStage,
+    plan: Plan,
+    share: list[Unit],
+    todo: list[Unit],
+    run: StageRun,
+    metrics: StageMetrics,
+    warm: Any,
 ) -> None:
+    total = sum(u.weight for u in share)
     if not todo:
+        metrics.read_progress = lambda: (total, len(share))
         return
     stage, reporter = prepared.stage, run.reporter
     failures: list[tuple[Unit, TokenmillError]] = []
     leftovers = list_leftovers(prepared.record)
-    total, before = sum(u.weight for u in share), sum(u.weight for u in share) - sum(u.weight for u in todo)
+    before = total - sum(u.weight for u in todo)
     counter = ByteCounter()
     finished = len(share) - len(todo)
 
     def read_progress() -> tuple[int, int]:
         return before + counter.value, finished
 
+    metrics.read_progress, metrics.state = read_progress, "running"
     with (
         stage.shared(plan, todo, warm, reporter.warn) as shared,
         open_executor(prepared, plan, min(stage.width(run.cpus), len(todo)), counter, shared) as pool,
@@ -137,7 +154,7 @@ def _run_units(
         contextlib.ExitStack() as at_exit,
     ):
         waiting = iter(todo)
-        running: dict[Future[None], Unit] = {}
+        running: dict[Future[Counts], Unit] = {}
         at_exit.callback(wait, running)
         at_exit.callback(pool.stop)  # runs before the wait: after a bug in one unit, the other units must stop early
         while not STOP.is_set():
@@ -145,6 +162,7 @@ def _run_units(
             progress.set_running([(unit.id, unit.weight) for unit in (*running.values(), *starting)])
             for unit in starting:
                 running[pool.submit(unit, leftovers.get(unit.id, []))] = unit
+            metrics.running = len(running)
             if not running:
                 break
             # The timeout is short: the kernel may deliver a signal to another thread, which does not end this wait.
@@ -152,7 +170,7 @@ def _run_units(
             fatal = False
             for future in ready:
                 unit = running.pop(future)
-                problem = _get_failure(future, unit)
+                problem = _take_result(future, unit, metrics)
                 finished += problem is None
                 if problem is None or isinstance(problem, Stopped):
                     continue
@@ -168,9 +186,11 @@ def _run_units(
         if STOP.is_set() and stage.concurrency == "threads" and wait(running, timeout=STOP_TIMEOUT_SECONDS).not_done:
             # A thread that waits for a silent server does not see the flag, and its timeout exceeds the grace period.
             reporter.warn(f"{plan.stage} stopped while waiting for a response; run the same command again to resume")
+            metrics.end(Stopped())
+            metrics.publish()
             os._exit(Stopped.exit_code)
         for future, unit in running.items():
-            problem = _get_failure(future, unit)
+            problem = _take_result(future, unit, metrics)
             finished += problem is None
             if problem is not None and not isinstance(problem, Stopped):
                 failures.append((unit, problem))
@@ -194,7 +214,17 @@ def _raise_failures(plan: Plan, failures: list[tuple[Unit, TokenmillError]], lef
     raise kind(f"{len(failures)} of {len(plan.units)} units of {plan.command} failed:\n{text}{more}")
 
 
-def _get_failure(future: Future[None], unit: Unit) -> TokenmillError | None:
+def _take_result(future: Future[Counts], unit: Unit, metrics: StageMetrics) -> TokenmillError | None:
+    """Count a unit that has ended; return why it failed, or None if it succeeded."""
+    problem = _get_failure(future, unit)
+    if problem is None:
+        metrics.count(future.result())
+    elif not isinstance(problem, Stopped):
+        metrics.count_failure(problem)
+    return problem
+
+
+def _get_failure(future: Future[Counts], unit: Unit) -> TokenmillError | None:
     """Return why a unit failed, or None if it succeeded; a bug raises its own exception."""
     try:
         future.result()

@@ -119,6 +119,12 @@ def read_tracked_name(path: Path) -> str | None:
     return f"iter_{int(text):07d}"
 
 
+def tracked_since(path: Path) -> float | None:
+    """Return the time at which the tracker was written, None without a tracker."""
+    status = Tree(path).stat(TRACKER)
+    return status.st_mtime if status else None
+
+
 def list_checkpoints(path: Path, *, full: bool = False) -> list[Checkpoint]:
     """Return the state of every checkpoint of a directory, oldest first; `full` also compares recorded hashes."""
     with explain_os_errors(path):

@@ -9,8 +9,11 @@ other lines from rank 0. torch puts [rankN]: before the tracebacks of ranks that
 import math
 import re
 import signal
+import time
 from collections import deque
 from dataclasses import dataclass, field
+
+from tokenmill.training.runtime.iteration_line import IterationReport, parse_data_wait, parse_iteration
 
 MAX_LINE_CHARACTERS = 2000
 """Characters at the start of a line that are searched."""
@@ -19,14 +22,6 @@ LOSS_SPIKE_FACTOR = 3.0
 OWN_FAILURE = 2
 """Priority of a failure that neither a peer nor the machine caused."""
 
-_NUMBER = r"([-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|nan|inf))(?![\w.])"
-ITERATION = re.compile(r" iteration\s+(\d{1,15})/\s*\d+ \|")
-"""The start of the line that Megatron-LM prints for an iteration."""
-_MILLISECONDS = re.compile(r"elapsed time per iteration \(ms\): " + _NUMBER)
-_THROUGHPUT = re.compile(r"throughput per GPU \(TFLOP/s/GPU\): " + _NUMBER)
-_LOSS = re.compile(r"lm loss: " + _NUMBER)
-_GRADIENT_NORM = re.compile(r"grad norm: " + _NUMBER)
-_NAN_ITERATIONS = re.compile(r"number of nan iterations:\s+(\d{1,15})")
 _TRAINING_STARTED = "[before the start of training step] datetime"
 _SAVING, _SAVED = "saving checkpoint at iteration", "successfully saved checkpoint"
 _PROGRESS_TEXTS = (_SAVING, _SAVED, "validation loss at", _TRAINING_STARTED)
@@ -95,6 +90,17 @@ class LogMonitor:
     saving: bool = False
     abort_reason: str = ""
     """Why the supervisor must end the run; empty when it may continue."""
+    report: IterationReport | None = None
+    """The numbers of the last iteration that was reported."""
+    reported_at: float | None = None
+    """Time (`time.time`) of that report."""
+    data_wait_seconds: float | None = None
+    """Seconds that the slowest rank waited for the data of an iteration; only with --timing-log-level 2."""
+    skipped_iterations: int = 0
+    nan_iterations: int = 0
+    save_seconds: float | None = None
+    """Duration of the last save, as far as training waited for it."""
+    _save_started_at: float = 0.0
     _iteration_seconds: float = 0.0
     _recent_losses: deque[float] = field(default_factory=lambda: deque(maxlen=100))
     _failures: dict[str, str] = field(default_factory=dict)
@@ -115,10 +121,12 @@ class LogMonitor:
     def read_line(self, line: str) -> tuple[bool, list[str]]:
         """Read a line; return whether it shows progress, and messages about it for the log."""
         line = line[:MAX_LINE_CHARACTERS]
-        if match := ITERATION.search(line):
-            return True, self._read_iteration(line, int(match.group(1)))
+        if report := parse_iteration(line):
+            return True, self._read_iteration(report)
+        if (wait := parse_data_wait(line)) is not None:
+            self.data_wait_seconds = wait
         if _SAVING in line or _SAVED in line:
-            self.saving = _SAVING in line
+            self._read_save(_SAVING in line)
         if _TRAINING_STARTED in line:
             self.training_started = True
             self._failures.clear()  # the trainer survived the exceptions that it printed
@@ -199,7 +207,11 @@ class LogMonitor:
 
     # -- iterations
 
-    def _read_iteration(self, line: str, iteration: int) -> list[str]:
+    def _read_iteration(self, report: IterationReport) -> list[str]:
+        iteration = report.iteration
+        self.report, self.reported_at = report, time.time()
+        self.skipped_iterations += report.skipped
+        self.nan_iterations += report.nan
         if iteration <= self.resume_iteration:
             self.abort_reason = (
                 f"the trainer is at iteration {iteration:,}, but must continue after iteration "
@@ -208,22 +220,27 @@ class LogMonitor:
         self.training_started, self.saving, self.iteration = True, False, iteration
         self._failures.clear()  # the trainer survived the exceptions that it printed
         messages = []
-        if milliseconds := _read_number(_MILLISECONDS, line):
-            self._iteration_seconds = milliseconds / 1000
+        if report.seconds:
+            self._iteration_seconds = report.seconds
             message = (
                 f"iteration {self.iteration:,}: {self.tokens_per_iteration / self._iteration_seconds:,.0f} tokens/s"
             )
-            flops = _read_number(_THROUGHPUT, line)
-            if flops and self.peak_tflops:
-                message += f", {flops / self.peak_tflops:.1%} of the GPUs' peak (MFU)"
+            if report.teraflops and self.peak_tflops:
+                message += f", {report.teraflops / self.peak_tflops:.1%} of the GPUs' peak (MFU)"
             messages.append(message)
-        if (match := _NAN_ITERATIONS.search(line)) and int(match.group(1)):
-            messages.append(f"warning: {match.group(1)} iterations had NaN values and were skipped")
-        norm = _read_number(_GRADIENT_NORM, line)
+        if report.nan:
+            messages.append(f"warning: {report.nan} iterations had NaN values and were skipped")
+        norm = report.gradient_norm
         if norm is not None and not math.isfinite(norm):  # Megatron-LM then prints no loss
             messages.append(f"warning: the norm of the gradient is {norm:g}: the model is no longer trained")
-        loss = _read_number(_LOSS, line)
-        return messages if loss is None else [*messages, *self._check_loss(loss)]
+        return messages if report.loss is None else [*messages, *self._check_loss(report.loss)]
+
+    def _read_save(self, started: bool) -> None:
+        self.saving = started
+        if started:
+            self._save_started_at = time.monotonic()
+        elif self._save_started_at:
+            self.save_seconds, self._save_started_at = time.monotonic() - self._save_started_at, 0.0
 
     def _check_loss(self, loss: float) -> list[str]:
         median = sorted(self._recent_losses)[len(self._recent_losses) // 2] if len(self._recent_losses) >= 10 else None
@@ -232,11 +249,6 @@ class LogMonitor:
         if math.isnan(loss) or (median is not None and loss > LOSS_SPIKE_FACTOR * median):
             return [f"warning: the loss {loss:g} is far from the median of recent losses, {median or 0:g}"]
         return []
-
-
-def _read_number(pattern: re.Pattern[str], line: str) -> float | None:
-    match = pattern.search(line)
-    return float(match.group(1)) if match else None
 
 
 def _failure_priority(failure: str) -> int:

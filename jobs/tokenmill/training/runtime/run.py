@@ -19,6 +19,7 @@ from tokenmill.errors import RequestError, Stopped, TokenmillError
 from tokenmill.files.codec import content_id
 from tokenmill.files.explain import explain_os_errors
 from tokenmill.files.mounts import directory_cache_seconds
+from tokenmill.metrics import MetricsExporter, MetricsTarget
 from tokenmill.training.checkpoints import repair as checkpoints
 from tokenmill.training.checkpoints.identity import check_identity
 from tokenmill.training.checkpoints.model_record import write_model_record
@@ -28,6 +29,7 @@ from tokenmill.training.preflight import describe_problems
 from tokenmill.training.runtime.attempts import Attempt, RunRecords
 from tokenmill.training.runtime.lease import CheckpointLease, ReleaseWatcher, get_run_name
 from tokenmill.training.runtime.log_monitor import LogMonitor
+from tokenmill.training.runtime.metrics import JOB, TrainingCollector
 from tokenmill.training.runtime.node import build_launcher_environment
 from tokenmill.training.runtime.output import log
 from tokenmill.training.runtime.peers import PeerStatus
@@ -66,8 +68,8 @@ def build_sample_index(path: Path) -> None:
     log(build_index(settings, resolve(settings), python=settings.trainer.python))
 
 
-def train(path: Path) -> None:
-    """Run the training of a settings file on this node to its end.
+def train(path: Path, target: MetricsTarget) -> None:
+    """Run the training of a settings file on this node to its end, with metrics for a target.
 
     Raises:
         RequestError: the run cannot start or cannot continue.
@@ -83,8 +85,17 @@ def train(path: Path) -> None:
             log(line)
         if run.node_problems and not run.saved_iteration():
             raise RequestError(describe_problems(run.node_problems))
-        with explain_os_errors(run.checkpoints):
-            _run_leader(run, signals) if run.node.is_leader else _run_follower(run, signals)
+        collector = TrainingCollector(run)
+        with (
+            explain_os_errors(run.checkpoints),
+            MetricsExporter(target, JOB, [collector], lambda text: log(f"warning: {text}"), required=False),
+        ):
+            try:
+                _run_leader(run, signals, collector) if run.node.is_leader else _run_follower(run, signals, collector)
+            except BaseException as problem:
+                collector.exit_code = problem.exit_code if isinstance(problem, TokenmillError) else 1
+                raise
+            collector.exit_code = 0
 
 
 @contextlib.contextmanager
@@ -110,13 +121,13 @@ def _convert_errors(signals: Signals) -> Iterator[None]:
         ) from problem
 
 
-def _run_leader(run: TrainingRun, signals: Signals) -> None:
+def _run_leader(run: TrainingRun, signals: Signals, collector: TrainingCollector) -> None:
     """Run node 0: hold the lease, repair, record, supervise, decide the verdict, prune."""
     records = RunRecords(run.checkpoints)
     lease = CheckpointLease(records.directory, get_run_name(), run.settings.release)
     lease.acquire(log)
     try:
-        code, message = _run_attempt(run, records, lease, signals)
+        code, message = _run_attempt(run, records, lease, signals, collector)
     finally:
         # Another program may have replaced the file; the result of the attempt stays the same.
         with contextlib.suppress(OSError, TokenmillError):
@@ -127,7 +138,9 @@ def _run_leader(run: TrainingRun, signals: Signals) -> None:
         time.sleep(LINGER_SECONDS)
 
 
-def _run_attempt(run: TrainingRun, records: RunRecords, lease: CheckpointLease, signals: Signals) -> tuple[int, str]:
+def _run_attempt(
+    run: TrainingRun, records: RunRecords, lease: CheckpointLease, signals: Signals, collector: TrainingCollector
+) -> tuple[int, str]:
     """Repair the checkpoints and run one attempt; return its exit code and the reason."""
     settings = run.settings
     start = _find_start(run)
@@ -145,16 +158,18 @@ def _run_attempt(run: TrainingRun, records: RunRecords, lease: CheckpointLease, 
     attempt = Attempt(content_id(_settings_contract(settings)), start.iteration)
     signals.raise_on_signal = False  # an attempt whose start is recorded must also record its end
     retried = records.start_attempt(attempt, settings.supervision.attempts_without_progress)
+    collector.count_attempts(records.read_attempts())
     if run.node_problems:
         return _record_end(records, attempt, 143, describe_problems(run.node_problems))
     lease.renew()
     log(f"starting at iteration {start.iteration:,} of {run.target:,}: {shlex.join(run.command[:8])} ...")
     monitor, peers = _create_monitor(settings, start.iteration), PeerStatus(records, run.node)
+    collector.monitor = monitor
 
     tasks = (
         lambda: lease.renew(stopping=bool(signals.received)),
         lambda: peers.publish(monitor.progress),
-        lambda: _record_progress(run, records, attempt, monitor),
+        lambda: _record_progress(run, records, attempt, monitor, collector),
     )
     launcher_exit = _supervise(run, monitor, peers, tasks, signals)
     attempt.saved = max(attempt.saved or start.iteration, run.saved_iteration())
@@ -174,12 +189,16 @@ def _find_start(run: TrainingRun) -> checkpoints.StartPoint:
     return checkpoints.StartPoint(iteration, f"checkpoint-{iteration}" if iteration else None)
 
 
-def _record_progress(run: TrainingRun, records: RunRecords, attempt: Attempt, monitor: LogMonitor) -> None:
+def _record_progress(
+    run: TrainingRun, records: RunRecords, attempt: Attempt, monitor: LogMonitor, collector: TrainingCollector
+) -> None:
     """Record the progress of an attempt, and delete old checkpoints after a new one."""
     saved = run.saved_iteration()
+    collector.saved, collector.saved_at = saved, checkpoints.tracked_since(run.checkpoints)
     if saved > (attempt.saved or attempt.began_at) or monitor.training_started > attempt.iterated:
         attempt.saved, attempt.iterated = saved, attempt.iterated or monitor.training_started
         records.update_attempt(attempt)
+        collector.count_attempts(records.read_attempts())
         for line in checkpoints.prune(run.checkpoints, run.settings.checkpoint.keep) if run.is_megatron_lm else ():
             log(line)
 
@@ -195,7 +214,7 @@ def _record_end(records: RunRecords, attempt: Attempt, code: int, message: str) 
     return code, message
 
 
-def _run_follower(run: TrainingRun, signals: Signals) -> None:
+def _run_follower(run: TrainingRun, signals: Signals, collector: TrainingCollector) -> None:
     """Run any other node than node 0: supervise, then end with node 0's verdict."""
     records = RunRecords(run.checkpoints)
     if _is_target_saved(run):
@@ -212,6 +231,7 @@ def _run_follower(run: TrainingRun, signals: Signals) -> None:
         _finish(143, describe_problems(run.node_problems))
     previous_verdict = records.read_verdict()
     monitor, peers = _create_monitor(run.settings, 0), PeerStatus(records, run.node)
+    collector.monitor = monitor
     launcher_exit = _supervise(run, monitor, peers, (lambda: peers.publish(monitor.progress),), signals)
     if launcher_exit.exit_code == 0 and run.saved_iteration() >= run.target:
         return _finish(0, f"completed: iteration {run.target:,} is saved")

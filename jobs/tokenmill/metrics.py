@@ -1,0 +1,187 @@
+"""Metrics of this process in Prometheus' text format: served on a port, written to a file, pushed to a Pushgateway.
+
+A `MetricsExporter` has the metrics of one command. The numbers come from collectors: `flow.metrics` for the data
+stages, `training.runtime.metrics` for a run. They read counters that exist anyway, and compute nothing until a scrape.
+
+    served on a port   for pods, which Prometheus scrapes
+    written to a file  every 15 s and at the end, for the textfile collector of node_exporter
+    pushed             at the end, for a Job that ends between two scrapes
+"""
+
+import re
+import socket
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from tokenmill import __version__
+from tokenmill.errors import RequestError
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+WRITE_SECONDS = 15.0
+"""Interval of the writes to the file; that of Prometheus' scrapes by default is a minute or less."""
+PUSH_TIMEOUT_SECONDS = 5.0
+
+_ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.]*)\]|([A-Za-z0-9.-]*)):([0-9]{1,5})")
+
+
+class Collector(Protocol):
+    """The source of some metrics."""
+
+    def collect(self) -> "Iterable[Metric]":
+        """Return the metrics at this moment."""
+
+
+class ListenAddress(NamedTuple):
+    """An address to serve metrics on; an empty host is every interface."""
+
+    host: str
+    port: int
+
+
+class MetricsTarget(NamedTuple):
+    """The destinations of a command's metrics, all of them optional."""
+
+    listen: ListenAddress | None = None
+    file: Path | None = None
+    push: str | None = None
+    """Base URL of a Pushgateway."""
+
+
+def parse_listen_address(text: str) -> ListenAddress:
+    """Parse [HOST]:PORT, such as :9464 or 127.0.0.1:9464.
+
+    Raises:
+        ValueError: the text is not such an address.
+    """
+    match = _ADDRESS.fullmatch(text)
+    if match is None or not 0 < int(match[3]) < 1 << 16:
+        raise ValueError(f"{text!r} is not an address; write it as :9464 or 127.0.0.1:9464")
+    return ListenAddress(match[1] or match[2] or "", int(match[3]))
+
+
+class MetricsExporter:
+    """Gives the metrics of collectors to Prometheus while the context is open, and for the last time at its end."""
+
+    def __init__(
+        self,
+        target: MetricsTarget,
+        job: str,
+        collectors: Iterable[Collector],
+        warn: Callable[[str], None],
+        *,
+        required: bool = True,
+    ) -> None:
+        """Name the destinations, the job label of a push, and the collectors.
+
+        `warn` gets failures after the start, and also those at the start if the metrics are not `required`.
+        """
+        self._target, self._job, self._warn, self._required = target, job, warn, required
+        self._collectors = list(collectors)
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._close_server: Callable[[], None] = lambda: None
+
+    def __enter__(self) -> "MetricsExporter":
+        """Start to serve and to write.
+
+        Raises:
+            RequestError: the port cannot be opened, or the file cannot be written.
+        """
+        if not any(self._target):
+            return self
+        from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
+
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        Gauge(
+            "tokenmill_build_info", "Version of tokenmill; the value is always 1.", ["version"], registry=self._registry
+        ).labels(__version__).set(1)
+        for collector in self._collectors:
+            self._registry.register(collector)
+        try:
+            self._start()
+        except RequestError as error:
+            self._close_server()
+            if self._required:
+                raise
+            self._warn(str(error))
+        return self
+
+    def _start(self) -> None:
+        if self._target.listen:
+            self._serve(self._target.listen)
+        if self._target.file:
+            try:
+                self._write(self._target.file)
+            except OSError as error:
+                raise RequestError(
+                    f"cannot write metrics to {self._target.file}: {error.strerror}; specify a file in an existing "
+                    "directory with --metrics-file"
+                ) from None
+            self._thread = threading.Thread(target=self._write_at_intervals, args=(self._target.file,), daemon=True)
+            self._thread.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Write and push the last values, and stop."""
+        if not any(self._target):
+            return
+        self._ended.set()
+        if self._thread:
+            self._thread.join()
+        self.publish()
+        self._close_server()
+
+    def publish(self) -> None:
+        """Write and push the metrics now."""
+        if self._thread:
+            self._try("write metrics", lambda: self._write(self._target.file))
+        if self._target.push:
+            self._try("push metrics", lambda: self._push(self._target.push or ""))
+
+    def _serve(self, address: ListenAddress) -> None:
+        from prometheus_client import start_http_server
+
+        host = address.host or ("::" if socket.has_dualstack_ipv6() else "0.0.0.0")  # noqa: S104 - a pod's address
+        try:
+            server, thread = start_http_server(address.port, host, self._registry)
+        except OSError as error:
+            raise RequestError(
+                f"cannot serve metrics on {host} port {address.port}: {error.strerror or error}; choose another "
+                "address with --metrics-listen"
+            ) from None
+
+        def close() -> None:
+            server.shutdown()
+            server.server_close()
+            thread.join()
+
+        self._close_server = close
+
+    def _write_at_intervals(self, path: Path) -> None:
+        while not self._ended.wait(WRITE_SECONDS):
+            self._try("write metrics", lambda: self._write(path))
+
+    def _write(self, path: Path | None) -> None:
+        from prometheus_client import write_to_textfile
+
+        write_to_textfile(str(path), self._registry)  # a temporary file, then a rename
+
+    def _push(self, url: str) -> None:
+        from prometheus_client import push_to_gateway
+
+        grouping = {"instance": socket.gethostname()}
+        push_to_gateway(url, self._job, self._registry, grouping, timeout=PUSH_TIMEOUT_SECONDS)
+
+    def _try(self, action: str, call: Callable[[], None]) -> None:
+        """Call a function, and only warn if it fails: metrics never change the result of a command."""
+        try:
+            call()
+        except Exception as error:
+            self._warn(f"could not {action}: {error}")
