@@ -64,6 +64,17 @@ def parse_listen_address(text: str) -> ListenAddress:
     return ListenAddress(match[1] or match[2] or "", int(match[3]))
 
 
+def parse_push_url(text: str) -> str:
+    """Parse the base URL of a Pushgateway, which contains no password: arguments are visible to other processes.
+
+    Raises:
+        ValueError: the text is not such a URL.
+    """
+    if not re.fullmatch(r"https?://[^\s@]+", text):
+        raise ValueError("not the URL of a Pushgateway; write it as http://HOST:9091, without a user or password")
+    return text
+
+
 class MetricsExporter:
     """Gives the metrics of collectors to Prometheus while the context is open, and for the last time at its end."""
 
@@ -116,6 +127,10 @@ class MetricsExporter:
         if self._target.listen:
             self._serve(self._target.listen)
         if self._target.file:
+            if self._target.file.exists() and not self._target.file.is_file():  # a rename would replace a device
+                raise RequestError(
+                    f"{self._target.file} is not a regular file; specify another one with --metrics-file"
+                )
             try:
                 self._write(self._target.file)
             except OSError as error:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from tokenmill.errors import RequestError
-from tokenmill.metrics import ListenAddress, MetricsTarget, parse_listen_address
+from tokenmill.metrics import ListenAddress, MetricsTarget, parse_listen_address, parse_push_url
 from tokenmill.selection import PREFERENCES, Selection
 
 
@@ -117,7 +117,9 @@ class MetricsOptions:
     ] = None
     metrics_push: Annotated[
         str | None,
-        Option("Push the last metrics to the Pushgateway of this URL.", env="TOKENMILL_METRICS_PUSH"),
+        Option(
+            "Push the last metrics to the Pushgateway of this URL.", env="TOKENMILL_METRICS_PUSH", parse=parse_push_url
+        ),
     ] = None
 
     @property

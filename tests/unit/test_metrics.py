@@ -154,6 +154,8 @@ def test_a_destination_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
         used = tokenmill("extract", corpus, tmp_path / "out", "--metrics-listen", address)
+    device = tokenmill("extract", corpus, tmp_path / "out", "--metrics-file", tmp_path)
+    assert device.code == 2 and "is not a regular file" in device.err
     missing = tokenmill("extract", corpus, tmp_path / "out", "--metrics-file", tmp_path / "missing/last.prom")
     invalid = tokenmill("extract", corpus, tmp_path / "out", "--metrics-listen", "localhost")
     assert used.code == missing.code == invalid.code == 2
@@ -161,6 +163,13 @@ def test_a_destination_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
     assert "specify a file in an existing directory" in missing.err
     assert "127.0.0.1:9464" in invalid.err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("url", ["", "gateway:9091", "http://user:secret-word@gateway:9091"])
+def test_a_url_that_is_no_gateway_is_refused_without_its_password(url: str, tmp_path: Path) -> None:
+    result = tokenmill("extract", tmp_path, tmp_path / "out", "--metrics-push", url)
+    assert result.code == 2
+    assert "http://HOST:9091" in result.err and "secret-word" not in result.err
 
 
 def test_reasons_are_few_and_contain_no_content() -> None:

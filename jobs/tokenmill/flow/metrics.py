@@ -62,7 +62,10 @@ class StageMetrics:
 
     def end(self, problem: BaseException | None) -> None:
         """Set the last state."""
-        self.state = "finished" if problem is None else "stopped" if isinstance(problem, Stopped) else "failed"
+        if problem is None:
+            self.state = "finished"
+        else:
+            self.state = "stopped" if isinstance(problem, Stopped) else "failed"
         self.ended, self.running = time.time(), 0
 
     def measure(self) -> tuple[int, int, float]:
