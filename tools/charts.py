@@ -12,6 +12,7 @@ Each product is generated from the following sources, never from the product tha
   tokenmill.stages.registry, roles and chat templates from tokenmill.chat, storage back ends from the storage chart's
   templates.
 - Schemas of values that are options of a command: the options of its stage, where schema.yaml has {option: NAME}.
+- Dashboards of the monitoring chart: charts/monitoring/dashboards/*.yaml, through tools/dashboards.py.
 - values/models: the recipes in tokenmill.training.models.
 - READMEs: README.md.gotmpl and the comments in values.yaml, through helm-docs.
 
@@ -29,6 +30,7 @@ from typing import Any, get_args, get_type_hints
 import msgspec
 import yaml
 from comments import Descriptions, describe_schema, read_field_docstrings, read_value_comments
+from dashboards import dashboard
 from fresh import Content, write_or_check
 
 from tokenmill.chat.options import ChatOptions
@@ -217,11 +219,11 @@ def stage_schema(chart: Path) -> str:
     )
 
 
-def storage_schema() -> str:
-    """Return the storage chart's schema."""
-    own = load_schema_source("shared-storage/schema.yaml")
+def own_schema(chart: str) -> str:
+    """Return the schema of a chart that runs no pods: its own keys are all keys."""
+    own = load_schema_source(f"{chart}/schema.yaml")
     return schema_file(
-        own["properties"], own["required"], read_value_comments((CHARTS / "shared-storage/values.yaml").read_text())
+        own["properties"], own["required"], read_value_comments((CHARTS / chart / "values.yaml").read_text())
     )
 
 
@@ -447,7 +449,10 @@ def generated_files() -> Iterator[tuple[Path, Content]]:
     yield PIPELINE / "values.schema.json", pipeline_schema()
     yield TRAINING / "values.yaml", training_values()
     yield TRAINING / "values.schema.json", training_schema()
-    yield CHARTS / "shared-storage/values.schema.json", storage_schema()
+    for chart in ("shared-storage", "monitoring"):
+        yield CHARTS / chart / "values.schema.json", own_schema(chart)
+    for source in sorted((CHARTS / "monitoring/dashboards").glob("*.yaml")):
+        yield source.with_suffix(".json"), dashboard(source)
     yield CHARTS / "shared-storage/backends.json", backends_file()
     yield from model_values_files()
     for template in sorted(CHARTS.glob("*/README.md.gotmpl")):

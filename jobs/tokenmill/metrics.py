@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Protocol
+from urllib.parse import unquote
 
 from tokenmill import __version__
 from tokenmill.errors import RequestError
@@ -26,6 +27,9 @@ WRITE_SECONDS = 15.0
 """Interval of the writes to the file; that of Prometheus' scrapes by default is a minute or less."""
 PUSH_TIMEOUT_SECONDS = 5.0
 
+_PUSH_URL = re.compile(
+    r"(?P<url>https?://[^\s@?#]+?)(?:/metrics/job/(?P<job>[^\s@?#/]+)(?P<labels>(?:/[a-zA-Z_]\w*/[^\s@?#/]+)*))?/?"
+)
 _ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.]*)\]|([A-Za-z0-9.-]*)):([0-9]{1,5})")
 
 
@@ -43,13 +47,21 @@ class ListenAddress(NamedTuple):
     port: int
 
 
+class PushTarget(NamedTuple):
+    """A Pushgateway, and the labels by which it groups the metrics."""
+
+    url: str
+    job: str = ""
+    """The label job; that of the command if empty."""
+    labels: tuple[tuple[str, str], ...] = ()
+
+
 class MetricsTarget(NamedTuple):
     """The destinations of a command's metrics, all of them optional."""
 
     listen: ListenAddress | None = None
     file: Path | None = None
-    push: str | None = None
-    """Base URL of a Pushgateway."""
+    push: PushTarget | None = None
 
 
 def parse_listen_address(text: str) -> ListenAddress:
@@ -64,15 +76,22 @@ def parse_listen_address(text: str) -> ListenAddress:
     return ListenAddress(match[1] or match[2] or "", int(match[3]))
 
 
-def parse_push_url(text: str) -> str:
-    """Parse the base URL of a Pushgateway, which contains no password: arguments are visible to other processes.
+def parse_push_url(text: str) -> PushTarget:
+    """Parse the URL of a Pushgateway: the base, or with a group, such as http://HOST:9091/metrics/job/NAME/LABEL/VALUE.
+
+    It contains no password, because other processes can read arguments.
 
     Raises:
         ValueError: the text is not such a URL.
     """
-    if not re.fullmatch(r"https?://[^\s@]+", text):
-        raise ValueError("not the URL of a Pushgateway; write it as http://HOST:9091, without a user or password")
-    return text
+    match = _PUSH_URL.fullmatch(text)
+    if match is None or (match["job"] is None and "/metrics/" in text):
+        raise ValueError(
+            "not the URL of a Pushgateway; write it as http://HOST:9091 or "
+            "http://HOST:9091/metrics/job/NAME/LABEL/VALUE, without a user or password"
+        )
+    parts = [unquote(part) for part in (match["labels"] or "").split("/")[1:]]
+    return PushTarget(match["url"], unquote(match["job"] or ""), tuple(zip(parts[::2], parts[1::2], strict=True)))
 
 
 class MetricsExporter:
@@ -157,8 +176,8 @@ class MetricsExporter:
         """Write and push the metrics now."""
         if self._thread:
             self._try("write metrics", lambda: self._write(self._target.file))
-        if self._target.push:
-            self._try("push metrics", lambda: self._push(self._target.push or ""))
+        if push := self._target.push:
+            self._try("push metrics", lambda: self._push(push))
 
     def _serve(self, address: ListenAddress) -> None:
         from prometheus_client import start_http_server
@@ -188,11 +207,11 @@ class MetricsExporter:
 
         write_to_textfile(str(path), self._registry)  # a temporary file, then a rename
 
-    def _push(self, url: str) -> None:
+    def _push(self, push: PushTarget) -> None:
         from prometheus_client import push_to_gateway
 
-        grouping = {"instance": socket.gethostname()}
-        push_to_gateway(url, self._job, self._registry, grouping, timeout=PUSH_TIMEOUT_SECONDS)
+        group = {"instance": socket.gethostname(), **dict(push.labels)}
+        push_to_gateway(push.url, push.job or self._job, self._registry, group, timeout=PUSH_TIMEOUT_SECONDS)
 
     def _try(self, action: str, call: Callable[[], None]) -> None:
         """Call a function, and only warn if it fails: metrics never change the result of a command."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from tokenmill.errors import RequestError
-from tokenmill.metrics import ListenAddress, MetricsTarget, parse_listen_address, parse_push_url
+from tokenmill.metrics import ListenAddress, MetricsTarget, PushTarget, parse_listen_address, parse_push_url
 from tokenmill.selection import PREFERENCES, Selection
 
 
@@ -116,7 +116,7 @@ class MetricsOptions:
         Path | None, Option("Write metrics to this file, whose name ends in .prom.", env="TOKENMILL_METRICS_FILE")
     ] = None
     metrics_push: Annotated[
-        str | None,
+        PushTarget | None,
         Option(
             "Push the last metrics to the Pushgateway of this URL.", env="TOKENMILL_METRICS_PUSH", parse=parse_push_url
         ),

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from support.rendering import ROOT
-from support.representative import DIGEST, EVERY_PART, pod_specs, renders
+from support.representative import DIGEST, EVERY_PART, WITHOUT_PODS, pod_specs, renders
 
 CHECKOV = ROOT / ".venv-scan/bin/checkov"
 EXCEPTIONS = yaml.safe_load((Path(__file__).parent / "checkov.yaml").read_text())
@@ -26,7 +26,7 @@ def test_no_pod_of_any_chart_gets_a_token_of_the_api_server(rendered: dict[str, 
     for name, documents in rendered.items():
         specs = list(pod_specs(documents))
         accounts = [document for document in documents if document["kind"] == "ServiceAccount"]
-        assert bool(specs) != name.startswith("shared-storage")
+        assert bool(specs) != name.startswith(WITHOUT_PODS)
         for thing in [*specs, *accounts]:
             assert thing["automountServiceAccountToken"] is False, name
     kinds = {document["kind"] for documents in rendered.values() for document in documents}

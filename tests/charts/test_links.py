@@ -14,6 +14,7 @@ NEEDED = {
     "dataset-download": "storage.pvcName=c,dataset.outputPath=d",
     "dataset-pipeline": "storage.pvcName=c,dataset.root=d,dataset.repo=a/b",
     "megatron-training": "storage.pvcName=c",
+    "monitoring": "podMonitor.enabled=true",
     "shared-storage": "pvc.name=c",
 }
 MISSING = {"dataset-pipeline": "templates/download", "megatron-training": "models"}

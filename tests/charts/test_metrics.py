@@ -29,7 +29,8 @@ def test_metrics_of_a_pod(chart: str, enabled: bool) -> None:
     for part in (
         '{"name": "metrics", "containerPort": 9500}',
         '{"name": "TOKENMILL_METRICS_LISTEN", "value": ":9500"}',
-        '{"name": "TOKENMILL_METRICS_PUSH", "value": "http://gateway:9091"}',
+        '{"name": "TOKENMILL_METRICS_PUSH", "value": "http://gateway:9091/metrics/job/'
+        f'{chart}/namespace/default/app_kubernetes_io_instance/r"}}',
         '"prometheus.io/port": "9500"',
     ):
         assert (part in text) == enabled

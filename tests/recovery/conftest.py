@@ -1,5 +1,6 @@
 """Fixtures of the recovery tests: forked runs, a corpus, a test Hub, finished stages and training jobs."""
 
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ import pytest
 import zstandard
 
 from support.corpus import REPOSITORY, TOKENIZER, text
+from support.disk import Disk
 from support.hub import Hub
 from support.runs import Forge
 from support.train import ITERATIONS, TRAINER, Job
@@ -108,3 +110,16 @@ def job(tmp_path: Path, tokenized: Path) -> Iterator[Callable[..., Job]]:
     for node in (node for run in jobs for node in run.started):
         node.kill()
         node.wait(30)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    """Mount a small file system."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small file system needs root")
+    try:
+        disk = Disk(tmp_path / "disk")
+    except OSError as error:
+        pytest.skip(f"no file system can be mounted here: {error}")
+    yield disk
+    disk.unmount()

@@ -1,55 +1,16 @@
 """Full and read-only file systems, really mounted: exit code 2 with a remedy, no partial output, and a good rerun."""
 
-import os
 import shutil
 import signal
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from support.corpus import REPOSITORY, TOKENIZER, text
+from support.disk import Disk
 from support.hub import Hub
 from support.runs import Forge, assert_kept, assert_same_tree, kill_at, receipts, tokenmill, tree, wait_for_exit
-
-
-class Disk:
-    """A small file system, mounted at `path`."""
-
-    def __init__(self, path: Path) -> None:
-        """Mount the file system."""
-        self.path = path
-        path.mkdir()
-        self._mount("-t", "tmpfs", "-o", "size=64m", "tokenmill-test", str(path))
-
-    def remount(self, options: str) -> None:
-        """Change the size of the file system, or whether it is writable."""
-        self._mount("-o", f"remount,{options}", str(self.path))
-
-    def unmount(self) -> None:
-        """Unmount the file system."""
-        subprocess.run(["umount", "-l", str(self.path)], check=True)
-
-    @staticmethod
-    def _mount(*arguments: str) -> None:
-        done = subprocess.run(["mount", *arguments], capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise OSError(done.stderr.strip())
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Disk]:
-    """Mount a small file system."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting a small file system needs root")
-    try:
-        disk = Disk(tmp_path / "disk")
-    except OSError as error:
-        pytest.skip(f"no file system can be mounted here: {error}")
-    yield disk
-    disk.unmount()
 
 
 def used(path: Path) -> int:

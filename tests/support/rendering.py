@@ -38,7 +38,9 @@ def overlays(kind: str) -> list[Path]:
 
 
 def applicable_overlays(chart: str, kind: str) -> list[Path]:
-    """List the files of values for a chart: those that its .helmignore does not exclude."""
+    """List the files of values for a chart with a link to values/: those that its .helmignore does not exclude."""
+    if not (ROOT / "charts" / chart / "values").exists():
+        return []
     lines = (ROOT / "charts" / chart / ".helmignore").read_text().splitlines()
     patterns = [f"{line}*" if line.endswith("/") else line for line in lines if line and not line.startswith("#")]
     files = overlays(kind)

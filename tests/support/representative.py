@@ -11,6 +11,8 @@ from support.storage import NEEDED as NEEDED_BY_STORAGE
 
 CHARTS = sorted(path.parent for path in (ROOT / "charts").glob("*/values.yaml"))
 ENGINES = ("pytorchjob", "jobset", "trainjob")
+WITHOUT_PODS = ("monitoring", "shared-storage")
+"""Charts that run no pods."""
 DIGEST = f"sha256:{64 * 'a'}"
 EVERY_PART = {
     "serviceAccount.create": "true",
@@ -33,7 +35,7 @@ def renders() -> Iterator[tuple[str, list[dict[str, Any]]]]:
     for chart in CHARTS:
         for name, files, settings in _cases(chart):
             flags = [part for file in files for part in ("-f", file)]
-            values = settings | ({} if chart.name == "shared-storage" else {"image.digest": DIGEST})
+            values = settings | ({} if chart.name in WITHOUT_PODS else {"image.digest": DIGEST})
             flags += [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
             result = helm("template", "release", chart, *flags)
             assert result.returncode == 0, f"{name}: {result.stderr}"
@@ -44,6 +46,9 @@ def _cases(chart: Path) -> Iterator[tuple[str, list[Path], dict[str, Any]]]:
     if chart.name == "shared-storage":
         for file in overlays("storage"):
             yield f"{chart.name}-{file.stem}", [file], NEEDED_BY_STORAGE[file.stem]
+        return
+    if chart.name == "monitoring":
+        yield chart.name, [], {"podMonitor.enabled": "true", "prometheusRule.enabled": "true"}
         return
     needed = {"storage.pvcName": "claim"}
     if chart.name == "megatron-training":

@@ -8,6 +8,7 @@ $TRAINER_FAULTS contains one file for each fault. The rank with the fault remove
 import argparse
 import datetime
 import json
+import math
 import os
 import signal
 import socket
@@ -243,15 +244,23 @@ def main() -> int:
         time.sleep(STEP)
         iteration += 1
         total += peers.most(iteration)
+        nan = fault("nan")
         if RANK == WORLD - 1 and (iteration % args.log_interval == 0 or iteration == first):
+            loss = math.nan if nan else 10 / iteration
             milliseconds = 1000 * (time.monotonic() - started)
             log(
                 f" [{timestamp()}] iteration {iteration:8d}/{args.train_iters:8d} | consumed samples: "
                 f"{iteration * args.global_batch_size:12d} | elapsed time per iteration (ms): {milliseconds:.1f} | "
                 f"throughput per GPU (TFLOP/s/GPU): 100.0 | learning rate: {args.lr:.6E} | "
-                f"global batch size: {args.global_batch_size:5d} | lm loss: {10 / iteration:.6E} | loss scale: 1.0 | "
-                f"grad norm: {1 / iteration:.3f} | number of skipped iterations:   0 | number of nan iterations:   0 |"
+                f"global batch size: {args.global_batch_size:5d} | lm loss: {loss:.6E} | loss scale: 1.0 | "
+                f"grad norm: {1 / iteration:.3f} | number of skipped iterations:   0 | "
+                f"number of nan iterations:   {nan:d} |"
             )
+            if args.timing_log_level == 2:
+                log("(min, max) time across ranks (ms):")
+                log(
+                    f"    batch-generator ................................: ({milliseconds / 20:.2f}, {milliseconds / 10:.2f})"
+                )
         stop = peers.most(len(signals) + fault("leave"))
         if iteration % args.save_interval == 0 or iteration == args.train_iters or stop:
             save(peers, directory, iteration, total)

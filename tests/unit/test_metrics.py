@@ -130,14 +130,18 @@ def test_the_last_metrics_are_pushed(tmp_path: Path) -> None:
     )
     try:
         scrape_until(port, lambda metrics: True)
-        result = tokenmill("extract", corpus, tmp_path / "out", "--metrics-push", f"http://127.0.0.1:{port}")
-        assert result.code == 0 and "warning" not in result.err, result.err
+        for group in ("", "/metrics/job/extract/namespace/n%2Dm/instance/0"):
+            url = f"http://127.0.0.1:{port}{group}"
+            result = tokenmill("extract", corpus, tmp_path / "out", "--metrics-push", url)
+            assert result.code == 0 and "warning" not in result.err, result.err
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as response:
             pushed = Exposition(response.read().decode())
     finally:
         gateway.terminate()
         gateway.wait()
     labels = {"job": "tokenmill", "instance": socket.gethostname()}
+    assert pushed.get("tokenmill_stage_records_total", stage="extract", **labels) == 10
+    labels = {"job": "extract", "instance": "0", "namespace": "n-m"}
     assert pushed.get("tokenmill_stage_records_total", stage="extract", **labels) == 10
 
 

@@ -9,16 +9,18 @@ ports: [{name: metrics, containerPort: {{ toJson .port }}}]
 {{- end }}
 
 {{/*
-Return the environment variables that set where a pod's metrics go. Input: $. Output: a YAML list, or nothing.
+Return the environment variables that set where a pod's metrics go. A URL of a Pushgateway without a group gets the labels
+that Prometheus gives to a pod's metrics. Input: $. Output: a YAML list, or nothing.
   env: {{ include "tokenmill.metricsEnvironment" . | nindent 2 }}
 */}}
 {{- define "tokenmill.metricsEnvironment" -}}
+{{- $group := printf "/metrics/job/%s/namespace/%s/app_kubernetes_io_instance/%s" .Chart.Name .Release.Namespace .Release.Name }}
 {{- with .Values.metrics }}
 {{- if .enabled }}
 - {name: TOKENMILL_METRICS_LISTEN, value: ":{{ toJson .port }}"}
 {{- end }}
 {{- if .pushgateway }}
-- {name: TOKENMILL_METRICS_PUSH, value: {{ .pushgateway | quote }}}
+- {name: TOKENMILL_METRICS_PUSH, value: {{ printf "%s%s" (trimSuffix "/" .pushgateway) (contains "/metrics/job/" .pushgateway | ternary "" $group) | quote }}}
 {{- end }}
 {{- end }}
 {{- end }}

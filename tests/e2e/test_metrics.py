@@ -1,0 +1,180 @@
+"""Metrics on a cluster: a real Prometheus scrapes the pods that charts/monitoring selects, and has what it queries.
+
+The series of DCGM's exporter, the kubelet and node_exporter are simulated by a pod that serves a file: the node has no GPU.
+"""
+
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from e2e.cluster import CONFINED, IMAGE, RESTRICTED, Namespace, wait_for
+from e2e.corpus import TOKENIZER, shard
+from e2e.training import Training, make_dataset
+from support.prometheus import (
+    Prometheus,
+    dashboard_queries,
+    needs_prometheus,
+    render_monitoring,
+    render_rules,
+    start_prometheus,
+)
+
+pytestmark = [
+    pytest.mark.e2e,
+    needs_prometheus,
+    pytest.mark.skipif("TOKENMILL_E2E_PATH" in os.environ, reason="this machine does not reach the pods of its node"),
+]
+
+DCGM = {
+    "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": 0.0,
+    "DCGM_FI_DEV_GPU_UTIL": 100.0,
+    "DCGM_FI_DEV_POWER_USAGE": 140.0,
+    "DCGM_FI_DEV_FB_USED": 70_000.0,
+    "DCGM_FI_DEV_FB_FREE": 10_000.0,
+    "DCGM_FI_DEV_XID_ERRORS": 79.0,
+    "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS": 1.0,
+    "DCGM_FI_DEV_ROW_REMAP_FAILURE": 1.0,
+    "DCGM_FI_DEV_GPU_TEMP": 60.0,
+    "DCGM_FI_DEV_MEMORY_TEMP": 70.0,
+    "DCGM_FI_DEV_SM_CLOCK": 1980.0,
+    "DCGM_FI_DEV_PCIE_REPLAY_COUNTER": 0.0,
+    "DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL": 1000.0,
+}
+"""Metrics of DCGM's exporter for the GPU of a run that hangs on a broken GPU."""
+
+
+def scrape_config(namespace: Namespace, monitor: dict[str, Any]) -> dict[str, Any]:
+    """Return what the Prometheus operator makes from a PodMonitor, for one namespace."""
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    keep = [
+        {"action": "keep", "source_labels": [_label_source(key)], "regex": re.escape(value)}
+        for key, value in monitor["spec"]["selector"]["matchLabels"].items()
+    ]
+    port = "__meta_kubernetes_pod_container_port_name"
+    keep += [{"action": "keep", "source_labels": [port], "regex": endpoint["port"]}]
+    keep += [{"action": "drop", "source_labels": ["__meta_kubernetes_pod_phase"], "regex": "(Failed|Succeeded)"}]
+    labels = {name: f"__meta_kubernetes_{name}" for name in ("namespace",)} | {"pod": "__meta_kubernetes_pod_name"}
+    labels |= {re.sub(r"\W", "_", key): _label_source(key) for key in monitor["spec"]["podTargetLabels"]}
+    return {
+        "job_name": "pods",
+        "kubernetes_sd_configs": [
+            {
+                "role": "pod",
+                "kubeconfig_file": str(namespace.admin.kubeconfig),
+                "namespaces": {"names": [namespace.name]},
+            }
+        ],
+        "relabel_configs": [
+            *keep,
+            *({"source_labels": [source], "target_label": name} for name, source in labels.items()),
+        ],
+    }
+
+
+def _label_source(label: str) -> str:
+    return f"__meta_kubernetes_pod_label_{re.sub(r'[^a-zA-Z0-9_]', '_', label)}"
+
+
+def serve_series(namespace: Namespace, text: str) -> None:
+    """Serve metrics from a pod that Prometheus scrapes."""
+    config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "series"}, "data": {"metrics": text}}
+    container = {
+        "name": "series",
+        "image": IMAGE,
+        "command": ["python", "-m", "http.server", "9400", "--directory", "/series"],
+        "securityContext": CONFINED,
+        "ports": [{"name": "metrics", "containerPort": 9400}],
+        "volumeMounts": [{"name": "series", "mountPath": "/series"}],
+    }
+    spec = {
+        "containers": [container],
+        "securityContext": RESTRICTED,
+        "volumes": [{"name": "series", "configMap": {"name": "series"}}],
+        "automountServiceAccountToken": False,
+    }
+    labels = {"app.kubernetes.io/part-of": "tokenmill", "app.kubernetes.io/instance": "dcgm"}
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "series", "labels": labels}, "spec": spec}
+    namespace.user.apply(config, pod)
+
+
+def simulated_series(namespace: Namespace, pod: str) -> str:
+    """Return the series that other exporters would have for a training pod."""
+    gpu = f'{{gpu="0",UUID="GPU-1",Hostname="node",namespace="{namespace.name}",pod="{pod}",container="pytorch"}}'
+    lines = [f"{name}{gpu} {value}" for name, value in DCGM.items()]
+    for direction in ("transmit", "receive"):
+        labels = f'{{namespace="{namespace.name}",pod="{pod}",interface="eth0"}}'
+        lines.append(f"container_network_{direction}_bytes_total{labels} 1000")
+    lines.append('node_infiniband_port_data_transmitted_bytes_total{device="mlx5_0",port="1"} 1000')
+    return "\n".join(lines) + "\n"
+
+
+@pytest.fixture(scope="module")
+def prometheus(namespace: Namespace, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    """Run a Prometheus that scrapes the namespace's pods, with alerts that need seconds."""
+    (monitor,) = [document for document in render_monitoring() if document["kind"] == "PodMonitor"]
+    rules = render_rules(stalledSeconds=3, checkpointAgeSeconds=3)
+    for group in rules["groups"]:
+        for rule in group["rules"]:
+            rule.pop("for", None)
+    scrape = scrape_config(namespace, monitor) | {"honor_labels": False}
+    with start_prometheus(tmp_path_factory.mktemp("prometheus") / "p", [scrape], rules) as prometheus:
+        yield prometheus
+
+
+def test_every_query_has_series_of_real_pods(
+    namespace: Namespace, prometheus: Prometheus, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """A stage with invalid records and a training run; then the run hangs, and alerts fire."""
+    scratch = tmp_path_factory.mktemp("metrics")
+    make_dataset(namespace, scratch)
+    write_corpus(namespace.data / "corpus")
+    shutil.copytree(TOKENIZER, namespace.data / "tokenizer")
+    namespace.install(
+        "tokens charts/dataset-preprocess --set storage.pvcName=shared-storage-pvc,metrics.enabled=true"
+        " --set dataset.inputPath=corpus,dataset.outputPath=tokens,dataset.targetFiles=6,processes=1"
+        " --set tokenizer.path=tokenizer,onBadRecord=quarantine"
+        ' --set-json \'resources={"requests":{"cpu":"50m"},"limits":{"cpu":"500m"}}\''
+    )
+    run = Training(namespace, "watched")
+    metrics = "--set metrics.enabled=true,gpu.peakTflops=400 --set extraArgs={--timing-log-level,2}"
+    run.install(5000, metrics, "--set training.saveInterval=5", step=0.3)
+    assert wait_for(lambda: len(run.pods()) == 2, 60), run.describe()
+    serve_series(namespace, simulated_series(namespace, run.pods()[1]["metadata"]["name"]))
+    pending, deadline = dict(dashboard_queries()), time.monotonic() + 240
+    while pending:
+        assert time.monotonic() < deadline, pending
+        pending = {name: query for name, query in pending.items() if not prometheus.query(query)}
+        time.sleep(0.5)
+    rules = [rule["expr"] for group in render_rules()["groups"] for rule in group["rules"]]
+    for metric in sorted(set(re.findall(r"\b(?:tokenmill|DCGM)_\w+[a-z_A-Z]\b", " ".join(rules)))):
+        if metric not in ("tokenmill_train_exit_code", "tokenmill_stage_end_timestamp_seconds", "tokenmill_train_"):
+            assert prometheus.query(f"last_over_time({metric}[5m])"), metric
+    (run.faults / "hang").touch()
+    for alert in ("TrainingStalled", "TrainingCheckpointOld", "GpuXid", "GpuRowRemapFailure", "TensorCoresIdle"):
+        prometheus.wait_for_alert(f"Tokenmill{alert}")
+    pods = {series["metric"]["pod"] for series in prometheus.query("tokenmill_train_info")}
+    assert pods == {pod["metadata"]["name"] for pod in run.pods()}
+    run.account.check("helm uninstall watched")
+
+
+def write_corpus(directory: Path) -> None:
+    """Write files for seconds of work, with invalid records in the first one."""
+    directory.mkdir(mode=0o777)
+    for number in range(6):
+        invalid = b"not JSON\n" * 50 if number == 0 else b""
+        (directory / f"{number}.jsonl").write_bytes(shard(number, 40_000 if number else 4_000) + invalid)
+
+
+def test_the_chart_installs_its_dashboards(namespace: Namespace) -> None:
+    """Without the operator's API, the dashboards are the only objects."""
+    namespace.install("monitoring charts/monitoring")
+    maps = namespace.user.get("configmaps -l grafana_dashboard=1")["items"]
+    assert {name for item in maps for name in item["data"]} == {
+        f"tokenmill-{name}.json" for name in ("data", "training", "gpus")
+    }

@@ -1,0 +1,186 @@
+"""Make Grafana's JSON of the dashboards in charts/monitoring/dashboards/*.yaml; tools/charts.py writes it.
+
+A source has a title, a description, the metric whose labels are the choices of the dashboard's variables, and rows of
+panels. A panel has a title, which is a question, and a width in columns (Grafana has 24). In its queries, $run stands
+for the matchers of the chosen namespaces and releases, $by for the labels of a release, and gpu(METRIC) for a metric of
+DCGM's exporter for the GPUs of the chosen runs. The format of Grafana's JSON is that of schema version 39 (Grafana 10.4
+and later), https://grafana.com/docs/grafana/latest/dashboards/build-dashboards/view-dashboard-json-model.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+RUN = 'namespace=~"$namespace", app_kubernetes_io_instance=~"$release"'
+BY = "namespace, app_kubernetes_io_instance"
+DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
+HEIGHT = {"stat": 4, "timeseries": 8, "table": 8}
+COLUMNS = 24
+
+
+class Query(msgspec.Struct, forbid_unknown_fields=True):
+    """A query of a panel; each curly brace of the legend names a label."""
+
+    expr: str
+    legend: str = ""
+
+
+class Panel(msgspec.Struct, forbid_unknown_fields=True):
+    """A panel. Values above a threshold have its color."""
+
+    title: str
+    queries: list[Query]
+    type: str = "timeseries"
+    width: int = 8
+    unit: str = "short"
+    description: str = ""
+    log: bool = False
+    minimum: float | None = None
+    maximum: float | None = None
+    thresholds: dict[str, float | None] = {}
+    values: dict[str, str] = {}
+    """Texts for values of a stat."""
+
+
+class Row(msgspec.Struct, forbid_unknown_fields=True):
+    """A row of panels with a title."""
+
+    title: str
+    panels: list[Panel]
+
+
+class Dashboard(msgspec.Struct, forbid_unknown_fields=True):
+    """A source of a dashboard."""
+
+    title: str
+    description: str
+    variables: str
+    rows: list[Row]
+
+
+def dashboard(path: Path) -> str:
+    """Return Grafana's JSON of a source."""
+    source = msgspec.convert(yaml.safe_load(path.read_text()), Dashboard)
+    panels: list[dict[str, Any]] = []
+    top = 0
+    for row in source.rows:
+        panels.append(_place(panels, {"type": "row", "title": row.title, "collapsed": False}, 0, top, COLUMNS, 1))
+        top += 1
+        left = height = 0
+        for panel in row.panels:
+            if left + panel.width > COLUMNS:
+                top, left, height = top + height, 0, 0
+            panels.append(_place(panels, _panel(panel), left, top, panel.width, HEIGHT[panel.type]))
+            left, height = left + panel.width, max(height, HEIGHT[panel.type])
+        top += height
+    content = {
+        "uid": f"tokenmill-{path.stem}",
+        "title": source.title,
+        "description": source.description,
+        "tags": ["tokenmill"],
+        "schemaVersion": 39,
+        "editable": True,
+        "refresh": "30s",
+        "time": {"from": "now-6h", "to": "now"},
+        "timezone": "browser",
+        "templating": {"list": _variables(source.variables)},
+        "links": [{"type": "dashboards", "title": "tokenmill", "tags": ["tokenmill"], "keepTime": True}],
+        "panels": panels,
+    }
+    return json.dumps(content, indent=1) + "\n"
+
+
+def _variables(metric: str) -> list[dict[str, Any]]:
+    """Return the variables of a dashboard: the data source, the namespaces, and the releases in them."""
+    variables: list[dict[str, Any]] = [
+        {"name": "datasource", "type": "datasource", "query": "prometheus", "label": "Data source"}
+    ]
+    queries = {
+        "namespace": f"label_values({metric}, namespace)",
+        "release": f'label_values({metric}{{namespace=~"$namespace"}}, app_kubernetes_io_instance)',
+    }
+    for name, query in queries.items():
+        variables.append(
+            {
+                "name": name,
+                "label": name.capitalize(),
+                "type": "query",
+                "datasource": DATASOURCE,
+                "query": {"query": query, "refId": name},
+                "definition": query,
+                "refresh": 2,
+                "includeAll": True,
+                "allValue": ".*",
+                "multi": True,
+                "current": {"text": "All", "value": "$__all"},
+            }
+        )
+    return variables
+
+
+def _place(
+    panels: list[dict[str, Any]], panel: dict[str, Any], left: int, top: int, width: int, height: int
+) -> dict[str, Any]:
+    return {"id": len(panels) + 1, **panel, "gridPos": {"x": left, "y": top, "w": width, "h": height}}
+
+
+def _panel(panel: Panel) -> dict[str, Any]:
+    """Return a panel without its position."""
+    steps = [{"color": color, "value": value} for color, value in panel.thresholds.items()]
+    defaults: dict[str, Any] = {
+        "unit": panel.unit,
+        "color": {"mode": "palette-classic" if panel.type == "timeseries" else "thresholds"},
+        "thresholds": {"mode": "absolute", "steps": steps or [{"color": "green", "value": None}]},
+        "custom": {
+            "scaleDistribution": {"type": "log", "log": 10} if panel.log else {"type": "linear"},
+            "thresholdsStyle": {"mode": "dashed" if steps and panel.type == "timeseries" else "off"},
+        },
+    }
+    defaults |= {"min": panel.minimum} if panel.minimum is not None else {}
+    defaults |= {"max": panel.maximum} if panel.maximum is not None else {}
+    if panel.values:
+        options = {value: {"text": text} for value, text in panel.values.items()}
+        defaults["mappings"] = [{"type": "value", "options": options}]
+    result: dict[str, Any] = {
+        "type": panel.type,
+        "title": panel.title,
+        "description": panel.description,
+        "datasource": DATASOURCE,
+        "fieldConfig": {"defaults": defaults if panel.type == "timeseries" else defaults | {"custom": {}}},
+        "targets": [_target(panel, index, query) for index, query in enumerate(panel.queries)],
+    }
+    if panel.type == "stat":
+        result["options"] = {"reduceOptions": {"calcs": ["lastNotNull"]}, "colorMode": "background"}
+    if panel.type == "timeseries":
+        result["options"] = {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi"}}
+    if panel.type == "table":
+        result["transformations"] = [{"id": "merge", "options": {}}]
+    return result
+
+
+def _target(panel: Panel, index: int, query: Query) -> dict[str, Any]:
+    target = {
+        "refId": chr(ord("A") + index),
+        "datasource": DATASOURCE,
+        "expr": expand(query.expr),
+        "legendFormat": re.sub(r"{(\w+)}", r"{{\1}}", query.legend),
+    }
+    return target | ({"format": "table", "instant": True} if panel.type == "table" else {})
+
+
+def expand(expr: str) -> str:
+    """Return a query with its abbreviations replaced."""
+    expr = re.sub(r"\bgpu\((\w+)\)", lambda match: _gpu(match[1]), expr.strip())
+    return expr.replace("$run", RUN).replace("$by", BY)
+
+
+def _gpu(metric: str) -> str:
+    """Return a query of a metric of DCGM's exporter with the release of its pod, whose label may be exported_pod."""
+    pod = f'label_replace({metric}, "pod", "$1", "exported_pod", "(.+)")'
+    both = f'label_replace({pod}, "namespace", "$1", "exported_namespace", "(.+)")'
+    info = "max by (namespace, pod, app_kubernetes_io_instance) (tokenmill_train_info{$run})"
+    return f"({both} * on (namespace, pod) group_left (app_kubernetes_io_instance) {info})"
