@@ -1,13 +1,16 @@
 """Metrics on a cluster: a real Prometheus scrapes the pods that charts/monitoring selects, and has what it queries.
 
-The series of DCGM's exporter, the kubelet and node_exporter are simulated by a pod that serves a file: the node has no GPU.
+Debian's Prometheus has no discovery of pods, so the tests list the pods as the operator's configuration does. The series
+of DCGM's exporter, the kubelet and node_exporter are simulated by a pod that serves a file: the node has no GPU.
 """
 
+import json
 import os
 import re
 import shutil
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,36 +52,34 @@ DCGM = {
 """Metrics of DCGM's exporter for the GPU of a run that hangs on a broken GPU."""
 
 
-def scrape_config(namespace: Namespace, monitor: dict[str, Any]) -> dict[str, Any]:
-    """Return what the Prometheus operator makes from a PodMonitor, for one namespace."""
-    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
-    keep = [
-        {"action": "keep", "source_labels": [_label_source(key)], "regex": re.escape(value)}
-        for key, value in monitor["spec"]["selector"]["matchLabels"].items()
-    ]
-    port = "__meta_kubernetes_pod_container_port_name"
-    keep += [{"action": "keep", "source_labels": [port], "regex": endpoint["port"]}]
-    keep += [{"action": "drop", "source_labels": ["__meta_kubernetes_pod_phase"], "regex": "(Failed|Succeeded)"}]
-    labels = {name: f"__meta_kubernetes_{name}" for name in ("namespace",)} | {"pod": "__meta_kubernetes_pod_name"}
-    labels |= {re.sub(r"\W", "_", key): _label_source(key) for key in monitor["spec"]["podTargetLabels"]}
-    return {
-        "job_name": "pods",
-        "kubernetes_sd_configs": [
-            {
-                "role": "pod",
-                "kubeconfig_file": str(namespace.admin.kubeconfig),
-                "namespaces": {"names": [namespace.name]},
-            }
-        ],
-        "relabel_configs": [
-            *keep,
-            *({"source_labels": [source], "target_label": name} for name, source in labels.items()),
-        ],
-    }
+@dataclass(frozen=True)
+class Watch:
+    """A Prometheus, and the file with the pods that it scrapes."""
 
+    prometheus: Prometheus
+    targets: Path
+    monitor: dict[str, Any]
+    namespace: Namespace
 
-def _label_source(label: str) -> str:
-    return f"__meta_kubernetes_pod_label_{re.sub(r'[^a-zA-Z0-9_]', '_', label)}"
+    def update(self) -> None:
+        """List the running pods that the PodMonitor selects, with the labels that it gives to their metrics."""
+        (endpoint,) = self.monitor["spec"]["podMetricsEndpoints"]
+        selector = ",".join(f"{key}={value}" for key, value in self.monitor["spec"]["selector"]["matchLabels"].items())
+        targets = []
+        for pod in self.namespace.user.get(f"pods -l {selector}")["items"]:
+            ports = [port for container in pod["spec"]["containers"] for port in container.get("ports", ())]
+            address = pod["status"].get("podIP")
+            if not address or pod["status"]["phase"] != "Running":
+                continue
+            labels = {"namespace": pod["metadata"]["namespace"], "pod": pod["metadata"]["name"]}
+            for key in self.monitor["spec"]["podTargetLabels"]:
+                labels[re.sub(r"\W", "_", key)] = pod["metadata"]["labels"][key]
+            for port in ports:
+                if port["name"] == endpoint["port"]:
+                    targets.append({"targets": [f"{address}:{port['containerPort']}"], "labels": labels})
+        new = self.targets.with_suffix(".new")
+        new.write_text(json.dumps(targets))
+        new.replace(self.targets)
 
 
 def serve_series(namespace: Namespace, text: str) -> None:
@@ -115,20 +116,22 @@ def simulated_series(namespace: Namespace, pod: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def prometheus(namespace: Namespace, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+def watch(namespace: Namespace, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watch]:
     """Run a Prometheus that scrapes the namespace's pods, with alerts that need seconds."""
     (monitor,) = [document for document in render_monitoring() if document["kind"] == "PodMonitor"]
     rules = render_rules(stalledSeconds=3, checkpointAgeSeconds=3)
     for group in rules["groups"]:
         for rule in group["rules"]:
             rule.pop("for", None)
-    scrape = scrape_config(namespace, monitor) | {"honor_labels": False}
-    with start_prometheus(tmp_path_factory.mktemp("prometheus") / "p", [scrape], rules) as prometheus:
-        yield prometheus
+    directory = tmp_path_factory.mktemp("prometheus")
+    targets = directory / "targets.json"
+    scrape = {"job_name": "pods", "file_sd_configs": [{"files": [str(targets)], "refresh_interval": "1s"}]}
+    with start_prometheus(directory / "p", [scrape], rules) as prometheus:
+        yield Watch(prometheus, targets, monitor, namespace)
 
 
 def test_every_query_has_series_of_real_pods(
-    namespace: Namespace, prometheus: Prometheus, tmp_path_factory: pytest.TempPathFactory
+    namespace: Namespace, watch: Watch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """A stage with invalid records and a training run; then the run hangs, and alerts fire."""
     scratch = tmp_path_factory.mktemp("metrics")
@@ -149,16 +152,17 @@ def test_every_query_has_series_of_real_pods(
     pending, deadline = dict(dashboard_queries()), time.monotonic() + 240
     while pending:
         assert time.monotonic() < deadline, pending
-        pending = {name: query for name, query in pending.items() if not prometheus.query(query)}
+        watch.update()
+        pending = {name: query for name, query in pending.items() if not watch.prometheus.query(query)}
         time.sleep(0.5)
     rules = [rule["expr"] for group in render_rules()["groups"] for rule in group["rules"]]
     for metric in sorted(set(re.findall(r"\b(?:tokenmill|DCGM)_\w+[a-z_A-Z]\b", " ".join(rules)))):
         if metric not in ("tokenmill_train_exit_code", "tokenmill_stage_end_timestamp_seconds", "tokenmill_train_"):
-            assert prometheus.query(f"last_over_time({metric}[5m])"), metric
+            assert watch.prometheus.query(f"last_over_time({metric}[5m])"), metric
     (run.faults / "hang").touch()
     for alert in ("TrainingStalled", "TrainingCheckpointOld", "GpuXid", "GpuRowRemapFailure", "TensorCoresIdle"):
-        prometheus.wait_for_alert(f"Tokenmill{alert}")
-    pods = {series["metric"]["pod"] for series in prometheus.query("tokenmill_train_info")}
+        watch.prometheus.wait_for_alert(f"Tokenmill{alert}")
+    pods = {series["metric"]["pod"] for series in watch.prometheus.query("tokenmill_train_info")}
     assert pods == {pod["metadata"]["name"] for pod in run.pods()}
     run.account.check("helm uninstall watched")
 

@@ -258,9 +258,8 @@ def main() -> int:
             )
             if args.timing_log_level == 2:
                 log("(min, max) time across ranks (ms):")
-                log(
-                    f"    batch-generator ................................: ({milliseconds / 20:.2f}, {milliseconds / 10:.2f})"
-                )
+                wait = f"({milliseconds / 20:.2f}, {milliseconds / 10:.2f})"
+                log(f"    batch-generator ................................: {wait}")
         stop = peers.most(len(signals) + fault("leave"))
         if iteration % args.save_interval == 0 or iteration == args.train_iters or stop:
             save(peers, directory, iteration, total)
