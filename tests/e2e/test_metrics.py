@@ -1,7 +1,7 @@
 """Metrics on a cluster: a real Prometheus scrapes the pods that charts/monitoring selects, and has what it queries.
 
-Debian's Prometheus has no discovery of pods, so the tests list the pods as the operator's configuration does. The series
-of DCGM's exporter, the kubelet and node_exporter are simulated by a pod that serves a file: the node has no GPU.
+Debian's Prometheus has no discovery of pods, so the tests list the pods as the operator's configuration does. The
+series of DCGM's exporter, the kubelet and node_exporter are simulated by a pod that serves a file: the node has no GPU.
 """
 
 import json
@@ -138,17 +138,17 @@ def test_every_query_has_series_of_real_pods(
     make_dataset(namespace, scratch)
     write_corpus(namespace.data / "corpus")
     shutil.copytree(TOKENIZER, namespace.data / "tokenizer")
+    run = Training(namespace, "watched")
+    metrics = "--set metrics.enabled=true,gpu.peakTflops=400 --set extraArgs={--timing-log-level,2}"
+    run.install(5000, metrics, "--set training.saveInterval=5", step=0.3)
+    assert wait_for(lambda: len(run.pods()) == 2, 60), run.describe()
+    serve_series(namespace, simulated_series(namespace, run.pods()[1]["metadata"]["name"]))
     namespace.install(
         "tokens charts/dataset-preprocess --set storage.pvcName=shared-storage-pvc,metrics.enabled=true"
         " --set dataset.inputPath=corpus,dataset.outputPath=tokens,dataset.targetFiles=6,processes=1"
         " --set tokenizer.path=tokenizer,onBadRecord=quarantine"
         ' --set-json \'resources={"requests":{"cpu":"50m"},"limits":{"cpu":"500m"}}\''
     )
-    run = Training(namespace, "watched")
-    metrics = "--set metrics.enabled=true,gpu.peakTflops=400 --set extraArgs={--timing-log-level,2}"
-    run.install(5000, metrics, "--set training.saveInterval=5", step=0.3)
-    assert wait_for(lambda: len(run.pods()) == 2, 60), run.describe()
-    serve_series(namespace, simulated_series(namespace, run.pods()[1]["metadata"]["name"]))
     pending, deadline = dict(dashboard_queries()), time.monotonic() + 240
     while pending:
         assert time.monotonic() < deadline, pending
@@ -172,7 +172,7 @@ def write_corpus(directory: Path) -> None:
     directory.mkdir(mode=0o777)
     for number in range(6):
         invalid = b"not JSON\n" * 50 if number == 0 else b""
-        (directory / f"{number}.jsonl").write_bytes(shard(number, 40_000 if number else 4_000) + invalid)
+        (directory / f"{number}.jsonl").write_bytes(shard(number, 60_000 if number else 4_000) + invalid)
 
 
 def test_the_chart_installs_its_dashboards(namespace: Namespace) -> None:
