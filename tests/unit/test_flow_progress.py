@@ -1,10 +1,18 @@
 """Running units in the log: the last line of a pod that was killed for its memory use names them."""
 
 import json
+import os
+import pty
+import re
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
+from support.hub import Fault, Hub
+from support.runs import environment
 from tokenmill.flow.progress import RUNNING_LOG_SECONDS, Reporter, describe_memory
 
 
@@ -49,3 +57,24 @@ def test_progress_line_names_running_units(capfd: pytest.CaptureFixture[str], mo
         lines = (line for _ in range(100) for line in read_lines(capfd, 1.0) if "0 of 5 units finished" in line)
         line = next(lines)
     assert line.endswith(f"; running: a (1 B); {describe_memory()}")
+
+
+@pytest.mark.slow
+def test_a_terminal_shows_running_units_and_repeated_requests(tmp_path: Path) -> None:
+    with Hub() as hub:
+        hub.add_dataset("org/corpus", {f"{n}.jsonl": b'{"text": "a"}\n' * 5000 for n in range(3)})
+        hub.faults.add(Fault("429", "0.jsonl", retry="seconds", seconds=0), Fault("stall", "2.jsonl", seconds=300))
+        terminal, child = pty.openpty()
+        command = [sys.executable, "-m", "tokenmill", "download", "hf://datasets/org/corpus", tmp_path / "out"]
+        variables = environment() | {"TERM": "xterm", "COLUMNS": "160", "HF_ENDPOINT": hub.endpoint}
+        process = subprocess.Popen(command, env=variables, stdout=child, stderr=child)
+        os.close(child)
+        text = ""
+        try:
+            while not re.search(r"2/3.* 1 running, repeated requests: 1, most often throttled", text):
+                assert len(text) < 1_000_000, text[-2000:]
+                text += os.read(terminal, 65536).decode(errors="replace")
+        finally:
+            process.kill()
+            process.wait()
+            os.close(terminal)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
+from tokenmill.flow.faults import read_faults
 from tokenmill.machine import describe_memory, memory_limit
 from tokenmill.redaction import redact, redact_json
 
@@ -160,17 +161,24 @@ class ProgressDisplay:
             TextColumn("{task.fields[units]}"),
             TransferSpeedColumn(),
             TimeRemainingColumn(),
+            TextColumn("{task.fields[state]}"),
             console=Console(stderr=True),
             transient=True,
         )
         with bar:
-            task = bar.add_task(self._stage, total=self._total, completed=self._first, units="")
+            task = bar.add_task(self._stage, total=self._total, completed=self._first, units="", state="")
             while True:
                 finished = self._done.wait(0.2)
                 done, units = self._read()
-                bar.update(task, completed=done, units=f"{units}/{self._units}")
+                bar.update(task, completed=done, units=f"{units}/{self._units}", state=self._describe_state())
                 if finished:
                     return
+
+    def _describe_state(self) -> str:
+        """Describe in a few words how many units run, and how many requests were repeated."""
+        with self._lock:
+            running = len(self._running)
+        return ", ".join(part for part in (f"{running} running" if running else "", _describe_repeated()) if part)
 
     def _show_lines(self) -> None:
         due = self._started + LOG_SECONDS
@@ -189,7 +197,7 @@ class ProgressDisplay:
                 f"{self._stage}: {units} of {self._units} units finished, {format_bytes(done)} of "
                 f"{format_bytes(self._total)}, {format_bytes(rate)}/s, "
                 f"{'about ' + format_duration(left) + ' left' if left is not None else 'no progress yet'}; "
-                f"{self._describe_running()}"
+                + "; ".join(filter(None, (_describe_repeated(), self._describe_running())))
             )
             event = {
                 "event": "progress",
@@ -200,6 +208,16 @@ class ProgressDisplay:
                 "bytes": self._total,
                 "bytes_per_second": round(rate),
                 "seconds_left": None if left is None else round(left),
+                "requests_repeated": {fault: number for fault, number in read_faults().items() if number},
                 **self._running_fields(),
             }
         self._reporter._write(text, event)
+
+
+def _describe_repeated() -> str:
+    """Return the number of repeated requests with the most frequent fault, or an empty text without any."""
+    faults = read_faults()
+    if not (number := sum(faults.values())):
+        return ""
+    most = max(faults, key=lambda fault: faults[fault]).replace("_", " ")
+    return f"repeated requests: {number}, most often {most}"
