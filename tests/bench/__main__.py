@@ -19,6 +19,7 @@ from typing import Any
 from . import chats, encoding, models, moving, reading
 from .corpora import SLIMPAJAMA, Corpus, shaped
 from .measure import MB, Failed, machine
+from .metrics import metrics
 from .mill import Setting, log
 from .planning import planning
 from .report import Section, published, read, write
@@ -68,6 +69,7 @@ SECTIONS: dict[str, Callable[[Setting], Section]] = {
     "download": moving.download,
     "fused": moving.fused,
     "convert": models.convert,
+    "metrics": metrics,
     "memory": encoding.memory,
     "chat-4": lambda s: chats.chat(s, 4, s.size(40_000, 400)),
     "chat-16": lambda s: chats.chat(s, 16, s.size(10_000, 100)),
