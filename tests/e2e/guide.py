@@ -203,5 +203,5 @@ class Reader:
 
 
 def documents() -> dict[str, Path]:
-    """Return the documents that follow a guide, by name."""
-    return {name: ROOT / "docs" / f"{name}.md" for name in ("aks", "eks")}
+    """Return the documents whose commands are run, by name."""
+    return {name: ROOT / "docs" / f"{name}.md" for name in ("aks", "eks", "observe")}

@@ -1,5 +1,7 @@
 """The guides of AKS and EKS from the first line to the last, in the translations of docs/aks.md and docs/eks.md.
 
+docs/observe.md is read the same way.
+
 The tests read the commands from the documents. The tables below list the commands that this cluster cannot run
 unchanged, each with its reason. Every other command is run.
 """
@@ -15,6 +17,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 import yaml
 
@@ -71,6 +75,19 @@ EKS = [
     LeftOut("job/megatron-training-export", "there is no export"),
     LeftOut("kubectl cp look:/data/exported", "there is no export"),
 ]
+OBSERVE = [
+    LeftOut("kind ", "the cluster exists"),
+    LeftOut("make image", "the node has the images"),
+    LeftOut("oci://ghcr.io", "the cluster does not reach GitHub; test_metrics.py has a Prometheus"),
+    LeftOut("kube-prometheus-stack-grafana", "there is no Grafana"),
+    Instead("--tokenizer TOKENIZER", "--tokenizer jobs/tokenmill/sample/tokenizer", "the document leaves it open"),
+    Instead(
+        "--set 'pvc.accessModes={ReadWriteOnce}'",
+        '-f values/storage/local.yaml --set local.path="$VOLUME" --set local.nodeName="$NODE"',
+        "the cluster has no StorageClass",
+    ),
+]
+TABLES = {"aks": AKS, "eks": EKS, "observe": OBSERVE}
 TRAINER: dict[str, Any] = {
     "environmentVariables": {"TRAINER_GLOO": "1"},
     "resources": {"requests": {"cpu": "50m", "memory": "200Mi"}, "limits": {"memory": "2Gi"}},
@@ -115,8 +132,12 @@ def open_reader(
         "VOLUME": str(namespace.data),
         "NODE": node_name(namespace.admin),
     }
-    storage = {"aks": "Verify Deployment", "eks": "Prerequisites"}[name]
-    return Reader(documents()[name], namespace, directory, {"aks": AKS, "eks": EKS}[name], environment, {storage: hub})
+    storage = {
+        "aks": "Verify Deployment",
+        "eks": "Prerequisites",
+        "observe": "From nothing to the first dashboard on kind",
+    }[name]
+    return Reader(documents()[name], namespace, directory, TABLES[name], environment, {storage: hub})
 
 
 @pytest.fixture(scope="module")
@@ -178,6 +199,15 @@ def write_weights(directory: Path) -> None:
     (directory / "config.json").write_text(json.dumps(config))
 
 
+def write_sample(directory: Path) -> None:
+    """Write a Hub with the dataset of values/datasets/sample.yaml, and the chart's tokenizer."""
+    shutil.copytree(TOKENIZER, directory / "models/openai-community/gpt2")
+    file = directory / "datasets/Salesforce/wikitext/wikitext-2-raw-v1/train-00000-of-00001.parquet"
+    file.parent.mkdir(parents=True)
+    texts = [json.loads(line)["text"] for line in own_corpus(1000).splitlines()]
+    pyarrow.parquet.write_table(pyarrow.table({"text": texts}), file)
+
+
 def own_corpus(documents: int) -> str:
     """Return JSONL in the format of the workshop."""
     dice = random.Random(documents)
@@ -189,10 +219,10 @@ def own_corpus(documents: int) -> str:
     return "".join(json.dumps(record) + "\n" for record in records)
 
 
-@pytest.mark.parametrize("name", ["aks", "eks"])
+@pytest.mark.parametrize("name", TABLES)
 def test_the_tables_name_text_of_the_documents(name: str) -> None:
     texts = [command.text for block in blocks(documents()[name]) for command in block.commands]
-    for change in {"aks": AKS, "eks": EKS}[name]:
+    for change in TABLES[name]:
         assert any(change.original in text for text in texts), f"no command of {name}.md contains {change.original!r}"
 
 
@@ -204,6 +234,20 @@ def test_the_aks_guide(aks: Reader, heading: str) -> None:
 @pytest.mark.parametrize("heading", headings("eks"))
 def test_the_eks_workshop(eks: Reader, heading: str) -> None:
     eks.read_to(heading)
+
+
+def test_the_way_to_the_first_dashboard(
+    new_namespace: Callable[[str], AbstractContextManager[Namespace]], tmp_path: Path
+) -> None:
+    served = tmp_path / "hub"
+    write_sample(served)
+    with new_namespace("guide-observe") as namespace:
+        clone = tmp_path / "clone"
+        reader = open_reader("observe", namespace, clone, {}, lambda: namespace.start_hub(served), {})
+        (reader.directory / "corpus").mkdir()
+        (reader.directory / "corpus/0.jsonl").write_text(own_corpus(100))
+        for heading in headings("observe"):
+            reader.read_to(heading)
 
 
 @pytest.fixture
