@@ -1,7 +1,9 @@
 """The list of all commands, in the order of the help; each command is a function with its module's name."""
 
+from collections.abc import Callable
+from functools import cached_property
 from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
 
 import typer
 from typer.core import TyperCommand
@@ -46,6 +48,42 @@ class Command(TyperCommand):
         return super().parse_args(ctx, args)
 
 
+class CommandWithSubcommands(Command):
+    """A command that also has subcommands: `tokenmill NAME ARGUMENT` and `tokenmill NAME SUBCOMMAND ARGUMENT`.
+
+    If the first argument is the name of a subcommand, this is the subcommand. `./NAME` is a file of that name.
+    """
+
+    subcommands: ClassVar[tuple[Callable[..., None], ...]] = ()
+
+    @cached_property
+    def parsers(self) -> dict[str, Any]:
+        """Return the subcommands by name."""
+        built = {}
+        for function in self.subcommands:
+            app = typer.Typer(
+                add_completion=False,
+                rich_markup_mode=None,
+                context_settings={"help_option_names": ["-h", "--help"]},
+            )
+            app.command(cls=Command)(function)
+            built[function.__name__] = typer.main.get_command(app)
+        return built
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """Parse the command line of this command, or of the subcommand that its first argument names."""
+        if args and args[0] in self.parsers:
+            name = f"{info_name} {args[0]}"
+            return self.parsers[args[0]].make_context(name, args[1:], parent=parent, **extra)
+        return super().make_context(info_name, args, parent=parent, **extra)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the options into the help, then the subcommands."""
+        super().format_options(ctx, formatter)
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.get_short_help_str(200)) for name, command in self.parsers.items()])
+
+
 def register(app: typer.Typer, requested: str = "") -> None:
     """Add the requested command to the application, or all commands if none has that name.
 
@@ -53,8 +91,9 @@ def register(app: typer.Typer, requested: str = "") -> None:
     """
     for name in (requested,) if requested in COMMANDS else COMMANDS:
         function = name.replace("-", "_")
-        command = getattr(import_module(f"tokenmill.cli.{function}"), function)
+        module = import_module(f"tokenmill.cli.{function}")
+        command = getattr(module, function)
         if isinstance(command, typer.Typer):
             app.add_typer(command, name=name)
         else:
-            app.command(cls=Command)(command)
+            app.command(cls=getattr(module, "COMMAND_CLASS", Command))(command)

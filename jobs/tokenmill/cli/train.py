@@ -1,4 +1,4 @@
-"""`tokenmill train`: run one node of a training run, in a pod or on a machine."""
+"""`tokenmill train`: run one node of a training run, in a pod or on a machine; diagnose a run that hung."""
 
 import shlex
 import sys
@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from tokenmill.cli import options as o
+from tokenmill.cli.commands import CommandWithSubcommands
 from tokenmill.cli.groups import spread
 from tokenmill.options import MetricsOptions
 
@@ -37,3 +39,38 @@ def train(
         sys.stdout.write(shlex.join(prepared.command) + "\n")
     else:
         run.train(settings, metrics.metrics)
+
+
+def diagnose(
+    directory: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR",
+            help="Directory of a hang or of a run's checkpoints (the last hang), or any directory with dumps of "
+            "torch's flight recorder and stacks.",
+        ),
+    ],
+    json: o.Json = False,
+) -> None:
+    """Name the ranks for which a hung run waits, and the operation, from stacks and flight-recorder dumps."""
+    import msgspec
+
+    from tokenmill.training.diagnose import report
+    from tokenmill.training.diagnose.evidence import read_evidence
+    from tokenmill.training.diagnose.text import to_text
+
+    result = report.diagnose(read_evidence(directory))
+    if json:
+        event = {"event": "result", **msgspec.to_builtins(result, str_keys=True)}
+        sys.stdout.write(msgspec.json.encode(event).decode() + "\n")
+        return
+    sys.stdout.write(to_text(result) + "\n")
+
+
+class TrainCommand(CommandWithSubcommands):
+    """`tokenmill train SETTINGS` and `tokenmill train diagnose DIR`."""
+
+    subcommands = (diagnose,)
+
+
+COMMAND_CLASS = TrainCommand

@@ -5,6 +5,7 @@ Packages:
     planner      the layouts that fit a number of GPUs (`tokenmill fit`)
     data         the datasets that a run reads (`tokenmill blend`, `tokenmill train --build-index`)
     checkpoints  the checkpoints that a run writes (`tokenmill checkpoint`)
+    diagnose     why a run hangs (`tokenmill train diagnose`)
     runtime      one start of a run (`tokenmill train`)
 
 Modules that several packages use:

@@ -6,8 +6,10 @@ Modules, in the order of their imports:
     log_monitor  progress and cause of a failure, read from Megatron-LM's output
     output       the log: the lines of the launcher and those of tokenmill
     processes    processes of the launcher: list, signal, kill
-    supervisor   runs the launcher, and ends it when it hangs
     attempts     records next to the checkpoints: attempts, verdict, progress, arrivals, failures
+    flight_recorder  torch's flight recorder in the ranks: environment, requests, dumps
+    hang_record  stacks and dumps of a run that hangs, saved next to the checkpoints
+    supervisor   runs the launcher, and ends it when it hangs
     peers        progress that the nodes share
     rendezvous   which nodes have started, and which have restarted
     lease        one run at a time writes to the checkpoints

@@ -1,7 +1,8 @@
 """Records of a run's attempts, stored next to its checkpoints, so that a run without progress is given up.
 
 Node 0 writes the attempts and the verdict. Node 0 and the node of the last rank, where Megatron-LM prints its
-iterations, write their progress. Every node writes its arrival, and why its trainer failed. All nodes read the records,
+iterations, write their progress. Every node writes its arrival, and why its trainer failed; the first node that
+detects a hang writes that. All nodes read the records,
 and use them only as hints about each other.
 """
 
@@ -63,6 +64,13 @@ class Arrival(msgspec.Struct):
     began: float
     beat: int
     """Number of heartbeats so far."""
+
+
+class HangAnnouncement(msgspec.Struct):
+    """A node's message that the run hangs, so that all nodes dump before the first ranks end. In hang.json."""
+
+    attempt: str
+    node: int
 
 
 class _ProgressRecord(msgspec.Struct):
@@ -180,6 +188,17 @@ class RunRecords:
     def write_failure(self, rank: int, host: str, cause: str) -> None:
         """Record why the trainer failed on a node that does not decide the verdict."""
         self._write_record(f"failure-{rank}.json", _FailureRecord(host, cause, time.time()))
+
+    def announce_hang(self, rank: int) -> None:
+        """Record for the other nodes that this node detected a hang of the last attempt."""
+        if attempts := self.read_attempts():
+            self._write_record("hang.json", HangAnnouncement(attempts[-1].id, rank))
+
+    def read_hang(self) -> HangAnnouncement | None:
+        """Return which node detected a hang of the last attempt, None if there is no hang."""
+        announcement = self._read_record("hang.json", HangAnnouncement)
+        attempts = self.read_attempts() if announcement else []
+        return announcement if announcement and attempts and attempts[-1].id == announcement.attempt else None
 
     def _describe_failures(self, since: float) -> str:
         """Return why other nodes failed, as far as they recorded it; their clocks may differ by a minute."""

@@ -39,6 +39,8 @@ class TrainingRun:
     model_record: ModelRecord
     tokenizer: Path
     """Directory of the tokenizer of the data."""
+    scratch: Path
+    """Directory for temporary files of this start."""
 
     @property
     def checkpoints(self) -> Path:
@@ -97,4 +99,5 @@ def prepare(path: Path, *, scratch: Path, dry_run: bool = False) -> TrainingRun:
             read_initial_record(settings.checkpoint.load_path),
         ),
         data.tokenizer,
+        scratch,
     )

@@ -10,6 +10,7 @@ import signal
 import time
 from pathlib import Path
 
+from tokenmill.training.diagnose.stacks import STACKS_HEADER
 from tokenmill.training.runtime.output import log
 
 
@@ -31,22 +32,27 @@ def _try_signal(pid: int, number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
-def dump_stacks(launcher: int, seconds: float) -> None:
-    """Let one rank after another write its stacks; together they would mix their lines.
-
-    Meanwhile all other ranks are stopped, because a rank fails when it loses a peer. The launcher is stopped too,
-    because it would then end all ranks.
-    """
+def stop_ranks(launcher: int) -> list[int]:
+    """Stop the launcher's children, and the launcher, which would end all of them after the first; return them."""
     ranks = list_ranks(launcher)
     for pid in (launcher, *ranks):
         _try_signal(pid, signal.SIGSTOP)
+    return ranks
+
+
+def dump_stacks(launcher: int, seconds: float) -> None:
+    """Let one rank after another write its stacks; together they would mix their lines.
+
+    Meanwhile all other ranks are stopped, because a rank fails when it loses a peer.
+    """
+    ranks = stop_ranks(launcher)
     for pid in ranks:
         with contextlib.suppress(OSError):
             variables = Path(f"/proc/{pid}/environ").read_text(errors="replace").split("\0")
-            rank = next((variable for variable in variables if variable.startswith("RANK=")), "RANK=unknown")
+            rank = next((variable[5:] for variable in variables if variable.startswith("RANK=")), "unknown")
             # Write to the launcher's own output, as the ranks do: this process's log could overtake their stacks.
             with Path(f"/proc/{launcher}/fd/1").open("a") as output:
-                output.write(f"tokenmill: stacks of {rank}\n")
+                output.write(f"{STACKS_HEADER}{rank}\n")
         _try_signal(pid, signal.SIGABRT)
         _try_signal(pid, signal.SIGCONT)
         deadline = time.monotonic() + seconds / 2 / len(ranks)

@@ -27,6 +27,8 @@ from tokenmill.training.data.index import build_index, remove_truncated_files
 from tokenmill.training.data.resolve import resolve
 from tokenmill.training.preflight import describe_problems
 from tokenmill.training.runtime.attempts import Attempt, RunRecords
+from tokenmill.training.runtime.flight_recorder import configure_flight_recorder
+from tokenmill.training.runtime.hang_record import HangRecord
 from tokenmill.training.runtime.lease import CheckpointLease, ReleaseWatcher, get_run_name
 from tokenmill.training.runtime.log_monitor import LogMonitor
 from tokenmill.training.runtime.metrics import JOB, TrainingCollector
@@ -305,6 +307,11 @@ def _supervise(
     environment = build_launcher_environment()
     if (settings.parallelism.tensor_model_parallel_size or 1) * settings.parallelism.context_parallel_size > 1:
         environment.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # Megatron-LM asserts it on GPUs before Blackwell
+    gpus = settings.training.gpus_per_node
+    recorder = configure_flight_recorder(
+        environment, run.scratch, range(run.node.rank * gpus, (run.node.rank + 1) * gpus)
+    )
+    hang_record = HangRecord(run.checkpoints, run.node, recorder, run.scratch, environment)
     rendezvous = Rendezvous(peers.records, run.node, get_run_name(), log)
 
     def stop(reason: str) -> None:
@@ -312,7 +319,15 @@ def _supervise(
         signals.received.append(SIGTERM)
 
     watcher = ReleaseWatcher(stop)
-    supervisor = Supervisor(monitor, timeouts, peers.read_progress, [*tasks, watcher.check], signals, rendezvous.poll)
+    supervisor = Supervisor(
+        monitor,
+        timeouts,
+        peers.read_progress,
+        [*tasks, watcher.check, hang_record.check_announcement],
+        signals,
+        rendezvous.poll,
+        hang_record,
+    )
     return supervisor.run(run.command, environment)
 
 

@@ -15,6 +15,12 @@ from types import TracebackType
 from typing import Self
 
 from tokenmill.errors import RequestError, Stopped, Superseded
+from tokenmill.training.runtime.hang_record import (
+    DUMP_SECONDS,
+    HOLD_AFTER_SECONDS,
+    STACKS_AFTER_SECONDS,
+    HangRecord,
+)
 from tokenmill.training.runtime.log_monitor import LogMonitor, TrainingProgress
 from tokenmill.training.runtime.output import flush, log, pump_lines, write
 from tokenmill.training.runtime.processes import (
@@ -25,6 +31,7 @@ from tokenmill.training.runtime.processes import (
     list_ranks,
     reap_orphans,
     signal_ranks,
+    stop_ranks,
 )
 
 OUTPUT_POLL_SECONDS = 0.2
@@ -130,6 +137,8 @@ class Supervisor:
 
     Until then the absence of ranks is not a hang.
     """
+    hang_record: HangRecord | None = None
+    """Collects the stacks and dumps of the ranks."""
     _ranks_started_at: float = 0.0
     """Time at which ranks were first observed, 0 before."""
     _all_nodes_started: bool = False
@@ -138,6 +147,8 @@ class Supervisor:
     _peer_progress: TrainingProgress | None = None
     _stopping: bool = False
     _abort_reason: str = ""
+    _hanging: bool = False
+    """The ranks were requested to write their stacks."""
     _ranks_finished: bool = False
     _progress_at: float = 0.0
     """Monotonic time of the last progress."""
@@ -185,6 +196,8 @@ class Supervisor:
         self._run_tasks()
         code = process.poll()
         code = 0 if self._ranks_finished else code
+        if self.hang_record and code != 0:
+            self.hang_record.save()
         has_iterated = any(progress.iteration is not None for progress in self._all_progress())
         ranks_started_at = self._ranks_started_at or time.time()
         return LauncherExit(
@@ -270,6 +283,8 @@ class Supervisor:
             text = line.decode(errors="replace")
             shows_progress, messages = self.monitor.read_line(text)
             write("".join([text, *(f"tokenmill: {message}\n" for message in messages)]))
+            if self._hanging and self.hang_record:
+                self.hang_record.read_line(text)
             if shows_progress:
                 self._progress_at, self._ranks_started_at = time.monotonic(), self._ranks_started_at or time.time()
         flush()
@@ -295,17 +310,41 @@ class Supervisor:
             self._kill_at = now + KILL_TIMEOUT_SECONDS
             kill_descendants(KILL_TIMEOUT_SECONDS)
         timeout = self._hang_timeout()
-        if self._abort_reason or now - self._progress_at <= timeout:
+        reporter = self.hang_record.announced_by if self.hang_record and self._ranks_started_at else None
+        if self._abort_reason or (now - self._progress_at <= timeout and reporter is None):
             return
-        self._abort_reason = f"the run hangs: no progress for {timeout / 60:.3g} minutes"
+        cause = f"no progress for {timeout / 60:.3g} minutes"
+        if now - self._progress_at <= timeout:
+            cause = f"node {reporter} reported no progress"
+        self._abort_reason = f"the run hangs: {cause}"
         if not self._ranks_started_at:
             self._abort_reason = (
                 f"all nodes have started, but their ranks did not connect for {timeout / 60:.3g} minutes (check the "
                 "network between them)"
             )
-        self._kill_at = now + STACK_DUMP_SECONDS
-        log(f"no progress for {timeout / 60:.3g} minutes: printing the stacks of all ranks, then ending the run")
-        threading.Thread(target=dump_stacks, args=(process.pid, STACK_DUMP_SECONDS), daemon=True).start()
+        self._kill_at = now + STACK_DUMP_SECONDS + self._delay_stacks_seconds
+        self._hanging = True
+        log(f"{cause}: printing the stacks of all ranks, then ending the run")
+        threading.Thread(target=self._dump, args=(process.pid,), daemon=True).start()
+
+    @property
+    def _delay_stacks_seconds(self) -> float:
+        """Return the maximum seconds before the ranks write their stacks."""
+        if self.hang_record is None:
+            return 0.0
+        return STACKS_AFTER_SECONDS if self.hang_record.has_peers else DUMP_SECONDS
+
+    def _dump(self, launcher: int) -> None:
+        """Let the ranks write what they do: first the dumps, because the signal for the stacks ends a rank."""
+        started_at = time.monotonic()
+        if self.hang_record and self._ranks_started_at:
+            self.hang_record.announce()
+            self.hang_record.request_dumps()
+            if self.hang_record.has_peers:
+                time.sleep(max(0.0, started_at + HOLD_AFTER_SECONDS - time.monotonic()))
+                stop_ranks(launcher)
+                time.sleep(max(0.0, started_at + STACKS_AFTER_SECONDS - time.monotonic()))
+        dump_stacks(launcher, STACK_DUMP_SECONDS)
 
     def _hang_timeout(self) -> float:
         if not self._ranks_started_at:
