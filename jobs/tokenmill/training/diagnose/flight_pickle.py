@@ -12,6 +12,9 @@ from typing import Any
 MAX_INTEGER_BYTES = 9
 """Maximum bytes of an integer: those of 64 bits without a sign, and the byte of the sign."""
 
+MAX_VALUES = 5_000_000
+"""Maximum texts and collections: 100,000 operations with 20 calls each have half as many."""
+
 
 class UnreadableFile(Exception):
     """A file is truncated, damaged, too large, or of another kind; the message is the reason."""
@@ -34,9 +37,14 @@ def _run(data: bytes) -> Any:  # noqa: PLR0912, PLR0915 - one branch for each op
     stack: list[Any] = []
     marks: list[list[Any]] = []
     memo: dict[int, Any] = {}
+    values = 0
     while position < end:
         code = data[position]
         position += 1
+        if code in _NEW_VALUES:
+            values += 1
+            if values > MAX_VALUES:
+                raise UnreadableFile(f"it has more than {MAX_VALUES:,} values, which no flight recorder writes")
         if code == 0x68:  # BINGET
             stack.append(memo[data[position]])
             position += 1
@@ -115,6 +123,8 @@ def _run(data: bytes) -> Any:  # noqa: PLR0912, PLR0915 - one branch for each op
     raise IndexError
 
 
+_NEW_VALUES = frozenset((0x8C, 0x58, 0x7D, 0x5D, 0x74, 0x85, 0x86, 0x87, 0x47))
+"""Opcodes of which each makes an object: texts, collections and floating-point numbers."""
 _TEXT_LENGTHS = {0x8C: 1, 0x58: 4}
 _INTEGERS = {0x4B: (1, False), 0x4D: (2, False), 0x4A: (4, True)}
 _CONSTANTS = {0x4E: None, 0x88: True, 0x89: False}

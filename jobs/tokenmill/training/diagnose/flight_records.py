@@ -25,6 +25,8 @@ from tokenmill.training.diagnose.stacks import StackFrame
 
 MAX_ENTRIES = 100_000
 """Maximum operations that are read, the newest ones; torch keeps 2,000 unless a variable sets another number."""
+MAX_JSON_BYTES = 16 << 20
+"""Maximum size of a dump in JSON, which becomes 20 times as large in memory."""
 MAX_FRAMES = 64
 MAX_TENSORS = 64
 MAX_TEXT = 4000
@@ -69,6 +71,8 @@ def read_flight_record(data: bytes, rank: int) -> FlightRecord:
         UnreadableFile: it is damaged, or not a dump of a flight recorder.
     """
     if data[:1] == b"{":
+        if len(data) > MAX_JSON_BYTES:
+            raise UnreadableFile(f"it is larger than {MAX_JSON_BYTES >> 20} MiB, the limit for JSON")
         try:
             value = json.loads(data)
         except (ValueError, RecursionError):

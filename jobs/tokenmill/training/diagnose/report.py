@@ -130,10 +130,13 @@ def _conclude(
             return _conclude_mismatch(operation)
     absent = {rank for operation in stalled for rank in (*operation.missing, *operation.unrecorded)}
     waiting = {rank for operation in stalled for rank in operation.waiting}
-    causes = sorted(absent - waiting)
+    # Not every back end records every operation: gloo records no sends.
+    communicating = {rank for group in stacks if group.activity == COMMUNICATION for rank in group.ranks}
+    causes = sorted(absent - waiting - communicating or absent - waiting)
     if causes:
-        operation = max(
-            stalled, key=lambda stall: (len({*stall.missing, *stall.unrecorded} & {*causes}), len(stall.waiting))
+        operation = min(
+            (stall for stall in stalled if {*causes} & {*stall.missing, *stall.unrecorded}),
+            key=lambda stall: (len({*stall.missing, *stall.unrecorded} ^ {*causes}), -len(stall.waiting)),
         )
         return _conclude_absence(operation, causes, stacks, evidence)
     if absent:
