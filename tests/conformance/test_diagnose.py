@@ -69,9 +69,9 @@ def test_the_rank_in_data_loading_is_named(tmp_path: Path, megatron_python: str,
     assert lines[1] == "next: read rank-3.stack.txt; check the storage of the data and the reader at that line"
     result = tokenmill("train", "diagnose", tmp_path, "--json").result
     assert result["causes"] == [3] and result["dumps"] == [0, 1, 2, 3] and result["problems"] == []
-    stalled = {stall["description"]: stall for stall in result["stalled"] if not stall["is_p2p"]}
-    assert set(stalled) == {"tensor_parallel", "default_pg"}
-    pair, world = stalled["tensor_parallel"], stalled["default_pg"]
+    unfinished = {operation["description"]: operation for operation in result["unfinished"] if not operation["is_p2p"]}
+    assert set(unfinished) == {"tensor_parallel", "default_pg"}
+    pair, world = unfinished["tensor_parallel"], unfinished["default_pg"]
     assert (pair["missing"], sorted(pair["waiting"])) == ([3], ["2"]) or pair["group_ranks"] == [2, 3]
     assert pair["input_sizes"] == [[4, 2]]
     assert set(world["missing"]) >= {2, 3} and "0" in world["waiting"]

@@ -36,6 +36,7 @@ COMMANDS = (
     "checkpoint",
     "compare",
 )
+SUBCOMMANDS = ("train diagnose",)
 HEAVY = {
     "datasets",
     "fastokens",
@@ -67,11 +68,11 @@ def corpus(tmp_path: Path) -> Path:
 
 
 def test_every_command_has_help_without_heavy_imports() -> None:
-    ended, modules = run_many([["--help"], *([name, "--help"] for name in COMMANDS)])
+    ended, modules = run_many([["--help"], *([*name.split(), "--help"] for name in (*COMMANDS, *SUBCOMMANDS))])
     assert registered.COMMANDS == COMMANDS, "add the new command here as well"
-    assert [result.code for result in ended] == [0] * (1 + len(COMMANDS))
+    assert [result.code for result in ended] == [0] * len(ended)
     assert all(name in ended[0].out for name in COMMANDS)
-    for name, result in zip(COMMANDS, ended[1:], strict=True):
+    for name, result in zip((*COMMANDS, *SUBCOMMANDS), ended[1:], strict=True):
         assert result.out.startswith(f"Usage: tokenmill {name} ") and "\x1b" not in result.out
     assert HEAVY & modules == set()
 
@@ -192,6 +193,8 @@ EMPTY = [
     ["fit", "--custom="],
     ["verify", ""],
     ["checkpoint", "list", ""],
+    ["train", ""],
+    ["train", "diagnose", ""],
 ]
 
 
@@ -216,6 +219,8 @@ REFUSED = {
     ("status", "corpus"): "no stage of tokenmill was started",
     ("verify", "corpus"): "corpus",
     ("inspect", "corpus"): "corpus",
+    ("train", "diagnose", "corpus"): "corpus has neither stacks nor flight-recorder dumps that can be read",
+    ("train", "diagnose", "nowhere"): "nowhere is not a directory",
     ("download", "ftp://x/y", "out"): "is not a supported source",
 }
 

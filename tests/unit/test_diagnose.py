@@ -1,5 +1,6 @@
 """`tokenmill train diagnose`: what it concludes from dumps and stacks, and that no file can run code or hide a rank."""
 
+import contextlib
 import json
 import os
 import pickle
@@ -108,8 +109,8 @@ def test_a_rank_in_data_loading_while_the_others_wait(tmp_path: Path) -> None:
     (tmp_path / "rank-3.stack.txt").write_text(DATA_STACK)
     result, text = diagnose(tmp_path)
     assert text.splitlines()[:2] == [
-        "conclusion: rank 3 did not arrive at nccl:all_reduce #118 of group TENSOR_MODEL_PARALLEL_GROUP, in which ranks "
-        "0-2 wait; rank 3 is in data loading: train_step (/opt/megatron-lm/megatron/training/training.py:700)",
+        "conclusion: rank 3 did not arrive at nccl:all_reduce #118 of group TENSOR_MODEL_PARALLEL_GROUP, in which "
+        "ranks 0-2 wait; rank 3 is in data loading: train_step (/opt/megatron-lm/megatron/training/training.py:700)",
         "next: read rank-3.stack.txt; check the storage of the data and the reader at that line",
     ]
     assert "  nccl:all_reduce #118 of group TENSOR_MODEL_PARALLEL_GROUP (ranks 0-3), input [4096, 8192]" in text
@@ -120,9 +121,9 @@ def test_a_rank_in_data_loading_while_the_others_wait(tmp_path: Path) -> None:
         "(/usr/lib/python3.12/site-packages/megatron/core/tensor_parallel/mappings.py:23), which waits in all_reduce "
         "(/usr/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py:2810)\n  rank 3: data loading: "
     ) in text
-    (stalled,) = result["stalled"]
-    assert (result["causes"], stalled["missing"], stalled["sequence"]) == ([3], [3], 118)
-    assert stalled["waiting"] == {"0": "started", "1": "started", "2": "started"}
+    (unfinished,) = result["unfinished"]
+    assert (result["causes"], unfinished["missing"], unfinished["sequence"]) == ([3], [3], 118)
+    assert unfinished["waiting"] == {"0": "started", "1": "started", "2": "started"}
 
 
 def test_json_dumps_and_names_of_torch_give_the_same(tmp_path: Path) -> None:
@@ -148,6 +149,24 @@ def test_a_dead_rank_has_neither_dump_nor_stack(tmp_path: Path) -> None:
     assert result["causes"] == result["without_dump"] == result["without_stack"] == [1]
 
 
+def test_a_rank_with_files_is_preferred_to_a_rank_without(tmp_path: Path) -> None:
+    """The files of the node of rank 3 were not saved, for example because its storage failed."""
+    write(tmp_path, 0, dump(entry(9), world=[0, 1, 2, 3]))
+    write(tmp_path, 1, dump(entry(8, state="completed"), world=[0, 1, 2, 3]))
+    write(tmp_path, 2, dump(entry(9), world=[0, 1, 2, 3]))
+    result, text = diagnose(tmp_path)
+    assert result["causes"] == [1] and "there is no stack of rank 1: add the output of py-spy dump as rank1.txt" in text
+
+
+def test_a_rank_in_data_loading_with_an_unfinished_operation_is_the_cause(tmp_path: Path) -> None:
+    """The GPU of rank 1 still waits in an operation that rank 1 started before it loaded the next data."""
+    write(tmp_path, 0, dump(entry(3), world=[0, 1], tensor=[0, 1]))
+    write(tmp_path, 1, dump(entry(7, TENSOR, "scheduled"), world=[0, 1], tensor=[0, 1]))
+    (tmp_path / "rank-1.stack.txt").write_text(DATA_STACK)
+    result, text = diagnose(tmp_path)
+    assert result["causes"] == [1] and "rank 1 is in data loading: train_step" in text
+
+
 def test_the_cause_is_the_missing_rank_that_waits_nowhere(tmp_path: Path) -> None:
     """Rank 0 is missing in the group of all ranks because it waits for rank 1 in the tensor-parallel group."""
     groups = {"world": [0, 1, 2, 3], "tensor": [0, 1]}
@@ -157,15 +176,18 @@ def test_the_cause_is_the_missing_rank_that_waits_nowhere(tmp_path: Path) -> Non
         write(tmp_path, rank, dump(entry(3), world=[0, 1, 2, 3]))
     result, text = diagnose(tmp_path)
     assert result["causes"] == [1] and "conclusion: rank 1 did not arrive at " in text
-    assert [(stall["group"], stall["missing"]) for stall in result["stalled"]] == [("0", [0, 1]), ("4", [1])]
+    assert [(operation["group"], operation["missing"]) for operation in result["unfinished"]] == [
+        ("0", [0, 1]),
+        ("4", [1]),
+    ]
 
 
 def test_ranks_that_wait_for_each_other(tmp_path: Path) -> None:
     write(tmp_path, 0, dump(entry(7, TENSOR), world=[0, 1], tensor=[0, 1]))
     write(tmp_path, 1, dump(entry(3), world=[0, 1], tensor=[0, 1]))
     assert conclusion(tmp_path) == (
-        "conclusion: the ranks wait for each other: rank 1 in nccl:all_reduce #3 of group default_pg for rank 0; rank 0 "
-        "in nccl:all_reduce #7 of group TENSOR_MODEL_PARALLEL_GROUP for rank 1"
+        "conclusion: the ranks wait for each other: rank 1 in nccl:all_reduce #3 of group default_pg for rank 0; "
+        "rank 0 in nccl:all_reduce #7 of group TENSOR_MODEL_PARALLEL_GROUP for rank 1"
     )
 
 
@@ -177,8 +199,8 @@ def test_two_groups_without_names_in_the_configuration(tmp_path: Path) -> None:
         calls += [entry(2, group, "scheduled", profiling_name="gloo:broadcast")] if rank == 2 else []
         write(tmp_path, rank, dump(*calls) | {"pg_config": {"": {"name": "", "desc": "", "ranks": "[0, 1]"}}})
     result, _ = diagnose(tmp_path)
-    (stalled,) = result["stalled"]
-    assert (stalled["group"], stalled["group_ranks"], stalled["missing"]) == ("2", [2, 3], [3])
+    (unfinished,) = result["unfinished"]
+    assert (unfinished["group"], unfinished["group_ranks"], unfinished["missing"]) == ("2", [2, 3], [3])
 
 
 @pytest.mark.parametrize(
@@ -222,7 +244,7 @@ def test_a_receive_without_its_send(tmp_path: Path) -> None:
     result, text = diagnose(tmp_path)
     title = "nccl:recv 1<-0 p2p #12 of group PIPELINE_MODEL_PARALLEL_GROUP"
     assert text.startswith(f"conclusion: rank 4 did not arrive at {title}, in which rank 5 waits\n")
-    assert [stall["sequence"] for stall in result["stalled"]] == [12]
+    assert [operation["sequence"] for operation in result["unfinished"]] == [12]
     send = entry(0, group, profiling_name="nccl:send 0->1", is_p2p=True, p2p_seq_id=3)
     write(tmp_path, 4, dump(send) | {"pg_config": config})
     assert "no rank is missing" in conclusion(tmp_path)
@@ -234,15 +256,15 @@ def test_the_status_of_a_group_completes_older_operations(tmp_path: Path) -> Non
         calls = [entry(1), entry(2)] if rank == 0 else [entry(1)]
         value = dump(*calls, world=[0, 1]) | {"pg_status": {"0": {"last_completed_collective": "1"}}}
         (tmp_path / f"trace_{rank}.json").write_text(json.dumps(value))
-    (stalled,) = diagnose(tmp_path)[0]["stalled"]
-    assert (stalled["sequence"], stalled["missing"]) == (2, [1])
+    (unfinished,) = diagnose(tmp_path)[0]["unfinished"]
+    assert (unfinished["sequence"], unfinished["missing"]) == (2, [1])
 
 
 def test_an_operation_that_left_the_ring_is_complete(tmp_path: Path) -> None:
     write(tmp_path, 0, dump(entry(5), world=[0, 1]))
     write(tmp_path, 1, dump(entry(2000, state="completed"), world=[0, 1]))
-    (stalled,) = diagnose(tmp_path)[0]["stalled"]
-    assert (stalled["completed"], stalled["missing"]) == ([1], [])
+    (unfinished,) = diagnose(tmp_path)[0]["unfinished"]
+    assert (unfinished["completed"], unfinished["missing"]) == ([1], [])
 
 
 def test_a_log_has_the_stacks_of_several_ranks(tmp_path: Path) -> None:
@@ -320,10 +342,8 @@ def test_a_truncated_pickle_is_refused_at_every_byte() -> None:
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_value_or_unreadable(data: bytes) -> None:
-    try:
+    with contextlib.suppress(UnreadableFile):
         load_plain(b"\x80\x02" + data)
-    except UnreadableFile:
-        pass
 
 
 @pytest.mark.parametrize(
@@ -341,10 +361,8 @@ def test_any_bytes_are_a_value_or_unreadable(data: bytes) -> None:
 )
 def test_pickles_that_exhaust_python_are_harmless(data: bytes) -> None:
     started = time.process_time()
-    try:
+    with contextlib.suppress(UnreadableFile):
         load_plain(data)
-    except UnreadableFile:
-        pass
     assert time.process_time() - started < 1
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tokenmill import redaction
 from tokenmill.training.runtime import hang_record
 from tokenmill.training.runtime.attempts import Attempt, RunRecords
 from tokenmill.training.runtime.flight_recorder import FlightRecorder, configure_flight_recorder
@@ -108,10 +109,7 @@ def test_stacks_are_cut_and_secrets_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(hang_record, "MAX_STACK_CHARACTERS", 100)
-    monkeypatch.setenv("HF_TOKEN", "hf_abcdefghijklmnopqrstuvwxyz012345")
-    from tokenmill import redaction
-
-    redaction.install()
+    redaction.register_secrets("hf_abcdefghijklmnopqrstuvwxyz012345")
     record = make(tmp_path)
     lines = ["before\n", "tokenmill: stacks of RANK=0\n", 'File "hf_abcdefghijklmnopqrstuvwxyz012345"\n']
     for line in [*lines, *["x" * 60 + "\n"] * 50, "tokenmill: stacks of RANK=unknown\n", "not saved\n"]:

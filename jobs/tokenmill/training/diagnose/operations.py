@@ -28,7 +28,7 @@ class OperationVariant(msgspec.Struct, frozen=True):
     ranks: tuple[int, ...]
 
 
-class StalledOperation(msgspec.Struct):
+class UnfinishedOperation(msgspec.Struct):
     """The first operation of a group that does not finish."""
 
     group: str
@@ -62,18 +62,18 @@ class StalledOperation(msgspec.Struct):
         return self.description if self.description not in ("", "undefined") else self.group or "?"
 
 
-def find_stalled(records: dict[int, FlightRecord], ranks: Iterable[int]) -> list[StalledOperation]:
+def find_unfinished(records: dict[int, FlightRecord], ranks: Iterable[int]) -> list[UnfinishedOperation]:
     """Return the first operation of each group that does not finish; `ranks` are all known ranks of the run."""
     by_group: dict[str, dict[int, list[FlightEntry]]] = defaultdict(dict)
     for rank, record in records.items():
         for entry in record.entries:
             by_group[entry.group].setdefault(rank, []).append(entry)
-    stalled: list[StalledOperation] = []
+    operations: list[UnfinishedOperation] = []
     for group, entries in sorted(by_group.items()):
         members = _group_ranks(group, entries, records, ranks)
-        stalled += _find_stalled_collective(members, entries, records)
-        stalled += _find_stalled_p2p(members, entries, records)
-    return stalled
+        operations += _find_unfinished_collective(members, entries, records)
+        operations += _find_unfinished_p2p(members, entries, records)
+    return operations
 
 
 def _group_ranks(
@@ -86,9 +86,9 @@ def _group_ranks(
     return sorted({*entries, *(ranks if is_default else ())})
 
 
-def _find_stalled_collective(
+def _find_unfinished_collective(
     members: list[int], entries: dict[int, list[FlightEntry]], records: dict[int, FlightRecord]
-) -> Iterator[StalledOperation]:
+) -> Iterator[UnfinishedOperation]:
     calls: dict[int, dict[int, list[FlightEntry]]] = {}
     for rank, recorded in entries.items():
         calls[rank] = defaultdict(list)
@@ -99,7 +99,7 @@ def _find_stalled_collective(
     if not unfinished:
         return
     first = min(unfinished, key=lambda entry: entry.sequence)
-    operation = StalledOperation(
+    operation = UnfinishedOperation(
         first.group, first.description, members, first.sequence, False, first.operation, first.input_sizes
     )
     arrived: dict[int, list[FlightEntry]] = {}
@@ -146,9 +146,9 @@ def _plain_name(operation: str) -> str:
     return operation.rpartition(":")[2].lstrip("_")
 
 
-def _find_stalled_p2p(
+def _find_unfinished_p2p(
     members: Sequence[int], entries: dict[int, list[FlightEntry]], records: dict[int, FlightRecord]
-) -> Iterator[StalledOperation]:
+) -> Iterator[UnfinishedOperation]:
     unfinished: dict[tuple[int, int], list[tuple[int, FlightEntry]]] = defaultdict(list)
     """The unfinished sends and receives by (sender, receiver), each with its rank."""
     for rank, recorded in entries.items():
@@ -159,7 +159,7 @@ def _find_stalled_p2p(
                 unfinished[_direction(entry, members, rank)].append((rank, entry))
     for (sender, receiver), calls in sorted(unfinished.items()):
         rank, entry = calls[0]
-        operation = StalledOperation(
+        operation = UnfinishedOperation(
             entry.group, entry.description, list(members), entry.sequence, True, entry.operation, entry.input_sizes
         )
         operation.waiting = {waiting: call.state for waiting, call in calls}

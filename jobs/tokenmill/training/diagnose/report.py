@@ -11,7 +11,7 @@ from itertools import pairwise
 import msgspec
 
 from tokenmill.training.diagnose.evidence import HangEvidence
-from tokenmill.training.diagnose.operations import StalledOperation, find_stalled
+from tokenmill.training.diagnose.operations import UnfinishedOperation, find_unfinished
 from tokenmill.training.diagnose.stacks import StackFrame, first_own_frame
 
 DATA, CHECKPOINT, COMMUNICATION, GPU, OTHER = (
@@ -59,7 +59,7 @@ class HangReport(msgspec.Struct):
     """The ranks for which the others wait."""
     conclusion: str
     next_step: str
-    stalled: list[StalledOperation]
+    unfinished: list[UnfinishedOperation]
     stacks: list[StackGroup]
     without_dump: list[int]
     """Ranks without a dump, if other ranks have one."""
@@ -73,9 +73,9 @@ def diagnose(evidence: HangEvidence) -> HangReport:
     """Draw the conclusion from the files of a hang."""
     grouped = {rank for record in evidence.records.values() for ranks in record.groups.values() for rank in ranks}
     ranks = sorted({*evidence.records, *evidence.stacks, *grouped})
-    stalled = find_stalled(evidence.records, ranks)
+    unfinished = find_unfinished(evidence.records, ranks)
     stacks = _group_stacks(evidence.stacks)
-    causes, conclusion, next_step = _conclude(stalled, stacks, evidence)
+    causes, conclusion, next_step = _conclude(unfinished, stacks, evidence)
     return HangReport(
         evidence.directory,
         ranks,
@@ -83,7 +83,7 @@ def diagnose(evidence: HangEvidence) -> HangReport:
         causes,
         conclusion,
         next_step,
-        stalled,
+        unfinished,
         stacks,
         [rank for rank in ranks if evidence.records and rank not in evidence.records],
         [rank for rank in ranks if evidence.stacks and rank not in evidence.stacks],
@@ -122,25 +122,23 @@ def _find_activity(frames: Sequence[StackFrame]) -> str:
 
 
 def _conclude(
-    stalled: list[StalledOperation], stacks: list[StackGroup], evidence: HangEvidence
+    unfinished: list[UnfinishedOperation], stacks: list[StackGroup], evidence: HangEvidence
 ) -> tuple[list[int], str, str]:
     """Return the ranks that are the cause, the conclusion and the next step."""
-    for operation in stalled:
+    for operation in unfinished:
         if operation.variants:
             return _conclude_mismatch(operation)
-    absent = {rank for operation in stalled for rank in (*operation.missing, *operation.unrecorded)}
-    waiting = {rank for operation in stalled for rank in operation.waiting}
-    # Not every back end records every operation: gloo records no sends.
-    communicating = {rank for group in stacks if group.activity == COMMUNICATION for rank in group.ranks}
-    causes = sorted(absent - waiting - communicating or absent - waiting)
+    absent = {rank for operation in unfinished for rank in (*operation.missing, *operation.unrecorded)}
+    waiting = {rank for operation in unfinished for rank in operation.waiting}
+    causes = _find_causes(absent, waiting, stacks, evidence)
     if causes:
         operation = min(
-            (stall for stall in stalled if {*causes} & {*stall.missing, *stall.unrecorded}),
-            key=lambda stall: (len({*stall.missing, *stall.unrecorded} ^ {*causes}), -len(stall.waiting)),
+            (call for call in unfinished if {*causes} & {*call.missing, *call.unrecorded}),
+            key=lambda call: (len({*call.missing, *call.unrecorded} ^ {*causes}), -len(call.waiting)),
         )
         return _conclude_absence(operation, causes, stacks, evidence)
     if absent:
-        chain = [operation for operation in stalled if operation.missing]
+        chain = [operation for operation in unfinished if operation.missing]
         waits = "; ".join(
             f"{format_ranks(operation.waiting)} in {operation.title} for {format_ranks(operation.missing)}"
             for operation in chain[:4]
@@ -150,8 +148,8 @@ def _conclude(
             f"the ranks wait for each other: {waits}",
             "compare the order in which these ranks start the operations, at the lines below",
         )
-    if stalled:
-        operation = max(stalled, key=lambda stall: len(stall.waiting))
+    if unfinished:
+        operation = max(unfinished, key=lambda call: len(call.waiting))
         files = f"read {evidence.ras_files[0]}, and " if evidence.ras_files else ""
         return (
             [],
@@ -162,7 +160,18 @@ def _conclude(
     return _conclude_stacks(stacks, bool(evidence.records))
 
 
-def _conclude_mismatch(operation: StalledOperation) -> tuple[list[int], str, str]:
+def _find_causes(absent: set[int], waiting: set[int], stacks: list[StackGroup], evidence: HangEvidence) -> list[int]:
+    """Return the absent ranks that do not wait themselves, preferably those of which a file shows it."""
+    activities = {rank: group.activity for group in stacks for rank in group.ranks}
+    # A rank that starts operations ahead of the GPU may load data while an earlier operation of its own is unfinished.
+    causes = absent - (waiting - {rank for rank in waiting if activities.get(rank) in (DATA, CHECKPOINT)})
+    # Not every back end records every operation: gloo records no sends.
+    causes = causes - {rank for rank in causes if activities.get(rank) == COMMUNICATION} or causes
+    shown = {rank for rank in causes if rank in evidence.records or rank in activities}
+    return sorted(shown or causes)
+
+
+def _conclude_mismatch(operation: UnfinishedOperation) -> tuple[list[int], str, str]:
     fewest = min(operation.variants, key=lambda variant: len(variant.ranks))
     parts = "; ".join(
         f"{format_ranks(variant.ranks)}: {variant.operation} {format_sizes(variant.input_sizes)}".rstrip()
@@ -182,7 +191,7 @@ def format_sizes(sizes: tuple[tuple[int, ...], ...]) -> str:
 
 
 def _conclude_absence(
-    operation: StalledOperation, causes: list[int], stacks: list[StackGroup], evidence: HangEvidence
+    operation: UnfinishedOperation, causes: list[int], stacks: list[StackGroup], evidence: HangEvidence
 ) -> tuple[list[int], str, str]:
     waiting = f", in which {format_ranks(operation.waiting)} wait" if operation.waiting else ""
     waiting = waiting + "s" if len(operation.waiting) == 1 else waiting

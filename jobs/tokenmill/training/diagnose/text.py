@@ -5,7 +5,7 @@ All texts come from files that others may have written, so characters that contr
 
 from collections.abc import Iterator
 
-from tokenmill.training.diagnose.operations import StalledOperation
+from tokenmill.training.diagnose.operations import UnfinishedOperation
 from tokenmill.training.diagnose.report import HangReport, format_ranks, format_sizes
 
 MAX_LISTED = 20
@@ -25,12 +25,12 @@ def _lines(report: HangReport) -> Iterator[str]:
     yield f"conclusion: {report.conclusion}"
     yield f"next: {report.next_step}"
     yield f"files: {report.directory}"
-    if report.stalled:
+    if report.unfinished:
         yield ""
         yield "operations that do not finish:"
-        for operation in report.stalled[:MAX_LISTED]:
+        for operation in report.unfinished[:MAX_LISTED]:
             yield from _operation_lines(operation)
-        yield from _more(len(report.stalled))
+        yield from _more(len(report.unfinished))
     if report.stacks:
         yield ""
         yield "stacks:"
@@ -53,7 +53,7 @@ def _lines(report: HangReport) -> Iterator[str]:
         yield from _more(len(report.problems))
 
 
-def _operation_lines(operation: StalledOperation) -> Iterator[str]:
+def _operation_lines(operation: UnfinishedOperation) -> Iterator[str]:
     sizes = f", input {format_sizes(operation.input_sizes)}" if operation.input_sizes else ""
     yield f"  {operation.title} ({format_ranks(operation.group_ranks)}){sizes}"
     if operation.missing:

@@ -313,10 +313,10 @@ class Supervisor:
         reporter = self.hang_record.announced_by if self.hang_record and self._ranks_started_at else None
         if self._abort_reason or (now - self._progress_at <= timeout and reporter is None):
             return
-        cause = f"no progress for {timeout / 60:.3g} minutes"
+        self._abort_reason = f"the run hangs: no progress for {timeout / 60:.3g} minutes"
         if now - self._progress_at <= timeout:
-            cause = f"node {reporter} reported no progress"
-        self._abort_reason = f"the run hangs: {cause}"
+            self._abort_reason = f"the run hangs: node {reporter} reported no progress"
+        cause = self._abort_reason.removeprefix("the run hangs: ")
         if not self._ranks_started_at:
             self._abort_reason = (
                 f"all nodes have started, but their ranks did not connect for {timeout / 60:.3g} minutes (check the "
