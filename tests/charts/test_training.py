@@ -329,6 +329,7 @@ def test_a_cluster_s_devices_have_equal_requests_and_limits(file: Path) -> None:
         assert resources["memory"]
     names = {variable["name"] for variable in pod["env"]}
     assert not names & UNWANTED
+    assert names >= {"TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DUMP_ON_TIMEOUT", "NCCL_RAS_ENABLE"}
     if "vpc.amazonaws.com/efa" in devices:
         assert not any(name.startswith(("UCX_", "SHARP_", "NCCL_IB_")) for name in names)
     shm = next(volume for volume in next(templates(documents))["spec"]["volumes"] if volume["name"] == "shm")

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.commandline import CommandResult, run_in_process
+from tokenmill.training.diagnose import flight_pickle
 from tokenmill.training.diagnose.evidence import MAX_FILE_BYTES
 from tokenmill.training.diagnose.flight_pickle import UnreadableFile, load_plain
 
@@ -267,6 +268,14 @@ def test_an_operation_that_left_the_ring_is_complete(tmp_path: Path) -> None:
     assert (unfinished["completed"], unfinished["missing"]) == ([1], [])
 
 
+def test_of_many_completed_operations_the_newest_are_kept(tmp_path: Path) -> None:
+    write(tmp_path, 0, dump(entry(5), world=[0, 1, 2]))
+    write(tmp_path, 1, dump(*(entry(number, state="completed") for number in range(1, 200)), world=[0, 1, 2]))
+    write(tmp_path, 2, dump(entry(4, state="completed"), world=[0, 1, 2]))
+    (unfinished,) = diagnose(tmp_path)[0]["unfinished"]
+    assert (unfinished["completed"], unfinished["missing"]) == ([1], [2])
+
+
 def test_a_log_has_the_stacks_of_several_ranks(tmp_path: Path) -> None:
     parts = {0: WAITING_STACK, 1: WAITING_STACK, 2: DATA_STACK, "unknown": DATA_STACK}
     log = " iteration 7/ 10 |\n" + "".join(f"tokenmill: stacks of RANK={rank}\n{text}" for rank, text in parts.items())
@@ -364,6 +373,11 @@ def test_pickles_that_exhaust_python_are_harmless(data: bytes) -> None:
     with contextlib.suppress(UnreadableFile):
         load_plain(data)
     assert time.process_time() - started < 1
+
+
+def test_the_number_of_values_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flight_pickle, "MAX_VALUES", 100)
+    assert "more than 100 values" in unreadable(b"\x80\x02](" + b"}" * 100 + b"e.")
 
 
 def test_damaged_and_large_files_are_problems_and_the_rest_is_read(tmp_path: Path) -> None:

@@ -41,14 +41,15 @@ def _run(data: bytes) -> Any:  # noqa: PLR0912, PLR0915 - one branch for each op
     while position < end:
         code = data[position]
         position += 1
+        if code == 0x68:  # BINGET, half of all opcodes
+            stack.append(memo[data[position]])
+            position += 1
+            continue
         if code in _NEW_VALUES:
             values += 1
             if values > MAX_VALUES:
                 raise UnreadableFile(f"it has more than {MAX_VALUES:,} values, which no flight recorder writes")
-        if code == 0x68:  # BINGET
-            stack.append(memo[data[position]])
-            position += 1
-        elif code == 0x6A:  # LONG_BINGET
+        if code == 0x6A:  # LONG_BINGET
             stack.append(memo[_unsigned(data, position, 4)])
             position += 4
         elif code == 0x71:  # BINPUT

@@ -15,6 +15,7 @@ last entry of a batch, "nccl:coalesced", has its state. gloo sets no state, but 
 
 import json
 import re
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -25,6 +26,8 @@ from tokenmill.training.diagnose.stacks import StackFrame
 
 MAX_ENTRIES = 100_000
 """Maximum operations that are read, the newest ones; torch keeps 2,000 unless a variable sets another number."""
+MAX_COMPLETED = 50
+"""Completed operations of each group that are kept, the newest ones: a run may have thousands of ranks."""
 MAX_JSON_BYTES = 16 << 20
 """Maximum size of a dump in JSON, which becomes 20 times as large in memory."""
 MAX_FRAMES = 64
@@ -52,7 +55,7 @@ class FlightEntry(msgspec.Struct):
     """`scheduled`, `started` (on the GPU) or `completed`."""
     completed: bool
     frames: tuple[StackFrame, ...]
-    """The call, innermost first; empty in JSON."""
+    """The call, innermost first; empty in JSON and for a completed operation."""
 
 
 class FlightRecord(msgspec.Struct):
@@ -88,7 +91,7 @@ def read_flight_record(data: bytes, rank: int) -> FlightRecord:
         if isinstance(entry, dict)
     ]
     _apply_batch_states(entries)
-    return FlightRecord(rank, entries, _read_groups(value.get("pg_config")))
+    return FlightRecord(rank, _select(entries), _read_groups(value.get("pg_config")))
 
 
 def _read_groups(config: Any) -> dict[str, tuple[int, ...]]:
@@ -110,7 +113,7 @@ def _read_entry(entry: dict[str, Any], status: dict[str, Any]) -> FlightEntry:
     group_status = status.get(str(_integer(entry.get("pg_id"))))
     if not is_p2p and isinstance(group_status, dict):
         completed = completed or sequence <= _integer(group_status.get("last_completed_collective"))
-    frames = entry.get("frames")
+    frames = None if completed else entry.get("frames")
     return FlightEntry(
         _text(name),
         _text(description),
@@ -136,6 +139,17 @@ def _apply_batch_states(entries: list[FlightEntry]) -> None:
     for entry in entries:
         if batch := batches.get((entry.group, entry.is_p2p, entry.sequence)):
             entry.state, entry.completed = batch.state, batch.completed
+
+
+def _select(entries: list[FlightEntry]) -> list[FlightEntry]:
+    """Return the unfinished operations, and the newest completed ones of each group, in their order."""
+    counts: Counter[tuple[str, bool]] = Counter()
+    selected = []
+    for entry in reversed(entries):
+        counts[entry.group, entry.is_p2p] += entry.completed
+        if not entry.completed or counts[entry.group, entry.is_p2p] <= MAX_COMPLETED:
+            selected.append(entry)
+    return selected[::-1]
 
 
 def _items(value: Any) -> list[Any]:
