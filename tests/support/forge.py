@@ -164,7 +164,7 @@ def warm() -> None:
     import typer.testing
 
     import tokenmill.cli.commands
-    import tokenmill.cli.report
+    import tokenmill.cli.stage_result
     import tokenmill.corpus.compression
     import tokenmill.corpus.hub
     import tokenmill.corpus.readers

@@ -46,7 +46,7 @@ UNTYPED = {
     " stages/download stages/extract stages/preprocess stages/pack stages/pairs stages/sources stages/transform"
     " chat/contract chat/options packing/options",
     "options of Python calls": "cli/groups cli/sources flow/executors flow/workspace",
-    "JSON output of commands": "cli/blend compare/report cli/fit cli/inspect cli/report flow/progress flow/status"
+    "JSON output of commands": "cli/blend compare/report cli/fit cli/inspect cli/stage_result flow/progress flow/status"
     " training/planner/cases training/planner/fit training/planner/render training/planner/request",
     "settings and presets before they are checked": "training/model training/settings training/planner/values",
     "Megatron-LM's and PyTorch's objects": "training/checkpoints/metadata training/data/index_child"

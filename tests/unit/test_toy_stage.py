@@ -9,7 +9,7 @@ import pytest
 
 from support import stages
 from support.corpus import TOKENIZER
-from tokenmill.cli.report import report
+from tokenmill.cli.stage_result import report
 from tokenmill.errors import InputError, RequestError
 from tokenmill.flow.contract import Files, InputRange, Part, StageKind
 from tokenmill.flow.lineage import narrow

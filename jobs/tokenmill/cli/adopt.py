@@ -39,7 +39,7 @@ def adopt(
     processes: o.Processes = None,
 ) -> None:
     """Verify and hash pairs that Megatron-LM, NeMo or another tool made, and record them as an output of preprocess."""
-    from tokenmill.cli.report import run_and_report
+    from tokenmill.cli.stage_result import run_and_report
     from tokenmill.files.explain import explain_os_errors
     from tokenmill.stages.adopt import Adopt, find_pairs
 

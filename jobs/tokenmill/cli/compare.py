@@ -33,13 +33,14 @@ def compare(
     """Compare training runs: data and order first, then loss over tokens, throughput, stalls and settings."""
     import msgspec
 
-    from tokenmill.compare.page import check_target, write_page
+    from tokenmill.compare.page import write_page
     from tokenmill.compare.report import compare_runs, to_builtins
     from tokenmill.compare.run import parse_inputs
-    from tokenmill.compare.text import show, to_text
+    from tokenmill.compare.text import to_text
+    from tokenmill.html_page import check_target, show
 
     if html is not None:
-        check_target(html)
+        check_target(html, "compare")
     report, compared = compare_runs(parse_inputs(runs), seq_length)
     if html is not None:
         write_page(html, report, compared)

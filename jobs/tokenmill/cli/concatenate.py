@@ -24,7 +24,7 @@ def concatenate(
     processes: o.Processes = None,
 ) -> None:
     """Join JSONL files into a few files of equal size. Optional: preprocess --target-files groups files itself."""
-    from tokenmill.cli.report import run_and_report
+    from tokenmill.cli.stage_result import run_and_report
     from tokenmill.stages.concatenate import Concatenate
     from tokenmill.stages.registry import CONCATENATE, default_output
 

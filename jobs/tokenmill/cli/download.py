@@ -25,7 +25,7 @@ def download(
     ] = "flat",
 ) -> None:
     """Fetch a corpus from the Hub, a bucket, the web or a disk, and check the hash of every file."""
-    from tokenmill.cli.report import run_and_report
+    from tokenmill.cli.stage_result import run_and_report
     from tokenmill.corpus.uri import normalize_source
     from tokenmill.stages.download import Download
 

@@ -19,7 +19,7 @@ def extract(
     processes: o.Processes = None,
 ) -> None:
     """Decompress .zst, .gz, .bz2 and .xz files to .jsonl. Optional: preprocess reads compressed files itself."""
-    from tokenmill.cli.report import run_and_report
+    from tokenmill.cli.stage_result import run_and_report
     from tokenmill.stages.extract import Extract
     from tokenmill.stages.registry import EXTRACT, default_output
 

@@ -25,7 +25,7 @@ def pack(
     processes: o.Processes = None,
 ) -> None:
     """Pack sequences into rows of --pack-size tokens, in the format of Megatron-Bridge; no text is tokenized."""
-    from tokenmill.cli.report import run_and_report
+    from tokenmill.cli.stage_result import run_and_report
     from tokenmill.stages.pack import Pack
     from tokenmill.stages.registry import PACK, default_output
 

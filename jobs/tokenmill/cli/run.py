@@ -28,7 +28,7 @@ def run(
     processes: o.Processes = None,
 ) -> None:
     """Run download, preprocess and verify on this machine; with the options also extract and concatenate."""
-    from tokenmill.cli.report import open_stage_run, report_pipeline
+    from tokenmill.cli.stage_result import open_stage_run, report_pipeline
     from tokenmill.corpus.uri import normalize_source
     from tokenmill.pipeline import Pipeline
 

@@ -15,7 +15,7 @@ def sample(
     json: o.Json = False,
 ) -> None:
     """Try the pipeline: run text that ships with Python, as a directory of files, through all stages."""
-    from tokenmill.cli.report import open_stage_run, report_pipeline
+    from tokenmill.cli.stage_result import open_stage_run, report_pipeline
     from tokenmill.pipeline import Pipeline
     from tokenmill.sample.harvest import NAME, harvest
     from tokenmill.tokens.options import PreprocessOptions

@@ -45,7 +45,7 @@ def sft(
     processes: o.Processes = None,
 ) -> None:
     """Run chat, pack and verify on this machine: from conversations to packed rows for fine-tuning."""
-    from tokenmill.cli.report import open_stage_run
+    from tokenmill.cli.stage_result import open_stage_run
     from tokenmill.corpus.uri import normalize_source
     from tokenmill.packing.blend import ALL
     from tokenmill.sft import FineTuningData, SftDataset
@@ -134,7 +134,7 @@ def _report(data: "FineTuningData", results: "list[StageResult]", run: "StageRun
     import sys
     import time
 
-    from tokenmill.cli.report import build_result, program
+    from tokenmill.cli.stage_result import build_result, program
     from tokenmill.errors import InputError
     from tokenmill.flow.progress import format_duration
     from tokenmill.flow.record import describe_rejected

@@ -29,7 +29,7 @@ def run_source_stage(
     Raises:
         typer.BadParameter: an option needs a source, or a source has no output directory.
     """
-    from tokenmill.cli.report import run_and_report
+    from tokenmill.cli.stage_result import run_and_report
     from tokenmill.corpus.uri import normalize_source
     from tokenmill.stages.registry import default_output
     from tokenmill.tokens.stream import Stream

@@ -1,13 +1,9 @@
 """A comparison as one HTML file with plots: no network, no dependency, own SVG and script (page.css, page.js).
 
 The file contains at most 500 points of a line; of more rows, the smallest and the largest of each part stay, so that a
-spike is visible. All texts of the runs are escaped, and the Content-Security-Policy allows only this script and style,
-by their hashes.
+spike is visible. `tokenmill.html_page` has the frame of the file and the escaping.
 """
 
-import base64
-import hashlib
-import os
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
@@ -19,16 +15,12 @@ from tokenmill import __version__
 from tokenmill.compare.columns import Floats, Integers
 from tokenmill.compare.report import ComparisonReport, select_axis, smooth_losses
 from tokenmill.compare.run import ComparedRun
-from tokenmill.compare.text import format_change, format_count, format_loss, list_rows, show
+from tokenmill.compare.text import format_change, format_count, format_loss, list_rows
 from tokenmill.compare.verdict import Comparability
-from tokenmill.errors import RequestError
-from tokenmill.files.explain import explain_os_errors
-from tokenmill.files.publish import write_atomic
+from tokenmill.html_page import build_html_file, show, to_html_text, write_html_file
 from tokenmill.redaction import redact
 
 MAX_POINTS = 500
-GENERATOR = '<meta name="generator" content="tokenmill compare'
-"""Marks a file that a later comparison may replace."""
 _SPREAD_ROWS = 5
 _CLASSES = {"comparable": "comparable", "not comparable": "different", "unknown": "unknown"}
 _KINDS = {
@@ -65,48 +57,24 @@ class PlotRun(msgspec.Struct, frozen=True):
     wait: PlotLines | None
 
 
-def check_target(path: Path) -> None:
-    """Check that a report can be written, before the runs are read.
-
-    Raises:
-        RequestError: the directory does not exist, or the file exists and is not a report.
-    """
-    if not path.parent.is_dir():
-        raise RequestError(f"the directory {path.parent} of {path} does not exist; create it, or choose another FILE")
-    if not os.path.lexists(path):
-        return
-    try:
-        with path.open("rb") as file:
-            is_report = path.is_file() and GENERATOR.encode() in file.read(2000)
-    except OSError as error:
-        raise RequestError(f"cannot replace {path}: {error.strerror}; choose another FILE") from None
-    if not is_report:
-        raise RequestError(f"{path} exists and is not a report of tokenmill compare; remove it, or choose another FILE")
-
-
 def write_page(path: Path, report: ComparisonReport, runs: Sequence[ComparedRun]) -> None:
     """Write the report as one HTML file, which replaces an older report."""
-    with explain_os_errors(path):
-        write_atomic(path, to_html(report, runs).encode(errors="replace"))
+    write_html_file(path, to_html(report, runs))
 
 
 def to_html(report: ComparisonReport, runs: Sequence[ComparedRun]) -> str:
     """Return the report as one HTML file."""
     style, script = (Path(__file__).with_name(name).read_text() for name in ("page.css", "page.js"))
-    plots = [_build_plots(run, report) for run in runs]
+    plots = [build_plots(run, report) for run in runs]
     kinds = [kind for kind in _KINDS if any(getattr(plot, kind) for plot in plots)]
     synthetic = [run.name for run in report.runs if run.synthetic]
     title = f"Comparison of {', '.join(run.name for run in report.runs)}"
-    policy = (
-        f"default-src 'none'; style-src 'sha256-{_hash(style)}'; script-src 'sha256-{_hash(script)}'; "
-        "img-src data:; base-uri 'none'; form-action 'none'"
-    )
     data = msgspec.json.encode({"axis": report.axis, "runs": plots}).decode()
     body = [
         '<header><div><h1>Comparison of training runs</h1><p class="soft">',
-        _text(", ".join(run.name for run in report.runs)),
+        to_html_text(", ".join(run.name for run in report.runs)),
         '</p></div><button id="theme" type="button" class="screen">Dark or light</button></header>',
-        f'<p class="synthetic">SYNTHETIC data, random numbers instead of text: {_text(", ".join(synthetic))}</p>'
+        f'<p class="synthetic">SYNTHETIC data, random numbers instead of text: {to_html_text(", ".join(synthetic))}</p>'
         if synthetic
         else "",
         _render_verdicts(report),
@@ -118,53 +86,28 @@ def to_html(report: ComparisonReport, runs: Sequence[ComparedRun]) -> str:
         _render_marks(report),
         _render_settings(report),
         _render_notes(report),
-        f"<footer>tokenmill {escape(__version__)} compare. Baseline: {_text(report.runs[0].name)}. A smoothed value is "
-        f"the mean of the last {format_count(report.smoothing)} {report.axis}, and near the start of the last tenth."
+        f"<footer>tokenmill {escape(__version__)} compare. Baseline: {to_html_text(report.runs[0].name)}. A "
+        f"smoothed value is the mean of the last {format_count(report.smoothing)} {report.axis}, and near the start of the last tenth."
         "</footer>",
     ]
-    return (
-        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-        f'{GENERATOR} {escape(__version__)}">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n<link rel="icon" href="data:,">\n'
-        f"<title>{_text(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n"
-        + "\n".join(filter(None, body))
-        + f'\n<script type="application/json" id="data">{escape_script(data)}</script>\n<script>{script}</script>\n'
-        "</body>\n</html>\n"
-    )
-
-
-def escape_script(json: str) -> str:
-    """Return JSON that no text inside can end, or turn into a comment, when it is inside a script element."""
-    for character in "<>&\u2028\u2029":
-        json = json.replace(character, f"\\u{ord(character):04x}")
-    return json
-
-
-def _hash(text: str) -> str:
-    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
-def _text(text: str) -> str:
-    """Return a text of a run for HTML, without secrets and control characters."""
-    return escape(show(redact(text)))
+    return build_html_file("compare", title, body, style, script=script, data=data)
 
 
 def _render_verdicts(report: ComparisonReport) -> str:
     items = [_render_verdict(verdict) for verdict in report.verdicts]
-    return f'<p><strong>{_text(report.headline)}</strong></p><ul class="verdicts">{"".join(items)}</ul>'
+    return f'<p><strong>{to_html_text(report.headline)}</strong></p><ul class="verdicts">{"".join(items)}</ul>'
 
 
 def _render_verdict(verdict: Comparability) -> str:
-    reasons = "".join(f"<li>{_text(reason)}</li>" for reason in verdict.reasons)
-    detail = f"<ul>{reasons}</ul>" if reasons else f'<span class="soft">({_text(verdict.evidence)})</span>'
-    return f'<li class="{_CLASSES[verdict.state]}"><b>{verdict.label}</b>{_text(verdict.subject)} {detail}</li>'
+    reasons = "".join(f"<li>{to_html_text(reason)}</li>" for reason in verdict.reasons)
+    detail = f"<ul>{reasons}</ul>" if reasons else f'<span class="soft">({to_html_text(verdict.evidence)})</span>'
+    return f'<li class="{_CLASSES[verdict.state]}"><b>{verdict.label}</b>{to_html_text(verdict.subject)} {detail}</li>'
 
 
 def _render_controls(report: ComparisonReport, kinds: list[str]) -> str:
     runs = "".join(
         f'<button type="button" data-run="{number}" aria-pressed="true"><svg class="swatch" viewBox="0 0 34 10" '
-        f'aria-hidden="true"></svg><span>{_text(run.name)}</span></button>'
+        f'aria-hidden="true"></svg><span>{to_html_text(run.name)}</span></button>'
         for number, run in enumerate(report.runs)
     )
     axis = '<button type="button" id="axis" aria-pressed="false">steps instead of tokens</button>'
@@ -177,7 +120,7 @@ def _render_controls(report: ComparisonReport, kinds: list[str]) -> str:
     )
     head = "".join(f"<th>{escape(_KINDS[kind].partition(',')[0].lower())}</th>" for kind in kinds)
     rows = "".join(
-        f'<tr data-values="{number}"><td>{_text(run.name)}</td>'
+        f'<tr data-values="{number}"><td>{to_html_text(run.name)}</td>'
         + "".join(f'<td data-kind="{kind}">-</td>' for kind in kinds)
         + "</tr>"
         for number, run in enumerate(report.runs)
@@ -197,18 +140,18 @@ def _render_plot(kind: str, report: ComparisonReport) -> str:
     label = f"{_KINDS[kind]}, over {report.axis}, of {', '.join(run.name for run in report.runs)}"
     return (
         f'<figure><figcaption>{escape(_KINDS[kind])}</figcaption><svg class="{size}" data-kind="{kind}" tabindex="0" '
-        f'role="img" aria-label="{_text(label)}"></svg><div class="tip" hidden></div></figure>'
+        f'role="img" aria-label="{to_html_text(label)}"></svg><div class="tip" hidden></div></figure>'
     )
 
 
 def _render_table(
     rows: Iterable[tuple[str, Sequence[str]]], report: ComparisonReport, label: str, kind: str = ""
 ) -> str:
-    head = "".join(f"<th>{_text(run.name)}</th>" for run in report.runs)
+    head = "".join(f"<th>{to_html_text(run.name)}</th>" for run in report.runs)
     body = "".join(
         ('<tr><th class="detail">' if title.startswith(" ") else "<tr><th>")
-        + f"{_text(title.strip())}</th>"
-        + "".join(f"<td>{_text(cell)}</td>" for cell in cells)
+        + f"{to_html_text(title.strip())}</th>"
+        + "".join(f"<td>{to_html_text(cell)}</td>" for cell in cells)
         + "</tr>"
         for title, cells in rows
     )
@@ -251,13 +194,14 @@ def _render_settings(report: ComparisonReport) -> str:
 def _render_notes(report: ComparisonReport) -> str:
     items = []
     for run in report.runs:
-        sources = "".join(f"<li>{_text(source)}</li>" for source in (f"read from {run.path}", *run.sources))
-        notes = "".join(f"<li>{_text(note)}</li>" for note in run.notes)
-        items.append(f'<p>{_text(run.name)}</p><ul class="notes">{sources}{notes}</ul>')
+        sources = "".join(f"<li>{to_html_text(source)}</li>" for source in (f"read from {run.path}", *run.sources))
+        notes = "".join(f"<li>{to_html_text(note)}</li>" for note in run.notes)
+        items.append(f'<p>{to_html_text(run.name)}</p><ul class="notes">{sources}{notes}</ul>')
     return f"<h2>Sources and notes</h2>{''.join(items)}"
 
 
-def _build_plots(run: ComparedRun, report: ComparisonReport) -> PlotRun:
+def build_plots(run: ComparedRun, report: ComparisonReport) -> PlotRun:
+    """Return the lines of a run for plots."""
     series, x = run.series, select_axis(run, report.axis)
     share = 100 * series.data_wait / series.seconds
     tokens = series.tokens / np.where(series.steps > 0, series.steps, np.nan)

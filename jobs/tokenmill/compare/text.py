@@ -6,6 +6,7 @@ from itertools import takewhile
 
 from tokenmill.compare.report import ComparisonReport, RunSummary
 from tokenmill.flow.progress import format_duration
+from tokenmill.html_page import show
 
 MAX_SETTINGS_SHOWN = 40
 _MAX_CELL = 40
@@ -129,11 +130,6 @@ def to_text(report: ComparisonReport) -> str:
     if notes:
         lines += ["", "notes:", *(f"  {note}" for note in notes)]
     return "\n".join(show(line).rstrip() for line in lines)
-
-
-def show(text: str) -> str:
-    """Return a text of a run without characters that control a terminal, end a line, or cannot be encoded."""
-    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def _show_difference(values: Sequence[str | None]) -> list[str]:
