@@ -35,6 +35,7 @@ COMMANDS = (
     "train",
     "checkpoint",
     "compare",
+    "report",
 )
 SUBCOMMANDS = ("train diagnose",)
 HEAVY = {

@@ -29,6 +29,7 @@ COMMANDS = (
     "train",
     "checkpoint",
     "compare",
+    "report",
 )
 
 

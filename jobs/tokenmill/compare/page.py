@@ -87,7 +87,8 @@ def to_html(report: ComparisonReport, runs: Sequence[ComparedRun]) -> str:
         _render_settings(report),
         _render_notes(report),
         f"<footer>tokenmill {escape(__version__)} compare. Baseline: {to_html_text(report.runs[0].name)}. A "
-        f"smoothed value is the mean of the last {format_count(report.smoothing)} {report.axis}, and near the start of the last tenth."
+        f"smoothed value is the mean of the last {format_count(report.smoothing)} {report.axis}, and near the start of "
+        "the last tenth."
         "</footer>",
     ]
     return build_html_file("compare", title, body, style, script=script, data=data)

@@ -136,17 +136,18 @@ def compare_runs(
 
 def to_builtins(report: ComparisonReport) -> dict[str, Any]:
     """Return the report for JSON: names of files that are not UTF-8 have a question mark for each odd byte."""
-    content: dict[str, Any] = _replace_surrogates(msgspec.to_builtins(report))
+    content: dict[str, Any] = replace_surrogates(msgspec.to_builtins(report))
     return content
 
 
-def _replace_surrogates(value: Any) -> Any:
+def replace_surrogates(value: Any) -> Any:
+    """Return JSON whose strings have a question mark for each byte of a file's name that is not UTF-8."""
     if isinstance(value, str):
         return value.encode(errors="replace").decode()
     if isinstance(value, list):
-        return [_replace_surrogates(item) for item in value]
+        return [replace_surrogates(item) for item in value]
     if isinstance(value, dict):
-        return {_replace_surrogates(name): _replace_surrogates(item) for name, item in value.items()}
+        return {replace_surrogates(name): replace_surrogates(item) for name, item in value.items()}
     return value
 
 

@@ -50,13 +50,14 @@ def list_statuses(path: Path, kinds: Sequence[StageKind], stage: str | None = No
     Raises:
         RequestError: no such stage was started there.
     """
-    statuses = [_load_status(record) for record in select_records(path, kinds, stage)]
+    statuses = [load_status(record) for record in select_records(path, kinds, stage)]
     if not statuses:
         raise RequestError(f"no stage of tokenmill was started in {path} or below it; specify an output directory")
     return statuses
 
 
-def _load_status(record: StageRecord) -> StageStatus:
+def load_status(record: StageRecord) -> StageStatus:
+    """Return the status of one stage, and write its manifest if it is complete and the directory is writable."""
     # Read the attempts before the receipts. In the other order, a unit that finishes in between is in neither list, and
     # a running stage is reported as stopped.
     planning = is_planning(record)

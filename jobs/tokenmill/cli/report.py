@@ -1,0 +1,103 @@
+"""`tokenmill report`: describe a dataset or a training run as text, as one HTML file, or as JSON."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tokenmill.cli import options as o
+
+
+def report(
+    path: Annotated[
+        Path,
+        typer.Argument(
+            metavar="OUT", help="Output of a stage, directory of a dataset, or directory of a run's checkpoints."
+        ),
+    ],
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write one HTML file, which needs no network.")
+    ] = None,
+    seq_length: Annotated[
+        int | None,
+        typer.Option(
+            "--seq-length",
+            min=1,
+            max=1 << 40,
+            help="Count the documents that are longer than this number of tokens. Default: 4096. For a run: tokens of "
+            "a sample, if its files do not contain it.",
+        ),
+    ] = None,
+    tokenizer_compare: Annotated[
+        str | None,
+        typer.Option(
+            "--tokenizer-compare",
+            metavar="TOKENIZER",
+            help="Encode a sample of the texts with this tokenizer too: a directory, or a name on the Hub.",
+        ),
+    ] = None,
+    examples: Annotated[
+        int,
+        typer.Option(
+            "--examples",
+            min=0,
+            max=100,
+            help="Show this many texts of the data for each reason and each kind. Without it, a report contains no "
+            "text of the data.",
+        ),
+    ] = 0,
+    sample_tokens: Annotated[
+        int,
+        typer.Option(
+            "--sample-tokens",
+            min=1,
+            help="Of a dataset with more tokens, count ids and duplicates on a sample of this size.",
+        ),
+    ] = 1_000_000_000,
+    complete: Annotated[
+        bool, typer.Option("--all", help="Count ids and duplicates on all tokens, however many there are.")
+    ] = False,
+    metrics: Annotated[
+        Path | None,
+        typer.Option(
+            "--metrics", metavar="PATH", help="Log or directory of TensorBoard events of a run, if it is not in OUT."
+        ),
+    ] = None,
+    json: o.Json = False,
+) -> None:
+    """Describe a dataset (size, sources, lengths, scripts, ids, duplicates, stages) or a training run."""
+    import msgspec
+
+    from tokenmill.compare.report import replace_surrogates
+    from tokenmill.flow.progress import Reporter
+    from tokenmill.html_page import check_target, show
+    from tokenmill.reporting.contract import Report
+    from tokenmill.reporting.dataset import DEFAULT_SEQ_LENGTH, ReportOptions, build_dataset_report, select_output
+    from tokenmill.reporting.page import COMMAND, write_page
+    from tokenmill.reporting.run import build_run_report, is_run
+    from tokenmill.reporting.text import to_text
+
+    if html is not None:
+        check_target(html, COMMAND)
+    if is_run(path):
+        if tokenizer_compare or examples or complete:
+            raise typer.BadParameter(
+                f"{path} is a training run; --tokenizer-compare, --examples and --all are for datasets"
+            )
+        result: Report = build_run_report(path, metrics, seq_length)
+    else:
+        if metrics is not None:
+            raise typer.BadParameter(f"{path} is not a training run; --metrics is for runs")
+        options = ReportOptions(
+            seq_length or DEFAULT_SEQ_LENGTH, tokenizer_compare, examples, None if complete else sample_tokens
+        )
+        result = build_dataset_report(select_output(path), options, Reporter(json_lines=json).log)
+    if html is not None:
+        write_page(html, result)
+    if json:
+        content = replace_surrogates(msgspec.to_builtins(result))
+        event = {"event": "result", **content, "html": show(str(html)) if html else None}
+        sys.stdout.write(msgspec.json.encode(event).decode() + "\n")
+    else:
+        sys.stdout.write(f"with plots: {show(str(html))}\n" if html else to_text(result) + "\n")

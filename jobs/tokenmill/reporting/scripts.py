@@ -1,0 +1,101 @@
+"""Scripts of Unicode: the script of each character by ranges of code points, and the main script of a text.
+
+Python's unicodedata does not contain the script of a character. The table has the blocks of the scripts with the most
+text; code points outside it are "other" if they are letters of another script, and "common" if they are digits,
+punctuation, symbols, spaces or marks. "common" does not count for the main script of a text.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+COMMON, OTHER = "common", "other"
+
+_BLOCKS: dict[str, tuple[tuple[int, int], ...]] = {
+    "Latin": (
+        *((0x41, 0x5A), (0x61, 0x7A), (0xAA, 0xAA), (0xBA, 0xBA), (0xC0, 0xD6), (0xD8, 0xF6), (0xF8, 0x2AF)),
+        *((0x1D00, 0x1D25), (0x1E00, 0x1EFF), (0x2C60, 0x2C7F), (0xA722, 0xA7FF), (0xAB30, 0xAB64), (0xFB00, 0xFB06)),
+        *((0xFF21, 0xFF3A), (0xFF41, 0xFF5A)),
+    ),
+    "Greek": ((0x370, 0x373), (0x376, 0x37D), (0x37F, 0x383), (0x386, 0x386), (0x388, 0x3FF), (0x1F00, 0x1FFF)),
+    "Cyrillic": ((0x400, 0x52F), (0x1C80, 0x1C8F), (0x2DE0, 0x2DFF), (0xA640, 0xA69F)),
+    "Armenian": ((0x531, 0x58A), (0xFB13, 0xFB17)),
+    "Hebrew": ((0x591, 0x5F4), (0xFB1D, 0xFB4F)),
+    "Arabic": (
+        *((0x610, 0x61A), (0x620, 0x65F), (0x66E, 0x6EF), (0x6FA, 0x6FF), (0x750, 0x77F), (0x870, 0x8FF)),
+        *((0xFB50, 0xFD3D), (0xFD50, 0xFDFF), (0xFE70, 0xFEFC)),
+    ),
+    "Devanagari": ((0x900, 0x963), (0x966, 0x97F), (0xA8E0, 0xA8FF)),
+    "Bengali": ((0x980, 0x9FF),),
+    "Gurmukhi": ((0xA00, 0xA7F),),
+    "Gujarati": ((0xA80, 0xAFF),),
+    "Oriya": ((0xB00, 0xB7F),),
+    "Tamil": ((0xB80, 0xBFF),),
+    "Telugu": ((0xC00, 0xC7F),),
+    "Kannada": ((0xC80, 0xCFF),),
+    "Malayalam": ((0xD00, 0xD7F),),
+    "Sinhala": ((0xD80, 0xDFF),),
+    "Thai": ((0xE01, 0xE3A), (0xE40, 0xE5B)),
+    "Lao": ((0xE80, 0xEFF),),
+    "Tibetan": ((0xF00, 0xFFF),),
+    "Myanmar": ((0x1000, 0x109F), (0xA9E0, 0xA9FF), (0xAA60, 0xAA7F)),
+    "Georgian": ((0x10A0, 0x10FF), (0x1C90, 0x1CBF), (0x2D00, 0x2D2F)),
+    "Ethiopic": ((0x1200, 0x139F), (0x2D80, 0x2DDF), (0xAB01, 0xAB2F)),
+    "Khmer": ((0x1780, 0x17FF), (0x19E0, 0x19FF)),
+    "Hangul": ((0x1100, 0x11FF), (0x3131, 0x318E), (0xA960, 0xA97F), (0xAC00, 0xD7FF), (0xFFA0, 0xFFDC)),
+    "Kana": (
+        (0x3041, 0x309F),
+        (0x30A1, 0x30FA),
+        (0x30FC, 0x30FF),
+        (0x31F0, 0x31FF),
+        (0xFF66, 0xFF9D),
+        (0x1B000, 0x1B16F),
+    ),
+    "Han": (
+        *((0x2E80, 0x2FD5), (0x3005, 0x3005), (0x3007, 0x3007), (0x3021, 0x3029), (0x3400, 0x4DBF), (0x4E00, 0x9FFF)),
+        *((0xF900, 0xFAFF), (0x20000, 0x323AF)),
+    ),
+    COMMON: (
+        *((0x0, 0x40), (0x5B, 0x60), (0x7B, 0xA9), (0xAB, 0xB9), (0xBB, 0xBF), (0xD7, 0xD7), (0xF7, 0xF7)),
+        *((0x2B0, 0x36F), (0x374, 0x375), (0x37E, 0x37E), (0x384, 0x385), (0x387, 0x387), (0x660, 0x669)),
+        *((0x6F0, 0x6F9), (0x60C, 0x60C), (0x61B, 0x61F), (0x964, 0x965), (0xE3F, 0xE3F), (0x1AB0, 0x1AFF)),
+        *((0x1DC0, 0x1DFF), (0x2000, 0x2BFF), (0x2E00, 0x2E7F), (0x2FF0, 0x3004), (0x3006, 0x3006), (0x3008, 0x3020)),
+        *((0x302A, 0x3040), (0x30A0, 0x30A0), (0x30FB, 0x30FB), (0x3190, 0x319F), (0x31C0, 0x31EF), (0x3200, 0x33FF)),
+        *((0x4DC0, 0x4DFF), (0xA700, 0xA721), (0xE000, 0xF8FF), (0xFD3E, 0xFD4F), (0xFE00, 0xFE6F), (0xFEFF, 0xFF20)),
+        *((0xFF3B, 0xFF40), (0xFF5B, 0xFF65), (0xFFE0, 0xFFFF), (0x1D000, 0x1D7FF), (0x1F000, 0x1FBFF)),
+        *((0xE0000, 0x10FFFF),),
+    ),
+}
+"""The first and the last code point of the blocks of each script."""
+
+SCRIPTS = (*_BLOCKS, OTHER)
+
+
+def _make_table() -> tuple[NDArray[np.uint32], NDArray[np.uint8]]:
+    """Return the starts of ranges of code points, and the number of the script of each range."""
+    blocks = sorted((first, last, SCRIPTS.index(name)) for name, ranges in _BLOCKS.items() for first, last in ranges)
+    starts, scripts, next_start = list[int](), list[int](), 0
+    for first, last, script in blocks:
+        if first > next_start:
+            starts.append(next_start)
+            scripts.append(SCRIPTS.index(OTHER))
+        starts.append(first)
+        scripts.append(script)
+        next_start = last + 1
+    return np.array([*starts, next_start], np.uint32), np.array([*scripts, SCRIPTS.index(OTHER)], np.uint8)
+
+
+_STARTS, _SCRIPTS = _make_table()
+
+
+def count_scripts(text: str) -> dict[str, int]:
+    """Return the number of characters of each script in a text."""
+    points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
+    counts = np.bincount(_SCRIPTS[np.searchsorted(_STARTS, points, side="right") - 1], minlength=len(SCRIPTS))
+    return {SCRIPTS[number]: int(count) for number, count in enumerate(counts) if count}
+
+
+def find_main_script(text: str) -> str:
+    """Return the script of most letters of a text; COMMON for a text without letters."""
+    counts = count_scripts(text)
+    counts.pop(COMMON, None)
+    return max(counts, key=lambda name: (counts[name], -SCRIPTS.index(name)), default=COMMON)

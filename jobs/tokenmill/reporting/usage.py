@@ -1,0 +1,162 @@
+"""Frequencies of token ids, and documents with equal ids, from the .bin files.
+
+Up to a limit of tokens, all documents are read. Of a larger dataset, each document is drawn with the same probability,
+by a fixed seed, so that the same dataset gives the same report. The memory is bounded: 16 bytes for each document that
+is read, and one chunk of ids.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from tokenmill.reporting.contract import (
+    DocumentSample,
+    DuplicateGroup,
+    DuplicateSummary,
+    IdRange,
+    IdUsage,
+    TokenFrequency,
+)
+from tokenmill.reporting.lengths import Integers, OpenPair, iter_document_lengths
+from tokenmill.tokens.formats.indexed.reader import DamagedPair
+
+SEED = 1234
+MAX_TOKENS = 1_000_000_000
+"""Tokens of the largest dataset that is read completely, unless the user sets another limit."""
+MAX_ID = 1 << 24
+"""Ids of this size and above are damage: the counts of all ids would fill the memory."""
+CHUNK_TOKENS = 1 << 21
+FREQUENT_IDS = 50
+MAX_RANGES = 100
+MAX_GROUPS = 20
+_HASH_BYTES = 16
+
+
+class CountedIds(NamedTuple):
+    """The result of reading the .bin files."""
+
+    sample: DocumentSample
+    counts: Integers
+    """The number of occurrences of each id."""
+    hashes: NDArray[np.uint64]
+    """Two words for each document that was read."""
+    numbers: Integers
+    """The number of each document through all pairs."""
+    lengths: Integers
+
+
+def read_ids(pairs: Sequence[OpenPair], vocabulary: int, limit: int | None) -> CountedIds:
+    """Count the ids and hash the documents of all pairs, or of a sample of about `limit` tokens.
+
+    Raises:
+        DamagedPair: an id or a document is invalid.
+    """
+    total = sum(pair.reader.ids.size for pair in pairs)
+    share = 1.0 if limit is None or total <= limit else limit / total
+    random = np.random.default_rng(SEED)
+    counts = np.zeros(vocabulary, np.int64)
+    is_mixed = len({pair.reader.dtype for pair in pairs}) > 1
+    hashes, numbers, lengths = bytearray(), list[Integers](), list[Integers]()
+    for pair in pairs:
+        if share == 1.0:
+            for start in range(0, pair.reader.ids.size, CHUNK_TOKENS):
+                counts = _add_ids(pair, counts, pair.reader.ids[start : start + CHUNK_TOKENS])
+        pending, size = list[NDArray[np.int32]](), 0
+        for first, all_lengths in iter_document_lengths(pair.reader):
+            chosen = np.arange(len(all_lengths))
+            if share < 1.0:
+                chosen = np.flatnonzero(random.random(len(all_lengths)) < share)
+            numbers.append(pair.first + first + chosen)
+            lengths.append(all_lengths[chosen])
+            for ids in _iter_documents(pair, first + chosen, all_lengths[chosen]):
+                if share < 1.0:
+                    pending.append(ids)
+                    size += len(ids)
+                hashes += xxhash.xxh3_128_digest((ids.astype("<i4") if is_mixed else ids).data)
+                if size >= CHUNK_TOKENS:
+                    counts, pending, size = _add_ids(pair, counts, np.concatenate(pending)), [], 0
+        if pending:
+            counts = _add_ids(pair, counts, np.concatenate(pending))
+    documents = sum(pair.reader.documents for pair in pairs)
+    read = np.concatenate(lengths) if lengths else np.empty(0, np.int64)
+    return CountedIds(
+        DocumentSample(len(read), documents, int(read.sum()), total, None if share == 1.0 else SEED),
+        counts,
+        np.frombuffer(bytes(hashes), np.uint64).reshape(-1, 2),
+        np.concatenate(numbers) if numbers else np.empty(0, np.int64),
+        read,
+    )
+
+
+def _iter_documents(pair: OpenPair, documents: Integers, lengths: Integers) -> Iterator[NDArray[np.int32]]:
+    """Yield the ids of documents of a pair, as views of the file."""
+    reader = pair.reader
+    if not reader.sequences:
+        yield from (reader.ids[:0] for _ in documents)
+        return
+    sequences = np.minimum(np.asarray(reader.document_indices[documents], np.int64), reader.sequences - 1)
+    starts = np.asarray(reader.pointers[sequences], np.int64) // reader.dtype.itemsize
+    if len(starts) and (int(starts.min()) < 0 or int((starts + lengths)[lengths > 0].max(initial=0)) > reader.ids.size):
+        raise DamagedPair(Path(f"{pair.prefix}.idx"), "it has a document outside the .bin file")
+    for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
+        yield reader.ids[start : start + length]
+
+
+def _add_ids(pair: OpenPair, counts: Integers, ids: NDArray[np.int32]) -> Integers:
+    if not ids.size:
+        return counts
+    if int(ids.min()) < 0:
+        raise DamagedPair(Path(f"{pair.prefix}.bin"), "it has a negative id")
+    if int(ids.max()) >= MAX_ID:
+        raise DamagedPair(Path(f"{pair.prefix}.bin"), f"it has the id {int(ids.max()):,}, which no tokenizer has")
+    more = np.bincount(ids, minlength=len(counts))
+    more[: len(counts)] += counts
+    return more
+
+
+def summarize_usage(counted: CountedIds, vocabulary: int) -> IdUsage:
+    """Return the most frequent and the unused ids; the pieces are missing."""
+    counts, total = counted.counts, max(1, int(counted.counts.sum()))
+    order = np.argsort(-counts, kind="stable")[:FREQUENT_IDS].tolist()
+    unused = np.flatnonzero(counts[:vocabulary] == 0)
+    starts = np.flatnonzero(np.diff(unused, prepend=-2) != 1)
+    ends = np.append(starts[1:], len(unused)) - 1
+    return IdUsage(
+        sample=counted.sample,
+        vocabulary=vocabulary,
+        used=int((counts > 0).sum()),
+        never_used=len(unused),
+        frequent=[TokenFrequency(id, int(counts[id]), int(counts[id]) / total, None) for id in order if counts[id]],
+        never_used_ranges=[
+            IdRange(int(unused[start]), int(unused[end]))
+            for start, end in zip(starts[:MAX_RANGES].tolist(), ends[:MAX_RANGES].tolist(), strict=True)
+        ],
+    )
+
+
+def summarize_duplicates(counted: CountedIds) -> DuplicateSummary:
+    """Return how many documents are equal to an earlier one."""
+    hashes = counted.hashes
+    order = np.lexsort((hashes[:, 1], hashes[:, 0]))  # stable: the first document of a group is the earliest
+    ordered = hashes[order]
+    is_first = np.concatenate(([True], (ordered[1:] != ordered[:-1]).any(axis=1)))[: len(order)]
+    starts = np.flatnonzero(is_first)
+    copies = np.diff(np.append(starts, len(order)))
+    firsts = order[starts]
+    lengths = counted.lengths[firsts]
+    largest = np.lexsort((counted.numbers[firsts], -copies * lengths, -copies))[:MAX_GROUPS]
+    return DuplicateSummary(
+        sample=counted.sample,
+        distinct=len(starts),
+        duplicates=len(order) - len(starts),
+        duplicate_tokens=int((copies - 1) @ lengths) if len(starts) else 0,
+        groups=[
+            DuplicateGroup(int(copies[group]), int(lengths[group]), int(counted.numbers[firsts[group]]))
+            for group in largest.tolist()
+            if copies[group] > 1
+        ],
+    )
