@@ -4,15 +4,14 @@ Texts are HTML and only lines and bars are SVG, which stretches, so that the pag
 `tokenmill.html_page` has the frame of the file and the escaping.
 """
 
-from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
 from tokenmill import __version__
-from tokenmill.compare.page import PlotLine
+from tokenmill.compare.text import format_count
 from tokenmill.html_page import build_html_file, to_html_text, write_html_file
 from tokenmill.reporting.contract import Report, RunReport
-from tokenmill.reporting.sections import LinePlot, Section, Table, list_sections, quote
+from tokenmill.reporting.sections import LinePlot, PlottedLine, Section, Table, list_sections, quote
 
 COMMAND = "report"
 _WIDTH, _HEIGHT = 1000, 300
@@ -99,21 +98,16 @@ def _render_bar(share: float) -> str:
 
 def _render_plot(plot: LinePlot) -> str:
     """Return the lines of a quantity; the labels of the axes are HTML around the SVG."""
-    low, high = plot.lines.low, plot.lines.high
-    margin = (high - low) * 0.05 or abs(high) * 0.05 or 1.0
-    low, high = low - margin, high + margin
-    x_of = [_list_positions(line, plot.axis) for line in (plot.lines.raw, plot.lines.smooth)]
-    first, last = min(positions[0] for positions in x_of), max(positions[-1] for positions in x_of)
-    paths = [
-        _make_path(positions, line.values, (first, last), (low, high))
-        for positions, line in zip(x_of, (plot.lines.raw, plot.lines.smooth), strict=True)
-    ]
+    low, high = plot.low, plot.high
+    lines = (plot.raw, plot.smooth)
+    first, last = min(line.positions[0] for line in lines), max(line.positions[-1] for line in lines)
+    paths = [_make_path(line, (first, last), (low, high)) for line in lines]
     grid = "".join(
         f'<line class="grid" x1="0" x2="{_WIDTH}" y1="{y}" y2="{y}"/>' for y in range(0, _HEIGHT + 1, _HEIGHT // 4)
     )
     labels = "".join(f"<span>{escape(plot.format(high - step * (high - low) / 4))}</span>" for step in range(5))
-    ends = f"<span>{_format_position(first)}</span><span>{_format_position(last)} {escape(plot.axis)}</span>"
-    values = plot.lines.smooth.values
+    ends = f"<span>{format_count(first)}</span><span>{format_count(last)} {escape(plot.axis)}</span>"
+    values = plot.smooth.values
     description = (
         f"{plot.title} over {plot.axis}: from {plot.format(values[0])} to {plot.format(values[-1])}, lowest "
         f"{plot.format(min(values))}, highest {plot.format(max(values))}, smoothed"
@@ -124,25 +118,15 @@ def _render_plot(plot: LinePlot) -> str:
         f'preserveAspectRatio="none" role="img" aria-label="{escape(description)}">{grid}'
         f'<path class="raw" d="{paths[0]}"/><path class="smooth" d="{paths[1]}"/></svg></div>'
         f'<div class="x" aria-hidden="true">{ends}</div>'
-        '<p class="soft">Thin: each logged step. Thick: smoothed.</p></figure>'
+        '<p class="soft">Thin: logged steps. Thick: smoothed. The table below has some of the points.</p></figure>'
     )
 
 
-def _list_positions(line: PlotLine, axis: str) -> Sequence[float]:
-    return line.tokens if axis == "tokens" and line.tokens else [float(step) for step in line.steps]
-
-
-def _format_position(value: float) -> str:
-    return f"{value:,.0f}"
-
-
-def _make_path(
-    positions: Sequence[float], values: Sequence[float], across: tuple[float, float], down: tuple[float, float]
-) -> str:
+def _make_path(line: PlottedLine, across: tuple[float, float], down: tuple[float, float]) -> str:
     """Return the data of a path; a value above the range ends at the border of the plot."""
     width, height = across[1] - across[0] or 1.0, down[1] - down[0]
     points = [
         f"{_WIDTH * (x - across[0]) / width:.1f} {_HEIGHT * min(1.0, max(0.0, (down[1] - value) / height)):.1f}"
-        for x, value in zip(positions, values, strict=True)
+        for x, value in zip(line.positions, line.values, strict=True)
     ]
     return "M" + "L".join(points)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from tokenmill.compare.page import PlotLines
+from tokenmill.compare.page import PlotLine, PlotRun
 from tokenmill.compare.report import RunSummary
 from tokenmill.compare.text import format_count, format_loss, format_seconds, format_share
 from tokenmill.flow.progress import format_bytes
@@ -26,6 +26,8 @@ from tokenmill.reporting.contract import (
 
 MAX_ROWS = 40
 """Rows of sources, ids and ranges on the page; --json has more."""
+MAX_POINT_ROWS = 10
+"""Rows of the table of a plot."""
 
 
 class Table(NamedTuple):
@@ -38,13 +40,33 @@ class Table(NamedTuple):
     texts: Sequence[int] = ()
 
 
+class PlottedLine(NamedTuple):
+    """The points of a line, in the order of their positions: tokens, or steps."""
+
+    positions: Sequence[float]
+    values: Sequence[float]
+
+
 class LinePlot(NamedTuple):
-    """The lines of a quantity of a run over tokens or steps."""
+    """A quantity of a run over tokens or steps: all rows and the smoothed line, and the range of the values."""
 
     title: str
     axis: str
-    lines: PlotLines
+    raw: PlottedLine
+    smooth: PlottedLine
+    low: float
+    high: float
     format: Callable[[float | None], str]
+
+    @property
+    def table(self) -> Table:
+        """Return some points of the smoothed line as a table."""
+        last = len(self.smooth.values) - 1
+        rows = [
+            (format_count(self.smooth.positions[point]), self.format(self.smooth.values[point]))
+            for point in dict.fromkeys(round(part * last / MAX_POINT_ROWS) for part in range(MAX_POINT_ROWS + 1))
+        ]
+        return Table(f"{self.title.lower()}, smoothed", (self.axis, "value"), rows)
 
 
 class Section(NamedTuple):
@@ -425,16 +447,27 @@ def _describe_metrics(report: RunReport, summary: RunSummary) -> Section:
         ("NaN or infinite losses", f"{summary.bad_losses:,}"),
         ("skipped iterations", f"{summary.skipped_iterations:,}"),
     ]
-    plots = []
-    if report.plots:
-        quantities = (
-            ("Loss", report.plots.loss, format_loss),
-            ("Throughput, tokens per second", report.plots.rate, format_count),
-        )
-        plots = [LinePlot(title, axis, lines, form) for title, lines, form in quantities if lines]
+    plots = list[LinePlot]()
+    if report.plots and (lines := report.plots.loss):
+        raw, smooth = (_locate_points(line, axis, report.plots) for line in (lines.raw, lines.smooth))
+        margin = (lines.high - lines.low) * 0.05 or abs(lines.high) * 0.05 or 1.0
+        low = lines.low - margin if lines.low < margin else max(0.0, lines.low - margin)
+        plots.append(LinePlot("Loss", axis, raw, smooth, low, lines.high + margin, format_loss))
+    if report.plots and (lines := report.plots.rate):
+        raw, smooth = (_locate_points(line, axis, report.plots) for line in (lines.raw, lines.smooth))
+        high = 1.05 * lines.high or 1.0
+        plots.append(LinePlot("Throughput, tokens per second", axis, raw, smooth, 0.0, high, format_count))
     sentences = [f"Read from {source}." for source in summary.sources]
     table = Table("numbers of the run", ("", ""), [row for row in rows if row[1] != "-"])
-    return Section("How did the training go?", sentences, [table], plots)
+    return Section("How did the training go?", sentences, [table, *(plot.table for plot in plots)], plots)
+
+
+def _locate_points(line: PlotLine, axis: str, plots: PlotRun) -> PlottedLine:
+    """Return the points of a line with their positions; without tokens, steps have `step_tokens` tokens each."""
+    if axis == "tokens" and line.tokens is not None:
+        return PlottedLine(line.tokens, line.values)
+    factor = plots.step_tokens or 1.0 if axis == "tokens" else 1.0
+    return PlottedLine([step * factor for step in line.steps], line.values)
 
 
 def _describe_stalls(report: RunReport, summary: RunSummary) -> Section:

@@ -1,0 +1,53 @@
+"""`tokenmill report` about a run of the small trainer: attempts, checkpoints, loss and throughput."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from support.commandline import run_in_process
+from support.train import ITERATIONS, Job, kill_with_ranks, wait_for
+
+TOKEN = "hf_plantedsecret0123456789abcdef"
+
+
+def test_report_of_a_run_that_was_killed_once(
+    job: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    run = job(step=0.03)
+    node = run.start()
+    wait_for(run, "successfully saved checkpoint from iteration      10")
+    kill_with_ranks(run, node)
+    code, log = run.once()
+    assert code == 0, log
+
+    ended = run_in_process("report", run.checkpoints, "--json")
+    assert ended.code == 0, ended.err
+    without_log = ended.result
+    assert without_log["kind"] == "run" and without_log["summary"] is None
+    assert "--metrics" in without_log["notes"][0]
+
+    log_file = run.directory / "log-0"
+    log_file.write_text(log_file.read_text() + f"the environment has {TOKEN}\n")
+    result = run_in_process("report", run.checkpoints, "--metrics", log_file, "--json").result
+    attempts = json.loads((run.checkpoints / ".tokenmill/train/attempts.json").read_text())
+    assert [attempt["start_iteration"] for attempt in result["attempts"]] == [entry["began_at"] for entry in attempts]
+    assert result["attempts"][0]["start_iteration"] == 0 and len(result["attempts"]) == 2
+    assert result["verdict"] == f"completed at iteration {ITERATIONS}"
+    names = sorted(path.name for path in run.checkpoints.glob("iter_*"))
+    assert [saved["name"] for saved in result["checkpoints"]] == names
+    tracked = int((run.checkpoints / "latest_checkpointed_iteration.txt").read_text())
+    assert [saved["iteration"] for saved in result["checkpoints"] if saved["is_tracked"]] == [tracked]
+    assert {saved["state"] for saved in result["checkpoints"]} == {"complete"}
+    assert result["summary"]["steps"] == ITERATIONS
+    assert result["plots"]["loss"]["raw"]["steps"][-1] == ITERATIONS
+
+    page = tmp_path / "run.html"
+    assert run_in_process("report", run.checkpoints, "--metrics", log_file, "--html", page).code == 0
+    text = run_in_process("report", run.checkpoints, "--metrics", log_file).out
+    assert f"completed at iteration {ITERATIONS}." in text
+    for content in (page.read_text(), text, json.dumps(result)):
+        assert TOKEN not in content
+    assert page.read_text().count('<path class="smooth"') >= 1
