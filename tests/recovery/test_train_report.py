@@ -4,18 +4,13 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
-from support.commandline import run_in_process
+from support.commandline import run_in_process, tokenmill
 from support.train import ITERATIONS, Job, kill_with_ranks, wait_for
 
-TOKEN = "hf_plantedsecret0123456789abcdef"
+TOKEN = "hf_plantedQwZxkTyRbNmVcLsDgHjPfA"
 
 
-def test_report_of_a_run_that_was_killed_once(
-    job: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HF_TOKEN", TOKEN)
+def test_report_of_a_run_that_was_killed_once(job: Callable[..., Job], tmp_path: Path) -> None:
     run = job(step=0.03)
     node = run.start()
     wait_for(run, "successfully saved checkpoint from iteration      10")
@@ -30,9 +25,14 @@ def test_report_of_a_run_that_was_killed_once(
     assert "--metrics" in without_log["notes"][0]
 
     log_file = run.directory / "log-0"
-    log_file.write_text(log_file.read_text() + f"the environment has {TOKEN}\n")
-    result = run_in_process("report", run.checkpoints, "--metrics", log_file, "--json").result
-    attempts = json.loads((run.checkpoints / ".tokenmill/train/attempts.json").read_text())
+    records = run.checkpoints / ".tokenmill/train/attempts.json"
+    attempts = json.loads(records.read_text())
+    attempts[0]["ended"] = f"RuntimeError: refused {TOKEN}"
+    records.write_text(json.dumps(attempts))
+    command = ["report", run.checkpoints, "--metrics", log_file]
+    ended = tokenmill(*command, "--json", HF_TOKEN=TOKEN)
+    assert ended.code == 0, ended.err
+    result = ended.result
     assert [attempt["start_iteration"] for attempt in result["attempts"]] == [entry["began_at"] for entry in attempts]
     assert result["attempts"][0]["start_iteration"] == 0 and len(result["attempts"]) == 2
     assert result["verdict"] == f"completed at iteration {ITERATIONS}"
@@ -45,9 +45,9 @@ def test_report_of_a_run_that_was_killed_once(
     assert result["plots"]["loss"]["raw"]["steps"][-1] == ITERATIONS
 
     page = tmp_path / "run.html"
-    assert run_in_process("report", run.checkpoints, "--metrics", log_file, "--html", page).code == 0
-    text = run_in_process("report", run.checkpoints, "--metrics", log_file).out
+    assert tokenmill(*command, "--html", page, HF_TOKEN=TOKEN).code == 0
+    text = tokenmill(*command, HF_TOKEN=TOKEN).out
     assert f"completed at iteration {ITERATIONS}." in text
-    for content in (page.read_text(), text, json.dumps(result)):
-        assert TOKEN not in content
+    for content in (page.read_text(), text, ended.out):
+        assert "RuntimeError: refused" in content and TOKEN not in content
     assert page.read_text().count('<path class="smooth"') >= 1

@@ -27,6 +27,35 @@ _OPTIONS = (
 )
 _KEYS = {"Space": (32, " "), "Escape": (27, ""), "ArrowLeft": (37, ""), "ArrowRight": (39, "")}
 """Keys with their numbers and texts."""
+_LEGIBILITY = """
+(() => {
+  const luminance = (color) => {
+    const parts = color.match(/[\\d.]+/g).slice(0, 3).map((part) => part / 255)
+      .map((part) => part <= 0.03928 ? part / 12.92 : Math.pow((part + 0.055) / 1.055, 2.4));
+    return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2];
+  };
+  const background = (element) => {
+    for (let node = element; node; node = node.parentElement) {
+      const color = getComputedStyle(node).backgroundColor;
+      if (!color.endsWith(", 0)")) return color;
+    }
+    return "rgb(255, 255, 255)";
+  };
+  let lowest = [99, ""], smallest = 99;
+  for (const element of document.querySelectorAll("body *:not(script):not(noscript)")) {
+    const text = [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
+    if (!text || !element.getClientRects().length) continue;
+    const style = getComputedStyle(element);
+    const color = element instanceof SVGElement ? style.fill : style.color;
+    const values = [luminance(color), luminance(background(element))].sort((a, b) => b - a);
+    const contrast = (values[0] + 0.05) / (values[1] + 0.05);
+    if (contrast < lowest[0]) lowest = [contrast, element.outerHTML.slice(0, 100)];
+    smallest = Math.min(smallest, parseFloat(style.fontSize));
+  }
+  return {lowest, smallest, background: background(document.body)};
+})()
+"""
+"""The lowest contrast of a text and its background (WCAG 2), the smallest font in pixels, the page's background."""
 
 
 def find_chromium() -> str | None:
@@ -100,6 +129,11 @@ class Page:
         if "exceptionDetails" in result:
             raise RuntimeError(result["exceptionDetails"])
         return result["result"].get("value")
+
+    def measure_legibility(self) -> dict[str, Any]:
+        """Return the lowest contrast with its element, the smallest font, and the background of the page."""
+        result: dict[str, Any] = self.evaluate(_LEGIBILITY)
+        return result
 
     def click(self, selector: str) -> None:
         """Click the middle of an element with the mouse."""

@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
 import typer
@@ -124,36 +123,6 @@ def test_only_reports_are_replaced(tmp_path: Path) -> None:
 # -- in a browser
 
 
-CONTRAST = """
-(() => {
-  const luminance = (color) => {
-    const parts = color.match(/[\\d.]+/g).slice(0, 3).map((part) => part / 255)
-      .map((part) => part <= 0.03928 ? part / 12.92 : Math.pow((part + 0.055) / 1.055, 2.4));
-    return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2];
-  };
-  const background = (element) => {
-    for (let node = element; node; node = node.parentElement) {
-      const color = getComputedStyle(node).backgroundColor;
-      if (!color.endsWith(", 0)")) return color;
-    }
-    return "rgb(255, 255, 255)";
-  };
-  let lowest = [99, ""], smallest = 99;
-  for (const element of document.querySelectorAll("body *:not(script):not(noscript)")) {
-    const text = [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
-    if (!text || !element.getClientRects().length) continue;
-    const style = getComputedStyle(element);
-    const color = element instanceof SVGElement ? style.fill : style.color;
-    const values = [luminance(color), luminance(background(element))].sort((a, b) => b - a);
-    const contrast = (values[0] + 0.05) / (values[1] + 0.05);
-    if (contrast < lowest[0]) lowest = [contrast, element.outerHTML.slice(0, 100)];
-    smallest = Math.min(smallest, parseFloat(style.fontSize));
-  }
-  return {lowest, smallest, background: background(document.body)};
-})()
-"""
-
-
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Page]:
     chromium = find_chromium()
@@ -161,11 +130,6 @@ def browser() -> Iterator[Page]:
         pytest.skip("Chromium is not on PATH: apt-get install chromium")
     with open_page(chromium) as page:
         yield page
-
-
-def measure(page: Page) -> dict[str, Any]:
-    result: dict[str, Any] = page.evaluate(CONTRAST)
-    return result
 
 
 @pytest.mark.slow
@@ -176,7 +140,7 @@ def test_page_in_a_browser(browser: Page, tmp_path: Path) -> None:
     lines = "document.querySelectorAll('svg[data-kind=loss] path').length"
     shown = "getComputedStyle(document.querySelector('svg[data-kind=loss] g[data-run=\"1\"]')).display"
     assert (browser.evaluate(lines), browser.evaluate(shown)) == (10, "inline")
-    light = measure(browser)
+    light = browser.measure_legibility()
     assert light["lowest"][0] >= 4.5, light
     assert light["smallest"] >= 11
 
@@ -207,16 +171,16 @@ def test_page_in_a_browser(browser: Page, tmp_path: Path) -> None:
     assert "steps" in browser.evaluate("document.querySelector('figure .tip').innerText")
 
     browser.resize(1280, 900, dark=True)
-    dark = measure(browser)
+    dark = browser.measure_legibility()
     assert dark["background"] != light["background"]
     assert dark["lowest"][0] >= 4.5, dark
     browser.click("#theme")
-    assert measure(browser)["background"] == light["background"]
+    assert browser.measure_legibility()["background"] == light["background"]
 
     browser.resize(375, 800)
     browser.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
     assert browser.evaluate("document.scrollingElement.scrollWidth") <= 375
-    assert measure(browser)["smallest"] >= 11
+    assert browser.measure_legibility()["smallest"] >= 11
     assert browser.evaluate("document.querySelector('svg[data-kind=loss]').clientWidth") <= 375
 
     assert browser.list_requests() == [path.as_uri()]

@@ -67,7 +67,7 @@ class ReportOptions:
 
 
 def select_output(path: Path) -> StageRecord:
-    """Return the record of the output to report: the last stage in `path`, or below it.
+    """Return the record of the output to report in `path` or below it: pairs if there are any, else the last stage.
 
     Raises:
         RequestError: there is no output of tokenmill, or there are several outputs of the last stage.
@@ -81,7 +81,7 @@ def select_output(path: Path) -> StageRecord:
             "or specify an output directory"
         )
     at_path = [record for record in records if record.output == path]
-    pairs = [record for record in at_path or records if record.kind in (PREPROCESS, CHAT)]
+    pairs = _select_pairs(at_path) or _select_pairs(records)
     candidates = pairs or at_path or records
     last = max(KINDS.index(record.kind) for record in candidates)
     last_records = [record for record in candidates if record.kind is KINDS[last]]
@@ -89,6 +89,10 @@ def select_output(path: Path) -> StageRecord:
         names = "\n".join(f"  {record.output}" for record in (pairs or last_records))
         raise RequestError(f"there is more than one dataset in {path}; specify one of them:\n{names}")
     return last_records[0]
+
+
+def _select_pairs(records: list[StageRecord]) -> list[StageRecord]:
+    return [record for record in records if record.kind in (PREPROCESS, CHAT)]
 
 
 def build_dataset_report(
