@@ -20,8 +20,7 @@ from support.commandline import run_in_process, tokenmill
 from support.corpus import TOKENIZER
 from tokenmill.flow.progress import Reporter
 from tokenmill.flow.stage import StageRun
-
-pytestmark = pytest.mark.slow
+from tokenmill.reporting.scripts import COMMON, OTHER, find_main_script
 
 SECRET = "hf_plantedQwZxkTyRbNmVcLsDgHjPfA"
 HOSTILE = "</script><img src=x onerror=alert(1)><!-- "
@@ -92,9 +91,48 @@ def find_script(text: str) -> str:
     return counts.most_common(1)[0][0] if counts else "common"
 
 
+# -- scripts
+
+
+def test_scripts_agree_with_the_names_of_the_letters() -> None:
+    first_words = {
+        "LATIN": "Latin",
+        "GREEK": "Greek",
+        "CYRILLIC": "Cyrillic",
+        "ARMENIAN": "Armenian",
+        "HEBREW": "Hebrew",
+        "ARABIC": "Arabic",
+        "DEVANAGARI": "Devanagari",
+        "BENGALI": "Bengali",
+        "TAMIL": "Tamil",
+        "TELUGU": "Telugu",
+        "THAI": "Thai",
+        "TIBETAN": "Tibetan",
+        "GEORGIAN": "Georgian",
+        "ETHIOPIC": "Ethiopic",
+        "KHMER": "Khmer",
+        "HANGUL": "Hangul",
+        "HIRAGANA": "Kana",
+        "KATAKANA": "Kana",
+        "CJK": "Han",
+    }
+    letters, agree = Counter[str](), Counter[str]()
+    for point in (*range(0xD800), *range(0xE000, 0x10000)):
+        name = unicodedata.name(chr(point), "").partition(" ")[0]
+        if name in first_words and unicodedata.category(chr(point))[0] == "L":
+            letters[name] += 1
+            agree[name] += find_main_script(chr(point)) == first_words[name]
+    assert len(letters) == len(first_words)
+    assert {name: count for name, count in letters.items() if agree[name] < 0.9 * count} == {}
+    assert sum(agree.values()) > 0.997 * sum(letters.values())
+    assert find_main_script("12 % -- \U0001f600") == find_main_script("") == COMMON
+    assert find_main_script("\u1820 12") == OTHER, "Mongolian has no entry"
+
+
 # -- numbers
 
 
+@pytest.mark.slow
 def test_totals_sources_and_lengths_are_those_of_the_corpus(corpus: Corpus) -> None:
     result = report(corpus.output, "--seq-length", SEQ_LENGTH)
     documents = [corpus.encode(text) for text in corpus.all_texts]
@@ -127,6 +165,7 @@ def test_totals_sources_and_lengths_are_those_of_the_corpus(corpus: Corpus) -> N
     assert sum(entry["documents"] for entry in summary["histogram"]) == len(lengths)
 
 
+@pytest.mark.slow
 def test_ids_and_duplicates_are_those_of_the_corpus(corpus: Corpus) -> None:
     result = report(corpus.output)
     documents = [tuple(corpus.encode(text)) for text in corpus.all_texts]
@@ -154,6 +193,7 @@ def test_ids_and_duplicates_are_those_of_the_corpus(corpus: Corpus) -> None:
     assert copies[tuple(shown["tokens"])] == group["copies"] and len(shown["tokens"]) == group["tokens"]
 
 
+@pytest.mark.slow
 def test_scripts_are_those_of_the_corpus(corpus: Corpus) -> None:
     expected: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
     for text in corpus.all_texts:
@@ -169,6 +209,7 @@ def test_scripts_are_those_of_the_corpus(corpus: Corpus) -> None:
     } == dict(expected)
 
 
+@pytest.mark.slow
 def test_two_tokenizers(corpus: Corpus, tmp_path: Path) -> None:
     shutil.copytree(TOKENIZER, tmp_path / "no-merges")
     path = tmp_path / "no-merges/tokenizer.json"
@@ -196,6 +237,7 @@ def test_two_tokenizers(corpus: Corpus, tmp_path: Path) -> None:
     assert refused.code == 2 and "no tokenizer directory" in refused.err
 
 
+@pytest.mark.slow
 def test_rejected_records_stages_and_lineage(corpus: Corpus) -> None:
     result = report(corpus.output)
     assert {entry["reason"]: entry["records"] for entry in result["rejected"]} == {
@@ -223,6 +265,7 @@ def test_rejected_records_stages_and_lineage(corpus: Corpus) -> None:
     assert result["lineage"][1]["content"] == manifest["hash"]
 
 
+@pytest.mark.slow
 def test_a_sample_is_named(corpus: Corpus) -> None:
     total = report(corpus.output)["totals"]["tokens"]
     first, again = (report(corpus.output, "--sample-tokens", total // 3) for _ in range(2))
@@ -254,6 +297,7 @@ class Elements(HTMLParser):
         self.elements.append((tag, dict(attrs)))
 
 
+@pytest.mark.slow
 def test_no_content_of_the_data_without_examples(corpus: Corpus, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     outputs = [
@@ -268,6 +312,7 @@ def test_no_content_of_the_data_without_examples(corpus: Corpus, tmp_path: Path)
     assert str(policy).startswith("default-src 'none'; style-src 'sha256-") and "script-src" not in str(policy)
 
 
+@pytest.mark.slow
 def test_examples_are_escaped(corpus: Corpus, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     assert run_in_process("report", corpus.output, "--examples", 1, "--html", page).code == 0
@@ -285,6 +330,7 @@ def test_examples_are_escaped(corpus: Corpus, tmp_path: Path) -> None:
     assert longest["text"].startswith(HOSTILE) and len(longest["text"]) == 203
 
 
+@pytest.mark.slow
 def test_credentials_are_redacted(tmp_path: Path) -> None:
     """The credential is a part of the path, of the source and of a file, and `tokenmill` knows it as HF_TOKEN."""
     root = tmp_path / SECRET
@@ -305,6 +351,7 @@ def test_credentials_are_redacted(tmp_path: Path) -> None:
 # -- other outputs
 
 
+@pytest.mark.slow
 def test_a_dataset_without_its_tokenizer(corpus: Corpus, tmp_path: Path) -> None:
     shutil.copytree(corpus.output, tmp_path / "out")
     for path in (tmp_path / "out/.tokenmill/preprocess/encoders").glob("*/backend.json"):
@@ -320,6 +367,7 @@ def test_a_dataset_without_its_tokenizer(corpus: Corpus, tmp_path: Path) -> None
     assert refused.code == 2 and "run the same tokenmill preprocess again" in refused.err
 
 
+@pytest.mark.slow
 def test_an_unfinished_output(corpus: Corpus, tmp_path: Path) -> None:
     command = ["preprocess", corpus.output.parent, tmp_path / "out", "--tokenizer", TOKENIZER]
     quarantine = ["--on-bad-record", "quarantine", "--max-bad-records", 9]
@@ -337,6 +385,19 @@ def test_an_unfinished_output(corpus: Corpus, tmp_path: Path) -> None:
     assert "NOT FINISHED" in run_in_process("report", tmp_path / "out").out
 
 
+@pytest.mark.slow
+def test_a_failure_that_quotes_a_record(tmp_path: Path) -> None:
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus/a.jsonl").write_text('{"text": "hello"}\n' * 3 + json.dumps({SECRET: 1}) + "\n")
+    failed = tokenmill("preprocess", tmp_path / "corpus", tmp_path / "out", "--tokenizer", TOKENIZER)
+    assert failed.code == 2 and SECRET in failed.err, "the failure quotes the keys of the record"
+    for options in ([], ["--json"]):
+        ended = tokenmill("report", tmp_path / "out", *options)
+        assert ended.code == 0, ended.err
+        assert "preprocess is failed, with 0 of 1 units" in ended.out and SECRET not in ended.out
+
+
+@pytest.mark.slow
 def test_outputs_of_text_of_chat_and_of_pack(corpus: Corpus, tmp_path: Path) -> None:
     result = report(corpus.output.parent, "--examples", 1)
     assert result["stage"] == "preprocess", "a directory of a dataset has the pairs below it"
@@ -368,6 +429,7 @@ def test_outputs_of_text_of_chat_and_of_pack(corpus: Corpus, tmp_path: Path) -> 
     assert [step["stage"] for step in packed["lineage"]] == ["pack", "chat", "source"]
 
 
+@pytest.mark.slow
 def test_pairs_without_documents(tmp_path: Path) -> None:
     (tmp_path / "corpus").mkdir()
     (tmp_path / "corpus/a.jsonl").write_text('{"text": ""}\n{"text": ""}\n')
@@ -380,6 +442,7 @@ def test_pairs_without_documents(tmp_path: Path) -> None:
     assert run_in_process("report", tmp_path / "out", "--html", tmp_path / "empty.html").code == 0
 
 
+@pytest.mark.slow
 def test_directories_without_an_output(tmp_path: Path) -> None:
     for path, message in (
         (tmp_path, "run tokenmill preprocess first, or specify an output directory"),
@@ -390,6 +453,7 @@ def test_directories_without_an_output(tmp_path: Path) -> None:
     assert run_in_process("report", tmp_path, "--metrics", tmp_path).code == 2
 
 
+@pytest.mark.slow
 def test_only_reports_are_replaced(corpus: Corpus, tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     for _ in range(2):
@@ -412,6 +476,7 @@ def browser() -> Iterator[Page]:
         yield page
 
 
+@pytest.mark.slow
 def test_page_in_a_browser(browser: Page, corpus: Corpus, tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     assert run_in_process("report", corpus.output, "--examples", 2, "--html", path).code == 0

@@ -100,4 +100,4 @@ def report(
         event = {"event": "result", **content, "html": show(str(html)) if html else None}
         sys.stdout.write(msgspec.json.encode(event).decode() + "\n")
     else:
-        sys.stdout.write(f"with plots: {show(str(html))}\n" if html else to_text(result) + "\n")
+        sys.stdout.write(f"report: {show(str(html))}\n" if html else to_text(result) + "\n")

@@ -163,7 +163,7 @@ class DuplicateGroup(Struct, frozen=True):
 
 
 class DuplicateSummary(Struct, frozen=True, kw_only=True):
-    """Documents whose ids are equal to those of an earlier document (xxh3-128 of the ids)."""
+    """Documents whose ids are equal to those of an earlier document, by a hash of the ids."""
 
     sample: DocumentSample
     distinct: int

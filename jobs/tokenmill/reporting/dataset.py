@@ -13,9 +13,9 @@ import msgspec
 from tokenmill.errors import RequestError
 from tokenmill.files.explain import TMPDIR, explain_os_errors
 from tokenmill.files.paths import join_inside
-from tokenmill.flow.contract import FileEntry, Receipt
+from tokenmill.flow.contract import FileEntry
 from tokenmill.flow.record import StageRecord
-from tokenmill.flow.stage_input import describe_unfinished, find_records
+from tokenmill.flow.stage_input import find_records
 from tokenmill.packing.contract import PackBasis, PackDetails
 from tokenmill.packing.view import list_shards
 from tokenmill.redaction import redact
@@ -31,9 +31,10 @@ from tokenmill.reporting.contract import (
 from tokenmill.reporting.lengths import OpenPair, measure_lengths, summarize_lengths, summarize_sources
 from tokenmill.reporting.rejected import read_quarantine
 from tokenmill.reporting.stages import (
+    ReadStage,
     describe_source,
     is_started,
-    summarize_stage,
+    read_stage,
     trace_lineage,
 )
 from tokenmill.reporting.texts import (
@@ -103,25 +104,27 @@ def build_dataset_report(
     Raises:
         TokenmillError: the files of the output are damaged.
     """
-    timing = summarize_stage(record)
-    earlier, lineage = trace_lineage(record)
+    stage = read_stage(record)
+    timing = stage.timing
+    earlier_records, lineage = trace_lineage(record)
+    stages = [*map(read_stage, earlier_records), stage]
     plan = record.read_plan()
     report = DatasetReport(
         output=redact(str(record.output)),
         stage=timing.stage,
         state=timing.state,
         source=describe_source(plan.source) if plan else "unknown",
-        stages=[*(summarize_stage(stage) for stage in earlier), timing],
+        stages=[read.timing for read in stages],
         lineage=lineage,
     )
-    rejected, examples, notes = _read_rejected([*earlier, record], options.examples)
+    rejected, examples, notes = _read_rejected(stages, options.examples)
     report = msgspec.structs.replace(report, rejected=rejected)
     if timing.state != "complete":
-        command = f"tokenmill status {record.output}"
+        # A failure may quote a record, so the report does not contain it.
         notes.insert(
             0,
-            f"NOT FINISHED: {redact(describe_unfinished(record))}. The counts below are those of the finished units; "
-            f"see {command}",
+            f"NOT FINISHED: {timing.stage} is {timing.state}, with {timing.units_done:,} of {timing.units:,} units. "
+            f"The counts below are those of the finished units; see tokenmill status {record.output}",
         )
     elif record.kind in (PREPROCESS, CHAT):
         report, more_examples = _add_pairs(report, open_dataset(record), options, notes, log)
@@ -136,31 +139,20 @@ def build_dataset_report(
     return msgspec.structs.replace(report, examples=examples, notes=[redact(note) for note in notes])
 
 
-def _read_rejected(
-    records: list[StageRecord], count: int
-) -> tuple[list[RejectionReason], list[DataExample], list[str]]:
+def _read_rejected(stages: list[ReadStage], count: int) -> tuple[list[RejectionReason], list[DataExample], list[str]]:
     reasons, examples, notes = list[RejectionReason](), list[DataExample](), list[str]()
-    for record in records:
-        plan = record.read_plan()
-        receipts = [receipt for _, receipt in record.receipts(plan) if receipt] if plan else []
-        counts = _sum_counts(receipts)
-        files = (entry for receipt in receipts for entry in receipt.outputs)
-        content = read_quarantine(record, counts, files, count)
+    for stage in stages:
+        files = (entry for receipt in stage.receipts for entry in receipt.outputs)
+        content = read_quarantine(stage.record, stage.counts, files, count)
         reasons += content.reasons
         examples += [
             DataExample(example.kind, redact(example.title), redact(example.text)) for example in content.examples
         ]
         if content.unreadable:
-            notes.append(f"{content.unreadable:,} lines or files of the quarantine of {record.output} are damaged")
+            notes.append(
+                f"{content.unreadable:,} lines or files of the quarantine of {stage.record.output} are damaged"
+            )
     return reasons, examples, notes
-
-
-def _sum_counts(receipts: list[Receipt]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for receipt in receipts:
-        for name, count in receipt.counts.items():
-            counts[name] = counts.get(name, 0) + count
-    return counts
 
 
 def _summarize_tokenizer(tokenizer: ResolvedTokenizer, eod: int | None) -> TokenizerSummary:

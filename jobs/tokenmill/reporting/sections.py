@@ -213,12 +213,17 @@ def _describe_lengths(lengths: LengthSummary) -> Section:
     points = [("shortest", f"{lengths.shortest:,}")]
     points += [(f"{entry.percent:g} %", f"{entry.tokens:,}") for entry in lengths.percentiles]
     points += [("longest", f"{lengths.longest:,}"), ("mean", f"{lengths.mean:,.1f}")]
+    longer = (
+        f"{lengths.longer_documents:,} documents ({format_share(_share(lengths.longer_documents, documents))}) are "
+        f"longer than the sequence length of {lengths.seq_length:,} tokens. They have {lengths.longer_tokens:,} "
+        f"tokens, {lengths.tokens_beyond:,} of them after the first {lengths.seq_length:,} of their document."
+    )
+    if not lengths.longer_documents:
+        longer = f"No document is longer than the sequence length of {lengths.seq_length:,} tokens."
     sentences = [
         "Tokens of a document, with its EOD, of all documents. A percentile is the length that this share of the "
         "documents does not exceed.",
-        f"{lengths.longer_documents:,} documents ({format_share(_share(lengths.longer_documents, documents))}) are "
-        f"longer than the sequence length of {lengths.seq_length:,} tokens. They have {lengths.longer_tokens:,} "
-        f"tokens, {lengths.tokens_beyond:,} of them after the first {lengths.seq_length:,} of their document.",
+        longer,
     ]
     return Section(
         "How long are the documents?",

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -52,8 +53,17 @@ def measure_times(receipts: Sequence[Receipt]) -> UnitTimes:
     return times
 
 
-def summarize_stage(record: StageRecord) -> StageTiming:
-    """Return the progress, the counts and the rates of a stage."""
+class ReadStage(NamedTuple):
+    """A stage, the valid receipts of its units, its counts, and the summary."""
+
+    record: StageRecord
+    receipts: list[Receipt]
+    counts: Counts
+    timing: StageTiming
+
+
+def read_stage(record: StageRecord) -> ReadStage:
+    """Read the receipts of a stage, and return its progress, its counts and its rates."""
     status = load_status(record)
     plan = record.read_plan()
     receipts = [receipt for _, receipt in record.receipts(plan) if receipt] if plan else []
@@ -65,7 +75,7 @@ def summarize_stage(record: StageRecord) -> StageTiming:
     def divide(amount: float | None) -> float | None:
         return amount / times.busy if amount is not None and times.busy > 0 else None
 
-    return StageTiming(
+    timing = StageTiming(
         stage=plan.command if plan else record.stage,
         output=redact(str(record.output)),
         state=status.state,
@@ -90,6 +100,7 @@ def summarize_stage(record: StageRecord) -> StageTiming:
         records_per_second=divide(read or None),
         tokens_per_second=divide(tokens),
     )
+    return ReadStage(record, receipts, counts, timing)
 
 
 def is_started(record: StageRecord) -> bool:

@@ -1,10 +1,12 @@
 """Frequencies of token ids, and documents with equal ids, from the .bin files.
 
 Up to a limit of tokens, all documents are read. Of a larger dataset, each document is drawn with the same probability,
-by a fixed seed, so that the same dataset gives the same report. The memory is bounded: 16 bytes for each document that
-is read, and one chunk of ids.
+by a fixed seed, so that the same dataset gives the same report. The memory is about 25 bytes for each document that is
+read, and one chunk of ids. Equal documents are those with the same 64-bit hash (xxh3): among a hundred million
+different documents, two have the same hash with a probability of 0.03 %.
 """
 
+from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -21,7 +23,7 @@ from tokenmill.reporting.contract import (
     IdUsage,
     TokenFrequency,
 )
-from tokenmill.reporting.lengths import Integers, OpenPair, iter_document_lengths
+from tokenmill.reporting.lengths import CHUNK_DOCUMENTS, Integers, OpenPair, iter_document_lengths
 from tokenmill.tokens.formats.indexed.reader import DamagedPair
 
 SEED = 1234
@@ -33,7 +35,6 @@ CHUNK_TOKENS = 1 << 21
 FREQUENT_IDS = 50
 MAX_RANGES = 100
 MAX_GROUPS = 20
-_HASH_BYTES = 16
 
 
 class CountedIds(NamedTuple):
@@ -43,10 +44,10 @@ class CountedIds(NamedTuple):
     counts: Integers
     """The number of occurrences of each id."""
     hashes: NDArray[np.uint64]
-    """Two words for each document that was read."""
-    numbers: Integers
-    """The number of each document through all pairs."""
-    lengths: Integers
+    """The hash of each document that was read."""
+    numbers: Integers | None
+    """The number of each document through all pairs; None if all documents were read."""
+    lengths: NDArray[np.uint32]
 
 
 def read_ids(pairs: Sequence[OpenPair], vocabulary: int, limit: int | None) -> CountedIds:
@@ -60,7 +61,7 @@ def read_ids(pairs: Sequence[OpenPair], vocabulary: int, limit: int | None) -> C
     random = np.random.default_rng(SEED)
     counts = np.zeros(vocabulary, np.int64)
     is_mixed = len({pair.reader.dtype for pair in pairs}) > 1
-    hashes, numbers, lengths = bytearray(), list[Integers](), list[Integers]()
+    hashes, numbers, lengths = array("Q"), list[Integers](), list[NDArray[np.uint32]]()
     for pair in pairs:
         if share == 1.0:
             for start in range(0, pair.reader.ids.size, CHUNK_TOKENS):
@@ -70,24 +71,24 @@ def read_ids(pairs: Sequence[OpenPair], vocabulary: int, limit: int | None) -> C
             chosen = np.arange(len(all_lengths))
             if share < 1.0:
                 chosen = np.flatnonzero(random.random(len(all_lengths)) < share)
-            numbers.append(pair.first + first + chosen)
-            lengths.append(all_lengths[chosen])
+            numbers += [pair.first + first + chosen] if share < 1.0 else []
+            lengths.append(all_lengths[chosen].astype(np.uint32))
             for ids in _iter_documents(pair, first + chosen, all_lengths[chosen]):
                 if share < 1.0:
                     pending.append(ids)
                     size += len(ids)
-                hashes += xxhash.xxh3_128_digest((ids.astype("<i4") if is_mixed else ids).data)
+                hashes.append(xxhash.xxh3_64_intdigest((ids.astype("<i4") if is_mixed else ids).data))
                 if size >= CHUNK_TOKENS:
                     counts, pending, size = _add_ids(pair, counts, np.concatenate(pending)), [], 0
         if pending:
             counts = _add_ids(pair, counts, np.concatenate(pending))
     documents = sum(pair.reader.documents for pair in pairs)
-    read = np.concatenate(lengths) if lengths else np.empty(0, np.int64)
+    read = np.concatenate(lengths) if lengths else np.empty(0, np.uint32)
     return CountedIds(
-        DocumentSample(len(read), documents, int(read.sum()), total, None if share == 1.0 else SEED),
+        DocumentSample(len(read), documents, int(read.sum(dtype=np.int64)), total, None if share == 1.0 else SEED),
         counts,
-        np.frombuffer(bytes(hashes), np.uint64).reshape(-1, 2),
-        np.concatenate(numbers) if numbers else np.empty(0, np.int64),
+        np.frombuffer(hashes, np.uint64) if hashes else np.empty(0, np.uint64),
+        np.concatenate(numbers) if numbers else None,
         read,
     )
 
@@ -140,23 +141,38 @@ def summarize_usage(counted: CountedIds, vocabulary: int) -> IdUsage:
 
 def summarize_duplicates(counted: CountedIds) -> DuplicateSummary:
     """Return how many documents are equal to an earlier one."""
-    hashes = counted.hashes
-    order = np.lexsort((hashes[:, 1], hashes[:, 0]))  # stable: the first document of a group is the earliest
-    ordered = hashes[order]
-    is_first = np.concatenate(([True], (ordered[1:] != ordered[:-1]).any(axis=1)))[: len(order)]
-    starts = np.flatnonzero(is_first)
-    copies = np.diff(np.append(starts, len(order)))
-    firsts = order[starts]
-    lengths = counted.lengths[firsts]
-    largest = np.lexsort((counted.numbers[firsts], -copies * lengths, -copies))[:MAX_GROUPS]
+    members = _find_repeated(counted.hashes)
+    order = np.argsort(counted.hashes[members], kind="stable")  # the first document of a group is the earliest
+    members = members[order]
+    hashes = counted.hashes[members]
+    starts = np.flatnonzero(np.concatenate(([True], hashes[1:] != hashes[:-1]))[: len(members)])
+    copies = np.diff(np.append(starts, len(members)))
+    firsts = members[starts]
+    lengths = counted.lengths[firsts].astype(np.int64)
+    numbers = firsts if counted.numbers is None else counted.numbers[firsts]
+    largest = np.lexsort((numbers, -copies * lengths, -copies))[:MAX_GROUPS]
+    duplicates = len(members) - len(starts)
     return DuplicateSummary(
         sample=counted.sample,
-        distinct=len(starts),
-        duplicates=len(order) - len(starts),
-        duplicate_tokens=int((copies - 1) @ lengths) if len(starts) else 0,
+        distinct=len(counted.hashes) - duplicates,
+        duplicates=duplicates,
+        duplicate_tokens=int((copies - 1) @ lengths),
         groups=[
-            DuplicateGroup(int(copies[group]), int(lengths[group]), int(counted.numbers[firsts[group]]))
-            for group in largest.tolist()
-            if copies[group] > 1
+            DuplicateGroup(int(copies[group]), int(lengths[group]), int(numbers[group])) for group in largest.tolist()
         ],
     )
+
+
+def _find_repeated(hashes: NDArray[np.uint64]) -> Integers:
+    """Return the places of all hashes that occur several times."""
+    ordered = np.sort(hashes)
+    repeated = np.unique(ordered[1:][ordered[1:] == ordered[:-1]])
+    del ordered
+    if not len(repeated):
+        return np.empty(0, np.int64)
+    places = list[Integers]()
+    for start in range(0, len(hashes), CHUNK_DOCUMENTS):
+        part = hashes[start : start + CHUNK_DOCUMENTS]
+        candidates = repeated[np.minimum(np.searchsorted(repeated, part), len(repeated) - 1)]
+        places.append(start + np.flatnonzero(candidates == part))
+    return np.concatenate(places)
