@@ -11,7 +11,7 @@ from tokenmill import __version__
 from tokenmill.compare.text import format_count
 from tokenmill.html_page import build_html_file, to_html_text, write_html_file
 from tokenmill.reporting.contract import Report, RunReport
-from tokenmill.reporting.sections import LinePlot, PlottedLine, Section, Table, list_sections, quote
+from tokenmill.reporting.sections import LinePlot, PlottedLine, ReportSection, ReportTable, list_sections, quote
 
 COMMAND = "report"
 _WIDTH, _HEIGHT = 1000, 300
@@ -44,7 +44,7 @@ def to_html(report: Report) -> str:
     return build_html_file(COMMAND, title, body, Path(__file__).with_name("page.css").read_text())
 
 
-def _render_section(number: int, section: Section) -> str:
+def _render_section(number: int, section: ReportSection) -> str:
     parts = [f'<h2 id="section-{number}">{to_html_text(section.title)}</h2>']
     parts += [f"<p>{to_html_text(sentence)}</p>" for sentence in section.sentences]
     parts += [_render_plot(plot) for plot in section.plots]
@@ -57,7 +57,7 @@ def _render_section(number: int, section: Section) -> str:
     return f"<section>{''.join(parts)}</section>"
 
 
-def _render_table(table: Table) -> str:
+def _render_table(table: ReportTable) -> str:
     has_head = any(table.columns)
     bars = table.bars
     cells = [
@@ -84,7 +84,7 @@ def _render_table(table: Table) -> str:
     )
 
 
-def _mark(table: Table, column: int) -> str:
+def _mark(table: ReportTable, column: int) -> str:
     return ' class="words"' if column in table.texts else ""
 
 

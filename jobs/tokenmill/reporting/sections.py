@@ -30,7 +30,7 @@ MAX_POINT_ROWS = 10
 """Rows of the table of a plot."""
 
 
-class Table(NamedTuple):
+class ReportTable(NamedTuple):
     """A table; `bars` has a share of 1 for each row, which the page draws. `texts` are the columns of text."""
 
     label: str
@@ -59,28 +59,28 @@ class LinePlot(NamedTuple):
     format: Callable[[float | None], str]
 
     @property
-    def table(self) -> Table:
+    def table(self) -> ReportTable:
         """Return some points of the smoothed line as a table."""
         last = len(self.smooth.values) - 1
         rows = [
             (format_count(self.smooth.positions[point]), self.format(self.smooth.values[point]))
             for point in dict.fromkeys(round(part * last / MAX_POINT_ROWS) for part in range(MAX_POINT_ROWS + 1))
         ]
-        return Table(f"{self.title.lower()}, smoothed", (self.axis, "value"), rows)
+        return ReportTable(f"{self.title.lower()}, smoothed", (self.axis, "value"), rows)
 
 
-class Section(NamedTuple):
+class ReportSection(NamedTuple):
     """A section of a report."""
 
     title: str
     sentences: Sequence[str]
-    tables: Sequence[Table] = ()
+    tables: Sequence[ReportTable] = ()
     plots: Sequence[LinePlot] = ()
     quotes: Sequence[tuple[str, str]] = ()
     """Examples: a title and a text."""
 
 
-def list_sections(report: Report) -> list[Section]:
+def list_sections(report: Report) -> list[ReportSection]:
     """Return the sections of a report that have content."""
     return _list_run_sections(report) if isinstance(report, RunReport) else _list_dataset_sections(report)
 
@@ -109,7 +109,7 @@ def _share(part: int, total: int) -> float:
 # -- datasets
 
 
-def _list_dataset_sections(report: DatasetReport) -> list[Section]:
+def _list_dataset_sections(report: DatasetReport) -> list[ReportSection]:
     sections = [_describe_size(report)]
     if report.sources and report.sources.listed:
         sections.append(_describe_sources(report.sources))
@@ -127,20 +127,24 @@ def _list_dataset_sections(report: DatasetReport) -> list[Section]:
     if report.examples:
         quotes = [(example.title, example.text) for example in report.examples]
         sections.append(
-            Section("Which texts are examples?", ["--examples requested these texts of the data."], quotes=quotes)
+            ReportSection("Which texts are examples?", ["--examples requested these texts of the data."], quotes=quotes)
         )
     if report.stages:
         sections.append(_describe_stages(report.stages))
     if report.lineage:
         rows = [(step.stage, step.place, step.content or "-") for step in report.lineage]
-        table = Table("lineage, from this output back to the source", ("step", "place", "content"), rows, texts=(1, 2))
+        table = ReportTable(
+            "lineage, from this output back to the source", ("step", "place", "content"), rows, texts=(1, 2)
+        )
         sections.append(
-            Section("Where does the data come from?", ["Each output names the content that it was made from."], [table])
+            ReportSection(
+                "Where does the data come from?", ["Each output names the content that it was made from."], [table]
+            )
         )
     return sections
 
 
-def _describe_size(report: DatasetReport) -> Section:
+def _describe_size(report: DatasetReport) -> ReportSection:
     rows: list[tuple[str, str]] = [("source", report.source)]
     if report.tokenizer:
         tokenizer = report.tokenizer
@@ -166,17 +170,17 @@ def _describe_size(report: DatasetReport) -> Section:
             ("tokens", f"{pack.tokens:,}"),
             ("filled", format_share(pack.fill)),
         ]
-    tables = [Table("size of the output", ("", ""), rows)]
+    tables = [ReportTable("size of the output", ("", ""), rows)]
     if len(report.keys) > 1:
         by_key = [
             (key.key, f"{key.pairs:,}", f"{key.documents:,}", f"{key.tokens:,}", format_bytes(key.bytes))
             for key in report.keys
         ]
-        tables.append(Table("totals of each key", ("key", "pairs", "documents", "tokens", "bytes"), by_key))
-    return Section("How large is it?", [f"Output of {report.stage}: {report.state}."], tables)
+        tables.append(ReportTable("totals of each key", ("key", "pairs", "documents", "tokens", "bytes"), by_key))
+    return ReportSection("How large is it?", [f"Output of {report.stage}: {report.state}."], tables)
 
 
-def _describe_sources(sources: SourceSummary) -> Section:
+def _describe_sources(sources: SourceSummary) -> ReportSection:
     shown = sources.listed[:MAX_ROWS]
     rows = [
         (source.name, f"{source.documents:,}", f"{source.tokens:,}", format_share(source.share)) for source in shown
@@ -190,12 +194,12 @@ def _describe_sources(sources: SourceSummary) -> Section:
         name = f"{sources.sources - len(shown):,} other files"
         rows.append((name, f"{documents:,}", f"{tokens:,}", format_share(share)))
         bars.append(share)
-    table = Table("shares of the sources", ("source file", "documents", "tokens", "share of tokens"), rows, bars)
+    table = ReportTable("shares of the sources", ("source file", "documents", "tokens", "share of tokens"), rows, bars)
     files = "1 source file." if sources.sources == 1 else f"{sources.sources:,} source files, largest first."
-    return Section("Which sources have which share?", [files], [table])
+    return ReportSection("Which sources have which share?", [files], [table])
 
 
-def _describe_lengths(lengths: LengthSummary) -> Section:
+def _describe_lengths(lengths: LengthSummary) -> ReportSection:
     documents = sum(entry.documents for entry in lengths.histogram)
     tokens = sum(entry.tokens for entry in lengths.histogram)
     rows = [
@@ -209,7 +213,9 @@ def _describe_lengths(lengths: LengthSummary) -> Section:
     ]
     highest = max(entry.documents for entry in lengths.histogram) or 1
     columns = ("tokens", "documents", "of documents", "of tokens")
-    histogram = Table("histogram of lengths", columns, rows, [entry.documents / highest for entry in lengths.histogram])
+    histogram = ReportTable(
+        "histogram of lengths", columns, rows, [entry.documents / highest for entry in lengths.histogram]
+    )
     points = [("shortest", f"{lengths.shortest:,}")]
     points += [(f"{entry.percent:g} %", f"{entry.tokens:,}") for entry in lengths.percentiles]
     points += [("longest", f"{lengths.longest:,}"), ("mean", f"{lengths.mean:,.1f}")]
@@ -225,14 +231,14 @@ def _describe_lengths(lengths: LengthSummary) -> Section:
         "documents does not exceed.",
         longer,
     ]
-    return Section(
+    return ReportSection(
         "How long are the documents?",
         sentences,
-        [histogram, Table("percentiles of the lengths", ("percentile", "tokens"), points)],
+        [histogram, ReportTable("percentiles of the lengths", ("percentile", "tokens"), points)],
     )
 
 
-def _describe_scripts(scripts: ScriptSummary) -> Section:
+def _describe_scripts(scripts: ScriptSummary) -> ReportSection:
     rows = [
         (
             entry.script,
@@ -253,10 +259,12 @@ def _describe_scripts(scripts: ScriptSummary) -> Section:
     ]
     if scripts.cut:
         sentences.append(f"{scripts.cut:,} long documents count with their first tokens only.")
-    return Section("How many tokens does a character need?", sentences, [Table("scripts", columns, rows, bars)])
+    return ReportSection(
+        "How many tokens does a character need?", sentences, [ReportTable("scripts", columns, rows, bars)]
+    )
 
 
-def _describe_comparison(compared: ComparedTokenizers) -> Section:
+def _describe_comparison(compared: ComparedTokenizers) -> ReportSection:
     first, second = compared.first, compared.second
     names = (first.reference, second.reference)
     if names[0] == names[1]:
@@ -288,10 +296,12 @@ def _describe_comparison(compared: ComparedTokenizers) -> Section:
         "characters/token 2",
         "2 against 1",
     )
-    return Section("Which tokenizer needs fewer tokens?", sentences, [Table("two tokenizers", columns, rows)])
+    return ReportSection(
+        "Which tokenizer needs fewer tokens?", sentences, [ReportTable("two tokenizers", columns, rows)]
+    )
 
 
-def _describe_usage(usage: IdUsage) -> Section:
+def _describe_usage(usage: IdUsage) -> ReportSection:
     shown = usage.frequent[:MAX_ROWS]
     rows = [
         (
@@ -303,7 +313,7 @@ def _describe_usage(usage: IdUsage) -> Section:
         for entry in shown
     ]
     highest = max((entry.share for entry in shown), default=0.0) or 1.0
-    frequent = Table(
+    frequent = ReportTable(
         "most frequent ids", ("id", "piece", "count", "share"), rows, [entry.share / highest for entry in shown], (1,)
     )
     ranges = [
@@ -319,10 +329,10 @@ def _describe_usage(usage: IdUsage) -> Section:
     if ranges:
         more = ", ..." if len(usage.never_used_ranges) > len(ranges) else ""
         sentences.append(f"Never used, lowest ids first: {', '.join(ranges)}{more}.")
-    return Section("Which token ids are used?", sentences, [frequent])
+    return ReportSection("Which token ids are used?", sentences, [frequent])
 
 
-def _describe_duplicates(duplicates: DuplicateSummary) -> Section:
+def _describe_duplicates(duplicates: DuplicateSummary) -> ReportSection:
     sample = duplicates.sample
     sentences = [
         f"Counted on {sample.text}, by a hash of the ids of each document.",
@@ -335,24 +345,26 @@ def _describe_duplicates(duplicates: DuplicateSummary) -> Section:
     tables = []
     if duplicates.groups:
         rows = [(f"{group.document:,}", f"{group.copies:,}", f"{group.tokens:,}") for group in duplicates.groups]
-        tables.append(Table("groups with the most copies", ("first document", "copies", "tokens of a copy"), rows))
+        tables.append(
+            ReportTable("groups with the most copies", ("first document", "copies", "tokens of a copy"), rows)
+        )
         sentences.append("tokenmill inspect OUT --document N shows a document.")
-    return Section("How many documents are duplicates?", sentences, tables)
+    return ReportSection("How many documents are duplicates?", sentences, tables)
 
 
-def _describe_rejected(report: DatasetReport) -> Section:
+def _describe_rejected(report: DatasetReport) -> ReportSection:
     if not report.rejected:
-        return Section("Which records were rejected?", ["No record was rejected."])
+        return ReportSection("Which records were rejected?", ["No record was rejected."])
     rows = [(entry.stage, entry.reason, f"{entry.records:,}") for entry in report.rejected]
     total = sum(entry.records for entry in report.rejected)
-    return Section(
+    return ReportSection(
         "Which records were rejected?",
         [f"{total:,} records are in the quarantine."],
-        [Table("reasons of the quarantine", ("stage", "reason", "records"), rows, texts=(1,))],
+        [ReportTable("reasons of the quarantine", ("stage", "reason", "records"), rows, texts=(1,))],
     )
 
 
-def _describe_stages(stages: list[StageTiming]) -> Section:
+def _describe_stages(stages: list[StageTiming]) -> ReportSection:
     has_failures = any(stage.failures for stage in stages)
     rows = [
         (
@@ -382,13 +394,15 @@ def _describe_stages(stages: list[StageTiming]) -> Section:
         "From the receipts of the units. The working time is the time in which a unit was in progress, and the rates "
         "refer to it; the elapsed time contains the pauses between commands. Planning is in neither."
     ]
-    return Section("How long did each stage take?", sentences, [Table("time and rates of the stages", columns, rows)])
+    return ReportSection(
+        "How long did each stage take?", sentences, [ReportTable("time and rates of the stages", columns, rows)]
+    )
 
 
 # -- runs
 
 
-def _list_run_sections(report: RunReport) -> list[Section]:
+def _list_run_sections(report: RunReport) -> list[ReportSection]:
     sections = []
     if report.summary:
         sections.append(_describe_metrics(report, report.summary))
@@ -406,10 +420,10 @@ def _list_run_sections(report: RunReport) -> list[Section]:
     columns = ("start", "from iteration", "last checkpoint", "trained", "end")
     number = "1 attempt" if len(attempts) == 1 else f"{len(attempts):,} attempts"
     sections.append(
-        Section(
+        ReportSection(
             "How often did it start?",
             [f"{number}; {report.verdict}."],
-            [Table("attempts, oldest first", columns, attempts, texts=(4,))] if attempts else [],
+            [ReportTable("attempts, oldest first", columns, attempts, texts=(4,))] if attempts else [],
         )
     )
     checkpoints = [
@@ -425,16 +439,16 @@ def _list_run_sections(report: RunReport) -> list[Section]:
     ]
     saved_columns = ("name", "iteration", "size", "saved", "state", "named by the tracker")
     sections.append(
-        Section(
+        ReportSection(
             "Which checkpoints exist?",
             [f"{len(checkpoints):,} checkpoints, oldest first." if checkpoints else "There is no checkpoint."],
-            [Table("checkpoints", saved_columns, checkpoints, texts=(4,))] if checkpoints else [],
+            [ReportTable("checkpoints", saved_columns, checkpoints, texts=(4,))] if checkpoints else [],
         )
     )
     return sections
 
 
-def _describe_metrics(report: RunReport, summary: RunSummary) -> Section:
+def _describe_metrics(report: RunReport, summary: RunSummary) -> ReportSection:
     axis = report.axis or "steps"
     rows = [
         ("last step", f"{summary.steps:,}"),
@@ -463,8 +477,8 @@ def _describe_metrics(report: RunReport, summary: RunSummary) -> Section:
         high = 1.05 * lines.high or 1.0
         plots.append(LinePlot("Throughput, tokens per second", axis, raw, smooth, 0.0, high, format_count))
     sentences = [f"Read from {source}." for source in summary.sources]
-    table = Table("numbers of the run", ("", ""), [row for row in rows if row[1] != "-"])
-    return Section("How did the training go?", sentences, [table, *(plot.table for plot in plots)], plots)
+    table = ReportTable("numbers of the run", ("", ""), [row for row in rows if row[1] != "-"])
+    return ReportSection("How did the training go?", sentences, [table, *(plot.table for plot in plots)], plots)
 
 
 def _locate_points(line: PlotLine, axis: str, plots: PlotRun) -> PlottedLine:
@@ -475,9 +489,9 @@ def _locate_points(line: PlotLine, axis: str, plots: PlotRun) -> PlottedLine:
     return PlottedLine([step * factor for step in line.steps], line.values)
 
 
-def _describe_stalls(report: RunReport, summary: RunSummary) -> Section:
+def _describe_stalls(report: RunReport, summary: RunSummary) -> ReportSection:
     if summary.stalls is None:
-        return Section("Did it stall?", ["The duration of the steps is unknown."])
+        return ReportSection("Did it stall?", ["The duration of the steps is unknown."])
     sentences = [
         f"{summary.stalls:,} stalls: steps of more than three times the median duration, after the warm-up. They took "
         f"{format_seconds(summary.stall_seconds)} more than the median.",
@@ -487,5 +501,5 @@ def _describe_stalls(report: RunReport, summary: RunSummary) -> Section:
     tables = []
     if report.stalled:
         rows = [(f"{step.step:,}", format_seconds(step.seconds)) for step in report.stalled]
-        tables.append(Table("longest steps, the warm-up included", ("step", "duration"), rows))
-    return Section("Did it stall?", sentences, tables)
+        tables.append(ReportTable("longest steps, the warm-up included", ("step", "duration"), rows))
+    return ReportSection("Did it stall?", sentences, tables)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from tokenmill.html_page import show
 from tokenmill.reporting.contract import Report, RunReport
-from tokenmill.reporting.sections import MAX_ROWS, Section, Table, list_sections, quote
+from tokenmill.reporting.sections import MAX_ROWS, ReportSection, ReportTable, list_sections, quote
 
 _MAX_CELL = 60
 _SHOWN_ROWS = MAX_ROWS // 2
@@ -20,7 +20,7 @@ def to_text(report: Report) -> str:
     return "\n".join(show(line).rstrip() for line in lines)
 
 
-def _render(section: Section) -> list[str]:
+def _render(section: ReportSection) -> list[str]:
     lines = [
         sentence if len(sentence) < _MAX_SENTENCE else f"{sentence[:_MAX_SENTENCE]}..."
         for sentence in section.sentences
@@ -32,7 +32,7 @@ def _render(section: Section) -> list[str]:
     return lines
 
 
-def _align(table: Table) -> list[str]:
+def _align(table: ReportTable) -> list[str]:
     has_head = any(table.columns)
     rows: list[Sequence[str]] = [[_cut(cell) for cell in row] for row in table.rows[:_SHOWN_ROWS]]
     rows = [[_cut(cell) for cell in table.columns], *rows] if has_head else rows
