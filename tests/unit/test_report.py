@@ -30,7 +30,7 @@ WORDS = {
     "en": "the of model data token page river stone",
     "ru": "\u0438 \u0432 \u043d\u0430 \u043c\u043e\u0434\u0435\u043b\u044c \u0434\u0430\u043d\u043d\u044b\u0435",
     "zh": "\u7684 \u4e00 \u662f \u6570\u636e \u6a21\u578b",
-    "th": "\u0e41\u0e25\u0e30 \u0e43\u0e19 \u0e17\u0e35\u0e48",
+    "web/th": "\u0e41\u0e25\u0e30 \u0e43\u0e19 \u0e17\u0e35\u0e48",
 }
 SCRIPTS = {"LATIN": "Latin", "CYRILLIC": "Cyrillic", "CJK": "Han", "THAI": "Thai"}
 """The first word of the Unicode name of a letter, and the script in a report."""
@@ -69,6 +69,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
         records = [json.dumps({"text": text}) for text in documents]
         if name == "ru.jsonl":
             records[3:3] = ['{"text": 5}', json.dumps({SECRET: SECRET}), f'{{"text": "{SECRET}', '{"text": 7}']
+        (root / "corpus" / name).parent.mkdir(exist_ok=True)
         (root / "corpus" / name).write_text("\n".join(records) + "\n")
     run = StageRun(Reporter(), processes=1)
     stages.extract(root / "corpus", root / "extracted", run)
@@ -146,6 +147,8 @@ def test_totals_sources_and_lengths_are_those_of_the_corpus(corpus: Corpus) -> N
         name: (len(texts), sum(len(corpus.encode(text)) for text in texts)) for name, texts in corpus.texts.items()
     }
     assert sum(source["share"] for source in result["sources"]["listed"]) == pytest.approx(1)
+    directories = {source["name"]: source["documents"] for source in result["sources"]["directories"]}
+    assert directories == {".": len(documents) - 47, "web": 47}
 
     summary = result["lengths"]
     assert (summary["shortest"], summary["longest"]) == (lengths[0], lengths[-1])
@@ -394,7 +397,10 @@ def test_a_failure_that_quotes_a_record(tmp_path: Path) -> None:
     for options in ([], ["--json"]):
         ended = tokenmill("report", tmp_path / "out", *options)
         assert ended.code == 0, ended.err
-        assert "preprocess is failed, with 0 of 1 units" in ended.out and SECRET not in ended.out
+        assert (
+            "NOT FINISHED: 0 of 1 units of preprocess are finished (state: failed)" in ended.out
+            and SECRET not in ended.out
+        )
 
 
 @pytest.mark.slow

@@ -70,6 +70,7 @@ def report(
     import msgspec
 
     from tokenmill.compare.report import replace_surrogates
+    from tokenmill.files.explain import explain_os_errors
     from tokenmill.flow.progress import Reporter
     from tokenmill.html_page import check_target, show
     from tokenmill.reporting.contract import Report
@@ -80,19 +81,20 @@ def report(
 
     if html is not None:
         check_target(html, COMMAND)
-    if is_run(path):
-        if tokenizer_compare or examples or complete:
-            raise typer.BadParameter(
-                f"{path} is a training run; --tokenizer-compare, --examples and --all are for datasets"
+    with explain_os_errors(path):
+        if is_run(path):
+            if tokenizer_compare or examples or complete:
+                raise typer.BadParameter(
+                    f"{path} is a training run; --tokenizer-compare, --examples and --all are for datasets"
+                )
+            result: Report = build_run_report(path, metrics, seq_length)
+        else:
+            if metrics is not None:
+                raise typer.BadParameter(f"{path} is not a training run; --metrics is for runs")
+            options = ReportOptions(
+                seq_length or DEFAULT_SEQ_LENGTH, tokenizer_compare, examples, None if complete else sample_tokens
             )
-        result: Report = build_run_report(path, metrics, seq_length)
-    else:
-        if metrics is not None:
-            raise typer.BadParameter(f"{path} is not a training run; --metrics is for runs")
-        options = ReportOptions(
-            seq_length or DEFAULT_SEQ_LENGTH, tokenizer_compare, examples, None if complete else sample_tokens
-        )
-        result = build_dataset_report(select_output(path), options, Reporter(json_lines=json).log)
+            result = build_dataset_report(select_output(path), options, Reporter(json_lines=json).log)
     if html is not None:
         write_page(html, result)
     if json:

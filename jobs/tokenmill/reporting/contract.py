@@ -118,11 +118,13 @@ class SourceShare(Struct, frozen=True):
 
 
 class SourceSummary(Struct, frozen=True):
-    """The largest sources, largest first, and the sum of all others."""
+    """The largest source files, largest first, and the sum of all others; the same for their directories."""
 
     sources: int
     listed: list[SourceShare]
     others: SourceShare | None
+    directories: list[SourceShare]
+    """Empty if all sources are in one directory."""
 
 
 class TokenFrequency(Struct, frozen=True):

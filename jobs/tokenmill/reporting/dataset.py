@@ -123,8 +123,8 @@ def build_dataset_report(
         # A failure may quote a record, so the report does not contain it.
         notes.insert(
             0,
-            f"NOT FINISHED: {timing.stage} is {timing.state}, with {timing.units_done:,} of {timing.units:,} units. "
-            f"The counts below are those of the finished units; see tokenmill status {record.output}",
+            f"NOT FINISHED: {timing.units_done:,} of {timing.units:,} units of {timing.stage} are finished (state: "
+            f"{timing.state}). The counts below are those of the finished units; see tokenmill status {record.output}",
         )
     elif record.kind in (PREPROCESS, CHAT):
         report, more_examples = _add_pairs(report, open_dataset(record), options, notes, log)

@@ -147,18 +147,26 @@ def _make_histogram(lengths: Integers, counts: Integers) -> list[LengthRange]:
 
 
 def summarize_sources(measured: MeasuredLengths) -> SourceSummary:
-    """Return the sources with the most tokens."""
-    total = sum(tokens for _, tokens in measured.sources.values())
-    ordered = sorted(measured.sources.items(), key=lambda item: (-item[1][1], item[0]))
-    listed = [
-        SourceShare(redact(name, name), documents, tokens, tokens / total if total else 0.0)
+    """Return the source files and the directories with the most tokens."""
+    directories: dict[str, list[int]] = {}
+    for name, counts in measured.sources.items():
+        entry = directories.setdefault(name.rpartition("/")[0] or ".", [0, 0])
+        entry[:] = [before + count for before, count in zip(entry, counts, strict=True)]
+    shares = _list_shares(measured.sources, "files")
+    others = shares.pop() if len(measured.sources) > MAX_SOURCES else None
+    listed_directories = _list_shares(directories, "directories") if len(directories) > 1 else []
+    return SourceSummary(len(measured.sources), shares, others, listed_directories)
+
+
+def _list_shares(sources: dict[str, list[int]], noun: str) -> list[SourceShare]:
+    """Return the shares of the tokens, largest first, and the sum of those after MAX_SOURCES as the last one."""
+    total = sum(tokens for _, tokens in sources.values()) or 1
+    ordered = sorted(sources.items(), key=lambda item: (-item[1][1], item[0]))
+    shares = [
+        SourceShare(redact(name, name), documents, tokens, tokens / total)
         for name, (documents, tokens) in ordered[:MAX_SOURCES]
     ]
-    rest = [counts for _, counts in ordered[MAX_SOURCES:]]
-    others = None
-    if rest:
-        tokens = sum(counts[1] for counts in rest)
-        others = SourceShare(
-            f"{len(rest):,} other files", sum(counts[0] for counts in rest), tokens, tokens / total if total else 0.0
-        )
-    return SourceSummary(len(ordered), listed, others)
+    if rest := [counts for _, counts in ordered[MAX_SOURCES:]]:
+        documents, tokens = (sum(counts[place] for counts in rest) for place in (0, 1))
+        shares.append(SourceShare(f"{len(rest):,} other {noun}", documents, tokens, tokens / total))
+    return shares

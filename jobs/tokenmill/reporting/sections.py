@@ -20,6 +20,7 @@ from tokenmill.reporting.contract import (
     Report,
     RunReport,
     ScriptSummary,
+    SourceShare,
     SourceSummary,
     StageTiming,
 )
@@ -181,22 +182,24 @@ def _describe_size(report: DatasetReport) -> ReportSection:
 
 
 def _describe_sources(sources: SourceSummary) -> ReportSection:
-    shown = sources.listed[:MAX_ROWS]
-    rows = [
-        (source.name, f"{source.documents:,}", f"{source.tokens:,}", format_share(source.share)) for source in shown
-    ]
-    bars = [source.share for source in shown]
-    hidden = sources.listed[MAX_ROWS:]
-    if hidden or sources.others:
-        documents = sum(source.documents for source in hidden) + (sources.others.documents if sources.others else 0)
-        tokens = sum(source.tokens for source in hidden) + (sources.others.tokens if sources.others else 0)
-        share = sum(source.share for source in hidden) + (sources.others.share if sources.others else 0.0)
-        name = f"{sources.sources - len(shown):,} other files"
-        rows.append((name, f"{documents:,}", f"{tokens:,}", format_share(share)))
-        bars.append(share)
-    table = ReportTable("shares of the sources", ("source file", "documents", "tokens", "share of tokens"), rows, bars)
+    others = [sources.others] if sources.others else []
+    tables = [_make_share_table("source file", sources.sources, [*sources.listed, *others])]
+    if sources.directories:
+        tables.insert(0, _make_share_table("directory", len(sources.directories), sources.directories))
     files = "1 source file." if sources.sources == 1 else f"{sources.sources:,} source files, largest first."
-    return ReportSection("Which sources have which share?", [files], [table])
+    return ReportSection("Which sources have which share?", [files], tables)
+
+
+def _make_share_table(noun: str, count: int, shares: Sequence[SourceShare]) -> ReportTable:
+    """Return a table of shares, in which the last row is the sum of those that are not shown."""
+    shown, hidden = list(shares), shares[MAX_ROWS:]
+    if hidden:
+        documents, tokens = sum(entry.documents for entry in hidden), sum(entry.tokens for entry in hidden)
+        rest = SourceShare(f"{count - MAX_ROWS:,} others", documents, tokens, sum(entry.share for entry in hidden))
+        shown = [*shares[:MAX_ROWS], rest]
+    rows = [(entry.name, f"{entry.documents:,}", f"{entry.tokens:,}", format_share(entry.share)) for entry in shown]
+    columns = (noun, "documents", "tokens", "share of tokens")
+    return ReportTable(f"shares by {noun}", columns, rows, [entry.share for entry in shown])
 
 
 def _describe_lengths(lengths: LengthSummary) -> ReportSection:
