@@ -125,8 +125,13 @@ def watch(namespace: Namespace, tmp_path_factory: pytest.TempPathFactory) -> Ite
             rule.pop("for", None)
     directory = tmp_path_factory.mktemp("prometheus")
     targets = directory / "targets.json"
-    scrape = {"job_name": "pods", "file_sd_configs": [{"files": [str(targets)], "refresh_interval": "1s"}]}
-    with start_prometheus(directory / "p", [scrape], rules) as prometheus:
+    pods = {"job_name": "pods", "file_sd_configs": [{"files": [str(targets)], "refresh_interval": "1s"}]}
+    kubelet = pods | {
+        "job_name": "kubelet",
+        "honor_labels": True,
+        "metric_relabel_configs": [{"action": "keep", "source_labels": ["__name__"], "regex": "container_.*"}],
+    }
+    with start_prometheus(directory / "p", [pods, kubelet], rules) as prometheus:
         yield Watch(prometheus, targets, monitor, namespace)
 
 
@@ -147,7 +152,7 @@ def test_every_query_has_series_of_real_pods(
         "tokens charts/dataset-preprocess --set storage.pvcName=shared-storage-pvc,metrics.enabled=true"
         " --set dataset.inputPath=corpus,dataset.outputPath=tokens,dataset.targetFiles=6,processes=1"
         " --set tokenizer.path=tokenizer,onBadRecord=quarantine"
-        ' --set-json \'resources={"requests":{"cpu":"50m"},"limits":{"cpu":"500m"}}\''
+        ' --set-json \'resources={"requests":{"cpu":"50m"},"limits":{"cpu":"200m"}}\''
     )
     pending, deadline = dict(dashboard_queries()), time.monotonic() + 240
     while pending:
