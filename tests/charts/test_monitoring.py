@@ -116,10 +116,10 @@ CASES = {
     ),
     "a loss spike": Case(
         "TokenmillTrainingLossSpike",
-        {f"tokenmill_train_loss{RUN}": "2x60 2.7 2x60"},
-        fires="62m",
-        silent=("60m", "70m"),
-        summary="The loss of training run r rose to 2.7.",
+        {f"tokenmill_train_loss{RUN}": "2x60 2.8x9 2x60"},
+        fires="66m",
+        silent=("60m", "61m", "76m"),
+        summary="The average loss of training run r rose to 2.8 in 5 minutes.",
     ),
     "an old checkpoint": Case(
         "TokenmillTrainingCheckpointOld",
