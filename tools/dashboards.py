@@ -1,10 +1,19 @@
 """Make Grafana's JSON of the dashboards in charts/monitoring/dashboards/*.yaml; tools/charts.py writes it.
 
 A source has a title, a description, the metric whose labels are the choices of the dashboard's variables, and rows of
-panels. A panel has a title, which is a question, and a width in columns (Grafana has 24). In its queries, $run stands
-for the matchers of the chosen namespaces and releases, $by for the labels of a release, and gpu(METRIC) for a metric of
-DCGM's exporter for the GPUs of the chosen runs. The format of Grafana's JSON is that of schema version 39 (Grafana 10.4
-and later), https://grafana.com/docs/grafana/latest/dashboards/build-dashboards/view-dashboard-json-model.
+panels. A panel has a title, which is a question, and a width in columns (Grafana has 24). Its queries contain these
+abbreviations:
+
+    $run                  the matchers of the chosen namespaces and releases
+    $by                   the labels of a release
+    $live                 without the last metrics of an ended pod, which a Pushgateway keeps
+    run(METRIC)           a metric of training, the maximum over the pods of a run
+    stage(METRIC)         a metric of a stage, the sum over its workers, each of which may have had several pods
+    stage(METRIC, LABEL)  the same by a label
+    gpu(METRIC)           a metric of DCGM's exporter for the GPUs of the chosen runs
+
+The format of Grafana's JSON is that of schema version 39 (Grafana 10.4 and later),
+https://grafana.com/docs/grafana/latest/dashboards/build-dashboards/view-dashboard-json-model.
 """
 
 import json
@@ -175,12 +184,18 @@ def _target(panel: Panel, index: int, query: Query) -> dict[str, Any]:
 def expand(expr: str) -> str:
     """Return a query with its abbreviations replaced."""
     expr = re.sub(r"\bgpu\((\w+)\)", lambda match: _gpu(match[1]), expr.strip())
-    return expr.replace("$run", RUN).replace("$by", BY)
+    expr = re.sub(r"\brun\((\w+)\)", r"max by ($by) (\1{$run} $live)", expr)
+    expr = re.sub(r"\bstage\((\w+)\)", r"sum by ($by, stage) (max by ($by, stage, worker) (\1{$run}))", expr)
+    expr = re.sub(
+        r"\bstage\((\w+), (\w+)\)", r"sum by ($by, stage, \2) (max by ($by, stage, worker, \2) (\1{$run}))", expr
+    )
+    return expr.replace("$live", "unless tokenmill_train_exit_code").replace("$run", RUN).replace("$by", BY)
 
 
 def _gpu(metric: str) -> str:
     """Return a query of a metric of DCGM's exporter with the release of its pod, whose label may be exported_pod."""
     pod = f'label_replace({metric}, "pod", "$1", "exported_pod", "(.+)")'
     both = f'label_replace({pod}, "namespace", "$1", "exported_namespace", "(.+)")'
-    info = "max by (namespace, pod, app_kubernetes_io_instance) (tokenmill_train_info{$run})"
-    return f"({both} * on (namespace, pod) group_left (app_kubernetes_io_instance) {info})"
+    pods = 'tokenmill_train_start_timestamp_seconds{$run, pod!=""} $live'
+    runs = f"group by (namespace, pod, app_kubernetes_io_instance) ({pods})"
+    return f"({both} * on (namespace, pod) group_left (app_kubernetes_io_instance) {runs})"

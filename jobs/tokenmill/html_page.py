@@ -8,6 +8,7 @@ a later command may replace.
 import base64
 import hashlib
 import os
+import tempfile
 from collections.abc import Iterable
 from html import escape
 from pathlib import Path
@@ -43,15 +44,23 @@ def check_target(path: Path, command: str) -> None:
     """Check that the file of a command can be written, before the command does its work.
 
     Raises:
-        RequestError: the directory does not exist, or the file exists and this command did not write it.
+        RequestError: the directory does not exist or is not writable, or the file exists and this command did not
+            write it.
     """
     if not path.parent.is_dir():
         raise RequestError(f"the directory {path.parent} of {path} does not exist; create it, or choose another FILE")
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise RequestError(f"cannot write {path}: {error.strerror}; choose another FILE") from None
     if not os.path.lexists(path):
         return
+    is_report = False
     try:
-        with path.open("rb") as file:
-            is_report = path.is_file() and _start_generator(command).encode() in file.read(_HEAD_BYTES)
+        if path.is_file():  # opening a named pipe would wait for its writer
+            with path.open("rb") as file:
+                is_report = _start_generator(command).encode() in file.read(_HEAD_BYTES)
     except OSError as error:
         raise RequestError(f"cannot replace {path}: {error.strerror}; choose another FILE") from None
     if not is_report:

@@ -8,6 +8,7 @@ stages, `training.runtime.metrics` for a run. They read counters that exist anyw
     pushed             at the end, for a Job that ends between two scrapes
 """
 
+import os
 import re
 import socket
 import threading
@@ -26,6 +27,12 @@ if TYPE_CHECKING:
 WRITE_SECONDS = 15.0
 """Interval of the writes to the file; that of Prometheus' scrapes by default is a minute or less."""
 PUSH_TIMEOUT_SECONDS = 5.0
+
+_FILE_START = b"# HELP "
+_OWN_LABELS = frozenset(
+    ("fault", "framework", "gpus", "kind", "model", "node", "nodes", "plan", "reason", "release", "stage", "state")
+) | {"version", "worker", "workers"}
+"""Labels of the metrics themselves, which the labels of a group would replace."""
 
 _PUSH_URL = re.compile(
     r"(?P<url>https?://[^\s@?#]+?)(?:/metrics/job/(?P<job>[^\s@?#/]+)(?P<labels>(?:/[a-zA-Z_]\w*/[^\s@?#/]+)*))?/?"
@@ -91,7 +98,21 @@ def parse_push_url(text: str) -> PushTarget:
             "http://HOST:9091/metrics/job/NAME/LABEL/VALUE, without a user or password"
         )
     parts = [unquote(part) for part in (match["labels"] or "").split("/")[1:]]
+    if used := sorted(_OWN_LABELS & set(parts[::2])):
+        raise ValueError(f"the metrics have the label {used[0]} themselves; remove it from the URL")
     return PushTarget(match["url"], unquote(match["job"] or ""), tuple(zip(parts[::2], parts[1::2], strict=True)))
+
+
+def _check_file(path: Path) -> None:
+    """Check that a path is free, or a file with metrics: a rename would replace a device, a link, or a user's data."""
+    if not os.path.lexists(path):
+        return
+    if path.is_symlink() or not path.is_file():
+        raise RequestError(f"{path} is not a regular file; specify another one with --metrics-file")
+    with path.open("rb") as file:
+        start = file.read(len(_FILE_START))
+    if start not in (b"", _FILE_START):
+        raise RequestError(f"{path} exists and contains no metrics; specify another file with --metrics-file")
 
 
 class MetricsExporter:
@@ -135,7 +156,7 @@ class MetricsExporter:
             self._registry.register(collector)
         try:
             self._start()
-        except RequestError as error:
+        except Exception as error:
             self._close_server()
             if self._required:
                 raise
@@ -146,11 +167,8 @@ class MetricsExporter:
         if self._target.listen:
             self._serve(self._target.listen)
         if self._target.file:
-            if self._target.file.exists() and not self._target.file.is_file():  # a rename would replace a device
-                raise RequestError(
-                    f"{self._target.file} is not a regular file; specify another one with --metrics-file"
-                )
             try:
+                _check_file(self._target.file)
                 self._write(self._target.file)
             except OSError as error:
                 raise RequestError(
@@ -185,9 +203,10 @@ class MetricsExporter:
         host = address.host or ("::" if socket.has_dualstack_ipv6() else "0.0.0.0")  # noqa: S104 - a pod's address
         try:
             server, thread = start_http_server(address.port, host, self._registry)
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # UnicodeError: a host that no name can have, such as a..b
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else error
             raise RequestError(
-                f"cannot serve metrics on {host} port {address.port}: {error.strerror or error}; choose another "
+                f"cannot serve metrics on {host} port {address.port}: {reason}; choose another "
                 "address with --metrics-listen"
             ) from None
 

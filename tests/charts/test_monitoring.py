@@ -24,6 +24,7 @@ from support.rendering import ROOT, helm
 
 RUN = '{namespace="n", app_kubernetes_io_instance="r", pod="r-0"}'
 PUSHED = '{namespace="n", app_kubernetes_io_instance="r", job="megatron-training", instance="r-0"}'
+PUSHED_BY_OTHER = PUSHED.replace('"r"', '"other"')
 GPU = '{gpu="3", Hostname="node-1", pod="dcgm-x", exported_pod="r-0", exported_namespace="n"}'
 UTILIZATION = '{gpu="3", Hostname="node-1", pod="r-0", namespace="n"}'
 
@@ -99,6 +100,39 @@ CASES = {
         silent=("29m", "42m"),
         summary="Training run r started 31m 0s ago, and has no iteration.",
     ),
+    "a run that never starts, next to the end of its last attempt in a Pushgateway": Case(
+        "TokenmillTrainingNotStarted",
+        {
+            f"tokenmill_train_start_timestamp_seconds{RUN}": "0x60",
+            f"tokenmill_train_iteration{PUSHED}": "100x60",
+            f"tokenmill_train_exit_code{PUSHED}": "143x60",
+        },
+        fires="31m",
+        silent=("29m",),
+        summary="Training run r started 31m 0s ago, and has no iteration.",
+    ),
+    "a slow run, next to the end of its last attempt in a Pushgateway": Case(
+        "TokenmillTrainingSlow",
+        {
+            f"tokenmill_train_tokens_per_second{RUN}": "1000x60 100x20",
+            f"tokenmill_train_tokens_per_second{PUSHED}": "1000x80",
+            f"tokenmill_train_exit_code{PUSHED}": "143x80",
+        },
+        fires="67m",
+        silent=("59m",),
+        summary="Training run r trains 100 tokens per second, less than in the last hour.",
+    ),
+    "a loss spike, next to the end of its last attempt in a Pushgateway": Case(
+        "TokenmillTrainingLossSpike",
+        {
+            f"tokenmill_train_loss{RUN}": "2x60 6x20",
+            f"tokenmill_train_loss{PUSHED}": "10x80",
+            f"tokenmill_train_exit_code{PUSHED}": "143x80",
+        },
+        fires="66m",
+        silent=("59m",),
+        summary="The average loss of training run r rose to 6 in 5 minutes.",
+    ),
     "a slow run": Case(
         "TokenmillTrainingSlow",
         {f"tokenmill_train_tokens_per_second{RUN}": "1000x60 790x10 1000x60"},
@@ -141,7 +175,11 @@ CASES = {
     ),
     "a run without progress": Case(
         "TokenmillTrainingWithoutProgress",
-        {f"tokenmill_train_attempts_without_progress{RUN}": "1x10 2x10 3x10 0x10"},
+        {
+            f"tokenmill_train_attempts_without_progress{RUN}": "1x10 2x10 3x10 0x10",
+            f"tokenmill_train_attempts_without_progress{PUSHED}": "5x40",
+            f"tokenmill_train_exit_code{PUSHED}": "2x40",
+        },
         fires="25m",
         silent=("21m", "35m"),
         summary="Training run r has started 3 times at the same iteration.",
@@ -152,10 +190,23 @@ CASES = {
         {
             f"tokenmill_stage_last_progress_timestamp_seconds{stage()}": "0+60x10 600x49 3600+60x20",
             f"tokenmill_stage_state{stage(state='running')}": "1x100",
+            f"tokenmill_stage_state{stage(state='planning')}": "0x100",
         },
         fires="41m",
         silent=("10m", "39m", "62m"),
         summary="Worker 1 of the stage download in r has stood still for 31m 0s.",
+        labels={"namespace": "n", "app_kubernetes_io_instance": "r", "stage": "download", "worker": "1"},
+    ),
+    "a plan that takes too long": Case(
+        "TokenmillStageStalled",
+        {
+            f"tokenmill_stage_last_progress_timestamp_seconds{stage()}": "0x200",
+            f"tokenmill_stage_state{stage(state='running')}": "0x130 1x70",
+            f"tokenmill_stage_state{stage(state='planning')}": "1x130 0x70",
+        },
+        fires="121m",
+        silent=("31m", "119m"),
+        summary="Worker 1 of the stage download in r has stood still for 2h 1m 0s.",
         labels={"namespace": "n", "app_kubernetes_io_instance": "r", "stage": "download", "worker": "1"},
     ),
     "a failed unit": Case(
@@ -192,6 +243,20 @@ CASES = {
         summary="The stage download in r rejected 5% of its records.",
         labels={"namespace": "n", "app_kubernetes_io_instance": "r", "stage": "download"},
     ),
+    "a worker with invalid records, after another one has ended": Case(
+        "TokenmillStageRejectsRecords",
+        {
+            f"tokenmill_stage_rejected_records_total{stage(reason='other')}": "0x200 50x100",
+            f"tokenmill_stage_records_total{stage()}": "100x300",
+            f"tokenmill_stage_state{stage(state='running')}": "1x300",
+            f"tokenmill_stage_records_total{stage(worker='0', pod='r-1')}": "100x300",
+            f"tokenmill_stage_end_timestamp_seconds{stage(worker='0', pod='r-1')}": "60x300",
+        },
+        fires="205m",
+        silent=("100m",),
+        summary="The stage download in r rejected 25% of its records.",
+        labels={"namespace": "n", "app_kubernetes_io_instance": "r", "stage": "download"},
+    ),
     "an XID": Case(
         "TokenmillGpuXid",
         {f"DCGM_FI_DEV_XID_ERRORS{GPU}": "0x10 79x10 0x10"},
@@ -215,6 +280,8 @@ CASES = {
         {
             f"DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{GPU}": "0.4x10 0x30 0.4x10",
             f"tokenmill_train_training{RUN}": "1x60",
+            f"tokenmill_train_training{PUSHED}": "1x60",
+            f"tokenmill_train_training{PUSHED_BY_OTHER}": "1x60",
         },
         fires="25m",
         silent=("10m", "15m", "45m"),
@@ -263,6 +330,34 @@ def test_each_alert_fires_and_clears(tmp_path: Path) -> None:
     for command in (["check", "rules", tmp_path / "rules.yaml"], ["test", "rules", *files]):
         done = subprocess.run(["promtool", *command], check=False, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
+
+
+@needs_prometheus
+def test_a_repeated_worker_counts_once(tmp_path: Path) -> None:
+    """The first pod of worker 1 failed after 600 tokens, and pushed them; the second one finished."""
+    queries = dict(dashboard_queries())
+    expected = {"data: How many tokens are there?: A": 1500, "data: What share of the input is done?: A": 0.75}
+    series = {
+        f"tokenmill_stage_tokens_total{stage(pod='first')}": "600x10",
+        f"tokenmill_stage_tokens_total{stage(pod='second')}": "1000x10",
+        f"tokenmill_stage_tokens_total{stage(worker='0')}": "500x10",
+        f"tokenmill_stage_done_input_bytes{stage(pod='first')}": "60x10",
+        f"tokenmill_stage_done_input_bytes{stage(pod='second')}": "100x10",
+        f"tokenmill_stage_done_input_bytes{stage(worker='0')}": "50x10",
+        **{f"tokenmill_stage_input_bytes{stage(pod=pod)}": "100x10" for pod in ("first", "second")},
+        f"tokenmill_stage_input_bytes{stage(worker='0')}": "100x10",
+    }
+    labels = '{namespace="n", app_kubernetes_io_instance="r", stage="download"}'
+    tests = [
+        {"expr": queries[name], "eval_time": "5m", "exp_samples": [{"labels": labels, "value": value}]}
+        for name, value in expected.items()
+    ]
+    inputs = [{"series": name, "values": values} for name, values in series.items()]
+    content = {"rule_files": [], "tests": [{"interval": "1m", "input_series": inputs, "promql_expr_test": tests}]}
+    (tmp_path / "test.yaml").write_text(yaml.safe_dump(content))
+    command = ["promtool", "test", "rules", tmp_path / "test.yaml"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @needs_prometheus
@@ -351,6 +446,9 @@ def test_alerts_can_be_left_out_and_labelled() -> None:
     (rule,) = [document for document in documents if document["kind"] == "PrometheusRule"]
     rules = [rule for group in rule["spec"]["groups"] for rule in group["rules"]]
     assert "TokenmillGpuXid" not in {rule["alert"] for rule in rules}
+    flags = ("--set", "prometheusRule.disabledAlerts[0]=TokenmillNope", *OPERATOR)
+    misspelled = helm("template", "m", CHART, *flags)
+    assert misspelled.returncode and "there is no alert TokenmillNope" in misspelled.stderr
     assert {rule["labels"]["team"] for rule in rules} == {"data"}
     for rule in rules:
         assert rule["annotations"]["runbook_url"] == f"https://wiki/runbooks#{rule['alert'].lower()}"

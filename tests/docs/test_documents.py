@@ -104,7 +104,7 @@ INSTALLS = [
 def test_documented_helm_commands_work(name: str, arguments: list[str], tmp_path: Path) -> None:
     for link in ("charts", "values"):
         (tmp_path / link).symlink_to(ROOT / link)
-    for file in ("mine", "fit", "blend", "jobs", "training"):  # files that the documents write earlier
+    for file in ("mine", "fit", "blend", "jobs", "training", "metrics"):  # files that the documents write earlier
         (tmp_path / f"{file}.yaml").write_text(VALUES)
     expanded = [word.replace("$PWD", str(tmp_path)) for word in arguments[2:]]
     done = helm("template", *expanded, directory=tmp_path)

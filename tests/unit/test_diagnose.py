@@ -286,6 +286,46 @@ def test_a_log_has_the_stacks_of_several_ranks(tmp_path: Path) -> None:
     assert [group["ranks"] for group in result["stacks"]] == [[0, 1], [2]] and result["causes"] == [2]
 
 
+def test_a_log_of_kubectl_with_prefixes(tmp_path: Path) -> None:
+    log = f"a line\ntokenmill: stacks of RANK=3\n{DATA_STACK}"
+    lines = [f"[pod/run-worker-0/pytorch] {line}" for line in log.splitlines()]
+    (tmp_path / "log.txt").write_text("\n".join(lines))
+    result, _ = diagnose(tmp_path)
+    assert result["ranks"] == [3] and result["stacks"][0]["activity"] == "data loading"
+
+
+def test_a_second_dump_of_a_rank_is_reported(tmp_path: Path) -> None:
+    write(tmp_path, 0, dump(entry(1), world=[0, 1]))
+    (tmp_path / "nccl_trace_rank_0").write_bytes((tmp_path / "rank-0.flight.pickle").read_bytes())
+    result, _ = diagnose(tmp_path)
+    assert any("another file has a dump of rank 0 too" in problem for problem in result["problems"])
+
+
+def test_small_files_with_many_references_are_refused(tmp_path: Path) -> None:
+    """A pickle stores a large list once, and names it as often as it likes."""
+    shapes = [list(range(8))] * 64
+    write(tmp_path, 0, dump(entry(1, input_sizes=shapes, output_sizes=shapes), world=[0, 1]))
+    bomb = dump(*[entry(1, input_sizes=shapes, output_sizes=shapes)] * 100_000)
+    write(tmp_path, 1, bomb)
+    ranks = ",".join(str(rank) for rank in range(100_000))
+    groups = {str(number): {"name": str(number), "desc": "", "ranks": ranks} for number in range(300)}
+    write(tmp_path, 2, dump(entry(1)) | {"pg_config": groups})
+    assert (tmp_path / "rank-1.flight.pickle").stat().st_size < 1_000_000
+    result, _ = diagnose(tmp_path)
+    assert result["dumps"] == [0]
+    assert [problem.partition(":")[0] for problem in result["problems"]] == [
+        "rank-1.flight.pickle",
+        "rank-2.flight.pickle",
+    ]
+
+
+def test_names_that_are_not_utf8_have_a_json_form(tmp_path: Path) -> None:
+    (tmp_path / os.fsdecode(b"rank-1\xff.stack.txt")).write_text(WAITING_STACK)
+    broken = json.dumps(dump(entry(1, ("1", "\ud800")), world=[0]))
+    (tmp_path / "nccl_trace_rank_0").write_text(broken)
+    assert diagnose(tmp_path)[0]["ranks"] == [0, 1]
+
+
 def test_the_last_hang_of_a_checkpoint_directory(tmp_path: Path) -> None:
     hangs = tmp_path / ".tokenmill/hangs"
     for name, rank in (("20260101T000000Z-1", 1), ("20260102T000000Z-0", 2), ("other", 3)):

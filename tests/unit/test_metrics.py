@@ -14,7 +14,7 @@ from support.commandline import finish, start, tokenmill
 from support.corpus import TOKENIZER
 from support.hub import Fault, Hub
 from support.metrics import Exposition, free_port, read_exposition, scrape, scrape_until
-from tokenmill.flow.metrics import MAX_REASONS, StageMetrics
+from tokenmill.flow.metrics import MAX_REASONS, StageCollector, StageMetrics
 
 SECRET = "hf_planted0123456789abcdef"
 CONTENT = "planted content of a record"
@@ -162,18 +162,54 @@ def test_a_destination_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
     assert device.code == 2 and "is not a regular file" in device.err
     missing = tokenmill("extract", corpus, tmp_path / "out", "--metrics-file", tmp_path / "missing/last.prom")
     invalid = tokenmill("extract", corpus, tmp_path / "out", "--metrics-listen", "localhost")
-    assert used.code == missing.code == invalid.code == 2
+    impossible = tokenmill("extract", corpus, tmp_path / "out", "--metrics-listen", "a..b:9464")
+    long = tokenmill("extract", corpus, tmp_path / "out", "--metrics-file", tmp_path / f"{300 * 'x'}.prom")
+    own = tokenmill("extract", corpus, tmp_path / "out", "--metrics-file", corpus / "0.jsonl")
+    assert used.code == missing.code == invalid.code == impossible.code == long.code == own.code == 2
+    assert "cannot serve metrics on a..b" in impossible.err
+    assert "exists and contains no metrics; specify another file" in own.err
     assert "choose another address with --metrics-listen" in used.err
     assert "specify a file in an existing directory" in missing.err
     assert "127.0.0.1:9464" in invalid.err
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("url", ["", "gateway:9091", "http://user:secret-word@gateway:9091"])
+@pytest.mark.parametrize(
+    "url", ["", "gateway:9091", "http://user:secret-word@gateway:9091", "http://gateway:9091/metrics/job"]
+)
 def test_a_url_that_is_no_gateway_is_refused_without_its_password(url: str, tmp_path: Path) -> None:
     result = tokenmill("extract", tmp_path, tmp_path / "out", "--metrics-push", url)
     assert result.code == 2
     assert "http://HOST:9091" in result.err and "secret-word" not in result.err
+
+
+def test_a_group_does_not_replace_the_metrics_own_labels(tmp_path: Path) -> None:
+    result = tokenmill("extract", tmp_path, tmp_path / "out", "--metrics-push", "http://g:9091/metrics/job/j/stage/x")
+    assert result.code == 2 and "have the label stage themselves; remove it" in result.err
+
+
+def test_a_link_is_not_replaced_by_metrics(tmp_path: Path) -> None:
+    corpus, link = write_corpus(tmp_path / "corpus", files=1), tmp_path / "link.prom"
+    link.symlink_to(tmp_path / "elsewhere.prom")
+    result = tokenmill("extract", corpus, tmp_path / "out", "--metrics-file", link)
+    assert result.code == 2 and link.is_symlink()
+
+
+def test_counters_start_with_zero() -> None:
+    """A counter that starts with its first value has no rate before the second one."""
+    collector = StageCollector()
+    collector.start("preprocess", 0, 1)
+    samples = {sample.name: sample.value for metric in collector.collect() for sample in metric.samples}
+    for name in ("records", "written_records", "tokens"):
+        assert samples[f"tokenmill_stage_{name}_total"] == 0
+
+
+def test_the_end_of_planning_is_progress() -> None:
+    stage = StageMetrics("extract")
+    planned = stage.measure()[2]
+    stage.state = "running"
+    assert stage.measure()[2] > planned
+    assert stage.measure() == stage.measure()
 
 
 def test_reasons_are_few_and_contain_no_content() -> None:

@@ -1,6 +1,7 @@
 """`tokenmill report` about outputs of stages: its numbers equal those counted here on the corpus, without its code."""
 
 import json
+import os
 import random
 import shutil
 import unicodedata
@@ -468,6 +469,14 @@ def test_only_reports_are_replaced(corpus: Corpus, tmp_path: Path) -> None:
     ended = run_in_process("report", corpus.output, "--html", page)
     assert ended.code == 2 and "is not a report of tokenmill report; remove it" in ended.err
     assert page.read_text() == "my own page"
+
+
+@pytest.mark.slow
+def test_a_target_that_cannot_be_a_report_is_refused_first(corpus: Corpus, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.html")
+    for target in (tmp_path / "pipe.html", Path("/proc/report.html")):
+        ended = run_in_process("report", corpus.output, "--html", target)
+        assert ended.code == 2 and "choose another FILE" in ended.err, ended
 
 
 # -- in a browser

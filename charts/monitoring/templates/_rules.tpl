@@ -18,9 +18,11 @@ YAML.
 {{- $text := .Files.Get "rules.yaml" -}}
 {{- range $key, $threshold := .Values.alerts }}{{ $text = replace (printf "${%s}" $key) (toJson $threshold) $text }}{{ end -}}
 {{- $groups := list -}}
+{{- $unknown := $values.disabledAlerts -}}
 {{- range $group := (fromYaml $text).groups -}}
   {{- $rules := list -}}
   {{- range $rule := $group.rules -}}
+    {{- $unknown = without $unknown $rule.alert -}}
     {{- if not (has $rule.alert $values.disabledAlerts) -}}
       {{- $labels := merge (dict) $values.alertLabels $rule.labels -}}
       {{- $runbook := dict "runbook_url" (printf "%s#%s" $values.runbook (lower $rule.alert)) -}}
@@ -30,5 +32,6 @@ YAML.
   {{- end -}}
   {{- if $rules }}{{ $groups = append $groups (dict "name" $group.name "rules" $rules) }}{{ end -}}
 {{- end -}}
+{{- with $unknown }}{{ fail (printf "prometheusRule.disabledAlerts: there is no alert %s; see docs/observe.md" (first .)) }}{{ end -}}
 {{- toYaml (dict "groups" $groups) -}}
 {{- end }}

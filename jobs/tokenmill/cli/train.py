@@ -55,13 +55,14 @@ def diagnose(
     """Name the ranks for which a hung run waits, and the operation, from stacks and flight-recorder dumps."""
     import msgspec
 
+    from tokenmill.compare.report import replace_surrogates
     from tokenmill.training.diagnose import report
     from tokenmill.training.diagnose.evidence import read_evidence
     from tokenmill.training.diagnose.text import to_text
 
     result = report.diagnose(read_evidence(directory))
     if json:
-        event = {"event": "result", **msgspec.to_builtins(result, str_keys=True)}
+        event = {"event": "result", **replace_surrogates(msgspec.to_builtins(result, str_keys=True))}
         sys.stdout.write(msgspec.json.encode(event).decode() + "\n")
         return
     sys.stdout.write(to_text(result) + "\n")

@@ -23,6 +23,10 @@ MAX_REASONS = 20
 """Reasons of rejection that have a label of their own; a user's transform may have any number."""
 OTHER = "other"
 
+_ALL_STAGES = ("in", "out")
+_TOKEN_STAGES = ("preprocess", "chat", "adopt")
+"""Stages whose units count tokens. A counter that starts with its first value has no rate before the second one."""
+
 _REASON = re.compile(r"[a-z][a-z0-9_]{0,49}")
 
 
@@ -48,7 +52,7 @@ class StageMetrics:
     ended: float | None = None
     publish: Callable[[], None] = lambda: None
     """Gives the metrics to their destinations now, before a process ends without clean-up."""
-    _progress: tuple[int, int] = (0, 0)
+    _progress: tuple[int, int, State] = (0, 0, "planning")
     _progress_at: float = field(default_factory=time.time)
 
     def count(self, counts: Counts) -> None:
@@ -69,11 +73,11 @@ class StageMetrics:
         self.ended, self.running = time.time(), 0
 
     def measure(self) -> tuple[int, int, float]:
-        """Return bytes and units done, and the time at which a scrape first observed them."""
-        progress = self.read_progress()
+        """Return bytes and units done, and the time at which a scrape first observed them, or this state."""
+        progress = (*self.read_progress(), self.state)
         if progress != self._progress:
             self._progress, self._progress_at = progress, time.time()
-        return (*progress, self._progress_at)
+        return (*progress[:2], self._progress_at)
 
     def reasons(self) -> dict[str, int]:
         """Return the number of rejected records by reason; reasons that are not identifiers count as "other"."""
@@ -120,8 +124,12 @@ class StageCollector:
         def count(name: str, text: str, count: str) -> CounterMetricFamily:
             family = CounterMetricFamily(f"tokenmill_stage_{name}", text, labels=names)
             for stage in stages:
-                if count in stage.counts:
-                    family.add_metric([stage.stage, str(stage.worker)], stage.counts[count])
+                if (
+                    count in stage.counts
+                    or count in _ALL_STAGES
+                    or (count == "tokens" and stage.stage in _TOKEN_STAGES)
+                ):
+                    family.add_metric([stage.stage, str(stage.worker)], stage.counts.get(count, 0))
             return family
 
         info = GaugeMetricFamily(

@@ -4,6 +4,7 @@ The directory may be that of a hang, a checkpoint directory, or one with files o
 flight recorder (`nccl_trace_rank_0`), output of `py-spy dump` (`rank0.txt`), or logs of `tokenmill train`.
 """
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -19,6 +20,8 @@ from tokenmill.training.diagnose.stacks import StackFrame, parse_main_stack, spl
 MAX_FILE_BYTES = 64 << 20
 """Maximum size of a file; a dump with 2,000 operations has about 1 MB."""
 MAX_FILES = 20_000
+_POD = re.compile(r"^\[pod/[^\]\s]{1,300}\] ", re.MULTILINE)
+"""The start of each line of `kubectl logs --prefix`."""
 _PICKLE, _JSON = b"\x80", b"{"
 
 
@@ -94,9 +97,12 @@ def _read_file(tree: Tree, name: str, evidence: HangEvidence) -> None:
     if is_dump:
         if rank is None:
             raise UnreadableFile("its name has no rank; rename it, for example to nccl_trace_rank_0")
-        evidence.records[rank] = read_flight_record(data, rank)
+        record = read_flight_record(data, rank)
+        if rank in evidence.records:
+            evidence.problems.append(f"{name}: another file has a dump of rank {rank} too; only this one was used")
+        evidence.records[rank] = record
         return
-    text = data.decode(errors="replace")
+    text = _POD.sub("", data.decode(errors="replace"))
     parts = split_by_rank(text) or ({} if rank is None else {rank: text})
     for part_rank, part in parts.items():
         if frames := parse_main_stack(part):

@@ -32,6 +32,11 @@ MAX_JSON_BYTES = 16 << 20
 """Maximum size of a dump in JSON, which becomes 20 times as large in memory."""
 MAX_FRAMES = 64
 MAX_TENSORS = 64
+MAX_DIMENSIONS = 8
+MAX_SIZES = 5_000_000
+"""Maximum sizes of tensors of a dump. A pickle may name one large list a million times."""
+MAX_GROUP_RANKS = 4_000_000
+"""Maximum ranks of all groups of a dump together."""
 MAX_TEXT = 4000
 
 COALESCED = ":coalesced"
@@ -85,20 +90,29 @@ def read_flight_record(data: bytes, rank: int) -> FlightRecord:
     if not isinstance(value, dict) or not isinstance(value.get("entries"), list):
         raise UnreadableFile("it is not a dump of torch's flight recorder: it has no list of entries")
     status = value.get("pg_status")
-    entries = [
-        _read_entry(entry, status if isinstance(status, dict) else {})
-        for entry in value["entries"][-MAX_ENTRIES:]
-        if isinstance(entry, dict)
-    ]
+    entries: list[FlightEntry] = []
+    sizes = 0
+    for entry in value["entries"][-MAX_ENTRIES:]:
+        if isinstance(entry, dict):
+            entries.append(_read_entry(entry, status if isinstance(status, dict) else {}))
+            sizes += sum(1 + len(shape) for shape in (*entries[-1].input_sizes, *entries[-1].output_sizes))
+            if sizes > MAX_SIZES:
+                raise UnreadableFile(
+                    f"it has more than {MAX_SIZES:,} sizes of tensors, which no flight recorder writes"
+                )
     _apply_batch_states(entries)
     return FlightRecord(rank, _select(entries), _read_groups(value.get("pg_config")))
 
 
 def _read_groups(config: Any) -> dict[str, tuple[int, ...]]:
-    groups = {}
+    groups: dict[str, tuple[int, ...]] = {}
+    characters = 0
     for name, group in list(config.items())[:MAX_ENTRIES] if isinstance(config, dict) else ():
         ranks = group.get("ranks") if isinstance(group, dict) else None
-        if name and isinstance(ranks, str) and len(ranks) < 8 * MAX_RANK:
+        if name and isinstance(ranks, str):
+            characters += len(ranks)
+            if characters > 2 * MAX_GROUP_RANKS:  # a digit and a comma for each rank, or more
+                raise UnreadableFile(f"its groups have more than {MAX_GROUP_RANKS:,} ranks")
             groups[_text(name)] = tuple(rank for number in _NUMBER.findall(ranks) if (rank := int(number)) < MAX_RANK)
     return groups
 
@@ -157,7 +171,7 @@ def _items(value: Any) -> list[Any]:
 
 
 def _sizes(value: Any) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(_integer(size) for size in _items(sizes)) for sizes in _items(value))
+    return tuple(tuple(_integer(size) for size in _items(sizes)[:MAX_DIMENSIONS]) for sizes in _items(value))
 
 
 def _text(value: Any) -> str:
