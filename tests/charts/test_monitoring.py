@@ -148,6 +148,13 @@ CASES = {
         summary="Training run r has iterations with NaN.",
         severity="critical",
     ),
+    "a loss that falls at the start, and then rises": Case(
+        "TokenmillTrainingLossSpike",
+        {f"tokenmill_train_loss{RUN}": "11 10 9 8 4x50 6x20"},
+        fires="61m",
+        silent=("3m", "4m", "5m", "20m", "25m"),
+        summary="The average loss of training run r rose to 6 in 5 minutes.",
+    ),
     "a loss spike": Case(
         "TokenmillTrainingLossSpike",
         {f"tokenmill_train_loss{RUN}": "2x60 2.8x9 2x60"},
