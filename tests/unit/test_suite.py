@@ -50,6 +50,7 @@ UNTYPED = {
     " training/planner/cases training/planner/fit training/planner/render training/planner/request",
     "settings and presets before they are checked": "training/model training/settings training/planner/values",
     "Megatron-LM's and PyTorch's objects": "training/checkpoints/metadata training/data/index_child"
+    " training/diagnose/flight_records"
     " training/convert/metadata",
     "configuration files of Hugging Face's models": "training/convert/huggingface training/convert/importer"
     " training/convert/exporter training/convert/initial_weights training/checkpoints/model_record",

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import cached_property
 from importlib import import_module
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import typer
 from typer.core import TyperCommand
@@ -58,7 +58,7 @@ class CommandWithSubcommands(Command):
     subcommands: ClassVar[tuple[Callable[..., None], ...]] = ()
 
     @cached_property
-    def parsers(self) -> dict[str, Any]:
+    def parsers(self) -> dict[str, TyperCommand]:
         """Return the subcommands by name."""
         built = {}
         for function in self.subcommands:
@@ -68,7 +68,7 @@ class CommandWithSubcommands(Command):
                 context_settings={"help_option_names": ["-h", "--help"]},
             )
             app.command(cls=Command)(function)
-            built[function.__name__] = typer.main.get_command(app)
+            built[function.__name__] = cast("TyperCommand", typer.main.get_command(app))
         return built
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
