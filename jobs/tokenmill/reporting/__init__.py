@@ -11,6 +11,7 @@ Modules, in the order of the flow of data:
     stages        time and rates of the stages from their receipts, and the lineage
     dataset       the report about an output
     run           the report about a training run
+    sections      headings, sentences and tables of a report
     text          a report as text
     page          a report as one HTML file
 
