@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from support.commandline import tokenmill
 from support.megatron_runs import RUN_SECONDS, MegatronJob
 from support.train import last_line, wait_for
 
@@ -56,4 +57,6 @@ def test_a_hang_ends_with_the_stacks(job: Callable[..., MegatronJob]) -> None:
     for rank in (0, 1):
         assert f"tokenmill: stacks of RANK={rank}\nFatal Python error: Aborted\n" in log
     assert "in train_step\n" in log
+    diagnosed = tokenmill("train", "diagnose", run.checkpoints)
+    assert diagnosed.code == 0 and re.search(r"rank.*: \w+ \(\S+/megatron/\S+\.py:\d+\)", diagnosed.out), diagnosed.out
     assert run.complete().count("moved aside") == 0
