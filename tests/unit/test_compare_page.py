@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from support.browser import Page, find_chromium, open_page
+from support.browser import Page
 from support.run_files import identity, megatron_arguments, megatron_line, write_jsonl_run
 from tokenmill.cli.commands import Command
 from tokenmill.cli.compare import compare
@@ -121,15 +120,6 @@ def test_only_reports_are_replaced(tmp_path: Path) -> None:
 
 
 # -- in a browser
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Page]:
-    chromium = find_chromium()
-    if chromium is None:
-        pytest.skip("Chromium is not on PATH: apt-get install chromium")
-    with open_page(chromium) as page:
-        yield page
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ import random
 import shutil
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +14,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from support import stages
-from support.browser import Page, find_chromium, open_page
+from support.browser import Page
 from support.chat import lines, make_tokenizer
 from support.commandline import run_in_process, tokenmill
 from support.corpus import TOKENIZER
@@ -480,15 +479,6 @@ def test_a_target_that_cannot_be_a_report_is_refused_first(corpus: Corpus, tmp_p
 
 
 # -- in a browser
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Page]:
-    chromium = find_chromium()
-    if chromium is None:
-        pytest.skip("Chromium is not on PATH: apt-get install chromium")
-    with open_page(chromium) as page:
-        yield page
 
 
 @pytest.mark.slow

@@ -23,9 +23,9 @@ MAX_REASONS = 20
 """Reasons of rejection that have a label of their own; a user's transform may have any number."""
 OTHER = "other"
 
-_ALL_STAGES = ("in", "out")
+_COUNTS_OF_ALL_STAGES = ("in", "out")
 _TOKEN_STAGES = ("preprocess", "chat", "adopt")
-"""Stages whose units count tokens. A counter that starts with its first value has no rate before the second one."""
+"""Stages whose units count tokens. Their counters start with 0: a later start gives no rate for the first unit."""
 
 _REASON = re.compile(r"[a-z][a-z0-9_]{0,49}")
 
@@ -126,7 +126,7 @@ class StageCollector:
             for stage in stages:
                 if (
                     count in stage.counts
-                    or count in _ALL_STAGES
+                    or count in _COUNTS_OF_ALL_STAGES
                     or (count == "tokens" and stage.stage in _TOKEN_STAGES)
                 ):
                     family.add_metric([stage.stage, str(stage.worker)], stage.counts.get(count, 0))
