@@ -1,4 +1,4 @@
-"""The identity and the resource limits of this machine, container and process.
+"""The identity, the resource limits and the stop signals of this machine, container and process.
 
 Leases and temporary file names contain the identity, so that other processes on the same file system can check it.
 """
@@ -6,9 +6,22 @@ Leases and temporary file names contain the identity, so that other processes on
 import hashlib
 import os
 import secrets
+import signal
 import socket
 from functools import cache
 from pathlib import Path
+
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+"""Signals that request a stop: Ctrl-C, SIGTERM of Kubernetes, and SIGUSR1, which Slurm sends before a time limit.
+
+Slurm sends a signal to all processes of a job step. Child processes therefore ignore them: their parent ends them.
+"""
+
+
+def ignore_stop_signals() -> None:
+    """Ignore the stop signals in this process, whose parent receives them too."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 @cache

@@ -9,14 +9,14 @@ from pathlib import Path
 from tokenmill.corpus.options import SourceOptions
 from tokenmill.errors import RequestError
 from tokenmill.flow.run import run_stage
-from tokenmill.flow.stage import StageRun
+from tokenmill.flow.stage import Stage, StageRun
 from tokenmill.flow.worker import Summary
 from tokenmill.selection import Selection
 from tokenmill.stages.concatenate import Concatenate
 from tokenmill.stages.download import Download
 from tokenmill.stages.extract import Extract
 from tokenmill.stages.preprocess import Preprocess
-from tokenmill.stages.registry import CONCATENATE, DOWNLOAD, EXTRACT, PREPROCESS, default_output
+from tokenmill.stages.registry import CONCATENATE, EXTRACT, PREPROCESS, default_output
 from tokenmill.tokens.options import PreprocessOptions
 
 
@@ -32,8 +32,8 @@ class Pipeline:
     extract: bool = False
     concatenate: int | None = None
 
-    def run(self, run: StageRun) -> list[Summary]:
-        """Run the stages in order, each with its own directory in the output; finished units are skipped.
+    def stages(self) -> list[Stage]:
+        """Return the stages in their order, each with its own directory in the output.
 
         Each stage names the stage that it reads, so it ignores the outputs of an earlier call with other options.
         Only the download selects files; each later stage reads all files of the stage before it.
@@ -44,38 +44,41 @@ class Pipeline:
                 f"--format {options.format}: extract and concatenate only support files with one record per line; "
                 "leave out --extract and --concatenate: preprocess reads this format directly"
             )
-        download = Download(
-            uri=self.uri, output=root, selection=self.selection, source=self.source, format=options.format
-        )
-        summaries, previous = [run_stage(download, run)], DOWNLOAD
+        stages: list[Stage] = [
+            Download(uri=self.uri, output=root, selection=self.selection, source=self.source, format=options.format)
+        ]
         # concatenate requires plain text, so --concatenate implies --extract.
         if self.extract or self.concatenate:
             extract = Extract(
                 input=root,
                 output=default_output(root, EXTRACT),
-                from_stage=previous.name,
+                from_stage=stages[-1].kind.name,
                 selection=all_files,
                 format=options.format,
                 zstd_window=options.zstd_window,
             )
-            summaries, previous = [*summaries, run_stage(extract, run)], EXTRACT
+            stages.append(extract)
         if self.concatenate:
             concatenate = Concatenate(
                 input=root,
                 output=default_output(root, CONCATENATE),
                 target_files=self.concatenate,
                 name=options.name,
-                from_stage=previous.name,
+                from_stage=stages[-1].kind.name,
                 selection=all_files,
                 format=options.format,
             )
-            summaries, previous = [*summaries, run_stage(concatenate, run)], CONCATENATE
+            stages.append(concatenate)
         preprocess = Preprocess(
             input=root,
             output=default_output(root, PREPROCESS),
             options=options,
             endpoint=self.source.endpoint,
-            from_stage=previous.name,
+            from_stage=stages[-1].kind.name,
             selection=all_files,
         )
-        return [*summaries, run_stage(preprocess, run)]
+        return [*stages, preprocess]
+
+    def run(self, run: StageRun) -> list[Summary]:
+        """Run the stages in order; finished units are skipped."""
+        return [run_stage(stage, run) for stage in self.stages()]

@@ -24,7 +24,7 @@ from tokenmill.selection import Selection
 from tokenmill.stages.chat import Chat
 from tokenmill.stages.download import Download
 from tokenmill.stages.pack import Pack
-from tokenmill.stages.registry import DOWNLOAD
+from tokenmill.stages.registry import CHAT, DOWNLOAD, PACK
 from tokenmill.tokens.stream import Stream
 
 SOURCE_FOLDER, CHAT_FOLDER, PACKED_FOLDER = "source", "chat", "packed"
@@ -71,8 +71,17 @@ class FineTuningData:
         """The directory of the packed rows."""
         return self.output / PACKED_FOLDER
 
-    def run(self, run: StageRun) -> list[StageResult]:
-        """Run the stages in order; finished units are skipped.
+    @property
+    def stages(self) -> list[str]:
+        """The names of the stages, in their order."""
+        datasets = [dataset for datasets in self.lists.values() for dataset in datasets]
+        names = (
+            [DOWNLOAD.name] if self.download and any(isinstance(dataset.input, Stream) for dataset in datasets) else []
+        )
+        return [*names, CHAT.name, PACK.name]
+
+    def run(self, run: StageRun, only: str | None = None) -> list[StageResult]:
+        """Run the stages in order, or only one of them; finished units are skipped.
 
         Sequences that are longer than a packed row are left out and counted, unless `--max-length` limits them before.
 
@@ -84,7 +93,9 @@ class FineTuningData:
         blended: dict[str, list[BlendedDataset]] = {}
         for (list_name, dataset), folder in folders:
             label = f" {folder}" if folder else ""
-            fetched, downloads = self._fetch(dataset, folder, label, run)
+            download, fetched = self._fetch(dataset, folder)
+            if download and only in (None, DOWNLOAD.name):
+                results.append(StageResult(f"{DOWNLOAD.name}{label}", download.output, run_stage(download, run)))
             output = self.output / CHAT_FOLDER / folder
             chat = Chat(
                 input=fetched.input,
@@ -93,11 +104,14 @@ class FineTuningData:
                 selection=fetched.selection,
                 endpoint=self.endpoint,
             )
-            results += [*downloads, StageResult(f"chat{label}", output, run_stage(chat, run))]
+            if only in (None, CHAT.name):
+                results.append(StageResult(f"{CHAT.name}{label}", output, run_stage(chat, run)))
             blended.setdefault(list_name, []).append(BlendedDataset(dataset.name, output, dataset.weight))
         options = PackOptions(**vars(self.rows), format=self.format, over_long=DROP)
-        pack = Pack(input=make_blend(blended, "the blend"), output=self.packed, options=options)
-        return [*results, StageResult("pack", self.packed, run_stage(pack, run))]
+        if only in (None, PACK.name):
+            pack = Pack(input=make_blend(blended, "the blend"), output=self.packed, options=options)
+            results.append(StageResult(PACK.name, self.packed, run_stage(pack, run)))
+        return results
 
     def _name_folders(self) -> list[tuple[tuple[str, SftDataset], str]]:
         """Return each dataset with its list and the name of its directory; a single dataset has no name."""
@@ -109,12 +123,10 @@ class FineTuningData:
             for list_name, dataset in datasets
         ]
 
-    def _fetch(
-        self, dataset: SftDataset, folder: str, label: str, run: StageRun
-    ) -> tuple[SftDataset, list[StageResult]]:
-        """Download the files of a stream if this is requested, and return the dataset that reads them."""
+    def _fetch(self, dataset: SftDataset, folder: str) -> tuple[Download | None, SftDataset]:
+        """Return the download of a stream if this is requested, and the dataset that reads its files."""
         if isinstance(dataset.input, Path) or not self.download:
-            return dataset, []
+            return None, dataset
         stream, output = dataset.input, self.output / SOURCE_FOLDER / folder
         download = Download(
             uri=stream.uri,
@@ -123,5 +135,4 @@ class FineTuningData:
             source=stream.source,
             format=self.chat.format,
         )
-        result = StageResult(f"{DOWNLOAD.name}{label}", output, run_stage(download, run))
-        return dataset._replace(input=output, selection=Selection(split="any")), [result]
+        return download, dataset._replace(input=output, selection=Selection(split="any"))

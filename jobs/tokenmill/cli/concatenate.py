@@ -6,6 +6,7 @@ import typer
 
 from tokenmill.cli import options as o
 from tokenmill.cli.groups import spread
+from tokenmill.cli.submittable import SubmittableCommand
 from tokenmill.corpus.options import LineOptions
 from tokenmill.options import FileOptions, RunOptions, WorkerOptions
 
@@ -38,3 +39,6 @@ def concatenate(
         from_stage=from_stage,
     )
     run_and_report(stage, run, workers, processes)
+
+
+COMMAND_CLASS = SubmittableCommand

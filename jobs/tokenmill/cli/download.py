@@ -7,6 +7,7 @@ import typer
 
 from tokenmill.cli import options as o
 from tokenmill.cli.groups import spread
+from tokenmill.cli.submittable import SubmittableCommand
 from tokenmill.corpus.options import SourceOptions
 from tokenmill.corpus.schemes import format_addresses
 from tokenmill.options import FileOptions, RunOptions, WorkerOptions
@@ -32,3 +33,6 @@ def download(
     selection = files.selection(source.sample, o.check_choice("--layout", layout, "flat", "tree"))
     stage = Download(uri=normalize_source(uri), output=output, selection=selection, source=source)
     run_and_report(stage, run, workers)
+
+
+COMMAND_CLASS = SubmittableCommand

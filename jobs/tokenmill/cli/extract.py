@@ -2,6 +2,7 @@
 
 from tokenmill.cli import options as o
 from tokenmill.cli.groups import spread
+from tokenmill.cli.submittable import SubmittableCommand
 from tokenmill.corpus.options import LineOptions, WindowOptions
 from tokenmill.options import FileOptions, RunOptions, WorkerOptions
 
@@ -32,3 +33,6 @@ def extract(
         from_stage=from_stage,
     )
     run_and_report(stage, run, workers, processes)
+
+
+COMMAND_CLASS = SubmittableCommand

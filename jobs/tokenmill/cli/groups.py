@@ -26,15 +26,20 @@ def spread(command: Callable[..., None]) -> Callable[..., None]:
         else:
             parameters.append(parameter.replace(annotation=hint, kind=Parameter.KEYWORD_ONLY))
 
-    @wraps(command)
-    def run(**values: Any) -> None:
+    def check(values: dict[str, Any]) -> None:
+        """Replace the fields of each group in `values` by the group; end with a usage message if they conflict."""
         for name, (group, names) in groups.items():
             try:
                 values[name] = group(**{field: values.pop(field) for field in names})
             except InvalidOption as error:
                 raise typer.BadParameter(error.reason, param_hint=error.flag) from error
+
+    @wraps(command)
+    def run(**values: Any) -> None:
+        check(values)
         command(**values)
 
+    run.check = check  # type: ignore[attr-defined]
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run

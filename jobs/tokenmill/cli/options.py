@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from tokenmill.options import WorkerOptions
+
 Input = Annotated[
     Path, typer.Argument(metavar="INPUT", help="Directory of a dataset, output of an earlier stage, or file.")
 ]
@@ -30,10 +32,28 @@ From = Annotated[
     str | None, typer.Option("--from", metavar="STAGE", help="Read this stage's output instead of the furthest.")
 ]
 Only = Annotated[str | None, typer.Option("--stage", metavar="STAGE", help="Check only this stage.")]
+OnlyStage = Annotated[
+    str | None,
+    typer.Option("--only", metavar="STAGE", help="Run only this stage; the stages before it must be finished."),
+]
+Profiles = Annotated[
+    Path | None,
+    typer.Option(
+        "--profiles",
+        metavar="FILE",
+        envvar="TOKENMILL_PROFILES",
+        help="File of profiles. Default: tokenmill.toml in the current directory.",
+    ),
+]
 Endpoint = Annotated[
     str | None, typer.Option("--endpoint", envvar="HF_ENDPOINT", help="Address of the Hub or a mirror.")
 ]
 Name = Annotated[str, typer.Option("--name", help="First part of the names of joined outputs.")]
+
+
+def usage_error(parameter: str, reason: str) -> typer.BadParameter:
+    """Return the error that ends with a usage message for a parameter."""
+    return typer.BadParameter(reason, param_hint=parameter)
 
 
 def check_choice(option: str, value: str, *allowed: str) -> str:
@@ -41,3 +61,13 @@ def check_choice(option: str, value: str, *allowed: str) -> str:
     if value not in allowed:
         raise typer.BadParameter(f"{value!r} is not one of {', '.join(allowed)}", param_hint=option)
     return value
+
+
+def check_one_worker(workers: WorkerOptions) -> None:
+    """End with a usage message if several workers shall run all stages: a worker does not wait for the others."""
+    if workers.workers > 1:
+        raise typer.BadParameter(
+            "several workers cannot run all stages, because a stage starts when all workers have finished the stage "
+            "before it; add --only STAGE, or --on to submit the stages",
+            param_hint="--workers",
+        )

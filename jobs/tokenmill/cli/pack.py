@@ -7,6 +7,7 @@ import typer
 
 from tokenmill.cli import options as o
 from tokenmill.cli.groups import spread
+from tokenmill.cli.submittable import SubmittableCommand
 from tokenmill.options import RunOptions, WorkerOptions
 from tokenmill.packing.options import PackOptions
 
@@ -36,3 +37,6 @@ def pack(
         from_stage=from_stage,
     )
     run_and_report(stage, run, workers, processes)
+
+
+COMMAND_CLASS = SubmittableCommand

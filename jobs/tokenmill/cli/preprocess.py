@@ -2,6 +2,7 @@
 
 from tokenmill.cli import options as o
 from tokenmill.cli.groups import spread
+from tokenmill.cli.submittable import SubmittableCommand
 from tokenmill.corpus.options import SourceOptions
 from tokenmill.options import FileOptions, RunOptions, WorkerOptions
 from tokenmill.tokens.options import PreprocessOptions
@@ -26,3 +27,6 @@ def preprocess(
 
     fields = {"options": options, "from_stage": from_stage, "endpoint": source.endpoint}
     run_source_stage(Preprocess, fields, input, output, source, files, scratch, workers, run, processes)
+
+
+COMMAND_CLASS = SubmittableCommand

@@ -7,9 +7,10 @@ import typer
 
 from tokenmill.cli import options as o
 from tokenmill.cli.groups import spread
+from tokenmill.cli.submittable import SubmittableCommand
 from tokenmill.corpus.options import SourceOptions
 from tokenmill.corpus.schemes import format_addresses
-from tokenmill.options import FileOptions, RunOptions
+from tokenmill.options import FileOptions, RunOptions, WorkerOptions
 from tokenmill.tokens.options import PreprocessOptions
 
 
@@ -20,15 +21,17 @@ def run(
     options: PreprocessOptions,
     source: SourceOptions,
     files: FileOptions,
+    workers: WorkerOptions,
     run: RunOptions,
     extract: Annotated[bool, typer.Option("--extract/--no-extract", help="Also keep the decompressed text.")] = False,
     concatenate: Annotated[
         int | None, typer.Option("--concatenate", min=1, help="First join the decompressed text into N files.")
     ] = None,
+    only: o.OnlyStage = None,
     processes: o.Processes = None,
 ) -> None:
-    """Run download, preprocess and verify on this machine; with the options also extract and concatenate."""
-    from tokenmill.cli.stage_result import open_stage_run, report_pipeline
+    """Run download, preprocess and verify; with the options also extract and concatenate."""
+    from tokenmill.cli.stage_result import open_stage_run, report_pipeline, run_and_report
     from tokenmill.corpus.uri import normalize_source
     from tokenmill.pipeline import Pipeline
 
@@ -41,5 +44,12 @@ def run(
         extract=extract,
         concatenate=concatenate,
     )
+    if only:
+        stages = {stage.kind.name: stage for stage in pipeline.stages()}
+        return run_and_report(stages[o.check_choice("--only", only, *stages)], run, workers, processes)
+    o.check_one_worker(workers)
     with open_stage_run(run, processes=processes) as stage_run:
         report_pipeline(pipeline, pipeline.run(stage_run), stage_run)
+
+
+COMMAND_CLASS = SubmittableCommand

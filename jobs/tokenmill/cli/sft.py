@@ -8,9 +8,10 @@ import typer
 from tokenmill.chat.options import ChatOptions
 from tokenmill.cli import options as o
 from tokenmill.cli.groups import spread
+from tokenmill.cli.submittable import SubmittableCommand
 from tokenmill.corpus.options import SourceOptions
 from tokenmill.corpus.schemes import format_addresses
-from tokenmill.options import FileOptions, RunOptions
+from tokenmill.options import FileOptions, RunOptions, WorkerOptions
 from tokenmill.packing.options import FORMATS, RowOptions
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def sft(
     rows: RowOptions,
     source: SourceOptions,
     files: FileOptions,
+    workers: WorkerOptions,
     run: RunOptions,
     packed_format: Annotated[
         str, typer.Option("--packed-format", help=f"Format of the packed files: {', '.join(FORMATS)}.")
@@ -42,10 +44,11 @@ def sft(
         bool, typer.Option("--download/--no-download", help="Keep the files of a source in source/, not only scratch.")
     ] = False,
     scratch: o.ScratchDirectory = None,
+    only: o.OnlyStage = None,
     processes: o.Processes = None,
 ) -> None:
-    """Run chat, pack and verify on this machine: from conversations to packed rows for fine-tuning."""
-    from tokenmill.cli.stage_result import open_stage_run
+    """Run chat, pack and verify: from conversations to packed rows for fine-tuning."""
+    from tokenmill.cli.stage_result import open_stage_run, report
     from tokenmill.corpus.uri import normalize_source
     from tokenmill.packing.blend import ALL
     from tokenmill.sft import FineTuningData, SftDataset
@@ -53,7 +56,9 @@ def sft(
 
     o.check_choice("--packed-format", packed_format, *FORMATS)
     uri, selection = normalize_source(input), files.selection(source.sample)
-    with open_stage_run(run, processes=processes) as stage_run:
+    if not only:
+        o.check_one_worker(workers)
+    with open_stage_run(run, workers, processes) as stage_run:
         if _is_blend(uri):
             _refuse({f"--{name}": value for name, value in vars(files).items()}, "the blend selects the files")
             _refuse({"--revision": source.revision, "--sample": source.sample}, "the blend selects the files")
@@ -74,7 +79,17 @@ def sft(
             endpoint=source.endpoint,
             download=download,
         )
-        _report(data, data.run(stage_run), stage_run)
+        if only:
+            o.check_choice("--only", only, *data.stages)
+        results = data.run(stage_run, only)
+        if only:
+            for result in results:
+                report(result.summary, result.output, run.json)
+        else:
+            _report(data, results, stage_run)
+
+
+COMMAND_CLASS = SubmittableCommand
 
 
 def _refuse(options: "Mapping[str, object]", reason: str) -> None:

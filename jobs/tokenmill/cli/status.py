@@ -3,25 +3,75 @@
 import json as jsonlib
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tokenmill.cli import options as o
 
+if TYPE_CHECKING:
+    from tokenmill.flow.status import StageStatus
+    from tokenmill.submission.kubernetes import ObjectState
+    from tokenmill.submission.slurm import JobStates
+
 
 def status(
     path: Annotated[Path, typer.Argument(help="Directory of a dataset, or output of a stage.")],
     stage: o.Only = None,
+    on: Annotated[
+        str | None,
+        typer.Option("--on", metavar="NAME", help="Read the states of jobs on Kubernetes with this profile."),
+    ] = None,
+    profiles: o.Profiles = None,
     json: o.Json = False,
 ) -> None:
-    """Show the progress of each stage: finished units and bytes, rate, time left, and failures with their reasons."""
-    from tokenmill.flow.progress import format_bytes, format_duration
-    from tokenmill.flow.record import describe_rejected
+    """Show the progress of each stage, and the states of its jobs on Slurm or Kubernetes.
+
+    The progress has finished units and bytes, the rate, the time left, and failures with their reasons.
+    """
+    from tokenmill.errors import RequestError
     from tokenmill.flow.status import list_statuses
     from tokenmill.stages.registry import KINDS
 
-    for stage_status in list_statuses(path, KINDS, stage):
+    jobs = _read_jobs(path, on, profiles)
+    try:
+        statuses = list_statuses(path, KINDS, stage)
+    except RequestError:
+        if not jobs:
+            raise
+        statuses = []
+    _print_statuses(statuses, json=json)
+    for job in jobs:
+        sys.stdout.write((jsonlib.dumps(_describe_job(job)) if json else str(job)) + "\n")
+
+
+def _read_jobs(path: Path, on: str | None, profiles: Path | None) -> "list[JobStates | ObjectState]":
+    """Return the submitted jobs that write to a directory: those that Slurm knows, and with a profile Kubernetes'."""
+    from tokenmill.submission import slurm
+
+    if on is None or on in ("local", "slurm"):
+        return [*slurm.read_states(path)]
+    from tokenmill.submission import kubernetes
+    from tokenmill.submission.profile import KubernetesProfile, read_profile
+
+    profile = read_profile(on, "status", profiles, Path.cwd())
+    if isinstance(profile, KubernetesProfile):
+        return [*kubernetes.read_states(str(path), profile)]
+    return [*slurm.read_states(path)]
+
+
+def _describe_job(job: "JobStates | ObjectState") -> dict[str, Any]:
+    """Return the states of a job as JSON."""
+    import msgspec
+
+    return {"event": "job", **msgspec.to_builtins(job)}
+
+
+def _print_statuses(statuses: "list[StageStatus]", *, json: bool) -> None:
+    from tokenmill.flow.progress import format_bytes, format_duration
+    from tokenmill.flow.record import describe_rejected
+
+    for stage_status in statuses:
         if json:
             sys.stdout.write(jsonlib.dumps(stage_status.to_json()) + "\n")
             continue

@@ -11,6 +11,7 @@ import typer
 from tokenmill.cli import options as o
 from tokenmill.cli.commands import CommandWithSubcommands
 from tokenmill.cli.groups import spread
+from tokenmill.cli.submittable import SubmittableCommand
 from tokenmill.options import MetricsOptions
 
 
@@ -20,7 +21,10 @@ def train(
     metrics: MetricsOptions,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Check the settings and print the command of node 0, without starting it."),
+        typer.Option(
+            "--dry-run",
+            help="Check the settings and print the command of node 0, or with --on what would be submitted.",
+        ),
     ] = False,
     build_index: Annotated[
         bool, typer.Option("--build-index", help="Build Megatron-LM's sample index on CPUs, then exit.")
@@ -68,9 +72,10 @@ def diagnose(
     sys.stdout.write(to_text(result) + "\n")
 
 
-class TrainCommand(CommandWithSubcommands):
+class TrainCommand(SubmittableCommand, CommandWithSubcommands):
     """`tokenmill train SETTINGS` and `tokenmill train diagnose DIR`."""
 
+    has_dry_run = True
     subcommands = (diagnose,)
 
 

@@ -21,6 +21,7 @@ from tokenmill.flow.record import Counts, Plan, Unit
 from tokenmill.flow.signals import STOP
 from tokenmill.flow.stage import PreparedStage
 from tokenmill.flow.workspace import Workspace
+from tokenmill.machine import STOP_SIGNALS, ignore_stop_signals
 
 
 def run_unit(
@@ -127,7 +128,7 @@ def _open_children(prepared: PreparedStage, plan: Plan, width: int, counter: Byt
         # The caller has fewer than `width` unfinished units when it submits one, so a slot is free.
         slot = next(number for number, last in enumerate(futures) if last is None or last.done())
         # A child that starts inherits the blocked signals, so that Ctrl-C does not end it before it ignores them.
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED)
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         try:
             future = pool.submit(_run_in_child, unit, leftovers, slot)
         except BrokenExecutor as error:  # a child died after the last unit ended
@@ -167,9 +168,6 @@ def _run_now(
     return future
 
 
-_IGNORED = (signal.SIGINT, signal.SIGTERM)
-"""Signals that a child process ignores; its parent receives them too, and stops the units."""
-
 _CHILD: dict[str, Any] = {}
 
 
@@ -177,9 +175,8 @@ def _start_child(prepared: PreparedStage, plan_id: str, stop_flag: Any, slots: A
     """Initialize a child process, which reads the plan itself, ignores signals and exits when its parent exits."""
     import multiprocessing
 
-    for number in _IGNORED:
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED)
+    ignore_stop_signals()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     redaction.install()
     parent = multiprocessing.parent_process()
 

@@ -1,4 +1,4 @@
-"""The stop request of a worker: SIGTERM and Ctrl-C set a flag; during planning they also interrupt the planner.
+"""The stop request of a worker: a stop signal sets a flag; during planning it also interrupts the planner.
 
 `flow.worker` installs the handlers. The units check the flag in `Workspace.report_progress`.
 """
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tokenmill.errors import Stopped
+from tokenmill.machine import STOP_SIGNALS
 
 STOP = threading.Event()
 """Set when this process must stop."""
@@ -19,13 +20,13 @@ _PLANNING = threading.Event()
 
 
 def stop_requested() -> bool:
-    """Return whether SIGTERM or Ctrl-C arrived."""
+    """Return whether a stop signal arrived (`machine.STOP_SIGNALS`)."""
     return STOP.is_set()
 
 
 @contextlib.contextmanager
 def stopping_on_signals() -> Iterator[None]:
-    """Set the stop flag on SIGTERM and Ctrl-C; a second signal of the same kind kills the process."""
+    """Set the stop flag on a stop signal; a second signal of the same kind kills the process."""
 
     def stop(number: int, _frame: Any) -> None:
         STOP.set()
@@ -36,7 +37,7 @@ def stopping_on_signals() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, stop) for number in STOP_SIGNALS}
     try:
         yield
     finally:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokenmill.errors import RequestError, TransientError
-from tokenmill.machine import describe_memory
+from tokenmill.machine import describe_memory, ignore_stop_signals
 from tokenmill.redaction import SECRET_NAME
 from tokenmill.tokens import engines
 from tokenmill.tokens.encoders import format_guard, load_encoder, optimize_backend
@@ -257,12 +257,6 @@ def _read_result(directory: Path, name: str, exit_description: str) -> dict[str,
         return _read_json(directory / f"answer-{name}.json")
     except (OSError, ValueError):
         return {"version": encoder_version(name), "rejected": {"reason": exit_description}}
-
-
-def ignore_stop_signals() -> None:
-    """Ignore SIGTERM and SIGINT: the parent also receives them, and ends its subprocesses."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
 
 
 def encoder_version(name: str) -> str:

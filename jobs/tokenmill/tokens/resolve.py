@@ -24,10 +24,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokenmill.errors import RequestError
+from tokenmill.machine import ignore_stop_signals
 from tokenmill.tokens import sentencepiece_model
 from tokenmill.tokens.encoders import optimize_backend
 from tokenmill.tokens.engines.base import EncoderUnavailable, template_ids
-from tokenmill.tokens.gate import adversarial_texts, code_point_probes, ignore_stop_signals, write_gate_files
+from tokenmill.tokens.gate import adversarial_texts, code_point_probes, write_gate_files
 from tokenmill.tokens.sentencepiece_model import SentencePieceModel, find_only_model
 
 EOD_TOKENS = (

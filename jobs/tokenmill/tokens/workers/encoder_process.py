@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from tokenmill.errors import RequestError, TokenmillError
+from tokenmill.machine import ignore_stop_signals
 from tokenmill.tokens.workers.slab import Slab
 
 if TYPE_CHECKING:
@@ -360,8 +361,7 @@ def _exit_after_children() -> NoReturn:
 
 def main() -> None:
     """Encode blocks until the parent process closes its sockets or dies."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # the parent receives the signal too, and closes the sockets
+    ignore_stop_signals()  # the parent receives the signal too, and closes the sockets
     with contextlib.suppress(OSError):  # the kernel should kill this process before its parent, which can replace it
         Path("/proc/self/oom_score_adj").write_text("500")
     with contextlib.suppress(OSError):  # a sandbox may forbid it

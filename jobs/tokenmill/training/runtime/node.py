@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from tokenmill.errors import RequestError
 
-RANK_VARIABLES = ("TOKENMILL_NODE_RANK", "RANK", "JOB_COMPLETION_INDEX")
-"""Variables with a node's rank: tokenmill's, PyTorchJob's (one launcher a pod), that of Indexed Jobs and JobSet."""
+RANK_VARIABLES = ("TOKENMILL_NODE_RANK", "RANK", "JOB_COMPLETION_INDEX", "SLURM_NODEID")
+"""Variables with a node's rank: tokenmill's, PyTorchJob's (one launcher a pod), Indexed Jobs' and JobSet's, Slurm's."""
 DEFAULT_PORT = 29500
 RENDEZVOUS_TIMEOUT_SECONDS = 7 * 24 * 3600
 """Timeout of torchrun's rendezvous: the supervisor detects earlier, and better, that a node does not start."""

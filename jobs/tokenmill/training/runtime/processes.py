@@ -94,12 +94,14 @@ def adopt_orphans() -> None:
     _prctl(36, 1)
 
 
-def die_with_parent() -> None:
-    """Let the launcher receive SIGTERM when this process is killed, so that it ends its ranks.
+def prepare_launcher() -> None:
+    """Let the launcher, which this process becomes, receive SIGTERM when its parent is killed; it then ends its ranks.
 
-    See prctl(2), PR_SET_PDEATHSIG.
+    See prctl(2), PR_SET_PDEATHSIG. The launcher and its ranks ignore SIGUSR1, which Slurm sends to all processes of a
+    job step: the parent stops them.
     """
     _prctl(1, signal.SIGTERM)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 
 def _prctl(option: int, value: int) -> None:

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Self
 
 from tokenmill.errors import RequestError, Stopped, Superseded
+from tokenmill.machine import STOP_SIGNALS
 from tokenmill.training.runtime.hang_record import (
     DUMP_SECONDS,
     HOLD_AFTER_SECONDS,
@@ -25,10 +26,10 @@ from tokenmill.training.runtime.log_monitor import LogMonitor, TrainingProgress
 from tokenmill.training.runtime.output import flush, log, pump_lines, write
 from tokenmill.training.runtime.processes import (
     adopt_orphans,
-    die_with_parent,
     dump_stacks,
     kill_descendants,
     list_ranks,
+    prepare_launcher,
     reap_orphans,
     signal_ranks,
     stop_ranks,
@@ -54,7 +55,7 @@ KILL_TIMEOUT_SECONDS = 30.0
 
 
 class Signals:
-    """Handles SIGTERM and Ctrl-C: with `raise_on_signal` by an exception, otherwise by a note in `received`.
+    """Handles the stop signals: with `raise_on_signal` by an exception, otherwise by a note in `received`.
 
     Without a handler these signals would not end PID 1 of a container, because the kernel delivers only signals that
     have a handler to PID 1.
@@ -66,9 +67,7 @@ class Signals:
         self.raise_on_signal = True
 
     def __enter__(self) -> Self:
-        self._previous_handlers = {
-            number: signal.signal(number, self._handle) for number in (signal.SIGTERM, signal.SIGINT)
-        }
+        self._previous_handlers = {number: signal.signal(number, self._handle) for number in STOP_SIGNALS}
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
@@ -91,7 +90,7 @@ class LauncherExit:
     exit_code: int
     """Exit code of the launcher, negative for a signal."""
     stopped: bool
-    """SIGTERM or Ctrl-C arrived."""
+    """A stop signal arrived."""
     abort_reason: str
     """Why the supervisor ended the launcher; empty when the launcher ended by itself."""
     has_iterated: bool
@@ -179,7 +178,7 @@ class Supervisor:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=die_with_parent,  # noqa: PLW1509 - no thread has been started yet
+                preexec_fn=prepare_launcher,  # noqa: PLW1509 - no thread has been started yet
             )
         except (FileNotFoundError, PermissionError, NotADirectoryError) as problem:
             raise RequestError(

@@ -1,0 +1,95 @@
+"""The option `--on` of the commands that can run on a cluster: the class of these commands.
+
+A command with `--on` does not run here. `cli.submit` submits it instead, with the options that the user set.
+"""
+
+from typing import Any, ClassVar, cast
+
+from typer.core import TyperOption
+
+from tokenmill.cli.commands import Command
+from tokenmill.submission.call import Call, OptionValue
+
+SUBMISSION_OPTIONS = ("on", "profiles", "job_name", "dry_run")
+
+
+def _make_options(*, dry_run: bool) -> list[TyperOption]:
+    """Return the options of a submission; `dry_run` is false for a command with an option of this name."""
+    text = {
+        "on": ("NAME", "Where to run: local, slurm, kubernetes, or a profile of tokenmill.toml.", "local"),
+        "profiles": ("FILE", "File of profiles. Default: tokenmill.toml in the current directory.", None),
+        "job-name": ("NAME", "Name of the jobs or of the Helm release. Default: from the output.", None),
+    }
+    options = [
+        TyperOption(
+            param_decls=[f"--{flag}"],
+            help=help_text,
+            metavar=metavar,
+            default=default,
+            show_default=default is not None,
+            envvar="TOKENMILL_PROFILES" if flag == "profiles" else None,
+        )
+        for flag, (metavar, help_text, default) in text.items()
+    ]
+    if dry_run:
+        text_of_dry_run = "Print what would be submitted, without submitting it."
+        options.append(TyperOption(param_decls=["--dry-run"], help=text_of_dry_run, is_flag=True, default=False))
+    return options
+
+
+class SubmittableCommand(Command):
+    """A command that runs here, or with `--on` on a cluster."""
+
+    has_dry_run: ClassVar[bool] = False
+    """Whether the command itself has the option --dry-run."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        """Add the options of a submission to those of the command."""
+        super().__init__(*args, **settings)
+        self.params += _make_options(dry_run=not self.has_dry_run)
+        self._raw_values: dict[str, Any] = {}
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the command line, and keep the values as the user wrote them."""
+        self._raw_values, _, _ = self.make_parser(ctx).parse_args(list(args))
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command, or submit it."""
+        settings = {name: ctx.params[name] for name in SUBMISSION_OPTIONS if name in ctx.params}
+        if settings["on"] == "local" and (self.has_dry_run or not settings["dry_run"]):
+            for name in SUBMISSION_OPTIONS:
+                if name != "dry_run" or not self.has_dry_run:
+                    ctx.params.pop(name, None)
+            return super().invoke(ctx)
+        from tokenmill.cli.submit import submit
+
+        call, values = self._make_call(ctx), dict(ctx.params)
+        for name in SUBMISSION_OPTIONS:
+            values.pop(name, None)
+        check = getattr(self.callback, "check", None)
+        if check:
+            check(values)
+        return submit(call, **settings)
+
+    def _make_call(self, ctx: Any) -> Call:
+        arguments: list[str] = []
+        options: dict[str, OptionValue] = {}
+        for parameter in self.params:
+            raw = self._raw_values.get(parameter.name or "")
+            if parameter.name in SUBMISSION_OPTIONS or raw is None or (isinstance(raw, list | tuple) and not raw):
+                continue
+            if parameter.param_type_name == "argument":
+                arguments += [raw] if isinstance(raw, str) else list(raw)
+            else:
+                flag = parameter.opts[0].removeprefix("--").partition("/")[0]
+                options[flag] = self._convert(ctx, parameter, raw)
+        return Call(ctx.info_name, arguments, options)
+
+    def _convert(self, ctx: Any, parameter: Any, raw: Any) -> OptionValue:
+        """Return the value of an option: a number or a truth value by the type of the option, otherwise its text."""
+        if isinstance(raw, list | tuple):
+            return [str(item) for item in raw]
+        if parameter.type.name in ("int", "int range", "float", "float range", "boolean"):
+            return cast("OptionValue", parameter.type_cast_value(ctx, raw))
+        return str(raw)
