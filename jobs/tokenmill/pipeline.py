@@ -16,7 +16,7 @@ from tokenmill.stages.concatenate import Concatenate
 from tokenmill.stages.download import Download
 from tokenmill.stages.extract import Extract
 from tokenmill.stages.preprocess import Preprocess
-from tokenmill.stages.registry import CONCATENATE, EXTRACT, PREPROCESS, default_output
+from tokenmill.stages.registry import CONCATENATE, EXTRACT, PREPROCESS, get_stage
 from tokenmill.tokens.options import PreprocessOptions
 
 
@@ -51,7 +51,7 @@ class Pipeline:
         if self.extract or self.concatenate:
             extract = Extract(
                 input=root,
-                output=default_output(root, EXTRACT),
+                output=root / get_stage(EXTRACT.name).folder,
                 from_stage=stages[-1].kind.name,
                 selection=all_files,
                 format=options.format,
@@ -61,7 +61,7 @@ class Pipeline:
         if self.concatenate:
             concatenate = Concatenate(
                 input=root,
-                output=default_output(root, CONCATENATE),
+                output=root / get_stage(CONCATENATE.name).folder,
                 target_files=self.concatenate,
                 name=options.name,
                 from_stage=stages[-1].kind.name,
@@ -71,7 +71,7 @@ class Pipeline:
             stages.append(concatenate)
         preprocess = Preprocess(
             input=root,
-            output=default_output(root, PREPROCESS),
+            output=root / get_stage(PREPROCESS.name).folder,
             options=options,
             endpoint=self.source.endpoint,
             from_stage=stages[-1].kind.name,

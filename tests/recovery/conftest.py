@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from support.corpus import REPOSITORY, TOKENIZER, text
 from support.disk import Disk
 from support.hub import Hub
 from support.runs import Forge
-from support.train import ITERATIONS, TRAINER, Job
+from support.train import Job, make_settings
 
 
 @pytest.fixture(scope="session")
@@ -79,24 +78,7 @@ def job(tmp_path: Path, tokenized: Path) -> Iterator[Callable[..., Job]]:
     jobs: list[Job] = []
 
     def make(step: float = 0.01, save: float = 0.0, **changed: Any) -> Job:
-        settings: dict[str, Any] = {
-            "release": "run",
-            "model": {"numLayers": 2, "hiddenSize": 64, "numAttentionHeads": 4, "seqLength": 32},
-            "training": {
-                "nodes": 1,
-                "gpusPerNode": 2,
-                "iterations": ITERATIONS,
-                "globalBatchSize": 4,
-                "logInterval": 1,
-            },
-            "checkpoint": {"path": str(tmp_path / "checkpoints"), "saveInterval": 5},
-            "dataset": {"path": str(tokenized), "split": "90,5,5"},
-            "trainer": {
-                "backend": "gloo",
-                "launcher": [sys.executable, str(TRAINER / "launcher.py")],
-                "script": str(TRAINER / "trainer.py"),
-            },
-        }
+        settings = make_settings(tmp_path / "checkpoints", tokenized)
         for key, value in changed.items():
             section, _, name = key.partition("__")
             if name:

@@ -19,6 +19,28 @@ TRAINER = Path(__file__).parents[1] / "trainer"
 ITERATIONS = 40
 
 
+def make_settings(checkpoints: Path, dataset: Path) -> dict[str, Any]:
+    """Return the settings of a run of the small trainer with two processes on one node."""
+    return {
+        "release": "run",
+        "model": {"numLayers": 2, "hiddenSize": 64, "numAttentionHeads": 4, "seqLength": 32},
+        "training": {
+            "nodes": 1,
+            "gpusPerNode": 2,
+            "iterations": ITERATIONS,
+            "globalBatchSize": 4,
+            "logInterval": 1,
+        },
+        "checkpoint": {"path": str(checkpoints), "saveInterval": 5},
+        "dataset": {"path": str(dataset), "split": "90,5,5"},
+        "trainer": {
+            "backend": "gloo",
+            "launcher": [sys.executable, str(TRAINER / "launcher.py")],
+            "script": str(TRAINER / "trainer.py"),
+        },
+    }
+
+
 @dataclass
 class Job:
     """The nodes of a run on this machine; exit codes of 128 or more and signals restart a node, as in a PyTorchJob."""

@@ -168,8 +168,9 @@ done
 _TRAINING = (
     """job=$SLURM_JOB_ID
 export TOKENMILL_RUN=slurm-$SLURM_JOB_ID TOKENMILL_NODES=$SLURM_NNODES
-MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-export MASTER_ADDR MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
+first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+MASTER_ADDR=$(scontrol show node "$first" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')  # on cloud nodes not the name
+export MASTER_ADDR=${MASTER_ADDR:-$first} MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
 verdict=@VERDICT@$SLURM_JOB_ID  # the exit code of node 0, which decides for all nodes
 node='trap : USR1 TERM; "$@"; code=$?; [ "$SLURM_NODEID" != 0 ] || echo "$code" >"$0"; exit "$code"'
 """

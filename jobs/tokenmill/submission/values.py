@@ -151,7 +151,7 @@ class Mount(NamedTuple):
         whole = PurePosixPath(self.path) / path
         if ".." in whole.parts or not whole.is_relative_to(self.path) or whole == PurePosixPath(self.path):
             raise RequestError(
-                f"{parameter} {path}: on Kubernetes a path is one in the pods; name a directory below {self.path}, at "
+                f"{parameter} {path}: on Kubernetes a path is one in the pods; write a directory below {self.path}, at "
                 "which they mount the claim"
             )
         return str(whole.relative_to(self.path))
