@@ -13,6 +13,8 @@ from typing import Annotated, Any, NamedTuple
 
 from tokenmill.errors import RequestError
 from tokenmill.metrics import ListenAddress, MetricsTarget, PushTarget, parse_listen_address, parse_push_url
+from tokenmill.notify.announcer import NotifyTarget
+from tokenmill.notify.message import TEMPLATES
 from tokenmill.selection import PREFERENCES, Selection
 
 
@@ -129,7 +131,36 @@ class MetricsOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions(MetricsOptions):
+class NotifyOptions:
+    """The receiver of the announcement of a command's end.
+
+    The URL has no option: other users could read it in an argument, and often it is a credential.
+    """
+
+    notify_url_file: Annotated[
+        Path | None,
+        Option(
+            "Announce the end to the webhook whose URL is in this file; without it, in TOKENMILL_NOTIFY_URL.",
+            env="TOKENMILL_NOTIFY_URL_FILE",
+        ),
+    ] = None
+    notify_template: Annotated[
+        str,
+        Option(
+            "Form of the announcement: json, slack or teams.",
+            env="TOKENMILL_NOTIFY_TEMPLATE",
+            choices=tuple(TEMPLATES),
+        ),
+    ] = "json"
+
+    @property
+    def notify(self) -> NotifyTarget:
+        """Return the receiver."""
+        return NotifyTarget(self.notify_url_file, self.notify_template)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(MetricsOptions, NotifyOptions):
     """Options of a run that every stage has."""
 
     replace: Annotated[

@@ -5,6 +5,7 @@ of the pod. Output: nothing, or fails.
   {{ include "tokenmill.validatePod" (merge (dict "resources" $resources "claims" $claims) .) }}
 */}}
 {{- define "tokenmill.validatePod" -}}
+{{- include "tokenmill.validateNotify" .root -}}
 {{- include "tokenmill.validateResources" (dict "container" (.container | default .stage) "resources" .resources) -}}
 {{- range .root.Values.extraEnv }}
 {{- if and .value .valueFrom }}

@@ -29,9 +29,27 @@ template:
   {{- $_ := set $pod "volumes" (printf "- name: files\n  configMap: {name: %q}" (include "tokenmill.filesName" .)) }}
   {{- if .importFiles }}{{ $environment = printf "%s\n- {name: PYTHONPATH, value: %s}" $environment (include "tokenmill.filesPath" .) }}{{ end }}
   {{- end }}
-  {{- $_ := set $pod "environment" (printf "%s%s" $environment (include "tokenmill.metricsEnvironment" .root)) }}
+  {{- $environment = printf "%s%s%s" $environment (include "tokenmill.metricsEnvironment" .root) (include "tokenmill.stageNotifyEnvironment" .) }}
+  {{- $_ := set $pod "environment" $environment }}
+  {{- $_ := set $pod "mounts" (printf "%s%s" ($pod.mounts | default "") (include "tokenmill.notifyMounts" .root)) }}
+  {{- $_ := set $pod "volumes" (printf "%s%s" ($pod.volumes | default "") (include "tokenmill.notifyVolumes" .root)) }}
   {{- $_ := set $pod "containerFields" (include "tokenmill.metricsPorts" .root) }}
   spec: {{- include "tokenmill.podSpec" (merge $pod .) | nindent 4 }}
+{{- end }}
+
+{{/*
+Return the variables for the announcements of a stage: those of all pods, and the numbers with which a worker recognizes
+its last attempt. Input: the stage's dict, with "owner" (dict "kind" "label") if the Job belongs to another object. Output: a
+YAML list, or nothing.
+  {{ include "tokenmill.stageNotifyEnvironment" . }}
+*/}}
+{{- define "tokenmill.stageNotifyEnvironment" -}}
+{{- $owner := .owner | default (dict "kind" "batch/v1/Job" "label" "batch.kubernetes.io/job-name") -}}
+{{- include "tokenmill.notifyEnvironment" (merge (dict "root" .root) $owner) }}
+{{- if include "tokenmill.notifies" .root }}
+- {name: TOKENMILL_FAILURES, valueFrom: {fieldRef: {fieldPath: "metadata.annotations['batch.kubernetes.io/job-index-failure-count']"}}}
+- {name: TOKENMILL_MAX_FAILURES, value: {{ toJson .root.Values.job.backoffLimitPerIndex | quote }}}
+{{- end }}
 {{- end }}
 
 {{/*

@@ -34,13 +34,14 @@ matchLabels:
 {{- end }}
 
 {{/*
-Return the egress rules: `networkPolicy.egress`, or "rules" when it is null. If there is a rule, DNS is allowed too.
-Input: dict "root", "rules" (a list). Output: a YAML list.
+Return the egress rules: `networkPolicy.egress`, or "rules" when it is null, and "more" in both cases. If there is a rule,
+DNS is allowed too. Input: dict "root", "rules" (a list), "more" (a list, default: none). Output: a YAML list.
   {{ include "tokenmill.egress" (dict "root" . "rules" list) | fromYamlArray }}
 */}}
 {{- define "tokenmill.egress" -}}
 {{- $policy := .root.Values.networkPolicy -}}
 {{- $rules := ternary .rules $policy.egress (kindIs "invalid" $policy.egress) -}}
+{{- $rules = concat $rules (.more | default list) -}}
 {{- if $rules }}{{ $rules = concat $policy.dns $rules }}{{ end -}}
 {{ toYaml $rules }}
 {{- end }}
@@ -56,7 +57,7 @@ Return the policies of a stage and of its test. Input: the stage's dict. Output:
 
 {{/*
 Return the policy of a stage. Pods that download files or a tokenizer may connect to TCP 443; pods of the other stages, which
-only read files, may not connect anywhere. A pod accepts only scrapes of its metrics. Input: the stage's dict. Output: a document, or nothing.
+only read files, may not connect anywhere. Pods that announce their end may connect to its receiver. A pod accepts only scrapes of its metrics. Input: the stage's dict. Output: a document, or nothing.
   {{ include "tokenmill.stagePolicy" . }}
 */}}
 {{- define "tokenmill.stagePolicy" -}}
@@ -64,5 +65,5 @@ only read files, may not connect anywhere. A pod accepts only scrapes of its met
 {{- $rules := ternary $https list (or (eq .stage "download") (contains "://" (.source | default "")) (not (empty .root.Values.tokenizer))) -}}
 {{- include "tokenmill.networkPolicy" (dict "root" .root "component" .stage "name" (include "tokenmill.name" .)
       "ingress" (include "tokenmill.metricsIngress" .root | fromYamlArray)
-      "egress" (include "tokenmill.egress" (dict "root" .root "rules" $rules) | fromYamlArray)) }}
+      "egress" (include "tokenmill.egress" (dict "root" .root "rules" $rules "more" (include "tokenmill.notifyEgress" .root | fromYamlArray)) | fromYamlArray)) }}
 {{- end }}

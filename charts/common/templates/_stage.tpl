@@ -13,6 +13,7 @@ Output: documents.
 {{- define "tokenmill.stage" -}}
 {{- include "tokenmill.validate" . -}}
 {{- include "tokenmill.serviceAccount" .root }}
+{{- include "tokenmill.notifyRole" (dict "root" .root "group" "batch" "resource" "jobs" "name" (include "tokenmill.jobName" .)) }}
 {{- include "tokenmill.stagePolicies" . }}
 {{- include "tokenmill.files" . }}
 {{- include "tokenmill.workload" (dict "root" .root "apiVersion" "batch/v1" "kind" "Job"

@@ -119,6 +119,10 @@ claim. Output: nothing, or fails.
 {{- fail (printf "\nenvironment.caBundle.configMap: there is no ConfigMap %q in namespace %s, and the pods would wait for it forever.\nCreate it: kubectl create configmap %s -n %s --from-file=%s" $ca .root.Release.Namespace $ca .root.Release.Namespace .root.Values.environment.caBundle.key) }}
 {{- end }}
 {{- $values := .root.Values }}
+{{- $webhook := $values.notify.urlSecret.name }}
+{{- if and $webhook (not (lookup "v1" "Secret" .root.Release.Namespace $webhook)) }}
+{{- fail (printf "\nnotify.urlSecret.name: there is no Secret %q in namespace %s, and the end would not be announced.\nCreate it: kubectl create secret generic %s -n %s --from-file=%s=/dev/stdin" $webhook .root.Release.Namespace $webhook .root.Release.Namespace $values.notify.urlSecret.key) }}
+{{- end }}
 {{- $account := ternary "" $values.serviceAccount.name (eq true $values.serviceAccount.create) }}
 {{- range list (list "hub.tokenSecret.name" "Secret" (($values.hub).tokenSecret).name) (list "serviceAccount.name" "ServiceAccount" $account) }}
 {{- if and (last .) (not (lookup "v1" (index . 1) $.root.Release.Namespace (last .))) }}

@@ -5,6 +5,7 @@ Input: dict "root" $, "template": a template that takes the stage's dict (see to
   section         prefix of its keys: `preprocess.`; in its root too, for the stage's own templates
   previousStage   name of the enabled stage that it reads: the last one in the order of the data flow; empty if there is none
   previousValues  values of that stage
+  owner           kind of the object that announcements are about, and the pods' label with its name
 Output: the output of the templates.
   {{ include "dataset-pipeline.forEachStage" (dict "root" . "template" "tokenmill.test") }}
 */}}
@@ -18,7 +19,7 @@ Output: the output of the templates.
 {{- $values := include "dataset-pipeline.values" (dict "root" $root "stage" $stage "previousStage" $previousStage) | fromJson -}}
 {{- $section := printf "%s." $stage -}}
 {{- $stageRoot := merge (dict "Values" $values "section" $section) (pick $root "Chart" "Release" "Capabilities") -}}
-{{- $stageDict := dict "root" $stageRoot "stage" $stage "name" (printf "%s-%s" $root.Release.Name $stage) "section" $section "previousStage" $previousStage "previousValues" (get $enabled $previousStage | default dict) -}}
+{{- $stageDict := dict "root" $stageRoot "stage" $stage "name" (printf "%s-%s" $root.Release.Name $stage) "section" $section "previousStage" $previousStage "previousValues" (get $enabled $previousStage | default dict) "owner" (dict "kind" "jobset.x-k8s.io/v1alpha2/JobSet" "label" "jobset.sigs.k8s.io/jobset-name") -}}
 {{- include $.template (merge $stageDict (include (printf "dataset-%s.command" $stage) $stageRoot | fromJson)) -}}
 {{- $_ := set $enabled $stage $values -}}
 {{- end -}}

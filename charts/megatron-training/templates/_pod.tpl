@@ -8,13 +8,13 @@ Output: YAML of a pod template: metadata and spec.
 {{- $values := .root.Values -}}
 {{- $pod := merge (dict "stage" "train"
       "arguments" (printf "- train\n- %s" (include "megatron-training.settingsPath" .root))
-      "environment" (printf "%s%s" (include "megatron-training.environment" .) (include "tokenmill.metricsEnvironment" .root))
+      "environment" (printf "%s%s%s" (include "megatron-training.environment" .) (include "tokenmill.metricsEnvironment" .root) (include "megatron-training.notifyEnvironment" .root))
       "containerFields" (include "tokenmill.metricsPorts" .root)
       "overridden" (keys $values.environmentVariables)
       "claims" (include "megatron-training.claims" .root | fromYamlArray)
       "resources" (include "megatron-training.resources" .root | fromJson)
-      "mounts" (include "megatron-training.mounts" .root)
-      "volumes" (include "megatron-training.volumes" .root)
+      "mounts" (printf "%s%s" (include "megatron-training.mounts" .root) (include "tokenmill.notifyMounts" .root))
+      "volumes" (printf "%s%s" (include "megatron-training.volumes" .root) (include "tokenmill.notifyVolumes" .root))
       "capabilities" (ternary (list "IPC_LOCK") list $values.network.ipcLock)
       "hostNetwork" $values.network.hostNetwork
       "placement" (merge (dict "schedulerName" ($values.gang.schedulerName | default $values.schedulerName)) $values)) . -}}
@@ -30,6 +30,15 @@ spec:
   {{- with include "megatron-training.importWait" .root }}
   initContainers: {{- . | nindent 4 }}
   {{- end }}
+{{- end }}
+
+{{/*
+Return the variables for the announcements of a training pod. Input: $. Output: a YAML list, or nothing.
+  {{ include "megatron-training.notifyEnvironment" . }}
+*/}}
+{{- define "megatron-training.notifyEnvironment" -}}
+{{- $engine := include "megatron-training.engine" .Values.engine | fromYaml -}}
+{{- include "tokenmill.notifyEnvironment" (dict "root" . "kind" (printf "%s/%s" $engine.apiVersion $engine.kind) "name" .Release.Name) }}
 {{- end }}
 
 {{/*

@@ -16,7 +16,7 @@ import from the Hub may connect to TCP 443. Network policies do not affect traff
 {{- $http := list (dict "protocol" "TCP" "port" 6006) -}}
 {{- include "tokenmill.networkPolicy" (dict "root" . "component" "train" "name" $name
       "ingress" (concat (list (dict "from" $pods.train)) (include "tokenmill.metricsIngress" . | fromYamlArray))
-      "egress" (concat (list (dict "to" $pods.train)) $dns (.Values.networkPolicy.egress | default list))) }}
+      "egress" (concat (list (dict "to" $pods.train)) $dns (.Values.networkPolicy.egress | default list) (include "tokenmill.notifyEgress" . | fromYamlArray))) }}
 {{- range $component, $section := dict "export" .Values.checkpoint.export "import" .Values.checkpoint.import "index" .Values.dataset.buildIndex }}
 {{- if $section.enabled }}
 {{- $rules := ternary $https list (hasPrefix "hf://" ($section.source | default "")) }}

@@ -31,7 +31,7 @@ def run(
     processes: o.Processes = None,
 ) -> None:
     """Run download, preprocess and verify; with the options also extract and concatenate."""
-    from tokenmill.cli.stage_result import open_stage_run, report_pipeline, run_and_report
+    from tokenmill.cli.stage_result import announcing_end, open_stage_run, report_pipeline, run_and_report
     from tokenmill.corpus.uri import normalize_source
     from tokenmill.pipeline import Pipeline
 
@@ -48,8 +48,9 @@ def run(
         stages = {stage.kind.name: stage for stage in pipeline.stages()}
         return run_and_report(stages[o.check_choice("--only", only, *stages)], run, workers, processes)
     o.check_one_worker(workers)
-    with open_stage_run(run, processes=processes) as stage_run:
+    with announcing_end(run, "run", output) as end, open_stage_run(run, processes=processes) as stage_run:
         report_pipeline(pipeline, pipeline.run(stage_run), stage_run)
+        end.message = f"all stages are complete and verified: {output}"
 
 
 COMMAND_CLASS = SubmittableCommand

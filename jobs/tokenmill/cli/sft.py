@@ -48,7 +48,7 @@ def sft(
     processes: o.Processes = None,
 ) -> None:
     """Run chat, pack and verify: from conversations to packed rows for fine-tuning."""
-    from tokenmill.cli.stage_result import open_stage_run, report
+    from tokenmill.cli.stage_result import announcing_end, open_stage_run, report
     from tokenmill.corpus.uri import normalize_source
     from tokenmill.packing.blend import ALL
     from tokenmill.sft import FineTuningData, SftDataset
@@ -81,12 +81,15 @@ def sft(
         )
         if only:
             o.check_choice("--only", only, *data.stages)
-        results = data.run(stage_run, only)
-        if only:
-            for result in results:
-                report(result.summary, result.output, run.json)
-        else:
-            _report(data, results, stage_run)
+        with announcing_end(run, only or "sft", output, workers) as end:
+            results = data.run(stage_run, only)
+            if only:
+                for result in results:
+                    report(result.summary, result.output, run.json)
+            else:
+                _report(data, results, stage_run)
+            if all(result.summary.completion.manifest for result in results):
+                end.message = f"{only or 'all stages'} complete: {output}"
 
 
 COMMAND_CLASS = SubmittableCommand

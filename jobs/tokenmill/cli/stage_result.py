@@ -11,13 +11,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tokenmill.flow.announce import StageEnd
 from tokenmill.flow.metrics import StageCollector
 from tokenmill.flow.progress import Reporter, format_bytes, format_duration
-from tokenmill.flow.record import describe_rejected
+from tokenmill.flow.record import StageRecord, describe_rejected
 from tokenmill.flow.run import run_stage
 from tokenmill.flow.stage import Stage, StageRun
 from tokenmill.flow.worker import Summary
 from tokenmill.metrics import MetricsExporter
+from tokenmill.notify.announcer import Announcer
 from tokenmill.options import RunOptions, WorkerOptions
 from tokenmill.pipeline import Pipeline
 from tokenmill.stages.registry import KINDS, PACK, PREPROCESS, default_output, get_stage
@@ -44,16 +46,40 @@ def open_stage_run(
             processes,
             run.replace,
             run.verify_hashes,
-            os.environ.get("TOKENMILL_RUN") or None,
+            _run_id(),
             collector,
         )
 
 
+def _run_id() -> str | None:
+    return os.environ.get("TOKENMILL_RUN") or None
+
+
 def run_and_report(stage: Stage, run: RunOptions, workers: WorkerOptions, processes: int | None = None) -> None:
-    """Run a stage and print its result."""
-    with open_stage_run(run, workers, processes) as stage_run:
-        summary = run_stage(stage, stage_run)
-    report(summary, stage.output, run.json)
+    """Run a stage, print its result, and announce its end."""
+    with announcing_end(run, stage.kind.name, stage.output, workers, StageRecord(stage.output, stage.kind)) as end:
+        with open_stage_run(run, workers, processes) as stage_run:
+            summary = run_stage(stage, stage_run)
+        report(summary, stage.output, run.json)
+        if summary.completion.manifest:
+            end.message = describe_completion(summary, stage.output)
+
+
+@contextmanager
+def announcing_end(
+    run: RunOptions,
+    subject: str,
+    output: Path,
+    workers: WorkerOptions | None = None,
+    record: StageRecord | None = None,
+) -> Iterator[StageEnd]:
+    """Announce the end of a command, if a receiver is set; a block that sets `message` has succeeded."""
+    warn = Reporter(json_lines=run.json).warn
+    end = StageEnd(
+        Announcer(run.notify, warn), subject, output, _run_id(), workers.worker_index if workers else 0, record
+    )
+    with end.announced():
+        yield end
 
 
 def build_result(summary: Summary, output: Path) -> dict[str, Any]:
@@ -91,8 +117,19 @@ def report(summary: Summary, output: Path, json_lines: bool) -> None:
             f"{output}\n"
         )
         return
-    counts = manifest.counts
-    written = f"{_format_count(manifest.file_count, 'file', 'files')}, {format_bytes(result['bytes'])}"
+    sys.stdout.write(
+        f"{describe_completion(summary, output)}\n"
+        f"next: {get_stage(stage).next.format(path=shlex.quote(str(output)), tokenmill=program())}\n"
+    )
+
+
+def describe_completion(summary: Summary, output: Path) -> str:
+    """Return a line about a complete stage: its files, counts, time and directory."""
+    result, manifest = build_result(summary, output), summary.completion.manifest
+    stage, command = summary.plan.stage, summary.plan.command
+    counts = manifest.counts if manifest else {}
+    file_count = manifest.file_count if manifest else 0
+    written = f"{_format_count(file_count, 'file', 'files')}, {format_bytes(result['bytes'])}"
     noun = "sequence" if stage == PACK.name else "record"
     labels = {
         "out": (noun, f"{noun}s") if stage != "download" else None,
@@ -111,10 +148,8 @@ def report(summary: Summary, output: Path, json_lines: bool) -> None:
     }
     descriptions = [_format_count(counts[name], *label) for name, label in labels.items() if label and counts.get(name)]
     descriptions += filter(None, [describe_rejected(counts, output)])
-    sys.stdout.write(
-        f"{command}: complete, {', '.join([written, *descriptions])} in {format_duration(summary.seconds)}: {output}\n"
-        f"next: {get_stage(stage).next.format(path=shlex.quote(str(output)), tokenmill=program())}\n"
-    )
+    time_taken = format_duration(summary.seconds)
+    return f"{command}: complete, {', '.join([written, *descriptions])} in {time_taken}: {output}"
 
 
 def _format_count(count: int, singular: str, plural: str) -> str:

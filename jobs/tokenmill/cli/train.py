@@ -12,13 +12,14 @@ from tokenmill.cli import options as o
 from tokenmill.cli.commands import CommandWithSubcommands
 from tokenmill.cli.groups import spread
 from tokenmill.cli.submittable import SubmittableCommand
-from tokenmill.options import MetricsOptions
+from tokenmill.options import MetricsOptions, NotifyOptions
 
 
 @spread
 def train(
     settings: Annotated[Path, typer.Argument(help="JSON file with the settings of the run; the chart mounts it.")],
     metrics: MetricsOptions,
+    notify: NotifyOptions,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -42,7 +43,7 @@ def train(
             sys.stderr.write(f"{line}\n")
         sys.stdout.write(shlex.join(prepared.command) + "\n")
     else:
-        run.train(settings, metrics.metrics)
+        run.train(settings, metrics.metrics, notify.notify)
 
 
 def diagnose(

@@ -125,6 +125,8 @@ REFUSED = {
     "scratch": "remove it: the pods have scratch space, whose size scratch.sizeLimit sets",
     "encoder-patience": "remove it: the charts have no value for it",
     "shard-size": "use --shards instead",
+    "notify-template": "set notify.template in the values of the profile instead",
+    "notify-url-file": "set notify.urlSecret in the values of the profile instead",
     "metrics-push": "set metrics.pushgateway in the values of the profile instead",
 }
 """Options without a value, each with the remedy."""

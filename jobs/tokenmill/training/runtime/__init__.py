@@ -14,6 +14,7 @@ Modules, in the order of their imports:
     rendezvous   which nodes have started, and which have restarted
     lease        one run at a time writes to the checkpoints
     prepare      the checked settings and the command of this node
+    announce     which node announces the end or a hang
     verdict      exit code and reason of an attempt
     run          `tokenmill train`: all steps in order
 """

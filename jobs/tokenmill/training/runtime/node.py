@@ -34,6 +34,12 @@ class Node:
         return self.rank == 0
 
 
+def read_rank(environment: Mapping[str, str] = os.environ) -> int:
+    """Return this node's rank before the settings are read; 0 if the environment has no valid one."""
+    text = next((environment[name] for name in RANK_VARIABLES if environment.get(name)), "0")
+    return int(text) if text.isdecimal() else 0
+
+
 def read_node(nodes: int, environment: Mapping[str, str] = os.environ) -> Node:
     """Return this node of a run with `nodes` nodes.
 

@@ -20,19 +20,21 @@ from tokenmill.files.codec import content_id
 from tokenmill.files.explain import explain_os_errors
 from tokenmill.files.mounts import directory_cache_seconds
 from tokenmill.metrics import MetricsExporter, MetricsTarget
+from tokenmill.notify.announcer import Announcer, NotifyTarget
 from tokenmill.training.checkpoints import repair as checkpoints
 from tokenmill.training.checkpoints.identity import check_identity
 from tokenmill.training.checkpoints.model_record import write_model_record
 from tokenmill.training.data.index import build_index, remove_truncated_files
 from tokenmill.training.data.resolve import resolve
 from tokenmill.training.preflight import describe_problems
+from tokenmill.training.runtime.announce import RunEnd
 from tokenmill.training.runtime.attempts import Attempt, RunRecords
 from tokenmill.training.runtime.flight_recorder import configure_flight_recorder
 from tokenmill.training.runtime.hang_record import HangRecord
 from tokenmill.training.runtime.lease import CheckpointLease, ReleaseWatcher, get_run_name
 from tokenmill.training.runtime.log_monitor import LogMonitor
 from tokenmill.training.runtime.metrics import JOB, TrainingCollector
-from tokenmill.training.runtime.node import build_launcher_environment
+from tokenmill.training.runtime.node import build_launcher_environment, read_rank
 from tokenmill.training.runtime.output import log
 from tokenmill.training.runtime.peers import PeerStatus
 from tokenmill.training.runtime.prepare import TrainingRun, prepare
@@ -70,19 +72,20 @@ def build_sample_index(path: Path) -> None:
     log(build_index(settings, resolve(settings), python=settings.trainer.python))
 
 
-def train(path: Path, target: MetricsTarget) -> None:
-    """Run the training of a settings file on this node to its end, with metrics for a target.
+def train(path: Path, target: MetricsTarget, notify: NotifyTarget) -> None:
+    """Run the training of a settings file on this node to its end, with metrics and announcements for their targets.
 
     Raises:
         RequestError: the run cannot start or cannot continue.
         RetryRun: the run has not reached its target, and another attempt may.
     """
     with (
+        RunEnd(Announcer(notify, _warn), is_leader=read_rank() == 0).announced() as end,
         Signals() as signals,
         _convert_errors(signals),
         tempfile.TemporaryDirectory(prefix="tokenmill-train-") as scratch,
     ):
-        run = prepare(path, scratch=Path(scratch))
+        end.run = run = prepare(path, scratch=Path(scratch))
         for line in run.messages:
             log(line)
         if run.node_problems and not run.saved_iteration():
@@ -90,14 +93,18 @@ def train(path: Path, target: MetricsTarget) -> None:
         collector = TrainingCollector(run)
         with (
             explain_os_errors(run.checkpoints),
-            MetricsExporter(target, JOB, [collector], lambda text: log(f"warning: {text}"), required=False),
+            MetricsExporter(target, JOB, [collector], _warn, required=False),
         ):
             try:
-                _run_leader(run, signals, collector) if run.node.is_leader else _run_follower(run, signals, collector)
+                (_run_leader if run.node.is_leader else _run_follower)(run, signals, collector, end)
             except BaseException as problem:
                 collector.exit_code = problem.exit_code if isinstance(problem, TokenmillError) else 1
                 raise
             collector.exit_code = 0
+
+
+def _warn(text: str) -> None:
+    log(f"warning: {text}")
 
 
 @contextlib.contextmanager
@@ -123,25 +130,31 @@ def _convert_errors(signals: Signals) -> Iterator[None]:
         ) from problem
 
 
-def _run_leader(run: TrainingRun, signals: Signals, collector: TrainingCollector) -> None:
+def _run_leader(run: TrainingRun, signals: Signals, collector: TrainingCollector, end: RunEnd) -> None:
     """Run node 0: hold the lease, repair, record, supervise, decide the verdict, prune."""
     records = RunRecords(run.checkpoints)
     lease = CheckpointLease(records.directory, get_run_name(), run.settings.release)
     lease.acquire(log)
     try:
-        code, message = _run_attempt(run, records, lease, signals, collector)
+        code, message = _run_attempt(run, records, lease, signals, collector, end)
     finally:
         # Another program may have replaced the file; the result of the attempt stays the same.
         with contextlib.suppress(OSError, TokenmillError):
             lease.release()
     _finish(code, message)
+    end.announce_success(message)
     if run.node.nodes > 1:
         signals.raise_on_signal = False  # the run is complete, and a signal must not change its exit code
         time.sleep(LINGER_SECONDS)
 
 
 def _run_attempt(
-    run: TrainingRun, records: RunRecords, lease: CheckpointLease, signals: Signals, collector: TrainingCollector
+    run: TrainingRun,
+    records: RunRecords,
+    lease: CheckpointLease,
+    signals: Signals,
+    collector: TrainingCollector,
+    end: RunEnd,
 ) -> tuple[int, str]:
     """Repair the checkpoints and run one attempt; return its exit code and the reason."""
     settings = run.settings
@@ -173,7 +186,7 @@ def _run_attempt(
         lambda: peers.publish(monitor.progress),
         lambda: _record_progress(run, records, attempt, monitor, collector),
     )
-    launcher_exit = _supervise(run, monitor, peers, tasks, signals)
+    launcher_exit = _supervise(run, monitor, peers, tasks, signals, end)
     attempt.saved = max(attempt.saved or start.iteration, run.saved_iteration())
     attempt.stopped = launcher_exit.stopped
     attempt.iterated = attempt.iterated or monitor.training_started or launcher_exit.has_iterated
@@ -216,7 +229,7 @@ def _record_end(records: RunRecords, attempt: Attempt, code: int, message: str) 
     return code, message
 
 
-def _run_follower(run: TrainingRun, signals: Signals, collector: TrainingCollector) -> None:
+def _run_follower(run: TrainingRun, signals: Signals, collector: TrainingCollector, end: RunEnd) -> None:
     """Run any other node than node 0: supervise, then end with node 0's verdict."""
     records = RunRecords(run.checkpoints)
     if _is_target_saved(run):
@@ -234,7 +247,7 @@ def _run_follower(run: TrainingRun, signals: Signals, collector: TrainingCollect
     previous_verdict = records.read_verdict()
     monitor, peers = _create_monitor(run.settings, 0), PeerStatus(records, run.node)
     collector.monitor = monitor
-    launcher_exit = _supervise(run, monitor, peers, (lambda: peers.publish(monitor.progress),), signals)
+    launcher_exit = _supervise(run, monitor, peers, (lambda: peers.publish(monitor.progress),), signals, end)
     if launcher_exit.exit_code == 0 and run.saved_iteration() >= run.target:
         return _finish(0, f"completed: iteration {run.target:,} is saved")
     # torchrun may fail on this node if node 0's launcher ended first.
@@ -298,7 +311,12 @@ def _is_target_saved(run: TrainingRun) -> bool:
 
 
 def _supervise(
-    run: TrainingRun, monitor: LogMonitor, peers: PeerStatus, tasks: Sequence[Callable[[], object]], signals: Signals
+    run: TrainingRun,
+    monitor: LogMonitor,
+    peers: PeerStatus,
+    tasks: Sequence[Callable[[], object]],
+    signals: Signals,
+    end: RunEnd,
 ) -> LauncherExit:
     settings = run.settings
     supervision = settings.supervision
@@ -327,6 +345,7 @@ def _supervise(
         signals,
         rendezvous.poll,
         hang_record,
+        end.announce_hang,
     )
     return supervisor.run(run.command, environment)
 

@@ -138,6 +138,8 @@ class Supervisor:
     """
     hang_record: HangRecord | None = None
     """Collects the stacks and dumps of the ranks."""
+    on_hang: Callable[[str], None] = lambda reason: None
+    """Called in a thread when a hang is detected, with its reason."""
     _ranks_started_at: float = 0.0
     """Time at which ranks were first observed, 0 before."""
     _all_nodes_started: bool = False
@@ -325,6 +327,7 @@ class Supervisor:
         self._hanging = True
         log(f"{cause}: printing the stacks of all ranks, then ending the run")
         threading.Thread(target=self._dump, args=(process.pid,), daemon=True).start()
+        threading.Thread(target=self.on_hang, args=(self._abort_reason,), daemon=True).start()
 
     @property
     def _delay_stacks_seconds(self) -> float:
