@@ -7,6 +7,7 @@
     |-- TransientError   1    a remote or local failure; the next attempt may succeed
     |-- Superseded       1    another run replaced the plan; the unit is not committed
     `-- Stopped        143    SIGTERM or Ctrl-C arrived while units were left
+        `-- StoppedEarly 1    the same in the first minute of a pod
 
 The command line catches a TokenmillError at one place, prints its message and exits with its code. The exit code is
 the contract with Kubernetes: 0 when all work is done, 2 when a retry cannot help, 143 after SIGTERM, and any other code
@@ -54,3 +55,12 @@ class Stopped(TokenmillError):
     """SIGTERM or Ctrl-C arrived, and the worker stopped at a point from which a unit can resume."""
 
     exit_code = 143
+
+
+class StoppedEarly(Stopped):
+    """SIGTERM arrived soon after the start of a pod.
+
+    Kubernetes repeats exit code 143 without a limit, so a pod that is always stopped at once must have another code.
+    """
+
+    exit_code = 1

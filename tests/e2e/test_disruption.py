@@ -119,6 +119,23 @@ def test_an_eviction_is_not_counted_as_a_failure(disturbed: Path, namespace: Nam
     assert failures(namespace, "disturbed", "ignored-failure") > 0
 
 
+@pytest.mark.parametrize(("seconds", "kind"), [("0", "ignored-failure"), ("600", "failure")], ids=["late", "early"])
+def test_a_stopped_pod_counts_only_soon_after_its_start(slow_hub: Namespace, seconds: str, kind: str) -> None:
+    """A user or a controller deletes a pod, which has no condition DisruptionTarget then."""
+    name = f"stopped-{seconds}"
+    early = f'[{{"name":"TOKENMILL_EARLY_STOP_SECONDS","value":"{seconds}"}}]'
+    slow_hub.install(
+        f"{name} charts/dataset-download {STORAGE} --set dataset.outputPath={name} --set dataset.sampleFiles=4"
+        f" --set dataset.connections=1 {SMALL} --set-json 'extraEnv={early}'"
+    )
+    pod = wait_for(lambda: running(slow_hub, name).get(0))
+    assert pod and wait_for(lambda: "running:" in slow_hub.logs(pod)), slow_hub.describe(name)
+    slow_hub.user.check(f"kubectl delete pod {pod} --wait=false")
+    counts = wait_for(lambda: {k: n for k in ("failure", "ignored-failure") if (n := failures(slow_hub, name, k))}, 90)
+    assert counts == {kind: 1}, slow_hub.describe(name)
+    slow_hub.wait_for_job(name)
+
+
 def test_an_oom_killed_worker_logs_its_limit_and_unit(slow_hub: Namespace) -> None:
     ordinary = shard(2, 1000)  # more than planning reads
     record = b'{"meta":[' + b"[]," * 8_000_000 + b'[]],"text":"a record that takes thirty times its size"}'

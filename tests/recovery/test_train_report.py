@@ -51,3 +51,8 @@ def test_report_of_a_run_that_was_killed_once(job: Callable[..., Job], tmp_path:
     for content in (page.read_text(), text, ended.out):
         assert "RuntimeError: refused" in content and TOKEN not in content
     assert page.read_text().count('<path class="smooth"') >= 1
+
+    spread = [attempts[0] | {"id": str(number), "started": 1e9 + number * 6 * 3600} for number in range(3)]
+    records.write_text(json.dumps(spread))
+    notes = run_in_process("report", run.checkpoints, "--json").result["notes"]
+    assert any("every 6.0 h on average: tokenmill fit --mtbf-run 6.0h computes" in note for note in notes)

@@ -284,6 +284,10 @@ def test_indivisible_global_batch_reports_the_equation() -> None:
         (["--model", "13b", "--gpus", 8, *H100, "--write-bandwidth", "1e300"], "--write-bandwidth"),
         (["--model", "13b", "--gpus", 8, *H100, "--peak-tflops", "1e308"], "--peak-tflops"),
         (["--model", "13b", "--gpus", 8, *H100, "--mtbf-node", "1e308"], "--mtbf-node"),
+        (["--model", "13b", "--gpus", 8, *H100, "--mtbf-run", "6 weeks"], "write it as 90m, 6h or 10d"),
+        (["--model", "13b", "--gpus", 8, *H100, "--mtbf-run", "30s"], "--mtbf-run"),
+        (["--model", "13b", "--gpus", 8, *H100, "--restart-time", "0h"], "--restart-time"),
+        (["--model", "13b", "--gpus", 8, *H100, "--mtbf-run", "6h", "--mtbf-node", "6h"], "contradicts --mtbf-node"),
         (["--model", "13b", "--gpus", 8, *H100, "--set", "numQueryGroups=7"], "not divisible by 7 query groups"),
     ],
 )
@@ -317,6 +321,25 @@ def test_save_of_the_guides_175b_takes_twenty_minutes() -> None:
     assert checkpoint["write_seconds"] / 60 == pytest.approx(20.4, abs=0.1)
     assert checkpoint["save_interval_seconds"] == pytest.approx((2 * 1222.2 * 6000 * 3600 / 64) ** 0.5, rel=0.001)
     assert checkpoint["save_interval_iterations"] is None  # the step time is unknown
+
+
+def test_a_measured_rate_sets_the_interval_and_the_lost_share(tmp_path: Path) -> None:
+    arguments = ["--model", "llama3-8b", "--gpus", 64, *H100, "--peak-tflops", 989, "--write-bandwidth", 2]
+    more = ["--iterations", 100_000, "--values", tmp_path / "fit.yaml"]
+    node = planned(*arguments, "--mtbf-node", "2d")["checkpoint"]
+    run = planned(*arguments, "--mtbf-run", "6h", *more)["checkpoint"]
+    assert node == run == planned(*arguments, "--mtbf-run", "360m")["checkpoint"]
+    assert (run["node_hours"], run["run_hours"]) == (48, 6)
+    interval = (2 * run["write_seconds"] * 6 * 3600) ** 0.5
+    assert run["save_interval_seconds"] == pytest.approx(interval)
+    assert run["lost_share"] == pytest.approx(run["write_seconds"] / interval + interval / 2 / (6 * 3600))
+    values = yaml.safe_load((tmp_path / "fit.yaml").read_text())
+    assert values["training"]["saveInterval"] == run["save_interval_iterations"]
+    restarts = planned(*arguments, "--mtbf-run", "6h", "--restart-time", "15m")["checkpoint"]
+    assert restarts["lost_share"] == pytest.approx(run["lost_share"] + 0.25 / 6)
+    assert restarts["save_interval_seconds"] == run["save_interval_seconds"]
+    harsh = planned(*arguments, "--mtbf-run", "1m", "--restart-time", "15m")["checkpoint"]
+    assert harsh["lost_share"] == 1
 
 
 def test_sufficient_storage_reports_free_space() -> None:

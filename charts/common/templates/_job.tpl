@@ -16,13 +16,15 @@ podFailurePolicy:
       onPodConditions: [{type: DisruptionTarget, status: "True"}]
     - action: FailIndex  # exit code 2: a retry cannot help
       onExitCodes: {containerName: {{ .stage }}, operator: In, values: [2]}
+    - action: Ignore  # exit code 143: SIGTERM stopped the pod; in the first minute a pod exits with 1 instead
+      onExitCodes: {containerName: {{ .stage }}, operator: In, values: [143]}
 template:
   metadata:
     labels: {{- include "tokenmill.podLabels" . | nindent 6 }}
     {{- with include "tokenmill.podAnnotations" .root }}
     annotations: {{- . | nindent 6 }}
     {{- end }}
-  {{- $environment := "- {name: TOKENMILL_RUN, valueFrom: {fieldRef: {fieldPath: \"metadata.labels['batch.kubernetes.io/controller-uid']\"}}}" }}
+  {{- $environment := "- {name: TOKENMILL_RUN, valueFrom: {fieldRef: {fieldPath: \"metadata.labels['batch.kubernetes.io/controller-uid']\"}}}\n- {name: TOKENMILL_EARLY_STOP_SECONDS, value: \"60\"}" }}
   {{- $pod := dict "arguments" (include "tokenmill.arguments" .) }}
   {{- if .files }}
   {{- $_ := set $pod "mounts" (printf "- {name: files, mountPath: %s, readOnly: true}" (include "tokenmill.filesPath" .)) }}

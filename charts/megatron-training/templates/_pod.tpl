@@ -1,11 +1,15 @@
 {{/*
 Return the pod template of a training pod. Input: dict "root" $, "container", "environment" (YAML of the variables that the
-engine does not set), "run" (see megatron-training.run), and "restartPolicy" unless it is Never.
+engine does not set), "run" (see megatron-training.run), "restartPolicy" unless it is Never, and "overrides" of the placement,
+as `master`.
 Output: YAML of a pod template: metadata and spec.
   template: {{ include "megatron-training.podTemplate" (dict "root" . "container" "pytorch" ...) | nindent 4 }}
 */}}
 {{- define "megatron-training.podTemplate" -}}
 {{- $values := .root.Values -}}
+{{- $placement := pick $values "priorityClassName" "nodeSelector" "tolerations" "affinity" "topologySpreadConstraints" -}}
+{{- $_ := set $placement "schedulerName" ($values.gang.schedulerName | default $values.schedulerName) -}}
+{{- range $key, $value := .overrides }}{{ if not (kindIs "invalid" $value) }}{{ $_ := set $placement $key $value }}{{ end }}{{ end -}}
 {{- $pod := merge (dict "stage" "train"
       "arguments" (printf "- train\n- %s" (include "megatron-training.settingsPath" .root))
       "environment" (printf "%s%s%s" (include "megatron-training.environment" .) (include "tokenmill.metricsEnvironment" .root) (include "megatron-training.notifyEnvironment" .root))
@@ -17,7 +21,7 @@ Output: YAML of a pod template: metadata and spec.
       "volumes" (printf "%s%s" (include "megatron-training.volumes" .root) (include "tokenmill.notifyVolumes" .root))
       "capabilities" (ternary (list "IPC_LOCK") list $values.network.ipcLock)
       "hostNetwork" $values.network.hostNetwork
-      "placement" (merge (dict "schedulerName" ($values.gang.schedulerName | default $values.schedulerName)) $values)) . -}}
+      "placement" $placement) . -}}
 metadata:
   labels:
     {{- include "tokenmill.podLabels" $pod | nindent 4 }}

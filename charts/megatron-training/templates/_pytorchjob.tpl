@@ -29,7 +29,7 @@ pytorchReplicaSpecs:
   {{ $type }}:
     replicas: {{ $replicas }}
     restartPolicy: ExitCode
-    template: {{- include "megatron-training.podTemplate" $pod | nindent 6 }}
+    template: {{- include "megatron-training.podTemplate" (merge (dict "overrides" (ternary $values.master dict (eq $type "Master"))) $pod) | nindent 6 }}
   {{- end }}
   {{- end }}
 {{- end }}

@@ -73,6 +73,11 @@ Refuse values that contradict each other. Input: $. Output: nothing, or fails.
 {{- if lt (int64 .Values.checkpoint.keep) 2 }}
 {{- fail (printf "\ncheckpoint.keep=%d is too low: a run must keep at least 2 checkpoints, because the last one may be damaged.\nSet checkpoint.keep=2 or more." (int64 .Values.checkpoint.keep)) }}
 {{- end }}
+{{- range $key, $value := .Values.master }}
+{{- if and (not (kindIs "invalid" $value)) (ne $.Values.engine "pytorchjob") }}
+{{- fail (printf "\nmaster.%s works only with engine=pytorchjob, but engine=%s: its pods have one template.\nRemove it, or set engine=pytorchjob." $key $.Values.engine) }}
+{{- end }}
+{{- end }}
 {{- if and .Values.gang.minAvailable (ne .Values.engine "pytorchjob") }}
 {{- fail (printf "\ngang.minAvailable=%d works only with engine=pytorchjob, but engine=%s.\nRemove it, and use kueue.queueName, which admits the pods of any engine together." (int64 .Values.gang.minAvailable) .Values.engine) }}
 {{- end }}

@@ -2,6 +2,7 @@
 
 import json as jsonlib
 import math
+import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +12,18 @@ import typer
 from tokenmill.cli import options as o
 from tokenmill.errors import RequestError
 from tokenmill.training import MAX_COUNT
+
+HOURS_OF_UNIT = {"m": 1 / 60, "h": 1.0, "d": 24.0}
+MIN_HOURS, MAX_HOURS = 1 / 60, 1e9
+
+
+def parse_hours(text: str) -> float:
+    """Return the hours of a time such as 90m, 6h or 10d; a number without a unit is in hours."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?(?:e[0-9]{1,3})?)([mhd]?)", text.strip())
+    hours = float(match[1]) * HOURS_OF_UNIT[match[2] or "h"] if match else math.nan
+    if not MIN_HOURS <= hours <= MAX_HOURS:
+        raise typer.BadParameter(f"{text!r} is not a time of a minute or more; write it as 90m, 6h or 10d")
+    return hours
 
 
 def fit(
@@ -103,7 +116,30 @@ def fit(
     ] = 2,
     mtbf_node: Annotated[
         float | None,
-        typer.Option("--mtbf-node", min=0.1, max=1e9, help="Hours between the failures of a node. Default: 6,000."),
+        typer.Option(
+            "--mtbf-node",
+            parser=parse_hours,
+            metavar="TIME",
+            help="Mean time between the failures of a node, such as 250h or 10d. Default: 6000h.",
+        ),
+    ] = None,
+    mtbf_run: Annotated[
+        float | None,
+        typer.Option(
+            "--mtbf-run",
+            parser=parse_hours,
+            metavar="TIME",
+            help="Mean time between the failures of the run, with all its nodes, such as 6h; instead of --mtbf-node.",
+        ),
+    ] = None,
+    restart_time: Annotated[
+        float | None,
+        typer.Option(
+            "--restart-time",
+            parser=parse_hours,
+            metavar="TIME",
+            help="Time from a failure to the next iteration, such as 15m. Default: not counted.",
+        ),
     ] = None,
     peak_tflops: Annotated[
         float | None,
@@ -138,7 +174,9 @@ def fit(
         return
     if model is None or gpus is None or gpu_memory is None:
         raise typer.BadParameter("missing options: set --model, --gpus and --gpu-memory (or --check FILE)")
-    numbers = {"gpu-memory": gpu_memory, "write-bandwidth": write_bandwidth, "mtbf-node": mtbf_node}
+    if mtbf_node is not None and mtbf_run is not None:
+        raise typer.BadParameter("it contradicts --mtbf-node; remove one of them", param_hint="--mtbf-run")
+    numbers = {"gpu-memory": gpu_memory, "write-bandwidth": write_bandwidth}
     numbers |= {"capacity": capacity, "data": data, "peak-tflops": peak_tflops, "mfu": mfu}
     for name, number in numbers.items():
         if number is not None and math.isnan(number):  # nan passes every range check
@@ -146,9 +184,10 @@ def fit(
     if recompute:
         o.check_choice("--recompute", recompute, "none", "selective", "full")
     bytes_per_second, capacity_bytes = resolve_storage(storage, write_bandwidth, capacity)
+    machines = make_machines(gpus, gpus_per_node, gpu_memory)
     request = LayoutRequest(
         model=load_model(model, custom, assignments, seq_length),
-        machines=make_machines(gpus, gpus_per_node, gpu_memory),
+        machines=machines,
         constraints=LayoutConstraints(
             tensor, pipeline, context, expert, expert_tensor, layers_per_virtual_stage, micro_batch, recompute
         ),
@@ -157,7 +196,8 @@ def fit(
         capacity=capacity_bytes,
         data_bytes=data * 1e12,
         kept=keep,
-        node_hours=mtbf_node,
+        node_hours=mtbf_node if mtbf_run is None else mtbf_run * machines.nodes,
+        restart_seconds=(restart_time or 0.0) * 3600,
         peak_tflops=peak_tflops,
         mfu=mfu,
         iterations=iterations,

@@ -13,7 +13,7 @@ from tokenmill.flow.contract import RemoteFile
 from tokenmill.flow.metrics import StageCollector, StageMetrics
 from tokenmill.flow.planning import Request
 from tokenmill.flow.record import Plan, StageRecord
-from tokenmill.flow.signals import stop_requested
+from tokenmill.flow.signals import stop_error, stop_requested
 from tokenmill.flow.stage import Stage, StageRun
 from tokenmill.flow.worker import Summary, run_worker
 
@@ -35,6 +35,8 @@ def run_stage(stage: Stage, run: StageRun) -> Summary:
         summary = _run_stage(stage, run, metrics)
     except BaseException as problem:
         metrics.end(problem)
+        if isinstance(problem, Stopped):
+            raise stop_error(metrics.started)(str(problem)) from problem
         raise
     metrics.end(None)
     return summary

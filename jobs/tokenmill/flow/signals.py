@@ -4,12 +4,14 @@
 """
 
 import contextlib
+import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
-from tokenmill.errors import Stopped
+from tokenmill.errors import Stopped, StoppedEarly
 from tokenmill.machine import STOP_SIGNALS
 
 STOP = threading.Event()
@@ -17,6 +19,16 @@ STOP = threading.Event()
 
 _PLANNING = threading.Event()
 """Set while a plan is made. Libraries that planning uses may sleep and retry, so a signal raises an exception then."""
+
+
+EARLY_STOP_VARIABLE = "TOKENMILL_EARLY_STOP_SECONDS"
+"""Variable with the seconds after a start in which a stop counts as a failure; the charts set it."""
+
+
+def stop_error(started: float) -> type[Stopped]:
+    """Return the error of a worker that was stopped: another one soon after its start, a time of `time.time`."""
+    seconds = os.environ.get(EARLY_STOP_VARIABLE, "")
+    return StoppedEarly if seconds.isdecimal() and time.time() - started < int(seconds) else Stopped
 
 
 def stop_requested() -> bool:

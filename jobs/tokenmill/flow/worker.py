@@ -29,7 +29,7 @@ from tokenmill.flow.partition import select_units
 from tokenmill.flow.planning import Request, agree_on_plan
 from tokenmill.flow.progress import Reporter, format_bytes
 from tokenmill.flow.record import Completion, Counts, Plan, Unit, complete, record_failure
-from tokenmill.flow.signals import STOP, interruptible, stopping_on_signals
+from tokenmill.flow.signals import STOP, interruptible, stop_error, stopping_on_signals
 from tokenmill.flow.stage import PreparedStage, Stage, StageRun
 from tokenmill.machine import describe_memory
 
@@ -188,7 +188,7 @@ def _run_units(
             reporter.warn(f"{plan.stage} stopped while waiting for a response; run the same command again to resume")
             metrics.end(Stopped())
             metrics.publish()
-            os._exit(Stopped.exit_code)
+            os._exit(stop_error(metrics.started).exit_code)
         for future, unit in running.items():
             problem = _take_result(future, unit, metrics)
             finished += problem is None

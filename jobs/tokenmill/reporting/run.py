@@ -47,6 +47,11 @@ def build_run_report(path: Path, metrics: Path | None = None, seq_length: int | 
     comparison = build_report([run]) if run else None
     records = RunRecords(path)
     attempts, verdict = records.read_attempts(), records.read_verdict()
+    if interval := _mean_hours_between(attempts):
+        notes.append(
+            f"an attempt started every {interval:,.1f} h on average: tokenmill fit --mtbf-run {interval:.1f}h computes "
+            "the save interval for this rate"
+        )
     tracked = None
     try:
         tracked = read_tracked_name(path)
@@ -83,6 +88,12 @@ def build_run_report(path: Path, metrics: Path | None = None, seq_length: int | 
         ],
         notes=[redact(note) for note in notes],
     )
+
+
+def _mean_hours_between(attempts: list[Attempt]) -> float:
+    """Return the mean hours between the starts of attempts; 0 for fewer than three, or with wrong clocks."""
+    hours = (attempts[-1].started - attempts[0].started) / 3600 / (len(attempts) - 1) if len(attempts) > 2 else 0.0
+    return hours if hours >= 0.1 else 0.0
 
 
 def _describe_verdict(verdict: RunVerdict | None, attempts: list[Attempt]) -> str:

@@ -195,6 +195,8 @@ class Supervision(Section, frozen=True):
     distributed_timeout_minutes: int = 10
     attempts_without_progress: int = 5
     """Consecutive starts without a new checkpoint after which the run fails."""
+    preemptions_without_progress: int = 100
+    """Consecutive starts that signals stopped before a new checkpoint, after which the run fails."""
     exit_duration_minutes: int | None = None
 
 

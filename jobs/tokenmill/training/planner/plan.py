@@ -46,6 +46,8 @@ class LayoutRequest:
     """Bytes on the storage other than the checkpoints."""
     kept: int = 2
     node_hours: float | None = None
+    restart_seconds: float = 0.0
+    """Time from a failure to the first iteration of the next attempt."""
     peak_tflops: float | None = None
     mfu: float = 0.4
     iterations: int | None = None
@@ -108,7 +110,9 @@ def make_plan(request: LayoutRequest) -> LayoutPlan:
     schedule = None
     if request.bytes_per_second is not None:
         hours = request.node_hours or storage.NODE_HOURS
-        schedule = storage.CheckpointSchedule(checkpoint_bytes(best), request.bytes_per_second, hours, machines.nodes)
+        schedule = storage.CheckpointSchedule(
+            checkpoint_bytes(best), request.bytes_per_second, hours, machines.nodes, request.restart_seconds
+        )
     room = None
     if request.capacity is not None:
         room = storage.StorageRoom(request.capacity, request.data_bytes, checkpoint_bytes(best), request.kept)

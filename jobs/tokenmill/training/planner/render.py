@@ -177,7 +177,8 @@ def _describe_checkpoint(plan: LayoutPlan) -> list[str]:
         f"{size}, written in {format_duration(schedule.write_seconds)} at {schedule.bytes_per_second / 1e9:,.1f} GB/s",
         f"save every {format_duration(schedule.interval_seconds)}{iterations}: a run of {schedule.nodes:,} nodes fails "
         f"every {format_duration(schedule.failure_seconds)} if a node fails every {schedule.node_hours:,.0f} h; "
-        f"saves and repeated work take {schedule.lost_share:.1%} of the time",
+        f"saves{', repeated work and restarts' if schedule.restart_seconds else ' and repeated work'} take "
+        f"{schedule.lost_share:.1%} of the time",
     ]
 
 
@@ -205,6 +206,8 @@ def to_json(plan: LayoutPlan, top: int) -> dict[str, Any]:
             "bytes_per_second": schedule.bytes_per_second,
             "write_seconds": schedule.write_seconds,
             "node_hours": schedule.node_hours,
+            "run_hours": schedule.failure_seconds / 3600,
+            "restart_seconds": schedule.restart_seconds,
             "save_interval_seconds": schedule.interval_seconds,
             "save_interval_iterations": plan.save_interval,
             "lost_share": schedule.lost_share,

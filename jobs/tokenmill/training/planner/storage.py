@@ -33,13 +33,15 @@ TIB = 2**40
 class CheckpointSchedule:
     """The size of a checkpoint, and the interval between saves.
 
-    `bytes` is the size of one checkpoint, `node_hours` the mean time between failures of one node.
+    `bytes` is the size of one checkpoint, `node_hours` the mean time between failures of one node, and
+    `restart_seconds` the time from a failure to the first iteration of the next attempt.
     """
 
     bytes: float
     bytes_per_second: float
     node_hours: float
     nodes: int
+    restart_seconds: float = 0.0
 
     @property
     def write_seconds(self) -> float:
@@ -58,8 +60,9 @@ class CheckpointSchedule:
 
     @property
     def lost_share(self) -> float:
-        """Share of the run's time for saves and repeated work at this interval, without restarts."""
-        return self.write_seconds / self.interval_seconds + self.interval_seconds / 2 / self.failure_seconds
+        """Share of the run's time for saves, repeated work and restarts at this interval, at most 1."""
+        repeated = (self.interval_seconds / 2 + self.restart_seconds) / self.failure_seconds
+        return min(1.0, self.write_seconds / self.interval_seconds + repeated)
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,11 @@ and use them only as hints about each other.
 """
 
 import json
+import math
+import re
 import time
 from dataclasses import asdict, dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 from uuid import uuid4
@@ -80,13 +83,20 @@ class _ProgressRecord(msgspec.Struct):
     quiet: Annotated[float, msgspec.Meta(ge=0, le=10**7)]
 
 
+class _StopRecord(msgspec.Struct):
+    host: str
+    attempt: str
+
+
 class _FailureRecord(msgspec.Struct):
     host: str
     cause: str
     failed_at: float = msgspec.field(name="at")
+    attempt: str = ""
 
 
 T = TypeVar("T")
+N = TypeVar("N", _StopRecord, _FailureRecord)
 
 
 class RunRecords:
@@ -105,21 +115,22 @@ class RunRecords:
         attempts = [_convert(entry, Attempt) for entry in value] if isinstance(value, list) else []
         return [attempt for attempt in attempts if attempt]
 
-    def start_attempt(self, attempt: Attempt, limit: int) -> bool:
+    def start_attempt(self, attempt: Attempt, limit: int, stop_limit: int) -> bool:
         """Record an attempt; return whether an earlier one with the same settings reached its training loop.
 
         Raises:
-            RequestError: `limit` attempts in a row with these settings started at the iteration of this one.
+            RequestError: of the attempts in a row with these settings that started at the iteration of this one,
+                `limit` failed, or signals stopped `stop_limit`.
         """
         attempts = self.read_attempts()
         same_settings = [earlier for earlier in attempts if earlier.settings == attempt.settings]
         failed: list[Attempt] = []
+        stopped: list[Attempt] = []
         for earlier in reversed(same_settings):
             # A checkpoint that was saved may be damaged now, so the iteration of the next start counts.
             if earlier.began_at != attempt.began_at:
                 break
-            if not earlier.stopped:
-                failed.append(earlier)
+            (stopped if earlier.stopped else failed).append(earlier)
         if len(failed) >= limit:
             reason = next(
                 (earlier.ended for earlier in failed if earlier.ended),
@@ -130,6 +141,13 @@ class RunRecords:
                 f"after it; the last attempt: {reason}{self._describe_failures(since=failed[-1].started)}. Correct the "
                 "cause, and start the run again with other settings or another --set job.runAgain=VALUE, which resets "
                 "the count"
+            )
+        if len(stopped) >= stop_limit:
+            raise RequestError(
+                f"signals stopped {len(stopped)} attempts that started at iteration {attempt.began_at:,}, and none of "
+                "them saved a checkpoint after it: the nodes are lost more often than the run saves. Lower "
+                "training.saveInterval (tokenmill fit --mtbf-run computes it), or use other nodes, and start the run "
+                "again with another --set job.runAgain=VALUE, which resets the count"
             )
         with explain_os_errors(self.directory):
             self._write_attempts([*attempts, attempt])
@@ -187,7 +205,36 @@ class RunRecords:
 
     def write_failure(self, rank: int, host: str, cause: str) -> None:
         """Record why the trainer failed on a node that does not decide the verdict."""
-        self._write_record(f"failure-{rank}.json", _FailureRecord(host, cause, time.time()))
+        attempts = self.read_attempts()
+        attempt = attempts[-1].id if attempts else ""
+        self._write_record(f"failure-{rank}.json", _FailureRecord(host, cause, time.time(), attempt))
+
+    def write_stop(self, rank: int, host: str) -> None:
+        """Record that a signal stops the last attempt on this node, so that its end does not count as a failure."""
+        if attempts := self.read_attempts():
+            self._write_record(f"stop-{rank}.json", _StopRecord(host, attempts[-1].id))
+
+    def read_stopped_nodes(self, attempt: str) -> list[str]:
+        """Return the nodes, with their hosts, on which a signal stopped an attempt before it failed on any node.
+
+        JobSet deletes the other pods after a failure, so a signal after a failure is its effect. The times are those of
+        the file server, because the clocks of machines differ.
+        """
+        failures = self._read_nodes("failure", _FailureRecord, attempt)
+        first_failure = min((written for _, written, _ in failures), default=math.inf)
+        stops = sorted(self._read_nodes("stop", _StopRecord, attempt), key=itemgetter(0))
+        return [f"node {rank} ({stop.host})" for rank, written, stop in stops if written <= first_failure]
+
+    def _read_nodes(self, name: str, kind: type[N], attempt: str) -> list[tuple[int, float, N]]:
+        """Return the nodes' records of an attempt, with the rank and the time of each record."""
+        records = []
+        for file in self._tree.names(self.directory):
+            match = re.fullmatch(rf"{name}-([0-9]{{1,7}})\.json", file)
+            status = self._tree.stat(self.directory / file) if match else None
+            record = self._read_record(file, kind) if match else None
+            if match and status and record and record.attempt == attempt:
+                records.append((int(match[1]), status.st_mtime, record))
+        return records
 
     def announce_hang(self, rank: int) -> None:
         """Record for the other nodes that this node detected a hang of the last attempt."""

@@ -172,7 +172,10 @@ def _run_attempt(
         return 0, f"completed: the checkpoint of iteration {start.iteration:,} exists, and the target is {run.target:,}"
     attempt = Attempt(content_id(_settings_contract(settings)), start.iteration)
     signals.raise_on_signal = False  # an attempt whose start is recorded must also record its end
-    retried = records.start_attempt(attempt, settings.supervision.attempts_without_progress)
+    supervision = settings.supervision
+    retried = records.start_attempt(
+        attempt, supervision.attempts_without_progress, supervision.preemptions_without_progress
+    )
     collector.count_attempts(records.read_attempts())
     if run.node_problems:
         return _record_end(records, attempt, 143, describe_problems(run.node_problems))
@@ -186,11 +189,24 @@ def _run_attempt(
         lambda: peers.publish(monitor.progress),
         lambda: _record_progress(run, records, attempt, monitor, collector),
     )
-    launcher_exit = _supervise(run, monitor, peers, tasks, signals, end)
+
+    def record_stop() -> None:
+        attempt.stopped = True
+        records.update_attempt(attempt)
+
+    launcher_exit = _supervise(run, monitor, peers, tasks, signals, end, record_stop)
+    stopped_nodes = _read_stopped_nodes(records, attempt)
     attempt.saved = max(attempt.saved or start.iteration, run.saved_iteration())
-    attempt.stopped = launcher_exit.stopped
+    attempt.stopped = launcher_exit.stopped or bool(stopped_nodes)
     attempt.iterated = attempt.iterated or monitor.training_started or launcher_exit.has_iterated
-    return _record_end(records, attempt, *decide_verdict(run.target, launcher_exit, monitor, attempt, retried=retried))
+    verdict = decide_verdict(run.target, launcher_exit, monitor, attempt, retried=retried, stopped_nodes=stopped_nodes)
+    return _record_end(records, attempt, *verdict)
+
+
+def _read_stopped_nodes(records: RunRecords, attempt: Attempt) -> list[str]:
+    with contextlib.suppress(OSError, TokenmillError):
+        return records.read_stopped_nodes(attempt.id)
+    return []
 
 
 def _find_start(run: TrainingRun) -> checkpoints.StartPoint:
@@ -247,7 +263,13 @@ def _run_follower(run: TrainingRun, signals: Signals, collector: TrainingCollect
     previous_verdict = records.read_verdict()
     monitor, peers = _create_monitor(run.settings, 0), PeerStatus(records, run.node)
     collector.monitor = monitor
-    launcher_exit = _supervise(run, monitor, peers, (lambda: peers.publish(monitor.progress),), signals, end)
+
+    def record_stop() -> None:
+        records.write_stop(run.node.rank, gethostname())
+
+    launcher_exit = _supervise(
+        run, monitor, peers, (lambda: peers.publish(monitor.progress),), signals, end, record_stop
+    )
     if launcher_exit.exit_code == 0 and run.saved_iteration() >= run.target:
         return _finish(0, f"completed: iteration {run.target:,} is saved")
     # torchrun may fail on this node if node 0's launcher ended first.
@@ -317,6 +339,7 @@ def _supervise(
     tasks: Sequence[Callable[[], object]],
     signals: Signals,
     end: RunEnd,
+    record_stop: Callable[[], object],
 ) -> LauncherExit:
     settings = run.settings
     supervision = settings.supervision
@@ -346,6 +369,7 @@ def _supervise(
         rendezvous.poll,
         hang_record,
         end.announce_hang,
+        record_stop,
     )
     return supervisor.run(run.command, environment)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
-from tokenmill.errors import RequestError, Stopped, Superseded
+from tokenmill.errors import RequestError, Stopped, Superseded, TokenmillError
 from tokenmill.machine import STOP_SIGNALS
 from tokenmill.training.runtime.hang_record import (
     DUMP_SECONDS,
@@ -140,6 +140,8 @@ class Supervisor:
     """Collects the stacks and dumps of the ranks."""
     on_hang: Callable[[str], None] = lambda reason: None
     """Called in a thread when a hang is detected, with its reason."""
+    on_stop: Callable[[], object] = lambda: None
+    """Called in a thread at the first signal: the machine may be gone before the ranks have ended."""
     _ranks_started_at: float = 0.0
     """Time at which ranks were first observed, 0 before."""
     _all_nodes_started: bool = False
@@ -296,6 +298,7 @@ class Supervisor:
         if received and not self._stopping:
             self._stopping = True
             log(f"received {signal.Signals(received[0]).name}: the ranks save and end")
+            threading.Thread(target=self._call_on_stop, daemon=True).start()
             if not signal_ranks(process.pid, signal.SIGTERM) or not self._ranks_started_at:
                 process.terminate()
         # A second SIGTERM does not kill: engines repeat SIGTERM, and a save may be in progress.
@@ -303,6 +306,12 @@ class Supervisor:
             log("received SIGINT twice: killing the ranks")
             kill_descendants(KILL_TIMEOUT_SECONDS)
             received.remove(signal.SIGINT)
+
+    def _call_on_stop(self) -> None:
+        try:
+            self.on_stop()
+        except (OSError, TokenmillError) as problem:
+            log(f"warning: cannot record the signal: {problem}; this attempt may count as a failure")
 
     def _abort_if_necessary(self, process: "subprocess.Popen[bytes]", now: float) -> None:
         """Kill a run that must not continue; let a run that hangs dump its stacks first."""

@@ -1,16 +1,25 @@
 """The verdict on an attempt: target reached, permanent failure, or another attempt."""
 
+from collections.abc import Sequence
+
 from tokenmill.training.runtime.attempts import Attempt
 from tokenmill.training.runtime.log_monitor import LogMonitor
 from tokenmill.training.runtime.supervisor import LauncherExit
 
 
 def decide_verdict(
-    target: int, launcher_exit: LauncherExit, monitor: LogMonitor, attempt: Attempt, *, retried: bool
+    target: int,
+    launcher_exit: LauncherExit,
+    monitor: LogMonitor,
+    attempt: Attempt,
+    *,
+    retried: bool,
+    stopped_nodes: Sequence[str] = (),
 ) -> tuple[int, str]:
     """Return exit code 0, 2 or 143, and the reason.
 
-    `retried` means that an earlier attempt with these settings has reached its training loop.
+    `retried` means that an earlier attempt with these settings has reached its training loop, and `stopped_nodes` are
+    the other nodes on which a signal stopped this attempt.
     """
     saved = attempt.saved or 0
     state = f"iteration {saved:,} of {target:,} is saved"
@@ -19,8 +28,9 @@ def decide_verdict(
     remedy = "start the run again to resume from there (on Kubernetes, the operator does this)"
     if launcher_exit.stopped:
         return 143, f"stopped by a signal: {state}; {remedy}"
-    if launcher_exit.abort_reason:
-        return 143, f"{launcher_exit.abort_reason}: {state}; {remedy}"
+    interruption = f"a signal stopped {', '.join(stopped_nodes)}" if stopped_nodes else launcher_exit.abort_reason
+    if interruption:
+        return 143, f"{interruption}: {state}; {remedy}"
     never_trained = not (attempt.iterated or retried or attempt.began_at)
     failure = f"the trainer ended with {describe_exit(launcher_exit)}"
     if launcher_exit.exit_code == 0 and not never_trained:

@@ -1,0 +1,27 @@
+"""SIGTERM in the first minute of a pod is a failure: Kubernetes repeats exit code 143 without a limit."""
+
+from pathlib import Path
+
+import pytest
+
+from support.commandline import finish, start
+from support.hub import Fault, Hub
+
+
+@pytest.mark.parametrize(("seconds", "code"), [("600", 1), ("0", 143), ("", 143)], ids=["early", "late", "no-pod"])
+@pytest.mark.parametrize("where", ["a-file", "the-plan"])
+def test_a_stop_soon_after_the_start_is_a_failure(tmp_path: Path, where: str, seconds: str, code: int) -> None:
+    fault = Fault("stall", "0.jsonl", seconds=300) if where == "a-file" else Fault("503", where="tree", times=None)
+    with Hub() as hub:
+        hub.add_dataset("org/corpus", {"0.jsonl": b'{"text": "a"}\n' * 1000})
+        hub.faults.add(fault)
+        command = ("download", "hf://datasets/org/corpus", tmp_path / "out")
+        process = start(*command, hub=hub, TOKENMILL_EARLY_STOP_SECONDS=seconds)
+        assert process.stderr
+        for line in process.stderr:
+            if ("running:" if where == "a-file" else "planning") in line:
+                break
+        process.terminate()
+        result = finish(process)
+    assert result.code == code, result.err
+    assert "run the same command again" in result.err
