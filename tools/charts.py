@@ -326,6 +326,7 @@ def training_schema() -> str:
         *yaml.safe_load(POD_VALUES),
     ]
     parts: dict[str, Any] = {key: shared[key] for key in pod_keys}
+    del parts["kueue"]["properties"]["minWorkers"]  # all nodes of a run start together
     parts |= {
         "model": settings_section(None, size={"type": ["string", "integer"]}, custom=settings_section(model.Model)),
         "training": settings_section(

@@ -55,12 +55,12 @@ YAML list, or nothing.
 {{- end }}
 
 {{/*
-Return a hash of the immutable spec, of job.runAgain and of Kueue's queue: another hash requires another Job.
+Return a hash of the immutable spec, of job.runAgain and of the values for Kueue: another hash requires another Job.
 Input: the stage's dict. Output: hex digits.
   {{ include "tokenmill.jobHash" . }}
 */}}
 {{- define "tokenmill.jobHash" -}}
-{{- $more := list (toString .root.Values.job.runAgain) (.root.Values.kueue.queueName | default "") -}}
+{{- $more := concat (list (toString .root.Values.job.runAgain)) (include "tokenmill.queueIdentity" .root | fromJsonArray) -}}
 {{- list (include "tokenmill.jobSpec" . | fromYaml) $more | toJson | sha256sum | trunc 16 -}}
 {{- end }}
 

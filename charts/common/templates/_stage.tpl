@@ -21,6 +21,7 @@ Output: documents.
       "hash" (include "tokenmill.jobHash" .)
       "spec" (include "tokenmill.fullJobSpec" (merge (dict "empty" false) .))
       "empty" (include "tokenmill.fullJobSpec" (merge (dict "empty" true) .))
+      "annotations" (ternary "" (printf "kueue.x-k8s.io/job-min-parallelism: %q" (toJson .root.Values.kueue.minWorkers)) (kindIs "invalid" .root.Values.kueue.minWorkers))
       "neverClear" (ne .root.Values.job.naming "release")
       "onRollback" .root.Values.job.onRollback) }}
 {{- include "tokenmill.test" . }}

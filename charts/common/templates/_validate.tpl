@@ -9,6 +9,11 @@ Input: the stage's dict, see tokenmill.stage. Output: nothing; the render fails 
 {{- include "tokenmill.validateName" . -}}
 {{- include "tokenmill.validateClaimName" .root -}}
 {{- include "tokenmill.validateStage" . -}}
+{{- with .root.Values.kueue.minWorkers }}
+{{- if ge (int64 .) (int64 $.root.Values.workers) }}
+{{- fail (printf "\nkueue.minWorkers=%d is not below workers=%d: it is the number of workers with which the Job may start instead of all.\nSet a lower number, or remove it." (int64 .) (int64 $.root.Values.workers)) }}
+{{- end }}
+{{- end }}
 {{- include "tokenmill.validateCluster" (dict "root" .root "apiVersion" "batch/v1" "kind" "Job" "name" (include "tokenmill.jobName" .)
       "claims" (dict "storage.pvcName" $storage.pvcName "storage.outputPvcName" $storage.outputPvcName)) -}}
 {{- end }}

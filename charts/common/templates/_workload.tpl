@@ -4,6 +4,7 @@ Return the object that runs pods, of any kind, and the hooks that delete it for 
   hash     of everything that cannot change while it runs
   spec     YAML of its spec
   empty    YAML of the spec of an object of the same kind that runs nothing
+  annotations  YAML of more annotations of the object
   neverClear   true: never delete a running object; skipTrial: true if there can be no trial under another name
   onRollback   clear or keep: the effect of a rollback on the running object
   trialLength  number of characters of the name that the trial's name starts with; 40 by default
@@ -38,9 +39,7 @@ metadata:
   name: {{ .name | quote }}
   labels:
     {{- include "tokenmill.labels" .root | nindent 4 }}
-    {{- if and .root.Values.kueue.queueName (not .hooks) }}
-    kueue.x-k8s.io/queue-name: {{ .root.Values.kueue.queueName | quote }}
-    {{- end }}
+    {{- with ternary (include "tokenmill.queueLabels" .root) "" (empty .hooks) }}{{ . | nindent 4 }}{{ end }}
   annotations:
     {{- if .hooks }}
     helm.sh/hook: {{ .hooks }}
@@ -49,14 +48,15 @@ metadata:
     {{- else }}
     tokenmill/spec: {{ .hash | quote }}
     {{- with .root.Values.job.annotations }}{{ toYaml . | nindent 4 }}{{ end }}
+    {{- with .annotations }}{{ . | nindent 4 }}{{ end }}
     {{- end }}
 spec:
   {{- ternary .empty .spec (not (empty .hooks)) | nindent 2 }}
 {{- end }}
 
 {{/*
-Return the hooks at which the object must be deleted: pre-upgrade if the cluster's object has another hash or failed, and
-pre-rollback unless a rollback keeps the running object. Helm renders nothing at a rollback: it runs the hooks that are
+Return the hooks at which the object must be deleted: pre-upgrade if the cluster's object has another hash or failed, or
+if Kueue changed it so that Helm cannot update it, and pre-rollback unless a rollback keeps the running object. Helm renders nothing at a rollback: it runs the hooks that are
 stored with the target revision, and a hook deletes any object of its name. Without a connection to a cluster there are
 no hooks, so that `helm template` returns the same bytes anywhere.
 Input: the dict of tokenmill.workload. Output: hooks, comma-separated.
@@ -68,7 +68,7 @@ Input: the dict of tokenmill.workload. Output: hooks, comma-separated.
 {{- $existing := include "tokenmill.existingObject" . | fromYaml -}}
 {{- if $existing -}}
 {{- $annotations := $existing.metadata.annotations | default dict -}}
-{{- $changed := ne (index $annotations "tokenmill/spec") .hash -}}
+{{- $changed := or (ne (index $annotations "tokenmill/spec") .hash) (include "tokenmill.admittedOtherwise" (dict "existing" $existing "spec" .spec)) -}}
 {{- $failed := false -}}
 {{- range ($existing.status).conditions }}{{ if and (eq .type "Failed") (eq .status "True") }}{{ $failed = true }}{{ end }}{{ end -}}
 {{- if or $changed $failed }}{{ $hooks = append $hooks "pre-upgrade" }}{{ end -}}

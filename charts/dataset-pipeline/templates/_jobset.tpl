@@ -18,7 +18,7 @@ Return a hash of the fields whose change requires another JobSet. Input: $. Outp
   {{ include "dataset-pipeline.hash" . }}
 */}}
 {{- define "dataset-pipeline.hash" -}}
-{{- $more := list (toString .Values.job.runAgain) (.Values.kueue.queueName | default "") -}}
+{{- $more := concat (list (toString .Values.job.runAgain)) (include "tokenmill.queueIdentity" . | fromJsonArray) -}}
 {{- list (include "dataset-pipeline.jobsetSpec" . | fromYaml) $more | toJson | sha256sum | trunc 16 -}}
 {{- end }}
 
@@ -40,6 +40,7 @@ Return the complete spec of the JobSet. Input: dict "root" $, "empty": true for 
 {{- $secondsAfterFinished := .root.Values.job.ttlSecondsAfterFinished -}}
 {{- if .empty -}}
 suspend: true
+managedBy: kueue.x-k8s.io/multikueue
 {{ else if not (kindIs "invalid" $secondsAfterFinished) -}}
 ttlSecondsAfterFinished: {{ toJson $secondsAfterFinished }}
 {{ end -}}

@@ -13,6 +13,9 @@ does. Input: $. Output: nothing, or the render fails.
 {{- if not $values.dataset.root }}
 {{- fail "\ndataset.root is not set: it must name the dataset's directory on the volume, in which each stage reads and writes.\nAdd --set dataset.root=DIRECTORY, such as slimpajama, or -f with a file of values/datasets." }}
 {{- end }}
+{{- with $values.kueue.minWorkers }}
+{{- fail (printf "\nkueue.minWorkers=%d works only for the chart of a single stage: Kueue admits a JobSet as a whole.\nRemove it, or install the stages one after the other (examples/deploy.sh)." (int64 .)) }}
+{{- end }}
 {{- include "tokenmill.validateClaimName" . -}}
 {{- include "tokenmill.validatePath" (dict "key" "dataset.root" "path" $values.dataset.root "mount" $values.storage.mountPath) -}}
 {{- include "dataset-pipeline.validateName" . -}}

@@ -16,6 +16,7 @@ runPolicy:
   cleanPodPolicy: {{ $job.cleanPodPolicy }}
   {{- if .empty }}
   suspend: true
+  managedBy: kueue.x-k8s.io/multikueue
   {{- end }}
   {{- if not (kindIs "invalid" $job.ttlSecondsAfterFinished) }}
   ttlSecondsAfterFinished: {{ toJson $job.ttlSecondsAfterFinished }}

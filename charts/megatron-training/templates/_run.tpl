@@ -18,7 +18,7 @@ Input: $. Output: hex digits.
 */}}
 {{- define "megatron-training.run" -}}
 {{- $engine := .Values.engine -}}
-{{- $parts := list $engine (.Values.kueue.queueName | default "") -}}
+{{- $parts := concat (list $engine) (include "tokenmill.queueIdentity" . | fromJsonArray) -}}
 {{- range ternary (list "trainjob" "jobsetSpec") (list $engine) (eq $engine "trainjob") -}}
 {{- $part := include (printf "megatron-training.%s" .) (dict "root" $ "run" "" "empty" false "replicatedLabels" dict) | fromYaml -}}
 {{- $parts = append $parts (omit $part "runPolicy" "ttlSecondsAfterFinished") -}}
