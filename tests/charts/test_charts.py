@@ -23,6 +23,7 @@ from support.rendering import (
     parse,
     render,
     render_text,
+    run_suite_with_hash,
     validate_manifests,
 )
 from tokenmill import __version__
@@ -217,6 +218,18 @@ def test_only_changes_that_need_another_job_change_the_hash() -> None:
     same |= {"verify.quick": "true", "serviceAccount.annotations.a": "b", "networkPolicy.enabled": "true"}
     assert {spec(**{key: value}) for key, value in same.items()} == {spec()}
     other = {"workers": "2", "image.tag": "x", "image.digest": f"sha256:{64 * '0'}", "job.runAgain": "2"}
-    other |= {"resources.limits.cpu": "3", "kueue.queueName": "q"}
+    other |= {"resources.limits.cpu": "3", "kueue.queueName": "q", "kueue.priorityClass": "low"}
     hashes = {spec(**{key: value}) for key, value in other.items()}
     assert len(hashes) == len(other) and spec() not in hashes
+    assert spec(**{"kueue.priorityClass": "high"}) == spec(**{"kueue.priorityClass": "low"})
+    few = {spec(**{"workers": "4", "kueue.minWorkers": number}) for number in ("1", "2")}
+    assert len(few) == 2 and spec(workers="4") not in few
+
+
+def test_an_upgrade_recreates_a_job_that_kueue_changed(tmp_path: Path) -> None:
+    values = {"dataset.inputPath": "slimpajama", "workers": 4, "kueue.queueName": "team", "kueue.minWorkers": 1}
+    tolerations = {"tolerations[0].key": "gpu", "tolerations[0].operator": "Exists"}
+    digest = job_of(render("extract", **values, **tolerations))["metadata"]["annotations"]["tokenmill/spec"]
+    suite = ROOT / "tests/charts/suites/dataset-extract/same.yaml"
+    output = run_suite_with_hash(ROOT / "charts/dataset-extract", suite, digest, tmp_path)
+    assert "3 passed, 3 total" in output

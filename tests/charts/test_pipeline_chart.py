@@ -1,7 +1,5 @@
 """charts/dataset-pipeline without a cluster: its Jobs equal those of the stages' charts, in the order of the data."""
 
-import os
-import subprocess
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -14,13 +12,13 @@ from support.rendering import (
     READS,
     ROOT,
     STAGES,
-    TOOLS,
     arguments,
     corpora_on_hardware,
     documents_of,
     helm,
     parse,
     render,
+    run_suite_with_hash,
     validate_manifests,
 )
 
@@ -167,11 +165,13 @@ def test_only_changes_that_need_another_jobset_change_the_hash(program: str) -> 
         "preprocess.workers": 3,
         "job.runAgain": 2,
         "kueue.queueName": "q",
+        "kueue.priorityClass": "low",
         "extract.enabled": "true",
     }
     other |= {"download.job.activeDeadlineSeconds": 9}  # mutable in a Job, but not in the Jobs of a JobSet
     hashes = {hash_of(**{key: value}) for key, value in other.items()}
     assert len(hashes) == len(other) and hash_of() not in hashes
+    assert hash_of(**{"kueue.priorityClass": "high"}) == hash_of(**{"kueue.priorityClass": "low"})
 
 
 def test_an_upgrade_with_the_same_values(tmp_path: Path) -> None:
@@ -179,13 +179,9 @@ def test_an_upgrade_with_the_same_values(tmp_path: Path) -> None:
     values.write_text("dataset: {root: slimpajama}\n")
     documents = helm("template", "corpus", CHART, "-f", values, "--set", "storage.pvcName=claim").stdout
     (jobset,) = [item for item in yaml.safe_load_all(documents) if item["kind"] == "JobSet"]
-    suite = tmp_path / "same_test.yaml"
-    text = (ROOT / "tests/charts/suites/dataset-pipeline/same.yaml").read_text()
-    suite.write_text(text.replace("HASH", jobset["metadata"]["annotations"]["tokenmill/spec"]))
-    command = [TOOLS / "helm-unittest", CHART, "-f", os.path.relpath(suite, CHART)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
-    assert "2 passed, 2 total" in done.stdout
+    digest = jobset["metadata"]["annotations"]["tokenmill/spec"]
+    suite = ROOT / "tests/charts/suites/dataset-pipeline/same.yaml"
+    assert "2 passed, 2 total" in run_suite_with_hash(CHART, suite, digest, tmp_path)
 
 
 def test_only_the_jobset_has_a_time_to_live() -> None:

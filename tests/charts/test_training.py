@@ -1,7 +1,6 @@
 """The training chart without a cluster: `tokenmill train` reads the mounted settings of all combinations."""
 
 import json
-import os
 import shlex
 import subprocess
 import sys
@@ -22,11 +21,11 @@ from support.mill import Mill
 from support.rendering import (
     HELMS,
     ROOT,
-    TOOLS,
     applicable_overlays,
     documents_of,
     helm,
     overlays,
+    run_suite_with_hash,
     run_training_render,
     training,
     validate_manifests,
@@ -495,19 +494,17 @@ def test_only_changes_that_need_another_run_change_the_hash() -> None:
     assert {spec(**{key: value}) for key, value in same.items()} == {spec()}
     other = {"training.nodes": 2, "training.iterations": 2, "image.tag": "x", "job.runAgain": 2, "kueue.queueName": "q"}
     other |= {"environmentVariables.NCCL_DEBUG": "INFO", "model.custom.numLayers": 2, "extraArgs": "{--x}"}
+    other |= {"kueue.priorityClass": "low"}
     hashes = {spec(**{key: value}) for key, value in other.items()}
     assert len(hashes) == len(other) and spec() not in hashes
+    assert spec(**{"kueue.priorityClass": "high"}) == spec(**{"kueue.priorityClass": "low"})
 
 
 def test_an_upgrade_with_the_same_values_keeps_a_run_unless_it_failed(tmp_path: Path) -> None:
     documents = training(release="run", **{"storage.pvcName": "claim", "tensorboard.enabled": "false"})
     run = find_document(documents, "PyTorchJob")["metadata"]["annotations"]["tokenmill/spec"]
-    suite = tmp_path / "same_test.yaml"
-    suite.write_text((ROOT / "tests/charts/suites/megatron-training/same.yaml").read_text().replace("HASH", run))
-    command = [TOOLS / "helm-unittest", CHART, "-f", os.path.relpath(suite, CHART)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
-    assert "4 passed, 4 total" in done.stdout
+    suite = ROOT / "tests/charts/suites/megatron-training/same.yaml"
+    assert "4 passed, 4 total" in run_suite_with_hash(CHART, suite, run, tmp_path)
 
 
 def test_helm_test_needs_a_response_of_a_server() -> None:

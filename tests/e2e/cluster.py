@@ -160,6 +160,11 @@ def conditions(thing: dict[str, Any]) -> dict[str, str]:
     return {c["type"]: c.get("message", "") for c in listed if c["status"] == "True"}
 
 
+def has_api(account: Account, group: str) -> bool:
+    """Return whether the cluster has objects of an API group."""
+    return bool(account.check(f"kubectl api-resources --api-group={group} -o name").strip())
+
+
 def describe_pod(pod: dict[str, Any]) -> str:
     """Describe the state of a pod in a few lines."""
     status = pod["status"]

@@ -13,8 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from e2e.cluster import Account, Namespace, begin_removal, clone, end_removal, make_namespace, node_name
+from e2e.cluster import Account, Namespace, begin_removal, clone, end_removal, has_api, make_namespace, node_name
 from e2e.corpus import run_locally, serve, write_hub
+
+ENGINES = {
+    "pytorchjob": "kubeflow.org",
+    "jobset": "jobset.x-k8s.io",
+    "trainjob": "trainer.kubeflow.org",
+}
+"""The API group of each engine."""
 
 
 @pytest.fixture(scope="session")
@@ -29,6 +36,28 @@ def caller(tmp_path_factory: pytest.TempPathFactory) -> Account:
     except AssertionError as problem:
         pytest.exit(str(problem), 2)  # no test could pass, and each test would wait for its timeout
     return account
+
+
+@pytest.fixture(scope="session")
+def require_api(caller: Account) -> Callable[[str], None]:
+    """Return a function that skips the test if the cluster has no objects of an API group."""
+    groups: dict[str, bool] = {}
+
+    def require(group: str) -> None:
+        if group not in groups:
+            groups[group] = has_api(caller, group)
+        if not groups[group]:
+            pytest.skip(f"this cluster has no API {group}")
+
+    return require
+
+
+@pytest.fixture
+def engine(request: pytest.FixtureRequest, require_api: Callable[[str], None]) -> str:
+    """Return the engine that the test is parametrized with, if the cluster has it."""
+    name: str = request.param
+    require_api(ENGINES[name])
+    return name
 
 
 @pytest.fixture(scope="session")

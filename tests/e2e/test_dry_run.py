@@ -73,6 +73,8 @@ def all_options() -> str:
         "job.ttlSecondsAfterFinished": "100",
         "serviceAccount.create": "true",
         "kueue.queueName": "queue",
+        "kueue.priorityClass": "low",
+        "kueue.minWorkers": "2",
         "priorityClassName": "system-cluster-critical",
         "schedulerName": "mine",
         "nodeSelector.pool": "cpu",

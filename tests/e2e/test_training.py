@@ -26,7 +26,7 @@ def place(namespace: Namespace, tmp_path_factory: pytest.TempPathFactory) -> Nam
     return namespace
 
 
-@pytest.mark.parametrize("engine", ["pytorchjob", "jobset"])
+@pytest.mark.parametrize("engine", ["pytorchjob", "jobset", "trainjob"], indirect=True)
 def test_two_pods_meet_and_reach_the_target(place: Namespace, engine: str) -> None:
     run = Training(place, f"meet-{engine}", engine)
     run.install(20, EVERY_5)
@@ -69,7 +69,7 @@ def test_evictions_save_first(place: Namespace) -> None:
     run.assert_exact(150)
 
 
-@pytest.mark.parametrize("engine", ["pytorchjob", "jobset"])
+@pytest.mark.parametrize("engine", ["pytorchjob", "jobset", "trainjob"], indirect=True)
 def test_a_bad_argument_fails_at_once_with_its_reason(place: Namespace, engine: str) -> None:
     run = Training(place, f"bad-{engine}", engine)
     run.install(20, "--set extraArgs={--no-such-flag}")

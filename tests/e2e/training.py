@@ -48,8 +48,8 @@ class Training:
         """Name the release, with the chart and the values that all its installations have; `install` creates it."""
         self.namespace, self.name, self.engine, self.settings = namespace, name, engine, settings
         self.account: Account = namespace.admin  # the role edit has no rights on PyTorchJobs here
-        self.kind = {"pytorchjob": "pytorchjob", "jobset": "jobset"}[engine]
-        label = {"pytorchjob": "job-name", "jobset": "jobset.sigs.k8s.io/jobset-name"}[engine]
+        self.kind = engine
+        label = "job-name" if engine == "pytorchjob" else "jobset.sigs.k8s.io/jobset-name"
         self.selector = f"-l {label}={name}"
         self.faults = namespace.data / f"faults-{name}"
         self.faults.mkdir()
@@ -72,7 +72,7 @@ class Training:
         return self.namespace.data / "checkpoints" / f"{self.name}-custom"
 
     def run(self) -> dict[str, Any]:
-        """Return the PyTorchJob or JobSet."""
+        """Return the PyTorchJob, JobSet or TrainJob."""
         result: dict[str, Any] = self.account.get(f"{self.kind} {self.name}")
         return result
 
@@ -94,7 +94,7 @@ class Training:
     @property
     def success(self) -> str:
         """Return the condition of a run that reached its target."""
-        return {"pytorchjob": "Succeeded", "jobset": "Completed"}[self.engine]
+        return {"pytorchjob": "Succeeded", "jobset": "Completed", "trainjob": "Complete"}[self.engine]
 
     def succeed(self, timeout: float = 240) -> None:
         """Wait for the success of the run, and fail as soon as the run fails."""

@@ -1,5 +1,6 @@
 """Render charts with the real Helm, and read the command lines of the rendered containers."""
 
+import os
 import subprocess
 from fnmatch import fnmatch
 from functools import cache
@@ -66,6 +67,16 @@ def helm(*arguments: Any, program: str = "helm", directory: Path | None = None) 
     """Run Helm."""
     command = [TOOLS / program, *map(str, arguments)]
     return subprocess.run(command, text=True, capture_output=True, check=False, cwd=directory)
+
+
+def run_suite_with_hash(chart: Path, suite: Path, digest: str, scratch: Path) -> str:
+    """Run a suite of helm-unittest in which HASH stands for the hash of the installed object; return its output."""
+    file = scratch / "same_test.yaml"
+    file.write_text(suite.read_text().replace("HASH", digest))
+    command = [TOOLS / "helm-unittest", chart, "-f", os.path.relpath(file, chart)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    return done.stdout
 
 
 def render(stage: str, *files: Path, program: str = "helm", **settings: Any) -> list[dict[str, Any]]:

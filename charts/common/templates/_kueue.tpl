@@ -37,3 +37,15 @@ rendered one). Output: true or nothing.
 {{- if or $fewer (and $tolerations (ne (toJson $tolerations) (toJson $existing.spec.template.spec.tolerations))) }}true{{ end -}}
 {{- end -}}
 {{- end }}
+
+{{/*
+Return the line of the notes that shows whether Kueue has admitted the object. Input: $. Output: text after a line break, or
+nothing.
+  {{- include "tokenmill.queueNote" . }}
+*/}}
+{{- define "tokenmill.queueNote" -}}
+{{- if .Values.kueue.queueName }}
+{{- $namespace := "" }}{{ if ne .Release.Namespace "default" }}{{ $namespace = printf " -n %s" .Release.Namespace }}{{ end }}
+In the queue:       kubectl describe workloads.kueue.x-k8s.io{{ $namespace }} | grep -E '^Name:|Message:'   (why it waits)
+{{- end }}
+{{- end }}

@@ -23,6 +23,7 @@ After a failure:    kubectl logs {{ $pods }} --tail=20 --prefix
                     helm upgrade {{ $release.Name }} charts/dataset-{{ .stage }} --reset-then-reuse-values{{ $namespace }}   (repeats only missing work)
 If no pod starts:   kubectl describe {{ $job }}{{ $namespace }}   (quota, Pod Security)
                     kubectl describe pods {{ $pods }}   (nodes, volumes, images)
+{{- include "tokenmill.queueNote" .root }}
 {{- if .next }}
 
 Next, after completion:

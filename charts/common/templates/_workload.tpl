@@ -39,7 +39,12 @@ metadata:
   name: {{ .name | quote }}
   labels:
     {{- include "tokenmill.labels" .root | nindent 4 }}
-    {{- with ternary (include "tokenmill.queueLabels" .root) "" (empty .hooks) }}{{ . | nindent 4 }}{{ end }}
+    {{- if .hooks }}
+    # No such queue exists: Kueue must not admit this object by a namespace's default queue, and so run its pods.
+    kueue.x-k8s.io/queue-name: tokenmill-none
+    {{- else }}
+    {{- with include "tokenmill.queueLabels" .root }}{{ . | nindent 4 }}{{ end }}
+    {{- end }}
   annotations:
     {{- if .hooks }}
     helm.sh/hook: {{ .hooks }}
@@ -56,9 +61,10 @@ spec:
 
 {{/*
 Return the hooks at which the object must be deleted: pre-upgrade if the cluster's object has another hash or failed, or
-if Kueue changed it so that Helm cannot update it, and pre-rollback unless a rollback keeps the running object. Helm renders nothing at a rollback: it runs the hooks that are
-stored with the target revision, and a hook deletes any object of its name. Without a connection to a cluster there are
-no hooks, so that `helm template` returns the same bytes anywhere.
+if Kueue changed it so that Helm cannot update it, and pre-rollback unless a rollback keeps the running object. Helm
+renders nothing at a rollback: it runs the hooks that are stored with the target revision, and a hook deletes any object
+of its name. Without a connection to a cluster there are no hooks, so that `helm template` returns the same bytes
+anywhere.
 Input: the dict of tokenmill.workload. Output: hooks, comma-separated.
   {{ include "tokenmill.clearingHooks" . }}
 */}}

@@ -40,7 +40,6 @@ Return the complete spec of the JobSet. Input: dict "root" $, "empty": true for 
 {{- $secondsAfterFinished := .root.Values.job.ttlSecondsAfterFinished -}}
 {{- if .empty -}}
 suspend: true
-managedBy: kueue.x-k8s.io/multikueue
 {{ else if not (kindIs "invalid" $secondsAfterFinished) -}}
 ttlSecondsAfterFinished: {{ toJson $secondsAfterFinished }}
 {{ end -}}

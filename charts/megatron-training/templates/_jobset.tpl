@@ -9,7 +9,6 @@ PyTorchJob. Input: dict "root" $, "run", "empty" (runs nothing). Output: YAML of
 {{- $job := .root.Values.job -}}
 {{- if .empty }}
 suspend: true
-managedBy: kueue.x-k8s.io/multikueue
 {{- else if not (kindIs "invalid" $job.ttlSecondsAfterFinished) }}
 ttlSecondsAfterFinished: {{ toJson $job.ttlSecondsAfterFinished }}
 {{- end }}

@@ -16,7 +16,6 @@ runPolicy:
   cleanPodPolicy: {{ $job.cleanPodPolicy }}
   {{- if .empty }}
   suspend: true
-  managedBy: kueue.x-k8s.io/multikueue
   {{- end }}
   {{- if not (kindIs "invalid" $job.ttlSecondsAfterFinished) }}
   ttlSecondsAfterFinished: {{ toJson $job.ttlSecondsAfterFinished }}

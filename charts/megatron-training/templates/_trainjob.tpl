@@ -6,7 +6,6 @@ are those of a JobSet. Input: dict "root" $, "empty" (runs nothing). Output: YAM
 {{- define "megatron-training.trainjob" -}}
 {{- if .empty }}
 suspend: true
-managedBy: kueue.x-k8s.io/multikueue
 {{- end }}
 runtimeRef: {apiGroup: trainer.kubeflow.org, kind: TrainingRuntime, name: {{ .root.Release.Name | quote }}}
 trainer: {numNodes: {{ toJson .root.Values.training.nodes }}}
@@ -39,10 +38,6 @@ metadata:
 spec:
   mlPolicy: {numNodes: {{ toJson .root.Values.training.nodes }}}
   template:
-    {{- with include "tokenmill.queueLabels" .root }}
-    metadata:
-      labels: {{- . | nindent 8 }}
-    {{- end }}
     spec:
       {{- $labels := dict "trainer.kubeflow.org/trainjob-ancestor-step" "trainer" }}
       {{- include "megatron-training.jobsetSpec" (merge (dict "replicatedLabels" $labels "empty" false) .) | nindent 6 }}
