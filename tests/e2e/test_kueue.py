@@ -1,14 +1,14 @@
 """Runs and stages in a queue of Kueue: they preempt each other, end at their targets, and change while they wait."""
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from e2e import kueue
 from e2e.cluster import CLAIM, Namespace, wait_for
-from e2e.corpus import DATASET, assert_same, content, run_checked, serve
+from e2e.corpus import DATASET, assert_same, content, receipts, run_checked, serve
 from e2e.training import Training, make_dataset
 from tokenmill.files.codec import read_json
 
@@ -23,7 +23,7 @@ FOUR_GPUS = (
 
 SMALL = "--set resources.requests.cpu=50m,resources.requests.memory=128Mi"
 SLOW = {"kind": "slow", "path": "*.zst", "where": "cdn", "rate": 3000, "times": None}
-FILES = 40
+FILES = 60
 
 
 @pytest.fixture(scope="module")
@@ -52,12 +52,16 @@ def assert_nothing_failed(run: Training) -> None:
 def test_two_runs_and_a_stage_share_a_queue(place: Namespace, hub_files: Path, tmp_path: Path) -> None:
     """A run with a higher priority preempts another one, which saves, waits, changes meanwhile, and continues."""
     low, high = Training(place, "low"), Training(place, "high", "jobset")
-    low_values = [FOUR_GPUS, "--set training.saveInterval=299", kueue.settings(place, "low")]
-    low.install(300, *low_values, step=0.2)
+
+    def command(priority: str, *more: str) -> str:
+        values = (FOUR_GPUS, "--set training.saveInterval=199", kueue.settings(place, priority), *more)
+        return low.command(200, *values, step=0.1)
+
+    place.admin.check(f"helm install {command('low')}")
     place.start_hub(hub_files, [SLOW])
     kueue.wait_until_admitted(place, "low")
 
-    # The low run leaves CPUs for three of four workers. A preemption of a worker must not count as its failure.
+    # The low run leaves CPUs for three of four workers. The preemption of a worker must not count as its failure.
     stage = f"fetch charts/dataset-download --set storage.pvcName={CLAIM},dataset.repo={DATASET} {SMALL}"
     stage += f" --set dataset.outputPath=fetch,dataset.sampleFiles={FILES},dataset.connections=1"
     stage += f" --set workers=4,kueue.minWorkers=1,job.backoffLimitPerIndex=0 {kueue.settings(place, 'low')}"
@@ -66,39 +70,46 @@ def test_two_runs_and_a_stage_share_a_queue(place: Namespace, hub_files: Path, t
     job = wait_for(lambda: not place.job("fetch")["spec"]["suspend"] and place.job("fetch"))
     assert (job["spec"]["parallelism"], job["spec"]["completions"]) == (3, 4)
 
+    # The high run needs all GPUs and CPUs of the queue.
     assert wait_for(lambda: low.logged() > 10, 120), low.describe()
     assert low.iteration() == 0
-    high.install(60, FOUR_GPUS, "--set training.saveInterval=59", kueue.settings(place, "high"), step=0.2)
+    more_cpu = FOUR_GPUS.replace('"50m"', '"125m"')
+    high.install(40, more_cpu, "--set training.saveInterval=39", kueue.settings(place, "high"), step=0.1)
     kueue.wait_until_preempted(place, "low")
+    kueue.wait_until_preempted(place, "fetch")
     assert wait_for(low.iteration, 60), "a preempted run saves"
-    assert low.iteration() < 299
+    assert low.iteration() < 199
+    fetched = receipts(place.data / "fetch", "download")
     before = uid_of(low)
-    middle = [FOUR_GPUS, "--set training.saveInterval=299", kueue.settings(place, "middle")]
-    place.admin.check(f"helm upgrade {low.command(300, *middle, step=0.2)}")
+    place.admin.check(f"helm upgrade {command('middle')}")
     assert uid_of(low) == before, "another priority class changes no run"
-    place.admin.check(f"helm upgrade {low.command(300, *middle, '--set training.logInterval=2', step=0.2)}")
+    place.admin.check(f"helm upgrade {command('middle', '--set training.logInterval=2')}")
     assert uid_of(low) != before
     place.admin.check("helm rollback low 2")
-    assert wait_for(lambda: workload_priority(place, "low") == kueue.PRIORITIES["middle"]), kueue.describe(place)
-    assert not low.pods()
+    assert wait_for(lambda: priority_of(place, "low") == kueue.PRIORITIES["middle"]), kueue.describe(place)
 
     high.succeed()
-    high.assert_exact(60)
+    high.assert_exact(40)
     low.succeed()
-    low.assert_exact(300)
+    low.assert_exact(200)
     assert_nothing_failed(low)
     place.wait_for_job("fetch")
+    assert receipts(place.data / "fetch", "download").items() >= fetched.items()
     with serve(hub_files) as hub:
         run_checked("download", f"hf://datasets/{DATASET}", tmp_path / "local", "--sample", FILES, hub=hub)
     assert_same(content(place.data / "fetch"), content(tmp_path / "local"))
 
 
-def workload_priority(place: Namespace, owner: str) -> int | None:
+def priority_of(place: Namespace, owner: str) -> int | None:
     """Return the priority of a workload."""
     item = kueue.workload(place, owner)
     return item and item["spec"].get("priority")
 
 
+INDEX = (
+    "--set dataset.buildIndex.enabled=true --set-json 'dataset.buildIndex.resources="
+    '{"requests":{"cpu":"50m","memory":"200Mi"},"limits":{"memory":"1Gi"}}\''
+)
 PENDING = {
     "stage": (
         f"charts/dataset-extract {SMALL} --set dataset.inputPath=nowhere",
@@ -110,41 +121,50 @@ PENDING = {
         "--set download.workers=2",
         "jobset waits-pipeline",
     ),
-    "jobset": ("", "--set training.saveInterval=4", "jobset waits-jobset"),
-    "pytorchjob": ("", "--set training.saveInterval=4", "pytorchjob waits-pytorchjob"),
+    "jobset": (INDEX, "--set training.saveInterval=4", "jobset waits-jobset"),
+    "pytorchjob": (INDEX, "--set training.saveInterval=4", "pytorchjob waits-pytorchjob"),
 }
 """For each kind: its chart and values, a change, and its object."""
 
 
-@pytest.mark.parametrize("kind", PENDING)
-def test_a_release_changes_while_it_waits(place: Namespace, kind: str) -> None:
-    """Upgrade, roll back and uninstall a release whose queue admits nothing: no pod starts, and nothing is left."""
-    held = kueue.thing("LocalQueue", "held", spec={"clusterQueue": place.name, "stopPolicy": "Hold"})
-    place.admin.apply(held)
+def test_a_release_changes_while_it_waits(place: Namespace) -> None:
+    """Upgrade, roll back and uninstall releases whose queue admits nothing: no pod starts, and nothing is left."""
+    place.admin.apply(kueue.thing("LocalQueue", "held", spec={"clusterQueue": place.name, "stopPolicy": "Hold"}))
+    with ThreadPoolExecutor(len(PENDING)) as pool:
+        list(pool.map(lambda kind: change_while_waiting(place, kind), PENDING))
+
+
+def change_while_waiting(place: Namespace, kind: str) -> None:
+    """Install a release of this kind, change it in each way, and uninstall it."""
     chart, change, item = PENDING[kind]
     name = f"waits-{kind}"
-    queued = f"--set storage.pvcName={CLAIM},kueue.queueName=held --set job.onRollback=clear"
-    line = f"{name} {chart} {queued}"
-    if not chart:
-        line = f"{Training(place, name, kind).command(10, FOUR_GPUS)} {queued}"
+    owners = [item.split()[1]]
+    line = f"{name} {chart}"
+    if chart == INDEX:
+        line = Training(place, name, kind).command(10, FOUR_GPUS, INDEX)
+        owners.append(f"{name}-index")
+    line += f" --set storage.pvcName={CLAIM},kueue.queueName=held --set job.onRollback=clear"
 
-    def state() -> tuple[str, dict[str, Any]]:
+    def state() -> tuple[str, str]:
+        """Return the uid and the hash of the object, which waits."""
         found = place.admin.get(item)
         run_policy = found["spec"].get("runPolicy", found["spec"])
         assert run_policy["suspend"] is True
         assert not place.admin.get(f"pods -l app.kubernetes.io/instance={name}")["items"]
-        return found["metadata"]["uid"], found["spec"]
+        return found["metadata"]["uid"], found["metadata"]["annotations"]["tokenmill/spec"]
 
     place.admin.check(f"helm install {line}")
-    assert wait_for(lambda: kueue.workload(place, item.split()[1])), kueue.describe(place)
-    uid, spec = state()
+    for owner in owners:
+        assert wait_for(lambda owner=owner: kueue.workload(place, owner)), kueue.describe(place)
+    uid, digest = state()
     place.admin.check(f"helm upgrade {line}")
-    assert state() == (uid, spec), "an upgrade with the same values changes nothing"
+    assert state() == (uid, digest), "an upgrade with the same values changes nothing"
     place.admin.check(f"helm upgrade {line} {change}")
     changed, other = state()
-    assert changed != uid and other != spec
+    assert changed != uid and other != digest
     place.admin.check(f"helm rollback {name} 1")
-    assert state()[1] == spec
+    assert state()[1] == digest
     place.admin.check(f"helm uninstall {name}")
-    assert wait_for(lambda: kueue.workload(place, item.split()[1]) is None), kueue.describe(place)
+    for owner in owners:
+        assert wait_for(lambda owner=owner: kueue.workload(place, owner) is None), kueue.describe(place)
     assert not place.admin.get(f"pods -l app.kubernetes.io/instance={name}")["items"]
