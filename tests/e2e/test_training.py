@@ -26,7 +26,7 @@ def place(namespace: Namespace, tmp_path_factory: pytest.TempPathFactory) -> Nam
     return namespace
 
 
-@pytest.mark.parametrize("engine", ["pytorchjob", "jobset", "trainjob"], indirect=True)
+@pytest.mark.parametrize("engine", ["pytorchjob", "jobset"], indirect=True)
 def test_two_pods_meet_and_reach_the_target(place: Namespace, engine: str) -> None:
     run = Training(place, f"meet-{engine}", engine)
     run.install(20, EVERY_5)

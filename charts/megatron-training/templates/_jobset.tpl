@@ -18,7 +18,8 @@ ttlSecondsAfterFinished: {{ toJson $job.ttlSecondsAfterFinished }}
 {{/*
 Return the part of the spec that JobSet and TrainJob share. The name of the pods' domain contains the run: the headless
 service selects pods by the name of the JobSet, and must not resolve the new run's node 0 to a pod of the old run that is
-still terminating. Input: the same dict, and "replicatedLabels" of the Job. Output: YAML.
+still terminating. JobSet itself sets the name of a group, which the schema of Trainer 2.0 lacks.
+Input: the same dict, and "replicatedLabels" of the Job, for a TrainJob. Output: YAML.
   {{ include "megatron-training.jobsetSpec" (merge (dict "replicatedLabels" dict) .) }}
 */}}
 {{- define "megatron-training.jobsetSpec" -}}
@@ -42,7 +43,9 @@ failurePolicy:
     - {name: permanent, action: FailJobSet, onJobFailureReasons: [PodFailurePolicy]}
 replicatedJobs:
   - name: node
+    {{- if not .replicatedLabels }}
     groupName: default
+    {{- end }}
     replicas: 1
     template:
       {{- with .replicatedLabels }}

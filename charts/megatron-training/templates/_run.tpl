@@ -38,10 +38,7 @@ Return the run's object of the selected engine, and the hooks that delete it. In
       "onRollback" .Values.job.onRollback
       "spec" (include $template (dict "root" . "run" $run "empty" false))
       "empty" (include $template (dict "root" . "run" $run "empty" true))) (include "megatron-training.engine" .Values.engine | fromYaml) -}}
-{{- $hooks := ternary "pre-upgrade" "pre-upgrade,pre-rollback" (eq .Values.job.onRollback "keep") -}}
-{{- if eq (include "tokenmill.connected" .) "true" }}{{ $hooks = include "tokenmill.clearingHooks" $object }}{{ end -}}
-{{- $hooks = join "," (compact (list "pre-install" $hooks)) -}}
-{{- include "megatron-training.runtime" (dict "root" . "run" $run "hooks" $hooks) }}
+{{- include "megatron-training.runtime" (dict "root" . "run" $run) }}
 {{- include "tokenmill.workload" $object }}
 {{- end }}
 
