@@ -22,6 +22,7 @@ NODES = ("n1", "n2")
 CPUS = 2
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "squeue", "scontrol", "scancel")
 KILL_WAIT_SECONDS = 30
+REQUEUE_SECONDS = 3.0
 ENDED = frozenset(("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL"))
 """States in which a job does not run again."""
 
@@ -72,6 +73,7 @@ class Slurm:
             host=host, controller=ports[0], root=root, nodes="\n".join(nodes), kill_wait=KILL_WAIT_SECONDS
         )
         self.configuration.write_text(text)
+        self._waiting_since: dict[str, float] = {}
         self._daemons: list[subprocess.Popen[bytes]] = []
 
     @property
@@ -123,17 +125,19 @@ class Slurm:
         return re.findall(r"<<'END-OF-JOB'\n(.*?)END-OF-JOB\n", text, re.DOTALL)
 
     def start_pending(self) -> None:
-        """Let all jobs that wait after a requeue start at once: Slurm delays them by two minutes."""
+        """Let the jobs that wait after a requeue start: Slurm delays them by two minutes.
+
+        A job must have waited for some seconds. A new start that is earlier than the message about the end of the last
+        one takes this message for its own end.
+        """
         waiting = self.query("squeue", "-h", "--array", "--states=PENDING", "--format=%i|%r").splitlines()
-        for line in waiting:
-            job, _, reason = line.partition("|")
-            if reason == "BeginTime":
-                subprocess.run(
-                    ["scontrol", "update", f"JobId={job}", "StartTime=now"],
-                    env=self.environment,
-                    capture_output=True,
-                    check=False,
-                )
+        jobs = {job for job, _, reason in (line.partition("|") for line in waiting) if reason == "BeginTime"}
+        now = time.monotonic()
+        self._waiting_since = {job: self._waiting_since.get(job, now) for job in jobs}
+        for job, since in self._waiting_since.items():
+            if now - since > REQUEUE_SECONDS:
+                command = ["scontrol", "update", f"JobId={job}", "StartTime=now"]
+                subprocess.run(command, env=self.environment, capture_output=True, check=False)
 
     def _start(self, command: list[str]) -> None:
         log = (self.root / f"{command[0]}-{len(self._daemons)}.out").open("wb")
