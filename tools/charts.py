@@ -31,7 +31,7 @@ import msgspec
 import yaml
 from comments import Descriptions, describe_schema, read_field_docstrings, read_value_comments
 from dashboards import dashboard
-from fresh import Content, write_or_check
+from fresh import Content, load_yaml, write_or_check
 
 from tokenmill.chat.options import ChatOptions
 from tokenmill.chat.rows import ROLES
@@ -152,7 +152,7 @@ def training_values() -> str:
 
 def load_schema_source(name: str) -> dict[str, Any]:
     """Return a source of schemas: schema.yaml of a chart, or a file of charts/common."""
-    content: dict[str, Any] = yaml.safe_load((CHARTS / name).read_text())
+    content: dict[str, Any] = load_yaml((CHARTS / name).read_text())
     return content
 
 
@@ -256,7 +256,7 @@ def pipeline_values() -> str:
                 section_lines += lines
         section_lines += ["# -- (int) Pods that share this stage; the shared `workers` when null", "workers: null"]
         section_lines += ["# -- Requests and limits of its pods; they override the shared `resources`", "resources: {}"]
-        description = yaml.safe_load((CHARTS / f"dataset-{stage}/Chart.yaml").read_text())["description"]
+        description = load_yaml((CHARTS / f"dataset-{stage}/Chart.yaml").read_text())["description"]
         sections.append("\n".join([f"# {description}", f"{stage}:", *(f"  {line}" for line in section_lines)]))
     dataset = "\n".join(["dataset:", *(line for key in shared_keys for line in corpus[key])])
     return "\n\n".join(
@@ -323,7 +323,7 @@ def training_schema() -> str:
         "kueue",
         "resources",
         "scratch",
-        *yaml.safe_load(POD_VALUES),
+        *load_yaml(POD_VALUES),
     ]
     parts: dict[str, Any] = {key: shared[key] for key in pod_keys}
     del parts["kueue"]["properties"]["minWorkers"]  # all nodes of a run start together

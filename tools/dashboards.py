@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import yaml
+from fresh import load_yaml
 
 RUN = 'namespace=~"$namespace", app_kubernetes_io_instance=~"$release"'
 BY = "namespace, app_kubernetes_io_instance"
@@ -73,7 +73,7 @@ class Dashboard(msgspec.Struct, forbid_unknown_fields=True):
 
 def dashboard(path: Path) -> str:
     """Return Grafana's JSON of a source."""
-    source = msgspec.convert(yaml.safe_load(path.read_text()), Dashboard)
+    source = msgspec.convert(load_yaml(path.read_text()), Dashboard)
     panels: list[dict[str, Any]] = []
     top = 0
     for row in source.rows:

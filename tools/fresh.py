@@ -3,6 +3,9 @@
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 ROOT = Path(__file__).parents[1]
 
@@ -30,6 +33,11 @@ def write_or_check(generated: Iterable[tuple[Path, Content]]) -> int:
     if check and stale:
         sys.stderr.write(f"out of date: run make charts for {', '.join(stale)}\n")
     return int(check and bool(stale))
+
+
+def load_yaml(text: str) -> Any:
+    """Return the value of a YAML text, with libyaml if it is installed: ten times as fast as Python's parser."""
+    return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - both are safe
 
 
 def present(path: Path) -> Content:

@@ -62,6 +62,7 @@ SKIPPED = ("locks", "out", "build", "dist", "tests/unit/data", "tests/conformanc
 THIS_RULE = ("tools/prose.py", "tests/unit/test_prose.py")
 
 _PATTERNS = [(re.compile(rf"(?<![\w-])(?:{idiom})(?![\w-])"), advice) for idiom, advice in IDIOMS.items()]
+_ANY_PATTERN = re.compile("|".join(pattern.pattern for pattern, _ in _PATTERNS))
 _CODE_BLOCK = re.compile(r"^( *)(```|~~~).*?^\1\2 *$", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"(`+)(?!`)(?:(?!\n\n).)*?\1", re.DOTALL)
 
@@ -77,9 +78,9 @@ class Finding(NamedTuple):
 def check_text(text: str, first_line: int = 1) -> Iterator[Finding]:
     """Yield the refused idioms of a text; code in backticks is left out. An idiom may continue on the next line."""
     prose = _CODE.sub(lambda code: re.sub(r"\S", "_", code[0]), _CODE_BLOCK.sub(_blank, text))
-    flowing = re.sub(r"\n[ \t]*#?[ \t]*", lambda end: "\n" + " " * (len(end[0]) - 1), prose)
-    for pattern, advice in _PATTERNS:
-        for match in pattern.finditer(re.sub(r"\n *", lambda end: " " * len(end[0]), flowing)):
+    flowing = re.sub(r"\n[ \t]*#?[ \t]*", lambda end: " " * len(end[0]), prose)
+    for pattern, advice in _PATTERNS if _ANY_PATTERN.search(flowing) else ():
+        for match in pattern.finditer(flowing):
             yield Finding(first_line + text.count("\n", 0, match.start()), match[0], advice)
 
 
@@ -91,9 +92,9 @@ def check_python(source: str, *, package: bool, strings: bool) -> Iterator[Findi
             comments.append((token.start[0], token.string.lstrip("# ")))
     for line, text in comments:
         yield from check_text(text, line)
-    tree = ast.parse(source)
-    statements = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
+    nodes = [*ast.walk(ast.parse(source))]
+    statements = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    for node in nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and (strings or id(node) in statements):
             yield from check_text(node.value, node.lineno)
         if not package:

@@ -73,7 +73,7 @@ def prepared(tmp_path_factory: pytest.TempPathFactory, tokenized: Path) -> Path:
 
 
 @pytest.fixture
-def job(tmp_path: Path, tokenized: Path) -> Iterator[Callable[..., Job]]:
+def job(tmp_path: Path, tokenized: Path, forge: Forge) -> Iterator[Callable[..., Job]]:
     """Return a function that makes a training job; a keyword `section__name` replaces one setting."""
     jobs: list[Job] = []
 
@@ -85,7 +85,7 @@ def job(tmp_path: Path, tokenized: Path) -> Iterator[Callable[..., Job]]:
                 settings.setdefault(section, {})[name] = value
             else:
                 settings[section] = value
-        jobs.append(Job(tmp_path / f"job{len(jobs)}", settings, step, save))
+        jobs.append(Job(tmp_path / f"job{len(jobs)}", settings, step, save, forge=forge))
         return jobs[-1]
 
     yield make

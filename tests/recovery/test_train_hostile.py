@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 
 from support.commandline import tokenmill
-from support.runs import tree
-from support.train import (
-    Job,
-)
+from support.runs import Forge, tree
+from support.train import Job
 
 # -- hostile directories
 
@@ -32,7 +30,7 @@ PLANTED: dict[str, Callable[[Path, Path], Any]] = {
 
 @pytest.mark.parametrize("kind", PLANTED)
 def test_a_planted_record_neither_redirects_nor_blocks_a_start(
-    job: Callable[..., Job], kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    job: Callable[..., Job], forge: Forge, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = job(training__iterations=10, supervision__attemptsWithoutProgress=1)
     assert run.once()[0] == 0
@@ -62,9 +60,9 @@ def test_a_planted_record_neither_redirects_nor_blocks_a_start(
         assert tree(victim) == before, place
         if place not in (".tokenmill/index", ".tokenmill/train", *FILES[1:]):
             for command in ("repair", "list", "verify"):
-                ended = tokenmill("checkpoint", command, run.checkpoints)
+                ended = forge.run(["checkpoint", command, run.checkpoints])
                 expected = (0, 2) if command != "repair" and place in DIRECTORIES else (2,)
-                assert ended.code in expected and "Traceback" not in ended.err, (place, command, ended)
+                assert ended.exit in expected and "Traceback" not in ended.output, (place, command, ended.output)
             assert tree(victim) == before, place
 
 

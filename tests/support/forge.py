@@ -163,8 +163,10 @@ def warm() -> None:
     import typer
     import typer.testing
 
+    import tokenmill.cli.checkpoint
     import tokenmill.cli.commands
     import tokenmill.cli.stage_result
+    import tokenmill.cli.train
     import tokenmill.corpus.compression
     import tokenmill.corpus.hub
     import tokenmill.corpus.readers
@@ -177,7 +179,9 @@ def warm() -> None:
     import tokenmill.stages.preprocess
     import tokenmill.tokens.encoders
     import tokenmill.tokens.formats.indexed.reader
-    import tokenmill.tokens.tokenizer  # noqa: F401
+    import tokenmill.tokens.tokenizer
+    import tokenmill.training.preflight
+    import tokenmill.training.runtime.run  # noqa: F401
 
     small = typer.Typer()
 

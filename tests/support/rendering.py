@@ -54,13 +54,35 @@ def corpora_on_hardware() -> list[tuple[Path, ...]]:
     return list(islice(zip(cycle(datasets), cycle(clusters), strict=True), max(len(datasets), len(clusters))))
 
 
+LAST = "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: the-last-of-these\n"
+"""A valid object that kubeconform checks after the objects of a test."""
+
+
+@cache
+def _kubeconform() -> subprocess.Popen[str]:
+    """Start kubeconform, which compiles the schemas once and reports each object of its input when it has read it."""
+    options = ["-schema-location", str(SCHEMAS), "-skip", "TrainJob,TrainingRuntime", "-verbose", "-n", "1"]
+    return subprocess.Popen(
+        [TOOLS / "kubeconform", *options],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
 def validate_manifests(*renders: str) -> None:
     """Check renders against the API server's schemas; the kinds of Kubeflow Trainer 2 have no schemas here."""
-    options = ["-schema-location", str(SCHEMAS), "-skip", "TrainJob,TrainingRuntime"]
-    result = subprocess.run(
-        [TOOLS / "kubeconform", *options], input="\n---\n".join(renders), text=True, capture_output=True, check=False
-    )
-    assert result.returncode == 0, result.stdout + result.stderr
+    process = _kubeconform()
+    assert process.stdin and process.stdout
+    process.stdin.write("".join(f"{text}\n---\n" for text in (*renders, LAST)))
+    process.stdin.flush()
+    lines = []
+    while not (line := process.stdout.readline()).endswith("the-last-of-these is valid\n"):
+        assert line, f"kubeconform ended: {process.wait()}"
+        lines.append(line)
+    objects = sum(document is not None for document in yaml.load_all("\n---\n".join(renders), Loader=LOADER))
+    assert len(lines) == objects and all(line.endswith((" is valid\n", " skipped\n")) for line in lines), lines
 
 
 def helm(*arguments: Any, program: str = "helm", directory: Path | None = None) -> subprocess.CompletedProcess[str]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from support.runs import environment
+from support.runs import Forge, environment
 
 TRAINER = Path(__file__).parents[1] / "trainer"
 ITERATIONS = 40
@@ -54,6 +54,8 @@ class Job:
     output: str = ""
     starts: int = 0
     started: list["subprocess.Popen[str]"] = field(default_factory=list)
+    forge: Forge | None = None
+    """Starts the runs of `once`, without the imports that every new process needs."""
 
     def __post_init__(self) -> None:
         """Create the directory of a run, and choose its port."""
@@ -68,8 +70,8 @@ class Job:
         for name in names:
             (self.faults / name).touch()
 
-    def start(self, rank: int = 0) -> "subprocess.Popen[str]":
-        """Start a node."""
+    def _prepare(self, rank: int) -> tuple[list[str], dict[str, str]]:
+        """Write the settings; return the arguments and the variables of a node."""
         path, new = self.directory / "settings.json", self.directory / f"settings-{rank}.new"
         new.write_text(json.dumps(self.settings))
         new.replace(path)  # another node may read the file at the same time
@@ -83,9 +85,14 @@ class Job:
             **self.variables,
         }
         self.starts += 1
+        return ["train", str(path)], variables
+
+    def start(self, rank: int = 0) -> "subprocess.Popen[str]":
+        """Start a node."""
+        arguments, variables = self._prepare(rank)
         log = (self.directory / f"log-{rank}").open("a")
         node = subprocess.Popen(
-            [sys.executable, "-m", "tokenmill", "train", str(path)],
+            [sys.executable, "-m", "tokenmill", *arguments],
             env=environment() | variables,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -105,7 +112,12 @@ class Job:
     def once(self, seconds: float = 60) -> tuple[int, str]:
         """Run only node 0 until it ends; return its exit code and its output."""
         before = len(self.log()) if (self.directory / "log-0").exists() else 0
-        code = self.start().wait(seconds)
+        if self.forge is None:
+            return self.start().wait(seconds), self.log()[before:]
+        arguments, variables = self._prepare(0)
+        run = self.forge.start(arguments, log=str(self.directory / "log-0"), env=variables)
+        code = run.wait(seconds)
+        assert isinstance(code, int), code
         return code, self.log()[before:]
 
     def finish(self, disturb: Callable[["Job"], None] = lambda job: None, seconds: float = 120) -> int:

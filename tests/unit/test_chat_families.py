@@ -315,10 +315,11 @@ def test_answers_are_trained_once_and_whole_or_counted(
         rows.append(number_answers(dice, numbers))
     for options in ({}, {"train": "last"}, {"train": "all"}, {"train_end": "stop"}):
         full = make(template, unrendered="allow", **options)
+        complete = [full.encode([row]) for row in rows]
         for limit in (40, 90, 200):
             encoder = make(template, unrendered="allow", max_length=limit, over_long=policy, **options)
-            for row in rows:
-                expected, result = full.encode([row]), encoder.encode([row])
+            for row, expected in zip(rows, complete, strict=True):
+                result = encoder.encode([row])
                 assert [r[:2] for r in expected.rejected] == [r[:2] for r in result.rejected]
                 counts, seen, position = Counter(result.counts), Counter[str](), 0
                 assert expected.counts.get("answers", 0) == counts["answers"] + counts["dropped_answers"]
