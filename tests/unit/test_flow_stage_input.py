@@ -205,7 +205,21 @@ def test_intermediate_data_may_be_deleted_after_the_next_stage(root: Path) -> No
             (root / "extracted" / name).unlink()
     assert stage_and_root(upstream(root)) == ("concatenate", root / "concatenated")
     with pytest.raises(RequestError, match=r"4 of its 4 files are missing .*tokenmill extract again"):
-        upstream(root, only="extract")
+        upstream(root, only="extract").announce(Reporter())
+
+
+def test_each_worker_looks_at_its_share_of_the_input(root: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    extract(root)
+    (root / "extracted/1.jsonl").unlink()
+    for worker in range(3):
+        upstream(root).announce(Reporter(), worker, workers=3)
+        warned = "1 of the 1 files that this worker checked are missing" in capfd.readouterr().err
+        assert warned == (worker == 1)
+    for path in (root / "extracted").glob("*.jsonl"):
+        path.unlink()
+    for worker in range(3):
+        with pytest.raises(RequestError, match="4 of its 4 files are missing"):
+            upstream(root).announce(Reporter(), worker, workers=3)
 
 
 def test_damaged_input_file_fails_only_its_unit(root: Path, capfd: pytest.CaptureFixture[str]) -> None:

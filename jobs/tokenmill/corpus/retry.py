@@ -18,6 +18,9 @@ BACKOFF_SECONDS = (1.0, 60.0)
 MAX_MISSING_RESPONSES = 4
 """Consecutive attempts without a response before the network counts as down: about half a minute."""
 
+REQUESTED_PAUSE_JITTER = 0.1
+"""The largest delay after a pause that a server requested, as a share of the pause: workers resume one by one."""
+
 T = TypeVar("T")
 
 
@@ -111,7 +114,7 @@ def backoff(counts: FailureCounts, failure: RetryableError) -> float:
     """Return the seconds before the next attempt: the server's request, else an increasing pause, with jitter."""
     low, high = BACKOFF_SECONDS
     if failure.retry_after is not None:
-        return failure.retry_after + random.uniform(0.0, 0.5)
+        return failure.retry_after + random.uniform(0.0, max(0.5, REQUESTED_PAUSE_JITTER * failure.retry_after))
     attempts = counts.restarts if failure.restart else counts.without_progress
     if not attempts:
         return random.uniform(0.0, low / 4)

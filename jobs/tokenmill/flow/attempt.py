@@ -13,7 +13,7 @@ process. Elsewhere, a process counts as dead after 10 minutes without a heartbea
 and `flow.status` reports live attempts as units in progress.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Container
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -98,14 +98,18 @@ def new_attempt_directory(record: StageRecord, unit_id: str, plan_id: str) -> Pa
             continue
 
 
-def list_leftovers(record: StageRecord) -> dict[str, list[LeftoverAttempt]]:
-    """List the attempts of this stage that are on disk, by unit.
+def list_leftovers(record: StageRecord, units: Container[str] | None = None) -> dict[str, list[LeftoverAttempt]]:
+    """List the attempts of this stage that are on disk, by unit; with `units`, only the attempts at these units.
+
+    Without `units`, a thousand workers would read the claims of all running attempts a thousand times.
 
     The age of a heartbeat is the difference of two times of the file server, so machines may have different clocks.
     """
     leftovers: dict[str, list[LeftoverAttempt]] = {}
     tree = record.tree
     names = [name for name in tree.names(record.attempts_directory) if not name.startswith(".")]
+    if units is not None:
+        names = [name for name in names if name.rpartition("~")[0] in units]
     if not names:
         return leftovers
     now = tree.server_time(record.attempts_directory)
@@ -128,13 +132,16 @@ def list_leftovers(record: StageRecord) -> dict[str, list[LeftoverAttempt]]:
     return leftovers
 
 
-def sweep(record: StageRecord, units: Iterable[str]) -> None:
-    """Remove the files of dead attempts, and of all attempts at `units` that have their receipts.
+def sweep(record: StageRecord, units: Collection[str], *, complete: bool) -> None:
+    """Remove the files of dead attempts at `units`, and of all attempts at those of the units that have receipts.
+
+    A worker that has completed the stage passes all units and `complete`: it also removes the temporary files of killed
+    processes, and must list all receipts to find them.
 
     An attempt at a finished unit has no effect: at its commit it finds the receipt and yields. Nevertheless, this
     function does not remove the directory of an attempt that is certainly alive, because the attempt removes it itself.
     """
-    leftovers = list_leftovers(record)
+    leftovers = list_leftovers(record, units)
     failed_units = [name.removesuffix(".json") for name in record.failure_names()]
     finished = {*leftovers, *failed_units}.intersection(units)
     for unit, unit_leftovers in leftovers.items():
@@ -149,7 +156,8 @@ def sweep(record: StageRecord, units: Iterable[str]) -> None:
     for unit in failed_units:
         if unit in finished:  # its worker was killed after it wrote the receipt and before it removed the failure
             tree.unlink(record.failure_path(unit))
-    _sweep_temporary_files(record)
+    if complete:
+        _sweep_temporary_files(record)
     for directory in (record.attempts_directory, record.directory / "failures"):
         with suppress(OSError):  # the directory is in use, or was never made
             tree.remove_directory(directory)

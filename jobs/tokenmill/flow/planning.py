@@ -23,6 +23,7 @@ The result goes to `flow.worker`, which runs the units.
 """
 
 import json
+import random
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -39,6 +40,12 @@ from tokenmill.flow.runs import RunRegistry
 
 LEASE_TIMEOUT_SECONDS = 60.0
 """A planner on another machine is dead if its lease file does not change for this long."""
+
+POLL_SECONDS = (0.2, 5.0)
+"""The shortest and the longest time between two looks of a worker that waits for the plan of another one."""
+
+POLL_SHARE = 0.1
+"""The time between two looks, as a share of the time that the worker has waited."""
 
 
 class Request(NamedTuple):
@@ -77,6 +84,7 @@ def agree_on_plan(
     runs = RunRegistry(record, request.run)
     lease = planning_lease(record)
     plan: Plan | None = None
+    started = time.monotonic()
     while True:
         _check_not_stopped(should_stop)
         if plan is None or record.plan_id() != plan.id:
@@ -86,14 +94,22 @@ def agree_on_plan(
                 runs.register(plan)
                 return plan
             _check_may_replace(record, plan, request, runs)
-        with lease.hold() as held:
-            if held:
-                plan = _plan_under_lease(record, request, runs, should_stop, log)
-                continue
+        # Look before trying: a thousand waiting workers would create, sync and remove a file each at every look.
         planner = lease.watch(LEASE_TIMEOUT_SECONDS)
-        if planner is not None and planner.liveness is Liveness.DEAD:
+        if planner is None:
+            with lease.hold() as held:
+                if held:
+                    plan = _plan_under_lease(record, request, runs, should_stop, log)
+                    continue
+        elif planner.liveness is Liveness.DEAD:
             lease.break_stale(planner.claim)
-        time.sleep(0.2)
+        time.sleep(_poll_seconds(time.monotonic() - started))
+
+
+def _poll_seconds(waited: float) -> float:
+    """Return the time until the next look of a worker that has waited for the plan; workers look at random times."""
+    shortest, longest = POLL_SECONDS
+    return min(max(shortest, POLL_SHARE * waited), longest) * random.uniform(0.75, 1.25)
 
 
 def _check_not_stopped(should_stop: Callable[[], bool]) -> None:

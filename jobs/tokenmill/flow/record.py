@@ -9,7 +9,7 @@ Therefore the same output has the same manifest hash on every machine. The next 
 import contextlib
 import socket
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -166,6 +166,12 @@ class Plan:
     def weight(self) -> int:
         """The sum of the units' weights, in bytes."""
         return sum(unit.weight for unit in self.units)
+
+    def without_units(self) -> "Plan":
+        """Return a plan with the same id and no units, for a process that receives its units from another one."""
+        plan = replace(self, units=[])
+        plan.__dict__["id"] = self.id
+        return plan
 
     @property
     def adopted(self) -> str | None:

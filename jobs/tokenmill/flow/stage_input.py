@@ -10,6 +10,7 @@ command fails, unless `--from` names another stage. A directory without state fi
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -82,26 +83,54 @@ class DataFile:
 
 @dataclass(frozen=True)
 class StageInput:
-    """The input of a stage; `upstream` identifies its content in the plan, `notes` and `warnings` are for the log.
-
-    `damaged` has the paths of files that are missing or do not have the size in their manifest. The units that read
-    these files will fail, and planning reads samples from other files.
-    """
+    """The input of a stage; `upstream` identifies its content in the plan, and `notes` are for the log."""
 
     root: Path
     files: list[DataFile]
     upstream: Upstream
     source: Origin
     notes: list[str]
-    warnings: Sequence[str] = ()
-    damaged: frozenset[str] = frozenset()
 
-    def announce(self, reporter: Reporter) -> None:
-        """Log what is read, and warn of damaged files."""
+    def announce(self, reporter: Reporter, worker: int = 0, workers: int = 1) -> None:
+        """Log what is read, and warn of damaged files; each of several workers looks at its share of the files.
+
+        Raises:
+            RequestError: all files are damaged.
+        """
         for note in self.notes:
             reporter.log(note)
-        for warning in self.warnings:
-            reporter.warn(warning)
+        files = self.files[worker::workers]
+        damaged = self._find_damaged(files)
+        if damaged and len(damaged) == len(files) and len(self.damaged) == len(self.files):
+            raise RequestError(self._describe_damage(sorted(self.damaged), f"its {len(self.files)} files"))
+        if damaged:
+            checked = f"its {len(files)} files" if workers == 1 else f"the {len(files)} files that this worker checked"
+            problem = self._describe_damage(damaged, checked)
+            reporter.warn(f"{problem}. Units that read these files will fail, and all other units run")
+
+    @cached_property
+    def damaged(self) -> frozenset[str]:
+        """The paths of files that are missing or do not have the size in their manifest.
+
+        The first access looks at every file. The units that read these files will fail, and planning reads samples from
+        other files.
+        """
+        return frozenset(self._find_damaged(self.files))
+
+    def _find_damaged(self, files: Sequence[DataFile]) -> list[str]:
+        if self.upstream.maker is None:
+            return []
+        tree = Tree(self.root)
+        with tree.keep_open():
+            return [file.path for file in files if tree.size(file.path) != file.bytes]
+
+    def _describe_damage(self, damaged: list[str], checked: str) -> str:
+        maker = self.upstream.maker
+        return (
+            f"{maker} in {self.root} was finished, but {len(damaged)} of {checked} are missing or have another size "
+            f"now: {', '.join(damaged[:5])}{', ...' if len(damaged) > 5 else ''}; run tokenmill {maker} again, which "
+            "makes only these files"
+        )
 
     @property
     def identities(self) -> dict[str, str]:
@@ -403,24 +432,11 @@ def _read_stage(finished: FinishedStage, rule: _InputFilter) -> StageInput:
     ]
     usable = sum(rule.is_usable(file.path) for file in files)
     files, file_notes = rule.apply(record.output, files)
-    damaged = [file.path for file in files if record.tree.size(file.path) != file.bytes]
-    warnings = []
-    if damaged:
-        problem = (
-            f"{record.stage} in {record.output} was finished, but {len(damaged)} of its {len(files)} files are missing "
-            f"or have another size now: {', '.join(damaged[:5])}{', ...' if len(damaged) > 5 else ''}; run tokenmill "
-            f"{record.stage} again, which makes only these files"
-        )
-        if len(damaged) == len(files):
-            raise RequestError(problem)
-        warnings = [f"{problem}. Units that read these files will fail, and all other units run"]
     summary = f"reading {len(files)} files of {record.stage} in {record.output}"
     upstream, source = Upstream(record.stage, manifest.hash), manifest.source
     if len(files) != usable:  # not set for all files, so that the plan equals the one that earlier versions made
         upstream = msgspec.structs.replace(upstream, files=content_id(sorted(file.path for file in files)))
-    return StageInput(
-        record.output, files, upstream, source, [*notes, summary, *file_notes], warnings, frozenset(damaged)
-    )
+    return StageInput(record.output, files, upstream, source, [*notes, summary, *file_notes])
 
 
 def _list_user_files(root: Path, earlier: Sequence[StageKind], rule: _InputFilter, output: Path | None) -> StageInput:

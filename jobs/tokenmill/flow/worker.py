@@ -28,7 +28,7 @@ from tokenmill.flow.metrics import StageMetrics
 from tokenmill.flow.partition import select_units
 from tokenmill.flow.planning import Request, agree_on_plan
 from tokenmill.flow.progress import Reporter, format_bytes
-from tokenmill.flow.record import Completion, Counts, Plan, Unit, complete, record_failure
+from tokenmill.flow.record import Completion, Counts, Plan, StageRecord, Unit, complete, record_failure
 from tokenmill.flow.signals import STOP, interruptible, stop_error, stopping_on_signals
 from tokenmill.flow.stage import PreparedStage, Stage, StageRun
 from tokenmill.machine import describe_memory
@@ -87,12 +87,25 @@ def run_worker(stage: Stage, request: Request, run: StageRun, metrics: StageMetr
         _run_units(prepared, plan, share, todo, run, metrics, warm)
         # A manifest that appears after this check is from a worker that read newer receipts, so it must stay.
         manifest_exists = record.tree.size(record.manifest_path) is not None
-        completion = complete(record, plan)
+        recorded = _read_completion(record, plan) if run.workers > 1 and not todo else None
+        completion = recorded or complete(record, plan)
         if completion.missing and manifest_exists:
             record.tree.unlink(record.manifest_path)
         if todo or completion.manifest:
-            sweep(record, (unit.id for unit in (plan.units if completion.manifest else share)))
+            completed = completion.manifest is not None and not recorded
+            sweep(record, {unit.id for unit in (plan.units if completed else share)}, complete=completed)
     return Summary(plan, completion, time.monotonic() - started, planned - started, len(todo), len(done))
+
+
+def _read_completion(record: StageRecord, plan: Plan) -> Completion | None:
+    """Return the completion that the manifest of a finished stage records; None without a manifest.
+
+    Every worker has checked the receipts of its own share, so all of them together have checked every receipt. If each
+    of a thousand workers read all receipts when a Job of a finished stage runs again, they would read each a thousand
+    times.
+    """
+    manifest = record.stored_manifest(plan.id)
+    return Completion(plan, manifest, [], len(plan.units)) if manifest else None
 
 
 def _make_interruptible(make: Callable[[], Plan], *, plan_of: str, reporter: Reporter) -> Callable[[], Plan]:
@@ -138,7 +151,7 @@ def _run_units(
         return
     stage, reporter = prepared.stage, run.reporter
     failures: list[tuple[Unit, TokenmillError]] = []
-    leftovers = list_leftovers(prepared.record)
+    leftovers = list_leftovers(prepared.record, {unit.id for unit in todo})
     before = total - sum(u.weight for u in todo)
     counter = ByteCounter()
     finished = len(share) - len(todo)

@@ -158,7 +158,7 @@ class Concatenate(Stage):
             selection=self.selection,
             output=self.output,
         )
-        dataset.announce(run.reporter)
+        dataset.announce(run.reporter, run.worker, run.workers)
         check_label(self.name)
         request: dict[str, Any] = {
             "input": dataset.upstream.to_json(),

@@ -62,7 +62,7 @@ class Extract(Stage):
             selection=self.selection,
             output=self.output,
         )
-        dataset.announce(run.reporter)
+        dataset.announce(run.reporter, run.worker, run.workers)
         request: dict[str, Any] = {
             "input": dataset.upstream.to_json(),
             **({"format": self.format} if self.format else {}),

@@ -100,7 +100,7 @@ class SourceStage(Stage):
             selection=self.selection,
             output=self.output,
         )
-        dataset.announce(run.reporter)
+        dataset.announce(run.reporter, run.worker, run.workers)
         stage = dataset.upstream.maker
         if self.file_format not in (None, "jsonl") and stage in LINE_STAGES:
             raise RequestError(

@@ -10,6 +10,7 @@ import json
 import math
 import re
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from operator import itemgetter
 from pathlib import Path
@@ -188,6 +189,11 @@ class RunRecords:
     def read_arrival(self, rank: int) -> Arrival | None:
         """Return the record of a node's start, None before there is one."""
         return self._read_record(f"arrival-{rank}.json", Arrival)
+
+    def read_arrivals(self, ranks: Iterable[int]) -> dict[int, Arrival | None]:
+        """Return the records of several nodes, with one look at the directory for all of them."""
+        with self._tree.keep_open():
+            return {rank: self.read_arrival(rank) for rank in ranks}
 
     def has_arrived_since(self, rank: int, since: float) -> bool:
         """Return whether a node started, or restarted, after a time of this machine's clock.

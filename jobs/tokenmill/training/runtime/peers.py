@@ -30,12 +30,8 @@ class PeerStatus:
 
     def read_progress(self) -> TrainingProgress | None:
         """Return the combined progress of the other nodes in this attempt, None before there is any."""
-        records = [
-            self.records.read_progress(rank)
-            for rank in self._peer_ranks
-            if self._read_start_id(rank) != self._earlier_starts[rank]
-        ]
-        peers = [record[1] for record in records if record]
+        records = {rank: self.records.read_progress(rank) for rank in self._peer_ranks}
+        peers = [record[1] for rank, record in records.items() if record and record[0] != self._earlier_starts[rank]]
         if not peers:
             return None
         iterations = [peer.iteration for peer in peers if peer.iteration is not None]

@@ -41,7 +41,7 @@ class Rendezvous:
         self._watched_ranks = [
             rank for rank in range(node.nodes) if rank != node.rank and (node.is_leader or rank == 0)
         ]
-        self._arrivals = {rank: self._read_arrival(rank) for rank in self._watched_ranks}
+        self._arrivals = self._read_arrivals()
         self._missing_ranks = set(self._watched_ranks)
         self._started_at, self._ranks_started_at, self._cache_expires_at = time.time(), 0.0, 0.0
         self._leader_start_id, self._leader_restarted_at = "", 0.0
@@ -62,14 +62,13 @@ class Rendezvous:
         if not ranks_started and now - self._heartbeat_at >= HEARTBEAT_SECONDS:
             self._send_heartbeat(now)
         if ranks_started and not self._ranks_started_at:
-            arrivals = {rank: self._read_arrival(rank) for rank in self._watched_ranks}
-            self._arrivals.update({rank: arrival for rank, arrival in arrivals.items() if arrival})
+            self._arrivals.update({rank: arrival for rank, arrival in self._read_arrivals().items() if arrival})
             self._ranks_started_at = time.time()
             self._cache_expires_at = now + directory_cache_seconds(self._records.directory)
         elif now - self._polled_at >= POLL_SECONDS:
             self._polled_at = now
-            for rank in self._watched_ranks:
-                self._observe(rank, self._read_arrival(rank), now)
+            for rank, arrival in self._read_arrivals().items():
+                self._observe(rank, arrival, now)
         if not ranks_started and self._leader_restarted_at and now - self._leader_restarted_at >= RECONNECT_SECONDS:
             raise Superseded(
                 "node 0 has restarted, and the launcher on this node waits for its previous start (start all nodes "
@@ -89,10 +88,10 @@ class Rendezvous:
         self._records.write_arrival(self._node.rank, self._run, self._started_at, self._heartbeats + 1)
         self._heartbeats, self._heartbeat_at = self._heartbeats + 1, now
 
-    def _read_arrival(self, rank: int) -> Arrival | None:
-        """Return the file of a node of this run, None if there is no file or it is another release's."""
-        arrival = self._records.read_arrival(rank)
-        return arrival if arrival and arrival.run == self._run else None
+    def _read_arrivals(self) -> dict[int, Arrival | None]:
+        """Return the files of the watched nodes, None if there is no file or it is another release's."""
+        arrivals = self._records.read_arrivals(self._watched_ranks)
+        return {rank: file if file and file.run == self._run else None for rank, file in arrivals.items()}
 
     def _observe(self, rank: int, arrival: Arrival | None, now: float) -> None:
         previous = self._arrivals[rank]
