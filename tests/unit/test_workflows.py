@@ -83,7 +83,8 @@ def test_only_jobs_of_a_release_may_write(path: Path) -> None:
         }
         assert writable == {
             "build": set(),
-            "image": {"packages", "id-token"},
+            "image": {"packages"},
+            "manifest": {"packages", "id-token"},
             "charts": {"packages", "id-token"},
             "release": {"contents", "id-token", "attestations"},
         }
@@ -101,6 +102,17 @@ def test_only_jobs_of_a_release_may_write(path: Path) -> None:
 def test_no_script_contains_an_expression(path: Path) -> None:
     """GitHub replaces an expression in a script before the shell parses it, but not a variable."""
     assert not [step["run"] for step in steps(path) if "${{" in step.get("run", "")]
+
+
+def test_a_release_builds_and_starts_the_image_on_both_architectures() -> None:
+    image = jobs(ROOT / ".github/workflows/release.yaml")["image"]
+    runners = {entry["architecture"]: entry["runner"] for entry in image["strategy"]["matrix"]["include"]}
+    assert runners == {"amd64": "ubuntu-24.04", "arm64": "ubuntu-24.04-arm"}
+    assert image["runs-on"] == "${{ matrix.runner }}"
+    (build,) = [step["with"] for step in image["steps"] if "build-push-action" in step.get("uses", "")]
+    assert build["platforms"] == "linux/${{ matrix.architecture }}"
+    scripts = "".join(step.get("run", "") for step in image["steps"])
+    assert "--version" in scripts and " sample " in scripts
 
 
 @pytest.mark.slow  # requires the tools of `make chart-tools`, which `make check` does not use

@@ -32,7 +32,9 @@ stage's own pass what differs:
   container            name of the container; by default the stage's
   command              a YAML list, instead of the image's entry point
   image, resources, graceSeconds, restartPolicy (empty if the pod's owner sets it), claims (a list, see tokenmill.claims)
-  placement            dict of priorityClassName, schedulerName, nodeSelector, tolerations and so on, instead of the values
+  placement            dict of priorityClassName, schedulerName, nodeSelector, tolerations and so on, instead of the values.
+                       The label and the tolerations kubernetes.io/arch of the values still apply, unless "image" is set:
+                       an image of one architecture starts only on such nodes
   mounts, volumes      YAML lists of more mounts and volumes
   overridden           names of the variables among HOME, HF_HOME and TMPDIR that "environment" sets
   containerFields      YAML of more fields of the container, such as ports and probes
@@ -44,6 +46,18 @@ Output: YAML of a pod's spec.
 {{- define "tokenmill.podSpec" -}}
 {{- $values := .root.Values -}}
 {{- $placement := ternary .placement $values (hasKey . "placement") -}}
+{{- $architecture := "kubernetes.io/arch" -}}
+{{- $nodeSelector := $placement.nodeSelector | default dict -}}
+{{- $tolerations := $placement.tolerations | default list -}}
+{{- if not .image -}}
+{{- with index ($values.nodeSelector | default dict) $architecture -}}
+{{- $nodeSelector = merge (dict) $nodeSelector (dict $architecture .) -}}
+{{- end -}}
+{{- range $values.tolerations -}}
+{{- if and (eq (.key | default "") $architecture) (not (has . $tolerations)) }}{{ $tolerations = append $tolerations . }}{{ end -}}
+{{- end -}}
+{{- end -}}
+{{- $placement = merge (dict "nodeSelector" $nodeSelector "tolerations" $tolerations) $placement -}}
 {{- $claims := .claims -}}
 {{- if not $claims }}{{ $claims = include "tokenmill.claims" . | fromYamlArray }}{{ end -}}
 {{- $resources := include "tokenmill.resources" (dict "root" .root "resources" (.resources | default $values.resources)) | fromJson -}}
