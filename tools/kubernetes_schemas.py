@@ -1,10 +1,11 @@
-"""Write tests/charts/kubernetes/: the schemas of the kinds that charts render, from the API server of KUBECONFIG.
+"""Write tests/charts/kubernetes/: the schemas of the kinds of charts and examples, from the API server of KUBECONFIG.
 
     python tools/kubernetes_schemas.py
 
 `make test` validates every render against them with kubeconform, without a network. They contain only the kinds below
 and their definitions, without descriptions. They refuse unknown fields, as a server with strict validation does. The
-cluster must have the training operator and JobSet. If a chart renders a new kind, add the kind to GROUPS.
+cluster must have the training operator, JobSet, and the definitions of Flux's source-controller and helm-controller. If
+a chart renders a new kind, add the kind to GROUPS.
 """
 
 import json
@@ -23,6 +24,9 @@ GROUPS = {
     "apis/storage.k8s.io/v1": ("StorageClass",),
     "apis/kubeflow.org/v1": ("PyTorchJob",),
     "apis/jobset.x-k8s.io/v1alpha2": ("JobSet",),
+    # of examples/flux
+    "apis/source.toolkit.fluxcd.io/v1": ("OCIRepository",),
+    "apis/helm.toolkit.fluxcd.io/v2": ("HelmRelease",),
 }
 PROSE_KEYWORDS = ("description", "default", "example")
 

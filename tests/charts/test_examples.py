@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,19 @@ from typing import Any
 import pytest
 import yaml
 
-from support.rendering import ROOT, TOOLS, argocd_sources, arguments, helm, parse
+from support.rendering import (
+    ROOT,
+    TOOLS,
+    ReleaseOfChart,
+    argocd_releases,
+    arguments,
+    documents_of,
+    flux_releases,
+    helm,
+    parse,
+    validate_manifests,
+)
+from tokenmill import __version__
 
 EXAMPLES = ROOT / "examples"
 STAGES = ("download", "preprocess")
@@ -60,18 +73,110 @@ def test_helmfile_installs_the_jobs_of_the_script() -> None:
     assert content["helmDefaults"]["skipDeps"] is True, "helm dependency build leaves an archive next to the link"
 
 
-def test_argo_cd_applies_the_jobs_of_the_script() -> None:
+def rendered(release: ReleaseOfChart, tmp_path: Path) -> list[dict[str, Any]]:
+    """Render the release of an example with its values."""
+    (tmp_path / "values.yaml").write_text(yaml.safe_dump(release.values))
+    flags = [part for file in [*release.files, tmp_path / "values.yaml"] for part in ("-f", file)]
+    done = helm("template", "--skip-tests", release.name, ROOT / "charts" / release.chart, *flags)
+    assert done.returncode == 0, done.stderr
+    return documents_of(done.stdout)
+
+
+def test_argo_cd_applies_the_jobs_of_the_script(tmp_path: Path) -> None:
     waves = []
-    for stage, source in zip(STAGES, argocd_sources(), strict=True):
-        values = source["helm"]["valuesObject"]["job"]
-        files = [f"../{source['path']}/{file}" for file in source["helm"]["valueFiles"]]
-        applied = job(f"../{source['path']}", source["helm"]["releaseName"], files, **values)
+    for stage, release in zip(STAGES, argocd_releases(), strict=True):
+        (applied,) = rendered(release, tmp_path)
         expected = by_script(stage)
+        assert release.version == __version__
         assert applied["spec"] == expected["spec"]
         hashed = f"{expected['metadata']['name']}-{expected['metadata']['annotations']['tokenmill/spec'][:8]}"
         assert applied["metadata"]["name"] == hashed
         waves.append(int(applied["metadata"]["annotations"]["argocd.argoproj.io/sync-wave"]))
     assert waves == sorted(set(waves))
+
+
+def test_flux_installs_the_jobs_of_the_script_and_then_a_run(tmp_path: Path) -> None:
+    *data, run = flux_releases()
+    for stage, release in zip(STAGES, data, strict=True):
+        assert rendered(release, tmp_path) == [by_script(stage)]
+    assert "PyTorchJob" in [document["kind"] for document in rendered(run, tmp_path)]
+    names = [release.name for release in [*data, run]]
+    assert [release.needs for release in [*data, run]] == [[], *([name] for name in names[:-1])]
+    assert {release.version for release in [*data, run]} == {__version__}
+
+
+def test_flux_accepts_its_objects() -> None:
+    validate_manifests(*((EXAMPLES / "flux" / name).read_text() for name in ("charts.yaml", "releases.yaml")))
+
+
+def test_flux_builds_its_example() -> None:
+    """Flux's own build has no restriction of the directories from which it loads files."""
+    kubectl = shutil.which("kubectl")
+    if not kubectl:
+        pytest.skip("kubectl is not on PATH")
+    line = [kubectl, "kustomize", "--load-restrictor", "LoadRestrictionsNone", EXAMPLES / "flux"]
+    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    objects = documents_of(done.stdout)
+    assert {document["metadata"]["namespace"] for document in objects} == {"training"}
+    (values,) = [document["data"] for document in objects if document["kind"] == "ConfigMap"]
+    assert values["dataset.yaml"] == (ROOT / "values/datasets/slimpajama.yaml").read_text()
+
+
+def test_flux_repeats_a_stage_but_never_a_run() -> None:
+    """A retry upgrades the release. It must not uninstall or roll back, and a failed run must not occupy GPUs again."""
+    *data, run = [document["spec"] for document in yaml.safe_load_all((EXAMPLES / "flux/releases.yaml").read_text())]
+    for action in ("install", "upgrade"):
+        assert all(spec[action]["strategy"]["name"] == "RetryOnFailure" for spec in data)
+        assert run[action] == {
+            "disableWait": True,
+            "strategy": {"name": "RemediateOnFailure"},
+            "remediation": {"retries": 0},
+        }
+    assert all(spec["test"]["enable"] for spec in data)
+    assert run["driftDetection"]["mode"] == "warn"
+
+
+JOBSET, PYTORCHJOB = "jobset.x-k8s.io_JobSet", "kubeflow.org_PyTorchJob"
+
+
+def conditions(**states: str) -> dict[str, Any]:
+    """Return the status of a PyTorchJob."""
+    return {"conditions": [{"type": kind, "status": state, "message": kind} for kind, state in states.items()]}
+
+
+HEALTH = {
+    "jobset-new": (JOBSET, None, "Progressing"),
+    "jobset-completed": (JOBSET, {"terminalState": "Completed"}, "Healthy"),
+    "jobset-failed": (JOBSET, {"terminalState": "Failed"}, "Degraded"),
+    "pytorchjob-new": (PYTORCHJOB, None, "Progressing"),
+    "pytorchjob-running": (PYTORCHJOB, conditions(Created="True", Running="True"), "Progressing"),
+    "pytorchjob-restarting": (PYTORCHJOB, conditions(Running="False", Restarting="True"), "Progressing"),
+    "pytorchjob-succeeded": (PYTORCHJOB, conditions(Running="False", Succeeded="True"), "Healthy"),
+    "pytorchjob-failed": (PYTORCHJOB, conditions(Created="True", Failed="True"), "Degraded"),
+    "pytorchjob-suspended": (PYTORCHJOB, conditions(Created="True", Suspended="True"), "Suspended"),
+    "pytorchjob-resumed": (PYTORCHJOB, conditions(Suspended="False", Running="True"), "Progressing"),
+}
+
+
+@pytest.mark.parametrize("case", HEALTH)
+def test_argo_cd_shows_the_health_of_a_workload(case: str) -> None:
+    kind, status, health = HEALTH[case]
+    checks = yaml.safe_load((EXAMPLES / "argocd-cm.yaml").read_text())["data"]
+    program = f"(function()\n{checks[f'resource.customizations.health.{kind}']}\nend)()"
+    state = "nil" if status is None else lua(status)
+    script = f"obj = {{spec = {{}}, status = {state}}}\nprint({program}.status)"
+    done = subprocess.run([TOOLS / "glua", "-e", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, health), done.stderr
+
+
+def lua(value: Any) -> str:
+    """Return a value of JSON as a Lua expression."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"[{json.dumps(key)}] = {lua(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "{" + ", ".join(map(lua, value)) + "}"
+    return json.dumps(value)
 
 
 @pytest.mark.parametrize("option", ["-n", "-nteam", "--namespace=team", "--kube-context", "--kubeconfig=x"])

@@ -1,11 +1,13 @@
 """examples/ on a real cluster: a deployment fails at a stage, finishes after the repair, and changes nothing again.
 
-The tests of Argo CD run its steps: `helm template`, `kubectl apply`, and `--prune` by label.
+The tests of Argo CD run its steps: `helm template`, `kubectl apply`, and `--prune` by label. The test of Flux runs the
+steps of its helm-controller: an upgrade that waits, with Helm 4, and `helm test`. Both get the charts from a registry.
 """
 
 import json
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,8 @@ import yaml
 from e2e.cluster import CONFINED, RESTRICTED, Namespace
 from e2e.corpus import DATASET, MODEL, assert_same, content, receipts, run_checked, serve
 from support.hub import Hub
-from support.rendering import argocd_sources
+from support.registry import serve_registry
+from support.rendering import ReleaseOfChart, argocd_releases, flux_releases
 
 pytestmark = pytest.mark.e2e
 
@@ -133,21 +136,66 @@ def test_helmfile_does_the_same(values: Path, with_hub: Namespace) -> None:
     change(values / "download.yaml", dataset={"sampleFiles": 4})
 
 
+@pytest.fixture(scope="module")
+def registry(with_hub: Namespace, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Push the charts of the two stages to a registry on this machine; return the options of Helm for one chart."""
+    packages = tmp_path_factory.mktemp("packages")
+    with serve_registry() as address:
+        for stage in JOBS:
+            with_hub.user.check(f"helm package charts/dataset-{stage} -d {packages}")
+        for package in packages.iterdir():
+            with_hub.user.check(f"helm push {package} oci://{address}/charts --plain-http")
+        yield f"oci://{address}/charts/CHART --plain-http"
+
+
+def options_of(release: ReleaseOfChart, registry: str) -> str:
+    """Return the arguments of Helm that name the chart and the files of values of a release."""
+    files = " ".join(f"-f {file}" for file in release.files)
+    return f"{registry.replace('CHART', release.chart)} --version {release.version} {files}"
+
+
+class Flux:
+    """Reconciles releases: upgrades them with Helm 4, waits for their Jobs and tests them."""
+
+    def __init__(self, namespace: Namespace, registry: str) -> None:
+        self.namespace, self.registry = namespace, registry
+        self.releases = {release.name: release for release in flux_releases(namespace.user.directory)}
+
+    def reconcile(self, name: str, timeout: str = "2m") -> bool:
+        """Return whether the release is Ready; Flux repeats this after an interval if it is not."""
+        wait = f"--wait --wait-for-jobs --timeout {timeout}"
+        line = f"helm4 upgrade --install {name} {options_of(self.releases[name], self.registry)} {wait}"
+        if self.namespace.user.run(line, timeout=400).code:
+            return False
+        return self.namespace.user.run(f"helm4 test {name} --timeout 2m", timeout=400).code == 0
+
+
+@pytest.mark.skipif(not shutil.which("helm4"), reason="helm4 is not on PATH")
+def test_a_retry_of_flux_continues_a_running_job(values: Path, with_hub: Namespace, registry: str) -> None:
+    """test_upgrade.py has the upgrade of a failed Job."""
+    change(values / "all.yaml", resources=SMALL, dataset={"root": "by-flux"})
+    with_hub.user.check("helm uninstall slimpajama-download slimpajama-preprocess --wait --ignore-not-found")
+    flux = Flux(with_hub, registry)
+    assert not flux.reconcile("slimpajama-download", timeout="1s")
+    started = identities(with_hub)
+    assert flux.reconcile("slimpajama-download"), with_hub.describe(JOBS["download"])
+    assert identities(with_hub) == started
+    assert len(list((with_hub.data / "by-flux").glob("*.zst"))) == 4
+
+
 class ArgoCD:
     """Syncs an Application: renders its sources, applies one wave after the other, and prunes removed objects."""
 
-    def __init__(self, namespace: Namespace) -> None:
-        self.namespace = namespace
-        self.sources = argocd_sources(namespace.user.directory)
+    def __init__(self, namespace: Namespace, registry: str) -> None:
+        self.namespace, self.registry = namespace, registry
+        self.releases = argocd_releases(namespace.user.directory)
 
     def render(self, **more: Any) -> dict[str, list[dict[str, Any]]]:
         """Return the rendered objects by wave, without hooks; `more` updates the first source's values of `job`."""
         waves: dict[str, list[dict[str, Any]]] = {}
-        for number, source in enumerate(self.sources):
-            helm = source["helm"]
-            job = helm["valuesObject"]["job"] | (more if number == 0 else {})
-            files = " ".join(f"-f {source['path']}/{file}" for file in helm["valueFiles"])
-            line = f"helm template {helm['releaseName']} {source['path']} --skip-tests {files}"
+        for number, release in enumerate(self.releases):
+            job = release.values["job"] | (more if number == 0 else {})
+            line = f"helm template {release.name} --skip-tests {options_of(release, self.registry)}"
             rendered = self.namespace.user.check(f"{line} --set-json 'job={json.dumps(job)}'")
             for document in yaml.safe_load_all(rendered):
                 annotations = document["metadata"]["annotations"]
@@ -174,12 +222,12 @@ class ArgoCD:
 
 
 @pytest.fixture(scope="module")
-def argocd(values: Path, with_hub: Namespace) -> ArgoCD:
+def argocd(values: Path, with_hub: Namespace, registry: str) -> ArgoCD:
     """Return a simulation of Argo CD with examples/argocd.yaml; its two stages write to their own directory."""
     change(values / "all.yaml", resources=SMALL, dataset={"root": "by-argocd"})
     change(values / "preprocess.yaml", tokenizer={"name": MODEL}, dataset={"targetFiles": 2}, workers=1)
     with_hub.user.check("helm uninstall slimpajama-download slimpajama-preprocess --wait --ignore-not-found")
-    return ArgoCD(with_hub)
+    return ArgoCD(with_hub, registry)
 
 
 def test_a_rendered_job_is_applied_once_and_pruned_when_its_content_changes(

@@ -6,7 +6,7 @@ from fnmatch import fnmatch
 from functools import cache
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import typer.main
 import yaml
@@ -157,13 +157,67 @@ def parse(argv: list[str]) -> dict[str, Any]:
     return dict(command_line().commands[name].make_context(name, rest).params)
 
 
-def argocd_sources(tree: Path = ROOT) -> list[dict[str, Any]]:
-    """Return the sources of the Application of examples/argocd.yaml, with its values filled in."""
+class ReleaseOfChart(NamedTuple):
+    """A release that an example of GitOps makes from a chart of the registry."""
+
+    name: str
+    chart: str
+    version: str
+    files: list[Path]
+    """Files of values, in their order; a later one overrides an earlier one."""
+    values: dict[str, Any]
+    """Values that override all files."""
+    needs: list[str]
+    """The releases that must be complete first."""
+
+
+def argocd_releases(tree: Path = ROOT) -> list[ReleaseOfChart]:
+    """Return the releases of the Application of examples/argocd.yaml, with the values of its generator filled in.
+
+    A file of a chart's package is the same file in the clone, because the package has `values/` from there.
+    """
     generated = yaml.safe_load((tree / "examples/argocd.yaml").read_text())
     (generator,) = generated["spec"]["generators"]
     (element,) = generator["list"]["elements"]
     text = yaml.safe_dump(generated["spec"]["template"]["spec"]["sources"])
     for key, value in element.items():
         text = text.replace(f"{{{{ .{key} }}}}", value)
-    sources: list[dict[str, Any]] = yaml.safe_load(text)
-    return sources
+    clone, *sources = yaml.safe_load(text)
+    releases: list[ReleaseOfChart] = []
+    for source in sources:
+        helm_options, chart = source["helm"], source["chart"]
+        places = {f"${clone['ref']}": tree}
+        files = []
+        for file in helm_options["valueFiles"]:
+            place, _, path = file.partition("/")
+            files.append(places[place] / path if place in places else tree / "charts" / chart / file)
+        needs = [release.name for release in releases[-1:]]
+        values = helm_options["valuesObject"]
+        release = ReleaseOfChart(helm_options["releaseName"], chart, source["targetRevision"], files, values, needs)
+        releases.append(release)
+    return releases
+
+
+def flux_releases(tree: Path = ROOT) -> list[ReleaseOfChart]:
+    """Return the releases of examples/flux."""
+    directory = tree / "examples/flux"
+    (generator,) = yaml.safe_load((directory / "kustomization.yaml").read_text())["configMapGenerator"]
+    keys = dict(file.split("=") for file in generator["files"])
+    charts = {
+        document["metadata"]["name"]: document["spec"]
+        for document in yaml.safe_load_all((directory / "charts.yaml").read_text())
+    }
+    releases = []
+    for document in yaml.safe_load_all((directory / "releases.yaml").read_text()):
+        spec = document["spec"]
+        chart = charts[spec["chartRef"]["name"]]
+        sources = spec.get("valuesFrom", [])
+        assert {(source["kind"], source["name"]) for source in sources} <= {("ConfigMap", generator["name"])}
+        files = [(directory / keys[source["valuesKey"]]).resolve(strict=True) for source in sources]
+        needs = [need["name"] for need in spec.get("dependsOn", [])]
+        name = chart["url"].rpartition("/")[2]
+        release = ReleaseOfChart(
+            document["metadata"]["name"], name, chart["ref"]["tag"], files, spec.get("values", {}), needs
+        )
+        releases.append(release)
+    return releases

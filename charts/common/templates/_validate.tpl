@@ -174,5 +174,5 @@ archives omit links. Input: the missing path in the chart. Output: none, the ren
   {{ include "tokenmill.failMissingFiles" "models" }}
 */}}
 {{- define "tokenmill.failMissingFiles" -}}
-{{- fail (printf "\nthis copy of the chart has no %s: it is a symbolic link in Git, which Flux's GitRepository omits, and so do checkouts and archives without symbolic links.\nUse the packaged chart, which contains the files: helm install RELEASE oci://REGISTRY/CHART; in Flux, use an OCIRepository or a HelmRepository (docs/pipeline.md). Or run helm package in a clone with links." .) }}
+{{- fail (printf "\nthis copy of the chart has no %s: it is a symbolic link in Git, which Flux's GitRepository omits, and so do checkouts and archives without symbolic links.\nUse the packaged chart, which contains the files: helm install RELEASE oci://REGISTRY/CHART; in Flux, use an OCIRepository or a HelmRepository (docs/gitops.md). Or run helm package in a clone with links." .) }}
 {{- end }}
