@@ -22,7 +22,7 @@ from tokenmill.submission.values import (
     run_values,
     sft_values,
     stage_values,
-    to_yaml,
+    to_text,
     train_values,
 )
 
@@ -96,7 +96,7 @@ def _make_release_name(call: Call, output: str) -> str:
 
 def describe(release: Release) -> str:
     """Return the objects that `install` would create, after the command and the values as comments."""
-    text = to_yaml(release.values)
+    text = to_text(release.values)
     objects = run_program(release.command("template", "--skip-tests"), HELM_REMEDY, text) or ""
     header = [shlex.join(release.command("upgrade", "--install")), *text.splitlines()]
     return "".join(f"# {line}\n" for line in header) + objects
@@ -105,7 +105,7 @@ def describe(release: Release) -> str:
 def install(release: Release) -> str:
     """Create or upgrade the release, and return what to do next."""
     command = [*release.command("upgrade", "--install"), f"--timeout={release.profile.timeout}"]
-    run_program(command, HELM_REMEDY, to_yaml(release.values))
+    run_program(command, HELM_REMEDY, to_text(release.values))
     options = shlex.join(_cluster_options(release.profile, "kube-context"))
     return (
         f"release {release.name} of {release.chart} is installed and writes to {release.output}\n"

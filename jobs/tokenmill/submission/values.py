@@ -55,7 +55,12 @@ VALUES: dict[str, dict[str, str]] = {
         "stall-seconds": "dataset.stallSeconds",
     },
     "extract": {**_SELECTION, **_RUN},
-    "concatenate": {**_SELECTION, **_RUN, "target-files": "dataset.targetFiles", "name": "dataset.name"},
+    "concatenate": {
+        **{name: place for name, place in _SELECTION.items() if name != "zstd-window"},
+        **_RUN,
+        "target-files": "dataset.targetFiles",
+        "name": "dataset.name",
+    },
     "transform": {
         **_SELECTION,
         **_RUN,
@@ -124,12 +129,15 @@ REFUSED = {
     "endpoint": "set HF_ENDPOINT in the ConfigMap tokenmill-environment instead",
     "scratch": "remove it: the pods have scratch space, whose size scratch.sizeLimit sets",
     "encoder-patience": "remove it: the charts have no value for it",
-    "shard-size": "use --shards instead",
+    "connections": "remove it: the charts have a value for downloads alone",
+    "deadline": "remove it: the charts have a value for downloads alone",
+    "stall-seconds": "remove it: the charts have a value for downloads alone",
+    "txt-document": "remove it: conversations are no text files",
     "notify-template": "set notify.template in the values of the profile instead",
     "notify-url-file": "set notify.urlSecret in the values of the profile instead",
     "metrics-push": "set metrics.pushgateway in the values of the profile instead",
 }
-"""Options without a value, each with the remedy."""
+"""Options without a value in the charts of some stages, each with the remedy."""
 
 _SHARED = {"root", "source", "revision", "include", "exclude", "split", "prefer", "keys", "format", "txtDocument"}
 _SHARED |= {"zstdWindow", "messages", "tools", "roleMap", "chatTemplate", "packSize"}
@@ -238,6 +246,8 @@ def _divide(values: Values, options: Mapping[str, OptionValue], stages: list[str
             names -= {"sample", "revision"}
         if stage == "pack":
             names -= {"over-long", "format"}  # those of `sft` are options of chat
+        if stage == "concatenate":
+            names -= {"target-files"}  # that of `run` is an option of preprocess
         own = {name: value for name, value in options.items() if name in names}
         known |= own.keys()
         section = _option_values(stage, own, mount)
@@ -278,7 +288,7 @@ def _option_values(stage: str, options: Mapping[str, OptionValue], mount: Mount)
             module = Path(f"{str(value).partition(':')[0]}.py")
             if ":" in str(value) and module.is_file():
                 _set(values, "function.source", module.read_text())
-        elif name in VALUES[stage] and name not in REFUSED:
+        elif name in VALUES[stage]:
             _set(values, VALUES[stage][name], value)
         else:
             raise RequestError(f"--{name} has no value in the charts: {REFUSED.get(name, 'remove it')}")
@@ -357,11 +367,9 @@ def read_settings_file(path: Path) -> Mapping[str, Any]:
     return content
 
 
-def to_yaml(values: Values) -> str:
-    """Return values as YAML, of which JSON is a part: no text needs another quotation."""
-    import yaml
-
-    return yaml.safe_dump(json.loads(json.dumps(values)), sort_keys=False, allow_unicode=True)
+def to_text(values: Values) -> str:
+    """Return values as JSON, which Helm reads as YAML. It quotes all texts: to Helm, an unquoted n is a truth value."""
+    return json.dumps(values, indent=2, ensure_ascii=False)
 
 
 def _set(values: Values, place: str, value: Any) -> None:
