@@ -11,7 +11,7 @@ QUEUE = "team"
 GPU = "tokenmill.example/gpu"
 """A resource that only these tests use, so that no other pod competes for it, and no device is needed."""
 
-PRIORITIES = {"low": 10, "middle": 20, "high": 30}
+PRIORITIES = {"low": 10, "high": 20, "top": 30}
 API = "kueue.x-k8s.io/v1beta2"
 
 

@@ -50,7 +50,7 @@ def assert_nothing_failed(run: Training) -> None:
 
 
 def test_two_runs_and_a_stage_share_a_queue(place: Namespace, hub_files: Path, tmp_path: Path) -> None:
-    """A run with a higher priority preempts another one, which saves, waits, changes meanwhile, and continues."""
+    """Each run preempts the other one, which saves, waits, and continues. The first one changes while it waits."""
     low, high = Training(place, "low"), Training(place, "high", "jobset")
 
     def command(priority: str, *more: str) -> str:
@@ -74,36 +74,36 @@ def test_two_runs_and_a_stage_share_a_queue(place: Namespace, hub_files: Path, t
     assert wait_for(lambda: low.logged() > 10, 120), low.describe()
     assert low.iteration() == 0
     more_cpu = FOUR_GPUS.replace('"50m"', '"125m"')
-    high.install(40, more_cpu, "--set training.saveInterval=39", kueue.settings(place, "high"), step=0.1)
+    high.install(200, more_cpu, "--set training.saveInterval=199", kueue.settings(place, "high"), step=0.1)
     kueue.wait_until_preempted(place, "low")
     kueue.wait_until_preempted(place, "fetch")
     assert wait_for(low.iteration, 60), "a preempted run saves"
     assert low.iteration() < 199
     fetched = receipts(place.data / "fetch", "download")
     before = uid_of(low)
-    place.admin.check(f"helm upgrade {command('middle')}")
-    assert uid_of(low) == before, "another priority class changes no run"
-    place.admin.check(f"helm upgrade {command('middle', '--set training.logInterval=2')}")
+    place.admin.check(f"helm upgrade {command('low', '--set training.logInterval=2')}")
     assert uid_of(low) != before
-    place.admin.check("helm rollback low 2")
-    assert wait_for(lambda: priority_of(place, "low") == kueue.PRIORITIES["middle"]), kueue.describe(place)
+    place.admin.check("helm rollback low 1")
+    changed = uid_of(low)
 
-    high.succeed()
-    high.assert_exact(40)
+    assert wait_for(lambda: high.logged() > 5, 120), high.describe()
+    assert high.iteration() == 0 and not low.pods()
+    place.admin.check(f"helm upgrade {command('top')}")
+    assert uid_of(low) == changed, "another priority class restarts nothing"
+    kueue.wait_until_preempted(place, "high")
     low.succeed()
     low.assert_exact(200)
-    assert_nothing_failed(low)
+    assert 0 < high.iteration() < 199
+    high.succeed()
+    high.assert_exact(200)
+    for run in (low, high):
+        assert_nothing_failed(run)
+    assert high.run()["status"].get("restarts", 0) == 0, "a preemption is no restart"
     place.wait_for_job("fetch")
     assert receipts(place.data / "fetch", "download").items() >= fetched.items()
     with serve(hub_files) as hub:
         run_checked("download", f"hf://datasets/{DATASET}", tmp_path / "local", "--sample", FILES, hub=hub)
     assert_same(content(place.data / "fetch"), content(tmp_path / "local"))
-
-
-def priority_of(place: Namespace, owner: str) -> int | None:
-    """Return the priority of a workload."""
-    item = kueue.workload(place, owner)
-    return item and item["spec"].get("priority")
 
 
 INDEX = (
