@@ -44,6 +44,7 @@ NOT_IN_VALUES = {
     "stall_seconds",
     "encoder_patience",
     "txt_document",  # these stages refuse txt
+    *("on", "profiles", "job_name", "dry_run"),  # a submission
 }
 """Parameters of the commands for which the charts have no value."""
 
@@ -122,6 +123,7 @@ def test_each_option_of_the_command_has_a_value(stage: str) -> None:
     }
     alternatives = {"shard_size", "from_stage"}  # instead of the number of shards, and of a stream
     alternatives |= {"metrics_listen", "metrics_push", "metrics_file"}  # variables; see test_metrics
+    alternatives |= {"notify_url_file", "notify_template"}  # variables; see test_notify
     assert {name for name, names in options.items() if not names & passed} <= alternatives
     fields = {field.name for field in dataclasses.fields(OPTIONS[stage])}
     assert fields - NOT_IN_VALUES <= options.keys()

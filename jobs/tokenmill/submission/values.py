@@ -132,7 +132,7 @@ REFUSED = {
     "connections": "remove it: the charts have a value for downloads alone",
     "deadline": "remove it: the charts have a value for downloads alone",
     "stall-seconds": "remove it: the charts have a value for downloads alone",
-    "txt-document": "remove it: conversations are no text files",
+    "txt-document": "remove it: the stage reads records",
     "notify-template": "set notify.template in the values of the profile instead",
     "notify-url-file": "set notify.urlSecret in the values of the profile instead",
     "metrics-push": "set metrics.pushgateway in the values of the profile instead",
