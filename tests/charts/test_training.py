@@ -314,7 +314,11 @@ UNWANTED = {
 """Obsolete or harmful variables: the defaults of current NCCL and libfabric are better; Megatron-LM sets the last."""
 
 
-@pytest.mark.parametrize("file", applicable_overlays("megatron-training", "clusters"), ids=lambda file: file.stem)
+HARDWARE = [file for file in applicable_overlays("megatron-training", "clusters") if "spot" not in file.stem]
+"""The clusters' overlays that describe a kind of node; those for spot nodes only place the pods."""
+
+
+@pytest.mark.parametrize("file", HARDWARE, ids=lambda file: file.stem)
 def test_a_cluster_s_devices_have_equal_requests_and_limits(file: Path) -> None:
     documents = training(file)
     pod = container(documents)
