@@ -16,7 +16,7 @@ from support.commandline import tokenmill
 from support.corpus import REPOSITORY, TOKENIZER, text
 from support.hub import Hub
 from support.runs import tree
-from support.slurm import NODES, Slurm, find_processes, logs, submit, submitted_jobs, wait_for, wait_for_end
+from support.slurm import ENDED, NODES, Slurm, find_processes, logs, submit, submitted_jobs, wait_for, wait_for_end
 
 pytestmark = pytest.mark.e2e
 
@@ -53,6 +53,9 @@ def reference(hub: Hub, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
+KINDS = ("requeue", "limit", "kill", "drain", "cancel")
+
+
 class Disturbance:
     """Random interruptions of running tasks: each is one that Slurm, its users or its administrators cause."""
 
@@ -60,6 +63,8 @@ class Disturbance:
         """Choose the interruptions by a seed."""
         self.slurm, self.dice = slurm, random.Random(seed)
         self.done: list[str] = []
+        self._ended = False
+        self._kinds = self.dice.sample(KINDS, len(KINDS))
 
     def act(self) -> bool:
         """Interrupt a running task; return whether the jobs were cancelled and must be submitted again."""
@@ -67,10 +72,22 @@ class Disturbance:
         if not running:
             return False
         task, _, node = self.dice.choice(running).partition("|")
-        name = self.dice.choice(["requeue", "limit", "kill", "drain", "cancel"])
+        name = self._kinds.pop() if self._kinds else self.dice.choice(KINDS)
         self.done.append(name)
         getattr(self, f"_{name}")(task, node)
         return name == "cancel"
+
+    def wait_for_task(self, jobs: dict[str, str]) -> bool:
+        """Wait until a task runs; return false if all jobs have ended before."""
+
+        def running_or_ended() -> bool:
+            self.slurm.start_pending()
+            states = [state for job in jobs.values() for state in self.slurm.states(job)]
+            self._ended = set(states) <= ENDED
+            return self._ended or "RUNNING" in states
+
+        wait_for(running_or_ended, "a task runs")
+        return not self._ended
 
     def restore(self) -> None:
         """Let all nodes accept jobs again."""
@@ -113,10 +130,11 @@ def test_stages_that_are_interrupted_at_random_write_the_bytes_of_a_local_run(
     jobs = submitted_jobs(submit(slurm, *command, hub=hub))
     assert tuple(jobs) == STAGES
     for number in range(12):
-        time.sleep(disturbance.dice.uniform(0.3, 2.5))
+        if not disturbance.wait_for_task(jobs):
+            break
+        time.sleep(disturbance.dice.uniform(0.0, 1.5))
         if number % 2:
             disturbance.restore()
-        slurm.start_pending()
         if disturbance.act():
             wait_for_end(slurm, jobs)
             jobs = submitted_jobs(submit(slurm, *command, hub=hub))
