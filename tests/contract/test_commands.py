@@ -122,6 +122,7 @@ def test_exit_codes_of_the_errors_are_the_contract_with_kubernetes() -> None:
         "TransientError": 1,
         "Superseded": 1,
         "Stopped": 143,
+        "StoppedEarly": 1,
     }
 
 

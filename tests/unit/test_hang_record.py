@@ -135,21 +135,21 @@ def test_a_large_dump_is_not_saved(
 
 def test_a_hang_is_announced_for_one_attempt(tmp_path: Path) -> None:
     records = RunRecords(tmp_path / "checkpoints")
-    records.start_attempt(Attempt("a", 0), 5)
+    records.start_attempt(Attempt("a", 0), 5, 5)
     first, second = make(tmp_path, node=0), make(tmp_path, node=1)
     second.check_announcement()
     assert second.announced_by is None
     records.announce_hang(0)
     second.check_announcement()
     assert second.announced_by == 0
-    records.start_attempt(Attempt("a", 0), 5)
+    records.start_attempt(Attempt("a", 0), 5, 5)
     first.check_announcement()
     assert first.announced_by is None, "the announcement belongs to the previous attempt"
 
 
 @pytest.mark.parametrize("attempt", [Attempt("a", 0, id="../../x"), Attempt("a", 0, started=float("1e300"))])
 def test_a_damaged_attempt_does_not_choose_the_directory(tmp_path: Path, attempt: Attempt) -> None:
-    RunRecords(tmp_path / "checkpoints").start_attempt(attempt, 5)
+    RunRecords(tmp_path / "checkpoints").start_attempt(attempt, 5, 5)
     record = make(tmp_path)
     Path(f"{record.recorder.dump_prefix}0").write_bytes(b"dump")
     record.save()
