@@ -148,6 +148,7 @@ export TOKENMILL_RUN=slurm-$SLURM_ARRAY_JOB_ID
 """
     + _CONTROL
     + """while true; do
+  export TOKENMILL_FAILURES=$failures TOKENMILL_MAX_FAILURES=@RETRIES@
   run @SRUN@ \\
     @COMMAND@@WORKER@
   case $code in 0 | 2) exit "$code" ;; esac
