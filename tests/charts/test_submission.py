@@ -156,3 +156,27 @@ def test_a_profile_with_an_unknown_key_is_refused(tmp_path: Path) -> None:
     assert wrong.code == 2 and "[batch]" in wrong.err and "partitions" in wrong.err
     missing = tokenmill("extract", tmp_path, "--on", "other", "--profiles", profiles)
     assert missing.code == 2 and "choose one of local, slurm, kubernetes, batch" in missing.err
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("workers = 0", "workers"),
+        ("stop-seconds = 0", "stop-seconds"),
+        ("extract = 3", "extract in [batch] is not a table"),
+        ('environment = {"a b" = "c"}', "is not the name of a variable"),
+        ('partition = "a\\nb"', "control character"),
+    ],
+    ids=["workers", "seconds", "table", "variable", "newline"],
+)
+def test_an_invalid_profile_is_refused(tmp_path: Path, lines: str, message: str) -> None:
+    profiles = tmp_path / "tokenmill.toml"
+    profiles.write_text(f'[batch]\non = "slurm"\n{lines}\n')
+    result = tokenmill("extract", tmp_path, "--on", "batch", "--profiles", profiles, "--dry-run")
+    assert result.code == 2 and message in result.err and "Traceback" not in result.err, result.err
+
+
+@pytest.mark.parametrize("name", ["../x", "a b", "", "A"], ids=["parent", "space", "empty", "upper"])
+def test_an_invalid_name_of_jobs_is_refused(tmp_path: Path, name: str) -> None:
+    result = tokenmill("extract", tmp_path, "--on", "slurm", "--job-name", name, "--dry-run")
+    assert result.code == 2 and "--job-name" in result.err, result.err

@@ -45,7 +45,7 @@ UNTYPED = {
     "requests of stages, compared as JSON": "flow/planning selection tokens/stream stages/adopt stages/concatenate"
     " stages/download stages/extract stages/preprocess stages/pack stages/pairs stages/sources stages/transform"
     " chat/contract chat/options packing/options",
-    "options of Python calls": "cli/groups cli/sources cli/submittable flow/executors flow/workspace",
+    "options of Python calls": "cli/groups cli/sources flow/executors flow/workspace",
     "JSON output of commands": "cli/blend compare/report cli/fit cli/inspect cli/stage_result cli/status flow/progress"
     " flow/status"
     " training/planner/cases training/planner/fit training/planner/render training/planner/request",

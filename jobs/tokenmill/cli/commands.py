@@ -1,6 +1,6 @@
 """The list of all commands, in the order of the help; each command is a function with its module's name."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from importlib import import_module
 from typing import Any, ClassVar, cast
@@ -36,9 +36,13 @@ COMMANDS = (
 class Command(TyperCommand):
     """A command that refuses an empty path or argument, which pathlib would read as the current directory."""
 
+    raw_values: Mapping[str, Any]
+    """The arguments and options as the user wrote them, by the name of the parameter."""
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the command line; end with a usage message if an argument or a path is empty."""
         values, _, _ = self.make_parser(ctx).parse_args(list(args))
+        self.raw_values = values
         for parameter in self.params:
             value = values.get(parameter.name or "")
             holds_path = parameter.param_type_name == "argument" or parameter.type.name in ("path", "file", "directory")

@@ -1,5 +1,6 @@
 """Submit a command to a cluster: the implementation of `--on`."""
 
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -29,6 +30,8 @@ def submit(call: Call, on: str, profiles: Path | str | None, job_name: str | Non
     for flag, reason in HERE.items():
         if flag.removeprefix("--") in call.options:
             raise o.usage_error(flag, f"with --on: {reason}")
+    if job_name is not None:
+        _check_name(job_name)
     call, workers = _take_workers(call)
     file, directory = Path(profiles) if profiles else None, Path.cwd()
     stages = _list_stages(call)
@@ -65,6 +68,7 @@ def _submit_to_slurm(
 
         settings = read_settings(Path(call.arguments[0]))
         output, nodes, name = Path(settings.checkpoint.path), settings.training.nodes, name or settings.release
+        _check_name(name)
         gpus = 0 if settings.trainer.backend == "gloo" else settings.training.gpus_per_node
     submission = Submission(call, steps, output.absolute(), name or make_name(output.absolute()))
     jobs = slurm.make_jobs(submission, profiles, Path.cwd(), nodes=nodes, gpus=gpus)
@@ -80,6 +84,12 @@ def _submit_to_slurm(
         f"status: tokenmill status {submission.output}\n"
         f"cancel: scancel {ids}\n"
     )
+
+
+def _check_name(name: str) -> None:
+    """Refuse a name that is not a label of DNS; on Slurm, the paths of the logs contain it."""
+    if not re.fullmatch("[a-z]([a-z0-9-]*[a-z0-9])?", name):
+        raise o.usage_error("--job-name", f"{name!r} needs lower-case letters, digits and hyphens; set another name")
 
 
 def _take_workers(call: Call) -> tuple[Call, int | None]:

@@ -47,12 +47,6 @@ class SubmittableCommand(Command):
         """Add the options of a submission to those of the command."""
         super().__init__(*args, **settings)
         self.params += _make_options(dry_run=not self.has_dry_run)
-        self._raw_values: dict[str, Any] = {}
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the command line, and keep the values as the user wrote them."""
-        self._raw_values, _, _ = self.make_parser(ctx).parse_args(list(args))
-        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command, or submit it."""
@@ -76,8 +70,9 @@ class SubmittableCommand(Command):
         arguments: list[str] = []
         options: dict[str, OptionValue] = {}
         for parameter in self.params:
-            raw = self._raw_values.get(parameter.name or "")
-            if parameter.name in SUBMISSION_OPTIONS or raw is None or (isinstance(raw, list | tuple) and not raw):
+            raw: Any = self.raw_values.get(parameter.name or "")
+            was_set = raw is not None and raw not in ([], ())
+            if parameter.name in SUBMISSION_OPTIONS or not was_set:
                 continue
             if parameter.param_type_name == "argument":
                 arguments += [raw] if isinstance(raw, str) else list(raw)

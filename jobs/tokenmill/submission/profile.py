@@ -17,7 +17,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -27,6 +27,8 @@ LOCAL, SLURM, KUBERNETES = "local", "slurm", "kubernetes"
 PROFILES_FILE = "tokenmill.toml"
 COMMANDS = ("download", "extract", "concatenate", "transform", "preprocess", "chat", "pack", "verify", "train")
 """Names of the tables in a profile: the jobs that may have keys of their own."""
+VARIABLE_NAME = re.compile("[A-Za-z_][A-Za-z0-9_]*")
+Positive = Annotated[int, msgspec.Meta(ge=1)]
 CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -52,19 +54,19 @@ class SlurmProfile(Table, frozen=True):
     partition: str | None = None
     qos: str | None = None
     time: str | None = None
-    workers: int = 1
+    workers: Positive = 1
     """Workers of a data stage, which are the tasks of an array."""
-    max_running: int | None = None
+    max_running: Positive | None = None
     """Workers that may run at the same time."""
-    cpus: int | None = None
+    cpus: Positive | None = None
     """CPUs of each worker, or of each node of a training."""
     memory: str | None = None
     """Memory of each node."""
     gpus: str | None = None
     """GPUs of each node of a training, such as 8 or h100:8. Default: training.gpusPerNode."""
-    stop_seconds: int = 120
+    stop_seconds: Positive = 120
     """Seconds before the time limit at which a job stops and is queued again. A training needs the time of a save."""
-    retries: int = 10
+    retries: Annotated[int, msgspec.Meta(ge=0)] = 10
     """Number of failures after which a worker is not started again. Stops, preemptions and lost nodes do not count."""
     setup: list[str] = []
     """Lines of shell that run before the command, such as `module load`."""
@@ -90,7 +92,7 @@ class KubernetesProfile(Table, frozen=True):
     """Version of the charts of a registry."""
     values: list[str] = []
     """Files of values, relative to the file of the profiles."""
-    workers: int = 1
+    workers: Positive = 1
     timeout: str = "5m"
     """Time for Helm to create the objects; it does not wait for the end of the jobs."""
 
@@ -116,7 +118,10 @@ def read_profile(name: str, command: str, file: Path | None, directory: Path) ->
     if not isinstance(table, dict):
         raise RequestError(f"{path}: {name} is not a table; write [{name}]")
     merged: dict[str, Any] = {key: value for key, value in table.items() if key not in COMMANDS}
-    merged |= table.get(command, {})
+    own = table.get(command, {})
+    if not isinstance(own, dict):
+        raise RequestError(f"{path}: {command} in [{name}] is not a table; write [{name}.{command}]")
+    merged |= own
     kind = merged.pop("on", name)
     if kind not in _KINDS:
         raise RequestError(f'{path}: [{name}] has on = "{kind}"; set it to "{SLURM}" or "{KUBERNETES}"')
@@ -127,6 +132,9 @@ def read_profile(name: str, command: str, file: Path | None, directory: Path) ->
         profile = msgspec.convert(merged, _KINDS[kind])
     except msgspec.ValidationError as error:
         raise RequestError(f"{path}: invalid profile [{name}] for {command}: {error}; correct the table") from None
+    for variable in profile.environment if isinstance(profile, SlurmProfile) else ():
+        if not VARIABLE_NAME.fullmatch(variable):
+            raise RequestError(f"{path}: [{name}] sets {variable!r}, which is not the name of a variable; correct it")
     if isinstance(profile, KubernetesProfile):
         return _resolve_paths(profile, path.parent)
     return profile

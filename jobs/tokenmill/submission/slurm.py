@@ -137,12 +137,23 @@ def submit(submission: Submission, jobs: Sequence[SlurmJob]) -> list[SubmittedJo
                 )
             )
     except RequestError:
-        if submitted:
-            run_program(["scancel", *(job.job for job in submitted)], REMEDY, required=False)
+        _cancel(submitted)
         raise
-    with (logs / JOBS_FILE).open("a") as file:
-        file.write("".join(json.dumps(msgspec.to_builtins(job)) + "\n" for job in submitted))
+    try:
+        with (logs / JOBS_FILE).open("a") as file:
+            file.write("".join(json.dumps(msgspec.to_builtins(job)) + "\n" for job in submitted))
+    except OSError as error:
+        _cancel(submitted)
+        raise RequestError(
+            f"cannot record the jobs in {logs / JOBS_FILE}: {error.strerror}; they are cancelled: free space or check "
+            "the permissions, and submit the same command again"
+        ) from None
     return submitted
+
+
+def _cancel(jobs: Sequence[SubmittedJob]) -> None:
+    if jobs:
+        run_program(["scancel", *(job.job for job in jobs)], REMEDY, required=False)
 
 
 def read_submitted(output: Path) -> list[SubmittedJob]:
