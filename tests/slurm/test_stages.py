@@ -216,3 +216,14 @@ def test_the_same_stage_is_not_submitted_twice(slurm: Slurm, hub: Hub, tmp_path:
     status = tokenmill("status", tmp_path / "out", "--json", SLURM_CONF=str(slurm.configuration))
     assert status.result["states"] == {"PENDING": 1} and status.result["reasons"] == ["JobHeldUser"]
     slurm.query("scancel", jobs["download"])
+
+
+def test_jobs_that_cannot_be_recorded_are_cancelled(slurm: Slurm, hub: Hub, tmp_path: Path) -> None:
+    """Without the record, neither `status` nor a second submission would know the jobs."""
+    output = tmp_path / "out"
+    (output / ".tokenmill" / "slurm" / "jobs.jsonl").mkdir(parents=True)
+    before = set(slurm.query("squeue", "-h", "--format=%F", "--states=all").split())
+    result = submit(slurm, "download", f"hf://datasets/{REPOSITORY}", output, hub=hub, profile='options = ["--hold"]')
+    assert result.code == 2 and "they are cancelled" in result.err
+    lines = slurm.query("squeue", "-h", "--format=%F %T", "--states=all").splitlines()
+    assert [state for job, state in map(str.split, lines) if job not in before] == ["CANCELLED"]

@@ -94,3 +94,12 @@ def test_the_dry_run_of_a_training_is_accepted(slurm: Slurm, run: Job) -> None:
     (script,) = slurm.scripts(result.out)
     slurm.query("sbatch", "--test-only", text=script)
     assert "--nodes=2" in script and not run.checkpoints.exists()
+
+
+def test_a_name_that_is_no_label_is_refused(slurm: Slurm, run: Job) -> None:
+    """The paths of logs contain the name of the run."""
+    run.settings["release"] = "../run"
+    (run.directory / "settings.json").write_text(json.dumps(run.settings))
+    result = submit(slurm, "train", run.directory / "settings.json")
+    assert result.code == 2 and "'../run' needs lower-case letters" in result.err
+    assert not slurm.query("squeue", "-h", "--format=%j", "--states=all").count("../run")
