@@ -140,7 +140,7 @@ Check the values of `notify`. The address of a webhook is often its only credent
 {{- $host := (urlParse .url).host | lower -}}
 {{- $path := (urlParse .url).path -}}
 {{- if or (regexMatch "(^|\\.)(slack\\.com|office\\.com|powerplatform\\.com|logic\\.azure\\.com|discord\\.com|googleapis\\.com)(:[0-9]+)?$" $host) (regexMatch "(?i)[?&](sig|signature|token|key|access_token)=" .url) (regexMatch "[A-Za-z0-9_-]{24,}" $path) }}
-{{- fail "\nnotify.url is a secret: everybody who has the address of this webhook can send messages with it, and every user with read access to the release could read it.\nCreate a Secret: kubectl create secret generic notify --from-file=url=/dev/stdin\nUse the Secret: --set notify.urlSecret.name=notify" }}
+{{- fail "\nnotify.url contains the URL of a webhook that needs no other credential: a user who can read the release could send messages with it.\nCreate a Secret: kubectl create secret generic notify --from-file=url=/dev/stdin\nUse the Secret: --set notify.urlSecret.name=notify" }}
 {{- end }}
 {{- end -}}
 {{- end }}
