@@ -156,7 +156,11 @@ def test_the_network_policy_allows_the_receiver(name: str, values: dict[str, str
 )
 def test_a_secret_address_must_be_in_a_secret(url: str) -> None:
     documents, error = template("dataset-extract", notify__url=url)
-    assert not documents and "notify.url contains the URL of a webhook" in error and "--set notify.urlSecret.name=notify" in error
+    assert (
+        not documents
+        and "notify.url contains the URL of a webhook" in error
+        and "--set notify.urlSecret.name=notify" in error
+    )
     assert url not in error
 
 
