@@ -305,7 +305,12 @@ def make_namespace(name: str, caller: Account, data: Path, scratch: Path) -> Nam
 
 
 def begin_removal(namespace: Namespace) -> None:
-    """Start the removal of a namespace, without a wait for its end."""
+    """Start the removal of a namespace, without a wait for its end.
+
+    Jobs are deleted first. A Job keeps its failed pod until it has created the next one, which a terminating namespace
+    refuses: such a namespace would stay.
+    """
+    namespace.admin.run("kubectl delete jobs --all --wait=false")
     namespace.admin.run(f"kubectl delete namespace {namespace.name} --wait=false")
 
 

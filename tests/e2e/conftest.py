@@ -16,12 +16,33 @@ import pytest
 from e2e.cluster import Account, Namespace, begin_removal, clone, end_removal, has_api, make_namespace, node_name
 from e2e.corpus import run_locally, serve, write_hub
 
+HERE = Path(__file__).parent
 ENGINES = {
     "pytorchjob": "kubeflow.org",
     "jobset": "jobset.x-k8s.io",
     "trainjob": "trainer.kubeflow.org",
 }
 """The API group of each engine."""
+LONGEST = (
+    "test_training",
+    "test_chat",
+    "test_disruption",
+    "test_trainjob",
+    "test_rollback",
+    "test_guides",
+    "test_kueue",
+    "test_upgrade",
+    "test_dry_run",
+    "test_pipeline_chart",
+)
+"""Modules of more than two minutes, the longest first. At the end of a run, no process waits for one of them."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Sort the modules by their duration, for `--no-loadscope-reorder`."""
+    order = {name: position for position, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.path.stem, len(LONGEST)) if item.path.parent == HERE else len(LONGEST))
 
 
 @pytest.fixture(scope="session")

@@ -121,20 +121,24 @@ def settings(files: Path, stage: str, section: str = "") -> str:
 
 
 def kill_pods(namespace: Namespace, job: str, output: Path, stage: str) -> set[str]:
-    """Kill the first running pod, and one after each of the next receipts; return the names of the killed pods."""
+    """Kill a running pod, and one of another worker after each of the next receipts; return the names of killed pods.
+
+    Kubernetes waits longer before each new pod of the same worker.
+    """
     assert wait_for(lambda: running(namespace, job), 120), namespace.describe(job)
-    killed = set[str]()
+    killed = dict[int, str]()
     for _ in range(3):
         before = len(receipts(output, stage))
-        pods = running(namespace, job)
+        pods = {worker: pod for worker, pod in running(namespace, job).items() if worker not in killed}
         if not pods:
             break
-        namespace.kill(pods[min(pods)])
-        killed.add(pods[min(pods)])
+        worker = min(pods)
+        namespace.kill(pods[worker])
+        killed[worker] = pods[worker]
         ended = "Complete" in conditions(namespace.job(job))
         if ended or not wait_for(lambda before=before: len(receipts(output, stage)) > before, 120):
             break
-    return killed
+    return set(killed.values())
 
 
 def data_without_paths(output: Path, root: Path) -> dict[str, bytes]:

@@ -146,7 +146,7 @@ def test_an_oom_killed_worker_logs_its_limit_and_unit(slow_hub: Namespace) -> No
         " --set dataset.maxRecordSize=64MiB"  # otherwise the record is refused for its size
     )
     slow_hub.install(f"{line} --set resources.limits.memory=600Mi")
-    slow_hub.wait_for_job("heavy-preprocess", "Failed")
+    slow_hub.wait_for_job("heavy-preprocess", "Failed", timeout=300)
     (killed,) = (pod for pod in slow_hub.pods("heavy-preprocess") if exit_code(pod) != 0)
     ended = killed["status"]["containerStatuses"][0]["state"]["terminated"]
     assert ended["reason"] == "OOMKilled"

@@ -45,7 +45,12 @@ def receiver(namespace: Namespace) -> str:
         "securityContext": CONFINED,
         "readinessProbe": {"tcpSocket": {"port": 8080}, "periodSeconds": 1},
     }
-    spec = {"containers": [container], "securityContext": RESTRICTED, "automountServiceAccountToken": False}
+    spec = {
+        "containers": [container],
+        "securityContext": RESTRICTED,
+        "automountServiceAccountToken": False,
+        "terminationGracePeriodSeconds": 2,
+    }
     metadata = {"name": "receiver", "labels": {"app": "receiver"}}
     service = {"clusterIP": "None", "selector": {"app": "receiver"}, "ports": [{"port": 8080}]}
     namespace.user.apply(
