@@ -21,9 +21,9 @@ from tokenmill.notify.announcer import Announcer, Marker
 from tokenmill.notify.message import Announcement, Outcome
 
 FAILURES_VARIABLE = "TOKENMILL_FAILURES"
-"""Variable with the number of earlier failures of this worker, which Kubernetes counts."""
+"""Variable with the number of earlier failures of this worker, counted by Kubernetes or the script of Slurm."""
 MAX_FAILURES_VARIABLE = "TOKENMILL_MAX_FAILURES"
-"""Variable with the number of failures after which Kubernetes starts this worker no more: backoffLimitPerIndex."""
+"""Variable with the number of failures after which the worker does not start again: backoffLimitPerIndex, `retries`."""
 
 
 @dataclass
