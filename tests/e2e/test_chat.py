@@ -22,10 +22,13 @@ FILES, ROWS = 9, 400
 PACK_SIZE = 1024
 
 MODULE = """\
+import time
+
 ROLES = {"question": "user", "answer": "assistant"}
 
 
 def clean(record):
+    time.sleep(0.003)  # so that each pod runs for seconds, and can be killed
     if not record["dialog"]:
         return None
     return {"messages": [{"role": ROLES[turn["who"]], "content": turn["text"]} for turn in record["dialog"]]}
