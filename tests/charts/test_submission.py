@@ -180,3 +180,9 @@ def test_an_invalid_profile_is_refused(tmp_path: Path, lines: str, message: str)
 def test_an_invalid_name_of_jobs_is_refused(tmp_path: Path, name: str) -> None:
     result = tokenmill("extract", tmp_path, "--on", "slurm", "--job-name", name, "--dry-run")
     assert result.code == 2 and "--job-name" in result.err, result.err
+
+
+def test_an_empty_name_of_profiles_is_refused(tmp_path: Path) -> None:
+    """A variable of the shell without a value must not submit with the defaults of the cluster."""
+    result = tokenmill("extract", tmp_path, "--on", "slurm", "--profiles=", "--dry-run")
+    assert result.code == 2 and "cannot read the profiles" in result.err, result.err

@@ -308,7 +308,7 @@ def begin_removal(namespace: Namespace) -> None:
     """Start the removal of a namespace, without a wait for its end.
 
     Jobs are deleted first. A Job keeps its failed pod until it has created the next one, which a terminating namespace
-    refuses: such a namespace would stay.
+    refuses: such a namespace would stay `Terminating`.
     """
     namespace.admin.run("kubectl delete jobs --all --wait=false")
     namespace.admin.run(f"kubectl delete namespace {namespace.name} --wait=false")

@@ -33,7 +33,7 @@ def submit(call: Call, on: str, profiles: Path | str | None, job_name: str | Non
     if job_name is not None:
         _check_name(job_name)
     call, workers = _take_workers(call)
-    file, directory = Path(profiles) if profiles else None, Path.cwd()
+    file, directory = Path(profiles) if profiles is not None else None, Path.cwd()
     stages = _list_stages(call)
     if on == LOCAL:
         sys.stdout.write(shlex.join(["tokenmill", *call.command_line()]) + "\n")
