@@ -15,6 +15,7 @@ from tokenmill.data.identity import DataIdentity, SourceIdentity
 from tokenmill.data.run_record import NAME, read_record
 from tokenmill.errors import RequestError
 from tokenmill.training.checkpoints.identity import History, Identity
+from tokenmill.typed_json import decode_json
 
 _MEGATRON_SURPLUS = 0.005
 """Megatron-LM's --mid-level-dataset-surplus, unless extraArgs sets it."""
@@ -84,7 +85,7 @@ def _read_record(directory: Path) -> RunData | None:
 
 def _read_history(path: Path, settings: dict[str, str], notes: list[str]) -> RunData | None:
     try:
-        history = msgspec.json.decode(read_small(path), type=History)
+        history = decode_json(read_small(path), History)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(f"cannot read {path} ({error}); restore it, or remove it") from None
     if not history.events:

@@ -13,6 +13,7 @@ import msgspec
 
 from tokenmill.data.split import MEGATRON_NAMES
 from tokenmill.errors import RequestError
+from tokenmill.typed_json import decode_json
 
 MAX_BYTES = 64 << 20
 """The largest size of a blend file; 32,766 long paths have 8 MB."""
@@ -48,7 +49,7 @@ def read_blend_file(path: Path) -> dict[str, list[WeightedSource]]:
     try:
         if path.suffix != ".json":
             return {"all": parse_blend_list(path.read_text("utf-8").split(), str(path))}
-        content = msgspec.json.decode(path.read_bytes(), type=_PerSplit)
+        content = decode_json(path.read_bytes(), _PerSplit)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(
             f"{path} is not a blend file ({error}); run tokenmill blend to write one with the datasets of each split"

@@ -25,6 +25,7 @@ import numpy.typing as npt
 from tokenmill.data.pair_order import Allocate, PairOrder, allocate_memory
 from tokenmill.data.sampled_hash import hash_samples
 from tokenmill.files.private_cache import open_cache, open_private
+from tokenmill.typed_json import decode_json
 
 Array = npt.NDArray[Any]
 
@@ -94,7 +95,7 @@ def _lock(path: Path) -> Iterator[None]:
 def _load(entry: Path) -> PairOrder | None:
     """Map an entry; return None if it is missing or damaged."""
     try:
-        stored = msgspec.json.decode((entry / "order.json").read_bytes(), type=_StoredOrder)
+        stored = decode_json((entry / "order.json").read_bytes(), _StoredOrder)
         arrays = [_map(entry / name, getattr(stored, name)) for name in PairOrder._fields]
     except (OSError, ValueError, TypeError):
         return None

@@ -11,6 +11,7 @@ import msgspec
 from tokenmill.data.identity import DataIdentity
 from tokenmill.errors import RequestError
 from tokenmill.files.publish import write_atomic
+from tokenmill.typed_json import decode_json
 
 NAME = "tokenmill-data.json"
 
@@ -53,7 +54,7 @@ def read_record(directory: Path) -> RunRecord | None:
     """
     path = directory / NAME
     try:
-        return msgspec.json.decode(path.read_bytes(), type=RunRecord)
+        return decode_json(path.read_bytes(), RunRecord)
     except FileNotFoundError:
         return None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -18,6 +18,7 @@ from tokenmill.packing.contract import PackDetails
 from tokenmill.tokens.contract import ResolvedTokenizer, parse_tokenizer
 from tokenmill.tokens.dataset import find_pair_record
 from tokenmill.tokens.formats.indexed.check import check_pair
+from tokenmill.typed_json import decode_json
 
 Array = npt.NDArray[Any]
 
@@ -265,7 +266,7 @@ def _read_pad(directory: Path) -> str | None:
         try:
             if path.stat().st_size > MAX_CONFIG_BYTES:
                 continue
-            token = msgspec.json.decode(path.read_bytes(), type=_TokenizerConfig).pad_token
+            token = decode_json(path.read_bytes(), _TokenizerConfig).pad_token
         except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             continue
         content = token.get("content") if isinstance(token, dict) else token

@@ -14,13 +14,14 @@ import msgspec
 from tokenmill.data_check.framework_readers import Reader, digest_samples
 from tokenmill.data_check.framework_records import REQUEST, RESPONSE, FrameworkRequest, FrameworkResponse
 from tokenmill.errors import RequestError
+from tokenmill.typed_json import decode_json
 
 
 def main() -> None:
     """Read the samples of the request that the command line names."""
     module, _, function = sys.argv[1].partition(":")
     directory = Path(sys.argv[2])
-    request = msgspec.json.decode((directory / REQUEST).read_bytes(), type=FrameworkRequest)
+    request = decode_json((directory / REQUEST).read_bytes(), FrameworkRequest)
     read: Reader = getattr(import_module(module), function)
     digests, refused = {}, {}
     for part in request.parts:

@@ -32,6 +32,7 @@ from tokenmill.data_check.request import CheckedSource, CheckRequest
 from tokenmill.data_check.rows import CheckRow, Result
 from tokenmill.errors import RequestError
 from tokenmill.redaction import SECRET_NAME
+from tokenmill.typed_json import decode_json
 
 TIMEOUT_SECONDS = 300.0
 
@@ -286,7 +287,7 @@ def run_framework(
             signal_name = f"signal {-process.returncode}: " if process.returncode < 0 else ""
             return f"{signal_name}{reason}"
         try:
-            return msgspec.json.decode((directory / RESPONSE).read_bytes(), type=FrameworkResponse)
+            return decode_json((directory / RESPONSE).read_bytes(), FrameworkResponse)
         except (OSError, msgspec.DecodeError):
             return f"it wrote no digests; its last line: {last_line or 'none'}"
 

@@ -30,6 +30,7 @@ from tokenmill.flow.stage_input import find_upstream
 from tokenmill.selection import Selection, detect_split, matches
 from tokenmill.stages.registry import TRANSFORM, earlier_kinds
 from tokenmill.suffixes import DATA_SUFFIXES, is_data_file
+from tokenmill.typed_json import convert_json
 
 _HUB_NAME = re.compile(r"hf://(?!datasets/)([\w.-]+/[\w.-]+.*)")
 _NO_WORD = "[!A-Za-z0-9]"
@@ -129,7 +130,7 @@ def _find_remote(dataset: SourceDataset, uri: str, directory: Path, log: Callabl
     stored = read_json(directory / "source.json", tree=tree)
     if stored is not None:
         try:
-            return msgspec.convert(stored, SelectedFiles)
+            return convert_json(stored, SelectedFiles)
         except msgspec.ValidationError:
             log(f"{directory}/source.json is damaged; listing {uri} again")
     options = source_options()

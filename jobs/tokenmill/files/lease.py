@@ -28,12 +28,13 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Generic, NamedTuple, TypeVar
 
-from msgspec import DecodeError, Meta, Struct, field, json, to_builtins
+from msgspec import DecodeError, Meta, Struct, field, to_builtins
 
 from tokenmill.errors import Superseded, TokenmillError
 from tokenmill.files.codec import readable_json
 from tokenmill.files.tree import Tree, UnexpectedEntry
 from tokenmill.machine import is_alive, machine_identity, machine_tag, process_name, start_ticks
+from tokenmill.typed_json import decode_json
 
 OWNER_FILE = "owner.json"
 """Name of the claim file in the directory that the process holds."""
@@ -134,7 +135,7 @@ def read_claim(tree: Tree, path: Path, kind: type[C]) -> C | None:
     """
     try:
         with tree.open(path) as file:
-            return json.decode(file.read(MAX_CLAIM_BYTES), type=kind)
+            return decode_json(file.read(MAX_CLAIM_BYTES), kind)
     except (FileNotFoundError, NotADirectoryError, DecodeError, RecursionError):
         return None
 

@@ -15,6 +15,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from tokenmill.errors import RequestError
+from tokenmill.typed_json import convert_json
 
 REMAKE_OUTPUT = "check who changed the file, delete that output and run its stage again"
 """The remedy for a plan that is not what tokenmill wrote."""
@@ -43,7 +44,7 @@ class Record(Struct, omit_defaults=True, frozen=True):
         Raises:
             msgspec.ValidationError: the JSON is invalid; the message contains the reason and the position.
         """
-        return msgspec.convert(value, cls)
+        return convert_json(value, cls)
 
 
 class Part(Record, frozen=True, gc=False):
@@ -278,20 +279,20 @@ class ManifestRecord(Struct):
 
 def check_plan(value: dict[str, Any], kind: StageKind) -> None:
     """Check the JSON of a plan without its units (msgspec.ValidationError)."""
-    msgspec.convert(value, PlanRecord)
+    convert_json(value, PlanRecord)
     kind.basis.from_json(value["basis"])
     kind.details.from_json(value["details"])
 
 
 def check_units(values: Sequence[Any], kind: StageKind) -> None:
     """Check the JSON of units of a plan (msgspec.ValidationError)."""
-    msgspec.convert(values, list[UnitRecord])
-    msgspec.convert([value["spec"] for value in values], list[kind.spec])  # type: ignore[name-defined]
+    convert_json(values, list[UnitRecord])
+    convert_json([value["spec"] for value in values], list[kind.spec])  # type: ignore[name-defined]
 
 
 def check_manifest(value: dict[str, Any]) -> None:
     """Check the JSON of a manifest without its files (msgspec.ValidationError)."""
-    msgspec.convert(value, ManifestRecord)
+    convert_json(value, ManifestRecord)
 
 
 def check_path(path: str) -> None:

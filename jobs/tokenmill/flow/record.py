@@ -49,6 +49,7 @@ from tokenmill.flow.contract import (
     check_units,
 )
 from tokenmill.redaction import redact
+from tokenmill.typed_json import convert_json
 
 FORMAT = 1
 """Version of the layout of the plan, the receipts and the manifest."""
@@ -106,7 +107,7 @@ class Unit:
     @property
     def inputs(self) -> list[InputFile]:
         """The input files; each access decodes the text."""
-        return msgspec.convert(unpack(self.text)["spec"].get("inputs", []), list[InputFile])
+        return convert_json(unpack(self.text)["spec"].get("inputs", []), list[InputFile])
 
     def spec(self, spec_type: type[SpecT]) -> SpecT:
         """Return the spec as the type of its stage; each call decodes the text."""
@@ -498,7 +499,7 @@ class Manifest:
     def files(self) -> Iterator[FileEntry]:
         """The files; each access decodes their texts."""
         for batch in self.content["files"].batches():
-            yield from msgspec.convert(batch, list[FileEntry])
+            yield from convert_json(batch, list[FileEntry])
 
     @property
     def file_count(self) -> int:
@@ -508,7 +509,7 @@ class Manifest:
     @property
     def empty(self) -> list[EmptyPair]:
         """The pairs that were not written because they have no tokens."""
-        return msgspec.convert(self.content["empty"], list[EmptyPair])
+        return convert_json(self.content["empty"], list[EmptyPair])
 
     @property
     def source(self) -> Origin:

@@ -37,6 +37,7 @@ from tokenmill.inputs import (
     walk_files,
 )
 from tokenmill.selection import Selection, SelectionSource, matches, select
+from tokenmill.typed_json import convert_json
 
 Usable = Sequence[str] | Callable[[str], bool] | None
 """Which user files a stage reads: suffixes of their names, or a predicate of the path; None means all."""
@@ -67,7 +68,7 @@ class DataFile:
         """The source records of the file."""
         if isinstance(self.origin, str):
             return source_parts(self.origin)
-        return msgspec.convert(unpack(self.origin), list[Part])
+        return convert_json(unpack(self.origin), list[Part])
 
     @property
     def input(self) -> InputFile:

@@ -12,6 +12,7 @@ import msgspec
 
 from tokenmill.data import DataIdentity, Samples, list_differences
 from tokenmill.errors import RequestError
+from tokenmill.typed_json import convert_json, decode_json
 
 FORMAT = 1
 """The version of the state."""
@@ -71,8 +72,8 @@ def read_state(state: object) -> tuple[LoaderState, DataIdentity]:
             f"{FORMAT}; use the version of tokenmill that saved the checkpoint"
         )
     try:
-        content = msgspec.convert(dict(state), LoaderState)
-        identity = msgspec.json.decode(content.identity, type=DataIdentity)
+        content = convert_json(dict(state), LoaderState)
+        identity = decode_json(content.identity, DataIdentity)
         fingerprint = identity.fingerprint
     except (msgspec.MsgspecError, UnicodeError, RecursionError, TypeError) as error:
         raise RequestError(f"damaged state of a loader ({error}); use another checkpoint") from error

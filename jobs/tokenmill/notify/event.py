@@ -13,6 +13,7 @@ import msgspec
 import requests
 
 from tokenmill.notify.message import OBJECT_VARIABLE, Announcement, Outcome
+from tokenmill.typed_json import decode_json
 
 MAX_EVENT_BYTES = 1000
 """Bytes of an Event's message; the API server accepts 1,024 bytes."""
@@ -94,7 +95,7 @@ def _read_uid(session: requests.Session, address: str) -> str | None:
     if response.status_code != 200:
         return None
     try:
-        return msgspec.json.decode(response.content, type=_ApiObject).metadata.uid
+        return decode_json(response.content, _ApiObject).metadata.uid
     except msgspec.MsgspecError:
         return None
 

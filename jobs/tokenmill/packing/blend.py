@@ -23,6 +23,7 @@ from msgspec import Struct
 
 from tokenmill.errors import RequestError
 from tokenmill.packing.algorithms import shuffle
+from tokenmill.typed_json import decode_json
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -100,7 +101,7 @@ def load_blend(path: Path) -> PackBlend:
         )
     data = path.read_bytes().removeprefix(b"\xef\xbb\xbf")  # Windows editors write this mark
     try:
-        content = msgspec.json.decode(data, type=_BlendFile)
+        content = decode_json(data, _BlendFile)
         problems = _KeyProblems(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(

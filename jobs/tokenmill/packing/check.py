@@ -18,6 +18,7 @@ from tokenmill.packing.contract import BLEND, SHARD, PackBasis
 from tokenmill.packing.options import TRAINED
 from tokenmill.packing.writers import SHARD_FORMATS
 from tokenmill.packing.writers.parquet import ShardReader
+from tokenmill.typed_json import decode_json
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -182,7 +183,7 @@ def _read(path: Path, entry: FileEntry, basis: PackBasis) -> Iterator[_CheckedRo
         return
     with path.open("rb") as file:
         for line in iter_lines(file, basis.pack_size):
-            row = msgspec.json.decode(line, type=StoredRow)
+            row = decode_json(line, StoredRow)
             yield _CheckedRow(row.input_ids, row.loss_mask, row.seq_start_id, len(row.source), len(row.row))
 
 

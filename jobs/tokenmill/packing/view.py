@@ -10,8 +10,6 @@ from itertools import accumulate, islice, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-import msgspec
-
 from tokenmill.errors import InputError, RequestError
 from tokenmill.files.hashing import sha256_of
 from tokenmill.files.paths import join_inside
@@ -24,6 +22,7 @@ from tokenmill.packing.writers.parquet import COLUMNS, ShardReader
 from tokenmill.tokens.contract import PairBasis, ResolvedTokenizer, parse_basis
 from tokenmill.tokens.encoder_store import Encoders
 from tokenmill.tokens.mask_view import MaskedSequence
+from tokenmill.typed_json import decode_json
 
 SEARCHED_PARENTS = 2
 """Number of directories above a pack that are searched for its tokenizer, with their subdirectories."""
@@ -113,7 +112,7 @@ def _read_json_row(path: Path, number: int, _: int | None, pack_size: int) -> St
         line = next(islice(iter_lines(file, pack_size), number, None), None)
     if line is None:
         raise ValueError("the file has fewer lines")
-    return msgspec.json.decode(line, type=StoredRow)
+    return decode_json(line, StoredRow)
 
 
 def find_tokenizer(record: StageRecord, plan: Plan, kinds: Sequence[StageKind], directory: Path | None) -> Path:

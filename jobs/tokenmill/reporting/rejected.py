@@ -15,6 +15,7 @@ from tokenmill.flow.contract import FileEntry
 from tokenmill.flow.record import REJECTED, REJECTED_PREFIX, Counts, StageRecord
 from tokenmill.reporting.contract import DataExample, RejectionReason
 from tokenmill.reporting.texts import shorten
+from tokenmill.typed_json import decode_json
 
 MAX_REASON = 300
 _QUOTED = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|`[^`]*`")
@@ -76,12 +77,11 @@ def read_quarantine(
 
 
 def _iter_lines(record: StageRecord, path: str, content: QuarantineContent) -> Iterator[RejectedLine]:
-    decoder = msgspec.json.Decoder(RejectedLine)
     try:
         with record.tree.open(path) as file:
             for line in file:
                 try:
-                    yield decoder.decode(line)
+                    yield decode_json(line, RejectedLine)
                 except (msgspec.DecodeError, UnicodeDecodeError):
                     content.unreadable += 1
     except OSError:

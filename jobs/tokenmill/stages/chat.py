@@ -177,6 +177,6 @@ def _to_json(rendering: Rendering) -> dict[str, Any]:
 
 
 def _from_json(source: str | None, fields: dict[str, Any]) -> Rendering:
-    from msgspec import convert
+    from tokenmill.typed_json import convert_json
 
-    return convert({**fields, "source": source}, Rendering)
+    return convert_json({**fields, "source": source}, Rendering)

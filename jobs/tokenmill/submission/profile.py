@@ -22,6 +22,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from tokenmill.errors import RequestError
+from tokenmill.typed_json import convert_json
 
 LOCAL, SLURM, KUBERNETES = "local", "slurm", "kubernetes"
 PROFILES_FILE = "tokenmill.toml"
@@ -129,7 +130,7 @@ def read_profile(name: str, command: str, file: Path | None, directory: Path) ->
         if CONTROL_CHARACTERS.search(text):
             raise RequestError(f"{path}: [{name}] contains the text {text!r} with a control character; remove it")
     try:
-        profile = msgspec.convert(merged, _KINDS[kind])
+        profile = convert_json(merged, _KINDS[kind])
     except msgspec.ValidationError as error:
         raise RequestError(f"{path}: invalid profile [{name}] for {command}: {error}; correct the table") from None
     for variable in profile.environment if isinstance(profile, SlurmProfile) else ():

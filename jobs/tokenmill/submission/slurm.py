@@ -23,6 +23,7 @@ from tokenmill.submission.call import Submission
 from tokenmill.submission.profile import SlurmProfile
 from tokenmill.submission.programs import run_program
 from tokenmill.submission.slurm_job import SlurmJob
+from tokenmill.typed_json import decode_json
 
 JOBS_FILE = "jobs.jsonl"
 REMEDY = "run this command on a machine with the client programs of Slurm, such as a login node"
@@ -165,7 +166,7 @@ def read_submitted(output: Path) -> list[SubmittedJob]:
     jobs = []
     for line in lines:
         try:
-            job = msgspec.json.decode(line, type=SubmittedJob)
+            job = decode_json(line, SubmittedJob)
         except msgspec.DecodeError:
             continue
         if re.fullmatch("[0-9]+", job.job):

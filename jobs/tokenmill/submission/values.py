@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-import msgspec
-
 from tokenmill.errors import RequestError
 from tokenmill.submission.call import Call, OptionValue
+from tokenmill.typed_json import decode_json
 
 _SELECTION = {
     "include": "dataset.include",
@@ -363,7 +362,7 @@ def _relative_parts(parts: Any, mount: Mount) -> Any:
 
 def read_settings_file(path: Path) -> Mapping[str, Any]:
     """Return the content of a settings file, which `training.settings.read_settings` has checked."""
-    content: Mapping[str, Any] = msgspec.json.decode(path.read_bytes())
+    content: Mapping[str, Any] = decode_json(path.read_bytes())
     return content
 
 

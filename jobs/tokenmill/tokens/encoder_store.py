@@ -281,10 +281,12 @@ def first_texts(paths: Sequence[Path], options: PreprocessOptions) -> list[str]:
 
 def _convert_record(kind: "type[T]", value: Any, path: Path) -> "T":
     """Convert a stored record; raise RequestError if another version or another program changed its form."""
-    from msgspec import ValidationError, convert
+    from msgspec import ValidationError
+
+    from tokenmill.typed_json import convert_json
 
     try:
-        return convert(value, kind)
+        return convert_json(value, kind)
     except ValidationError as error:
         raise RequestError(
             f"{path} is damaged, or another program changed it ({error}); find the cause, delete {path.parent}, and "

@@ -13,6 +13,7 @@ import msgspec
 
 from tokenmill.errors import RequestError
 from tokenmill.training import MAX_COUNT
+from tokenmill.typed_json import convert_json
 
 
 class Model(msgspec.Struct, rename="camel", forbid_unknown_fields=True, frozen=True, kw_only=True):
@@ -162,7 +163,7 @@ def load_recipe(name: str) -> TrainingRecipe:
     Raises:
         RequestError: the preset does not exist.
     """
-    return msgspec.convert(_read_preset(name)["recipe"], TrainingRecipe)
+    return convert_json(_read_preset(name)["recipe"], TrainingRecipe)
 
 
 def recipe_batch_size(name: str) -> int | None:
@@ -189,7 +190,7 @@ def model_from_fields(fields: Any, label: str) -> Model:
         RequestError: a field is missing, unknown, of another type or out of range.
     """
     try:
-        model = msgspec.convert(fields, Model)
+        model = convert_json(fields, Model)
     except msgspec.ValidationError as error:
         raise RequestError(f"invalid {label}: {describe_validation_error(error, Model)} (correct the field)") from None
     for field in msgspec.structs.fields(Model):

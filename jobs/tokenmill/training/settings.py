@@ -18,6 +18,7 @@ from tokenmill.files.tree import describe_file_type
 from tokenmill.training import DEFAULT_ITERATIONS, SEQUENCES_PER_GPU
 from tokenmill.training.model import Model, describe_validation_error
 from tokenmill.training.planner.layout import Layout
+from tokenmill.typed_json import decode_json
 
 MAY_BE_ZERO = {"seed", "weight_decay", "warmup_iterations", "eval_iterations", "data_workers", "min_learning_rate"}
 MAY_BE_ZERO |= {"hidden_dropout", "attention_dropout", "clip_grad"}
@@ -276,7 +277,7 @@ def read_settings(path: Path) -> Settings:
             f"cannot read the settings {path}: {error.strerror}; check the path and its permissions"
         ) from None
     try:
-        return derive_settings(msgspec.json.decode(data, type=Settings))
+        return derive_settings(decode_json(data, Settings))
     except msgspec.ValidationError as error:
         raise RequestError(
             f"invalid settings {path}: {describe_validation_error(error, Settings)} (correct the file)"

@@ -23,6 +23,7 @@ from tokenmill.errors import RequestError
 from tokenmill.files.codec import read_json, readable_json
 from tokenmill.files.tree import Tree
 from tokenmill.training.data.index_child import parse_data_arguments
+from tokenmill.typed_json import convert_json
 
 if TYPE_CHECKING:
     from tokenmill.data.datasets import WeightedDataset
@@ -167,7 +168,7 @@ def _read_events(path: Path, tree: Tree) -> list[Event]:
     if value is None and not os.path.lexists(path):
         return []
     try:
-        events = msgspec.convert(value, History).events
+        events = convert_json(value, History).events
     except msgspec.ValidationError as problem:
         raise RequestError(
             f"{path} is damaged, or another program changed it ({problem}): it records the data that the checkpoints "

@@ -17,6 +17,7 @@ from tokenmill.files.codec import read_json, readable_json
 from tokenmill.files.tree import Tree
 from tokenmill.tokens.tokenizer_files import KNOWN_FILES
 from tokenmill.training.model import Model
+from tokenmill.typed_json import convert_json
 
 if TYPE_CHECKING:
     from tokenmill.training.data.datasets import TrainingData
@@ -103,7 +104,7 @@ def read_model_record(checkpoints: Path) -> ModelRecord | None:
     if value is None and not path.exists():
         return None
     try:
-        return msgspec.convert(value, ModelRecord)
+        return convert_json(value, ModelRecord)
     except msgspec.ValidationError as error:
         raise RequestError(
             f"{path} is damaged ({error}): it records what the run trains; delete it, and the next start writes "

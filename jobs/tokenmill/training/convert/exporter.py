@@ -21,7 +21,6 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-import msgspec
 import numpy as np
 
 from tokenmill.errors import RequestError
@@ -59,6 +58,7 @@ from tokenmill.training.convert.model_card import ExportedModel, write_model_car
 from tokenmill.training.convert.output import BLOCK_BYTES, ConversionOutput, FileToWrite
 from tokenmill.training.convert.safetensors import ELEMENT_BYTES, INDEX, SINGLE, encode_header, encode_index
 from tokenmill.training.model import Model
+from tokenmill.typed_json import convert_json
 
 SHARD_BYTES = 5_000_000_000
 """Maximum bytes of the tensors of a weight file, as in transformers; a larger tensor has its own file."""
@@ -102,7 +102,7 @@ def plan_export(directory: Path, *, iteration: int | None = None, model: Model |
     record = read_model_record(directory)
     base = read_import(directory)
     if base is None and record is not None and record.initial is not None:
-        base = msgspec.convert(record.initial, ImportRecord)
+        base = convert_json(record.initial, ImportRecord)
     if model is None:
         if record is None and base is None:
             raise RequestError(

@@ -14,6 +14,7 @@ import msgspec
 from tokenmill.errors import RequestError
 from tokenmill.training.convert.mapping import Family, derive_layout
 from tokenmill.training.model import Model, model_from_fields
+from tokenmill.typed_json import decode_json
 
 CONFIG = "config.json"
 MAX_CONFIG_BYTES = 10_000_000
@@ -60,7 +61,7 @@ def read_config(directory: Path, name: str) -> HubModel:
     if path.stat().st_size > MAX_CONFIG_BYTES:
         raise RequestError(f"{path} has {path.stat().st_size:,} bytes, which is too many; copy the file again")
     try:
-        config = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+        config = decode_json(path.read_bytes(), dict[str, Any])
     except msgspec.MsgspecError as error:
         raise RequestError(f"{path} is damaged: {error}; copy the file again") from None
     return parse_config(config, name, str(path))

@@ -37,6 +37,7 @@ from tokenmill.training.convert.output import BLOCK_BYTES, ConversionOutput, Fil
 from tokenmill.training.convert.safetensors import ELEMENT_BYTES, StoredTensor, list_weight_files, read_tensors
 from tokenmill.training.convert.vocabulary import check_embedding_rows, describe_differences, read_vocabulary
 from tokenmill.training.model import Model, load_preset, model_from_fields
+from tokenmill.typed_json import convert_json, decode_json
 
 FILE_BYTES = 2 << 30
 """Bytes of a data file after which the next tensor starts a new one; a kill loses at most one file."""
@@ -172,7 +173,7 @@ def read_import(directory: Path) -> ImportRecord | None:
     if not os.path.lexists(path):
         return None
     try:
-        return msgspec.convert(read_json(path), ImportRecord)
+        return convert_json(read_json(path), ImportRecord)
     except msgspec.ValidationError as error:
         raise RequestError(f"{path} is damaged: {error}; use an empty directory, and import the model again") from None
 
@@ -499,7 +500,7 @@ def _make_record(plan: ImportPlan) -> ImportRecord:
     generation, path = None, plan.directory / GENERATION_CONFIG
     if path.is_file() and path.stat().st_size <= MAX_FILE_BYTES:
         try:
-            generation = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+            generation = decode_json(path.read_bytes(), dict[str, Any])
         except msgspec.MsgspecError as error:
             raise RequestError(f"{path} is damaged: {error}; copy the file again, or remove it") from None
     dtypes = [plan.dtype(piece) for piece in plan.pieces]

@@ -26,6 +26,7 @@ from tokenmill.files.lease import Lease, LeaseClaim, Liveness, current_process, 
 from tokenmill.files.tree import Tree
 from tokenmill.flow.progress import format_bytes
 from tokenmill.machine import available_cpus, available_memory
+from tokenmill.typed_json import convert_json
 
 BLOCK_BYTES = 16 << 20
 """Bytes that are read, hashed and written at a time."""
@@ -137,7 +138,7 @@ class ConversionOutput:
         The hash is computed again, because a machine that failed may have lost bytes of a file that was renamed.
         """
         try:
-            record = msgspec.convert(read_json(self._record_path(name), tree=self.tree), FileRecord)
+            record = convert_json(read_json(self._record_path(name), tree=self.tree), FileRecord)
         except msgspec.ValidationError:
             return None
         path = self.directory / name

@@ -18,6 +18,7 @@ import msgspec
 
 from tokenmill.errors import RequestError
 from tokenmill.training.checkpoints.metadata import printable_name
+from tokenmill.typed_json import decode_json
 
 MAX_HEADER_BYTES = 100_000_000
 """Maximum bytes of a header, as in the library."""
@@ -73,7 +74,7 @@ def list_weight_files(directory: Path) -> list[Path]:
             "format safetensors (models with pickled weights, pytorch_model.bin, are not read)"
         )
     try:
-        names = sorted(set(msgspec.json.decode(_read_small_file(index), type=_WeightIndex).weight_map.values()))
+        names = sorted(set(decode_json(_read_small_file(index), _WeightIndex).weight_map.values()))
     except msgspec.MsgspecError as error:
         raise RequestError(f"{index} is damaged: {error}; copy the file again") from None
     invalid = [name for name in names if not name.endswith(".safetensors") or "/" in name or "\0" in name]
@@ -111,9 +112,9 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         if size < 8 or not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
             raise _damaged(path, f"a file of {size:,} bytes cannot have a header of {length:,} bytes")
         try:
-            entries = msgspec.json.decode(file.read(length), type=dict[str, msgspec.Raw])
+            entries = decode_json(file.read(length), dict[str, msgspec.Raw])
             entries.pop("__metadata__", None)
-            decoded = {name: msgspec.json.decode(raw, type=_HeaderEntry) for name, raw in entries.items()}
+            decoded = {name: decode_json(raw, _HeaderEntry) for name, raw in entries.items()}
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise _damaged(path, f"its header is not valid: {error}") from None
     if unsafe := next((name for name in decoded if not name.isprintable() or len(name) > MAX_NAME_CHARACTERS), None):

@@ -12,6 +12,7 @@ import msgspec
 
 from tokenmill.errors import RequestError
 from tokenmill.tokens.tokenizer_files import MAX_FILE_BYTES
+from tokenmill.typed_json import decode_json
 
 TOKENIZER_FILE = "tokenizer.json"
 MAX_LISTED = 3
@@ -35,7 +36,7 @@ def read_vocabulary(directory: Path) -> dict[int, str] | None:
     if path.stat().st_size > MAX_FILE_BYTES:
         raise RequestError(f"{path} has {path.stat().st_size:,} bytes, which is too many; copy the file again")
     try:
-        tokenizer = msgspec.json.decode(path.read_bytes(), type=_Tokenizer)
+        tokenizer = decode_json(path.read_bytes(), _Tokenizer)
         entries = tokenizer.model["vocab"]
         pairs = entries.items() if isinstance(entries, dict) else ((entry[0], id_) for id_, entry in enumerate(entries))
         vocabulary = {int(id_): str(token) for token, id_ in pairs}

@@ -30,6 +30,7 @@ from tokenmill.training.data.prompts import PromptFormat, check_vocabulary, find
 from tokenmill.transforms.builtin import megatron_sft
 from tokenmill.transforms.contract import TRANSFORM
 from tokenmill.transforms.types import RejectedRow
+from tokenmill.typed_json import decode_json
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -271,7 +272,7 @@ def _read_rows(source: WeightedDataset) -> Iterator[tuple[str, int, Any]]:
         with Path(pair.prefix).open("rb") as file:
             for number, line in enumerate(file, 1):
                 try:
-                    yield pair.prefix, number, msgspec.json.decode(line)
+                    yield pair.prefix, number, decode_json(line)
                 except msgspec.DecodeError as error:
                     raise RequestError(
                         f"{source.label} {source.path}: {pair.prefix}, line {number} is not JSON ({error}); run "

@@ -12,6 +12,7 @@ from tokenmill.errors import RequestError
 from tokenmill.training import MAX_COUNT
 from tokenmill.training.planner.layout import Layout, find_argument_errors, find_runtime_errors
 from tokenmill.training.planner.memory import activation_bytes, weight_optimizer_bytes
+from tokenmill.typed_json import convert_json, decode_json
 
 FIELDS = {field.name: field for field in fields(Layout)}
 RECOMPUTE_MODES = ("none", "selective", "full")
@@ -26,7 +27,7 @@ def read_cases(path: Path) -> list[Any]:
     import msgspec
 
     try:
-        content = msgspec.json.decode(path.read_bytes())
+        content = decode_json(path.read_bytes())
     except OSError as error:
         raise RequestError(
             f"cannot read the cases {path}: {error.strerror}; check the path and its permissions"
@@ -67,7 +68,7 @@ def _parse_layout(case: Any) -> Layout:
         raise RequestError(f"missing key {', '.join(missing)}; add it")
     for key, value in case.items():
         try:
-            msgspec.convert(value, FIELDS[key].type)
+            convert_json(value, FIELDS[key].type)
         except msgspec.ValidationError as error:
             raise RequestError(f"{key} is {value!r}: {error}; correct it") from None
         if isinstance(value, int) and not isinstance(value, bool) and not 0 < value <= MAX_COUNT:

@@ -13,6 +13,7 @@ from tokenmill.training import model as models
 from tokenmill.training.model import Model
 from tokenmill.training.planner import storage
 from tokenmill.training.planner.fit import Machines
+from tokenmill.typed_json import convert_json
 
 
 def load_model(name: str, custom: Path | None, assignments: Sequence[str], seq_length: int | None) -> Model:
@@ -43,7 +44,7 @@ def _parse_assignment(assignment: str) -> tuple[str, Any]:
             f"--set {assignment}: {'unknown field ' + repr(name) if equals else 'specify FIELD=VALUE'}{hint}"
         )
     try:
-        return name, msgspec.convert(value, known_fields[name].type, strict=False)
+        return name, convert_json(value, known_fields[name].type, strict=False)
     except msgspec.ValidationError as error:
         raise RequestError(f"--set {assignment}: {error}; correct the value") from None
 

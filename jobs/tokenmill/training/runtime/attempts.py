@@ -25,6 +25,7 @@ from tokenmill.files.explain import explain_os_errors
 from tokenmill.files.tree import Tree
 from tokenmill.redaction import redact
 from tokenmill.training.runtime.log_monitor import TrainingProgress
+from tokenmill.typed_json import convert_json
 
 MAX_ATTEMPTS_KEPT = 200
 """Attempts in attempts.json; older ones are dropped."""
@@ -273,6 +274,6 @@ class RunRecords:
 def _convert(value: Any, kind: type[T]) -> T | None:
     """Return a record of this or another version, None for any other content."""
     try:
-        return msgspec.convert(value, kind)
+        return convert_json(value, kind)
     except msgspec.ValidationError:
         return None
