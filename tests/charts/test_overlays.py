@@ -1,8 +1,8 @@
 """Overlays: their charts, their combinations, their copies in packages, and their tables."""
 
+import shutil
 import subprocess
 import sys
-import tarfile
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -149,8 +149,7 @@ def test_a_package_has_the_overlays_of_its_chart(chart: str, program: str, tmp_p
     done = helm("package", ROOT / "charts" / chart, "-d", tmp_path, program=program)
     assert done.returncode == 0, done.stderr
     (package,) = tmp_path.glob("*.tgz")
-    with tarfile.open(package) as archive:
-        archive.extractall(tmp_path, filter="data")
+    shutil.unpack_archive(package, tmp_path)
     packed = {file.relative_to(tmp_path / chart): file.read_bytes() for file in tmp_path.glob(f"{chart}/values/*/*")}
     expected = [file for kind in KINDS for file in applicable_overlays(chart, kind)]
     assert packed == {file.relative_to(ROOT): file.read_bytes() for file in expected} != {}
@@ -160,8 +159,7 @@ def test_a_package_has_the_overlays_of_its_chart(chart: str, program: str, tmp_p
 @pytest.mark.parametrize("chart", [chart for chart, kinds in OVERLAY_KINDS.items() if kinds])
 def test_a_package_installs_the_same_as_the_clone(chart: str, program: str, tmp_path: Path) -> None:
     assert helm("package", ROOT / "charts" / chart, "-d", tmp_path, program=program).returncode == 0
-    with tarfile.open(next(tmp_path.glob("*.tgz"))) as archive:
-        archive.extractall(tmp_path, filter="data")
+    shutil.unpack_archive(next(tmp_path.glob("*.tgz")), tmp_path)
     needed = (
         ["--set", "storage.pvcName=claim"] if chart != "shared-storage" else ["--set", "local.path=/a,local.nodeName=b"]
     )

@@ -52,7 +52,9 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = write_tokenizer(directory / "tokenizer", vocabulary, added, **special)
     (directory / "in").mkdir()
     for name, documents in (("a", DOCUMENTS[:100]), ("b", DOCUMENTS[100:])):
-        records = [{"text": text, "title": text[:20]} for text in (document.decode() for document in documents)]
+        records = [
+            {"text": text, "title": text[:20]} for text in (document.decode(errors="ignore") for document in documents)
+        ]
         (directory / "in" / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     command = ["preprocess", directory / "in", directory / "out", "--tokenizer", tokenizer, "--processes", "1"]
     options = ["--eod-token", "<|endoftext|>", "--keys", "text,title"]
