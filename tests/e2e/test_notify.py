@@ -84,7 +84,8 @@ def test_a_success_is_announced_to_both_receivers(namespace: Namespace, receiver
     assert (message["outcome"], message["subject"]) == ("succeeded", "concatenate")
     assert message["namespace"] == namespace.name and message["object"] == "batch/v1/Job/good-concatenate"
     described = namespace.user.check("kubectl describe job good-concatenate")
-    assert "concatenate succeeded: concatenate: complete, 2 files" in described, described
+    logs = [namespace.logs(pod["metadata"]["name"]) for pod in namespace.pods("good-concatenate")]
+    assert "concatenate succeeded: concatenate: complete, 2 files" in described, [described, *logs]
     text = namespace.user.check("kubectl get jobs,pods,configmaps,events -o json") + namespace.describe(
         "good-concatenate"
     )

@@ -336,3 +336,29 @@ def test_an_event_that_the_server_refuses_is_only_a_warning(corpus: Path, tmp_pa
         result = concatenate(corpus, **event_api(server, tmp_path / "api", certificate))
     assert result.code == 0
     assert "could not record an Event of Kubernetes: the API server responded 403; the result does not" in result.err
+
+
+@pytest.mark.slow
+def test_an_event_does_not_wait_for_the_webhook(corpus: Path, tmp_path: Path) -> None:
+    certificate = make_certificate(tmp_path / "server.pem")
+    with receiving(Receiver(answer=statuses(200, 201)), certificate) as server, receiving(Receiver(pause=60)) as slow:
+        process = start(
+            *("concatenate", corpus, corpus.parent / "out", "--target-files", "4"),
+            **event_api(server, tmp_path / "api", certificate),
+            TOKENMILL_NOTIFY_URL=slow.url,
+        )
+        server.wait(2)
+        assert process.poll() is None, "the webhook has responded before the Event was recorded"
+        assert finish(process).code == 0
+    assert len(server.messages) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("codes", [(200, 503, 200, 201), (503, 429, 500, 500, 200, 201)], ids=["once", "twice"])
+def test_an_event_is_recorded_after_errors_of_the_server(corpus: Path, tmp_path: Path, codes: tuple[int, ...]) -> None:
+    certificate = make_certificate(tmp_path / "server.pem")
+    with receiving(Receiver(answer=statuses(*codes)), certificate) as server:
+        result = concatenate(corpus, **event_api(server, tmp_path / "api", certificate))
+    assert result.code == 0 and "warning" not in result.err, result.err
+    names = {event["metadata"]["name"] for event in server.messages}
+    assert len(server.messages) == len(codes) // 2 and len(names) == 1

@@ -151,14 +151,20 @@ class Announcer:
             claimed, marker = fallback, None
         if not claimed:
             return
-        delivered = self._post(announcement) if self._url else False
-        delivered = (self._record(announcement, self._api) if self._api else False) or delivered
-        if marker and not delivered:
+        # At the same time: a webhook that does not respond uses all of the time.
+        delivered: list[bool] = []
+        record = threading.Thread(target=lambda: delivered.append(self._record(announcement)), daemon=True)
+        record.start()
+        delivered.append(self._post(announcement))
+        record.join()
+        if marker and not any(delivered):
             with contextlib.suppress(OSError, TokenmillError):
                 marker.release()  # another worker that fails in the same way may reach the receiver
 
     def _post(self, announcement: Announcement) -> bool:
-        """Send to the webhook; return whether the receiver may have the announcement."""
+        """Send to the webhook, if there is one; return whether the receiver may have the announcement."""
+        if not self._url:
+            return False
         from tokenmill.notify.webhook import WebhookFailure, post
 
         try:
@@ -170,12 +176,14 @@ class Announcer:
             return not failure.undelivered
         return True
 
-    def _record(self, announcement: Announcement, api: Path) -> bool:
-        """Record an Event; return whether the API server accepted it."""
+    def _record(self, announcement: Announcement) -> bool:
+        """Record an Event, if the API may be used; return whether the API server accepted it."""
+        if self._api is None:
+            return False
         from tokenmill.notify.event import EventFailure, record_event
 
         try:
-            record_event(announcement, api)
+            record_event(announcement, self._api, self._deadline)
         except EventFailure as failure:
             self._warn(f"could not record an Event of Kubernetes: {failure}; the result does not change")
             return False

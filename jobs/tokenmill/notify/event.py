@@ -5,6 +5,8 @@ of the API server. The token belongs to an account that may create Events and re
 """
 
 import os
+import secrets
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +20,9 @@ from tokenmill.typed_json import decode_json
 MAX_EVENT_BYTES = 1000
 """Bytes of an Event's message; the API server accepts 1,024 bytes."""
 REQUEST_SECONDS = 5.0
+RETRY_SECONDS = (0.5, 1.5)
+"""Pauses before the second and third attempt."""
+_RETRYABLE = (429, 500, 502, 503, 504)
 
 _REASONS: dict[Outcome, tuple[str, str]] = {
     "succeeded": ("Normal", "Succeeded"),
@@ -28,6 +33,10 @@ _REASONS: dict[Outcome, tuple[str, str]] = {
 
 class EventFailure(Exception):
     """The API server did not accept an Event; the text is the reason."""
+
+    def __init__(self, reason: str, *, retryable: bool = False) -> None:
+        super().__init__(reason)
+        self.retryable = retryable
 
 
 class _ApiMetadata(msgspec.Struct):
@@ -56,8 +65,10 @@ def read_object(text: str) -> EventSubject | None:
     return EventSubject(f"{parts[0]}/{parts[1]}", parts[2], parts[3]) if len(parts) == 4 and all(parts) else None
 
 
-def record_event(announcement: Announcement, directory: Path) -> None:
+def record_event(announcement: Announcement, directory: Path, deadline: float) -> None:
     """Record an announcement as an Event of its object; `directory` has `token` and `ca.crt`.
+
+    The last attempt starts before the `deadline` of the monotonic clock.
 
     Raises:
         EventFailure: the API server did not accept the Event.
@@ -67,26 +78,46 @@ def record_event(announcement: Announcement, directory: Path) -> None:
     if about is None or not host or not announcement.namespace:
         raise EventFailure(f"{OBJECT_VARIABLE}, TOKENMILL_NAMESPACE or KUBERNETES_SERVICE_HOST is not set")
     server = f"https://{f'[{host}]' if ':' in host else host}:{os.environ.get('KUBERNETES_SERVICE_PORT', '443')}"
+    name = f"{about.name}.{secrets.token_hex(8)}"  # the same in each attempt, so that there is one Event
     try:
         token = (directory / "token").read_text().strip()
-        with requests.Session() as session:
-            session.trust_env = False  # the API server is in the cluster: no proxy
-            session.verify = str(directory / "ca.crt")
-            session.headers["Authorization"] = f"Bearer {token}"
-            uid = _read_uid(session, server + about.path(announcement.namespace))
-            response = session.post(
-                f"{server}/api/v1/namespaces/{announcement.namespace}/events",
-                data=_encode(announcement, about, uid),
-                headers={"Content-Type": "application/json"},
-                timeout=REQUEST_SECONDS,
-                allow_redirects=False,
-            )
-    except requests.RequestException as error:
-        raise EventFailure(type(error).__name__) from None
     except OSError as error:
         raise EventFailure(f"cannot read the token: {error.strerror}") from None
-    if response.status_code != 201:
-        raise EventFailure(f"the API server responded {response.status_code}")
+    with requests.Session() as session:
+        session.trust_env = False  # the API server is in the cluster: no proxy
+        session.verify = str(directory / "ca.crt")
+        session.headers["Authorization"] = f"Bearer {token}"
+        for pause in RETRY_SECONDS:
+            try:
+                return _record_once(session, server, announcement, about, name)
+            except EventFailure as failure:
+                if not failure.retryable or time.monotonic() + pause >= deadline:
+                    raise
+            time.sleep(pause)
+        _record_once(session, server, announcement, about, name)
+
+
+def _record_once(
+    session: requests.Session, server: str, announcement: Announcement, about: EventSubject, name: str
+) -> None:
+    try:
+        uid = _read_uid(session, server + about.path(announcement.namespace))
+        response = session.post(
+            f"{server}/api/v1/namespaces/{announcement.namespace}/events",
+            data=_encode(announcement, about, name, uid),
+            headers={"Content-Type": "application/json"},
+            timeout=REQUEST_SECONDS,
+            allow_redirects=False,
+        )
+    except requests.exceptions.SSLError as error:
+        raise EventFailure(type(error).__name__) from None
+    except requests.RequestException as error:
+        raise EventFailure(type(error).__name__, retryable=True) from None
+    except OSError as error:
+        raise EventFailure(f"cannot read the certificate of the API server: {error}") from None
+    if response.status_code not in (201, 409):  # 409: an attempt without a response created the Event
+        code = response.status_code
+        raise EventFailure(f"the API server responded {code}", retryable=code in _RETRYABLE)
 
 
 def _read_uid(session: requests.Session, address: str) -> str | None:
@@ -100,7 +131,7 @@ def _read_uid(session: requests.Session, address: str) -> str | None:
         return None
 
 
-def _encode(announcement: Announcement, about: EventSubject, uid: str | None) -> bytes:
+def _encode(announcement: Announcement, about: EventSubject, name: str, uid: str | None) -> bytes:
     kind, reason = _REASONS[announcement.outcome]
     now = datetime.fromtimestamp(announcement.time, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     message = f"{announcement.title}: {announcement.message}".encode()[:MAX_EVENT_BYTES].decode(errors="ignore")
@@ -114,7 +145,7 @@ def _encode(announcement: Announcement, about: EventSubject, uid: str | None) ->
         {
             "apiVersion": "v1",
             "kind": "Event",
-            "metadata": {"generateName": f"{about.name}.", "namespace": announcement.namespace},
+            "metadata": {"name": name, "namespace": announcement.namespace},
             "involvedObject": involved | ({"uid": uid} if uid else {}),
             "type": kind,
             "reason": reason,
