@@ -13,7 +13,7 @@ from msgspec import convert, json
 
 T = TypeVar("T")
 
-_lock = threading.RLock()
+_lock = threading.RLock()  # a signal handler may use a type while its thread has the lock
 _described: set[Any] = set()
 
 

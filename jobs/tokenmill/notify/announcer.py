@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from tokenmill.errors import TokenmillError
 from tokenmill.files.tree import Tree
 from tokenmill.machine import STOP_SIGNALS
+from tokenmill.notify.delivery import DeliveryFailure
 from tokenmill.notify.message import OBJECT_VARIABLE, TEMPLATES, Announcement
 from tokenmill.redaction import register_address_secrets, register_secrets
 
@@ -162,14 +163,14 @@ class Announcer:
                 marker.release()  # another worker that fails in the same way may reach the receiver
 
     def _post(self, announcement: Announcement) -> bool:
-        """Send to the webhook, if there is one; return whether the receiver may have the announcement."""
+        """Send to the webhook and return whether it may have the announcement; without a webhook, return False."""
         if not self._url:
             return False
-        from tokenmill.notify.webhook import WebhookFailure, post
+        from tokenmill.notify.webhook import post
 
         try:
             post(self._url, TEMPLATES[self._template](announcement), self._deadline)
-        except WebhookFailure as failure:
+        except DeliveryFailure as failure:
             self._warn(
                 f"could not announce the end to {urlsplit(self._url).hostname}: {failure}; the result does not change"
             )
@@ -177,14 +178,14 @@ class Announcer:
         return True
 
     def _record(self, announcement: Announcement) -> bool:
-        """Record an Event, if the API may be used; return whether the API server accepted it."""
+        """Record an Event and return whether the API server accepted it; without access to the API, return False."""
         if self._api is None:
             return False
-        from tokenmill.notify.event import EventFailure, record_event
+        from tokenmill.notify.event import record_event
 
         try:
             record_event(announcement, self._api, self._deadline)
-        except EventFailure as failure:
+        except DeliveryFailure as failure:
             self._warn(f"could not record an Event of Kubernetes: {failure}; the result does not change")
             return False
         return True

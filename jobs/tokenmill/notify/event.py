@@ -6,7 +6,6 @@ of the API server. The token belongs to an account that may create Events and re
 
 import os
 import secrets
-import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -14,29 +13,19 @@ from typing import NamedTuple
 import msgspec
 import requests
 
+from tokenmill.notify.delivery import DeliveryFailure, deliver, temporary_pause
 from tokenmill.notify.message import OBJECT_VARIABLE, Announcement, Outcome
 from tokenmill.typed_json import decode_json
 
 MAX_EVENT_BYTES = 1000
 """Bytes of an Event's message; the API server accepts 1,024 bytes."""
 REQUEST_SECONDS = 5.0
-RETRY_SECONDS = (0.5, 1.5)
-"""Pauses before the second and third attempt."""
-_RETRYABLE = (429, 500, 502, 503, 504)
 
 _REASONS: dict[Outcome, tuple[str, str]] = {
     "succeeded": ("Normal", "Succeeded"),
     "failed": ("Warning", "Failed"),
     "hanging": ("Warning", "Hanging"),
 }
-
-
-class EventFailure(Exception):
-    """The API server did not accept an Event; the text is the reason."""
-
-    def __init__(self, reason: str, *, retryable: bool = False) -> None:
-        super().__init__(reason)
-        self.retryable = retryable
 
 
 class _ApiMetadata(msgspec.Struct):
@@ -71,30 +60,23 @@ def record_event(announcement: Announcement, directory: Path, deadline: float) -
     The last attempt starts before the `deadline` of the monotonic clock.
 
     Raises:
-        EventFailure: the API server did not accept the Event.
+        DeliveryFailure: the API server did not accept the Event.
     """
     about = read_object(announcement.object)
     host = os.environ.get("KUBERNETES_SERVICE_HOST", "")
     if about is None or not host or not announcement.namespace:
-        raise EventFailure(f"{OBJECT_VARIABLE}, TOKENMILL_NAMESPACE or KUBERNETES_SERVICE_HOST is not set")
+        raise DeliveryFailure(f"{OBJECT_VARIABLE}, TOKENMILL_NAMESPACE or KUBERNETES_SERVICE_HOST is not set")
     server = f"https://{f'[{host}]' if ':' in host else host}:{os.environ.get('KUBERNETES_SERVICE_PORT', '443')}"
     name = f"{about.name}.{secrets.token_hex(8)}"  # the same in each attempt, so that there is one Event
     try:
         token = (directory / "token").read_text().strip()
-    except OSError as error:
-        raise EventFailure(f"cannot read the token: {error.strerror}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise DeliveryFailure(f"cannot read the token: {error}") from None
     with requests.Session() as session:
         session.trust_env = False  # the API server is in the cluster: no proxy
         session.verify = str(directory / "ca.crt")
         session.headers["Authorization"] = f"Bearer {token}"
-        for pause in RETRY_SECONDS:
-            try:
-                return _record_once(session, server, announcement, about, name)
-            except EventFailure as failure:
-                if not failure.retryable or time.monotonic() + pause >= deadline:
-                    raise
-            time.sleep(pause)
-        _record_once(session, server, announcement, about, name)
+        deliver(lambda: _record_once(session, server, announcement, about, name), deadline)
 
 
 def _record_once(
@@ -110,14 +92,16 @@ def _record_once(
             allow_redirects=False,
         )
     except requests.exceptions.SSLError as error:
-        raise EventFailure(type(error).__name__) from None
+        raise DeliveryFailure(type(error).__name__) from None
+    except (requests.ConnectionError, requests.Timeout) as error:
+        raise DeliveryFailure(type(error).__name__, pause=0.0) from None
     except requests.RequestException as error:
-        raise EventFailure(type(error).__name__, retryable=True) from None
+        raise DeliveryFailure(type(error).__name__) from None
     except OSError as error:
-        raise EventFailure(f"cannot read the certificate of the API server: {error}") from None
-    if response.status_code not in (201, 409):  # 409: an attempt without a response created the Event
-        code = response.status_code
-        raise EventFailure(f"the API server responded {code}", retryable=code in _RETRYABLE)
+        raise DeliveryFailure(f"cannot read the certificate of the API server: {error}") from None
+    code = response.status_code
+    if code not in (201, 409):  # 409: an attempt without a response created the Event
+        raise DeliveryFailure(f"the API server responded {code}", pause=temporary_pause(code, response.headers))
 
 
 def _read_uid(session: requests.Session, address: str) -> str | None:
